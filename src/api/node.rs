@@ -44,12 +44,12 @@ use super::{Client, Config, Error, OpenSession, ReadyCall, ResumeSession, Sessio
 pub struct Node {
     shared: Arc<Shared>,
     running: Running,
-    link: Link,
+    link: NodeLink,
     session: Arc<OwnSession>,
 }
 
 /// The connection of a node to its peers.
-enum Link {
+enum NodeLink {
     /// TCP connections to other processes.
     Tcp(TcpHandle),
     /// In-memory connections to other nodes in this process, if there are any.
@@ -108,7 +108,7 @@ impl Node {
                 assembly.introducer(),
                 assembly.receiver(),
             )?;
-            Self::run(assembly, Box::new(network), Link::Tcp(handle))
+            Self::run(assembly, Box::new(network), NodeLink::Tcp(handle))
         })
         .await
     }
@@ -135,13 +135,13 @@ impl Node {
         let node = settings.node;
         let assembly = Assembly::open(settings, env, Bells::silent(), joined)?;
         let network = hub.join(node, assembly.introducer(), assembly.receiver());
-        Self::run(assembly, Box::new(network), Link::Memory(hub.clone(), node))
+        Self::run(assembly, Box::new(network), NodeLink::Memory(hub.clone(), node))
     }
 
     fn run(
         assembly: Assembly,
         network: Box<dyn crate::env::Network>,
-        link: Link,
+        link: NodeLink,
     ) -> Result<Node, StartError> {
         let assembled = assembly.finish(network)?;
         let shared = Arc::clone(&assembled.shared);
@@ -548,11 +548,11 @@ impl std::fmt::Debug for Node {
     }
 }
 
-impl Link {
+impl NodeLink {
     fn stop(&self) {
         match self {
-            Link::Tcp(handle) => handle.stop(),
-            Link::Memory(hub, node) => hub.leave(*node),
+            NodeLink::Tcp(handle) => handle.stop(),
+            NodeLink::Memory(hub, node) => hub.leave(*node),
         }
     }
 }

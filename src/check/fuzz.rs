@@ -5,7 +5,7 @@ use super::edn::{self, Dialect};
 use super::intervals::{self, Holds, Leases};
 use super::lines::{self, LineError, Lines, Written};
 use super::page::Page;
-use super::watch::{self, Watch};
+use super::watch::{self, WatchRecord};
 use super::*;
 use crate::fuzz::{Came, Feed};
 
@@ -28,15 +28,15 @@ pub(crate) fn histories(data: &[u8]) -> Came {
     let level = Level::ALL[usize::from(model / 16) % Level::ALL.len()];
     match model % 16 {
         0 => searched(&Register::default(), text),
-        1 => searched(&Mutex::default(), text),
-        2 => searched(&Mutex { is_fenced: true, ..Mutex::default() }, text),
-        3 => searched(&Semaphore { permits: 2 }, text),
-        4 => searched(&Queue, text),
+        1 => searched(&MutexModel::default(), text),
+        2 => searched(&MutexModel { is_fenced: true, ..MutexModel::default() }, text),
+        3 => searched(&SemaphoreModel { permits: 2 }, text),
+        4 => searched(&QueueModel, text),
         5 => searched(&Kv::default(), text),
-        6 => searched(&Election::default(), text),
+        6 => searched(&ElectionModel::default(), text),
         7 => judged(text, false, |history| total::check(&Total::default(), history)),
         8 => judged_turned(text, false, backwards, |history| {
-            watch::check(&Watch::default(), history)
+            watch::check(&WatchRecord::default(), history)
         }),
         9 => judged(text, false, |history| intervals::holds(&Holds::default(), history)),
         10 => {

@@ -124,16 +124,16 @@ pub struct Begun(Index);
 /// ```
 #[derive(Debug)]
 pub struct Recorder<C, R> {
-    book: Mutex<Book<C, R>>,
+    book: Mutex<HistoryBook<C, R>>,
 }
 
 #[derive(Debug)]
-struct Book<C, R> {
+struct HistoryBook<C, R> {
     now: u64,
     operations: History<C, R>,
 }
 
-impl<C, R> Book<C, R> {
+impl<C, R> HistoryBook<C, R> {
     fn tick(&mut self) -> At {
         self.now += 1;
         At(self.now)
@@ -142,7 +142,7 @@ impl<C, R> Book<C, R> {
 
 impl<C, R> Default for Recorder<C, R> {
     fn default() -> Self {
-        Self { book: Mutex::new(Book { now: 0, operations: Vec::new() }) }
+        Self { book: Mutex::new(HistoryBook { now: 0, operations: Vec::new() }) }
     }
 }
 
@@ -189,7 +189,7 @@ impl<C, R> Recorder<C, R> {
     }
 
     /// A panic of another caller cannot leave the book half-written, so a poisoned mutex is safe to use.
-    fn book(&self) -> std::sync::MutexGuard<'_, Book<C, R>> {
+    fn book(&self) -> std::sync::MutexGuard<'_, HistoryBook<C, R>> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

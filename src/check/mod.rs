@@ -8,7 +8,7 @@
 //! lines    ─┤
 //! edn      ─┴─▶ History ─┬▶ linear::check ──────▶ Verdict: ok, violation (and why), undecided
 //!                        │      ▲
-//!                        │    Model: Register, Mutex, Semaphore, Queue, Kv, Election, or your own
+//!                        │    Model: Register, MutexModel, SemaphoreModel, QueueModel, Kv, ElectionModel, or your own
 //!                        ├▶ total::check
 //!                        ├▶ watch::check
 //!                        ├▶ intervals::holds, intervals::leases
@@ -58,9 +58,10 @@ pub use history::{At, Begun, History, Index, Operation, Outcome, Process, Record
 pub use linear::Budget;
 pub use model::{Model, Needs};
 pub use models::{
-    Election, ElectionCall, ElectionReply, Kv, KvCall, KvReply, KvState, ListAppend, ListTxn,
-    Mutex, MutexCall, MutexReply, MutexState, Queue, QueueCall, QueueReply, Register, RegisterCall,
-    RegisterReply, RegisterTxn, Seen, Semaphore, SemaphoreCall, SemaphoreReply, Step, WriteRead,
+    ElectionCall, ElectionModel, ElectionReply, Kv, KvCall, KvReply, KvState, ListAppend, ListTxn,
+    MutexCall, MutexModel, MutexReply, MutexState, QueueCall, QueueModel, QueueReply, Register,
+    RegisterCall, RegisterReply, RegisterTxn, Seen, SemaphoreCall, SemaphoreModel, SemaphoreReply,
+    TxnStep, WriteRead,
 };
 pub use total::Total;
 pub use value::Value;

@@ -421,11 +421,11 @@ fn values_of_a_newer_version_are_named_as_such() {
     ];
     for (what, bytes) in cases {
         let error = decode_items(Bytes::from_static(bytes)).expect_err(what);
-        assert!(error.to_string().contains("newer release"), "{what}: {error}");
+        assert!(error.to_string().contains("newer"), "{what}: {error}");
     }
     for bytes in [b"\x07\x01", b"\x01\x63"] {
         let error = decode_message(Bytes::from_static(bytes)).expect_err("unknown");
-        assert!(error.to_string().contains("newer release"), "{error}");
+        assert!(error.to_string().contains("newer"), "{error}");
     }
 }
 

@@ -30,16 +30,16 @@ impl Drain for TracingDrain {
 
 /// Returns the message with its key-value pairs.
 fn line(record: &Record<'_>, values: &OwnedKVList) -> String {
-    let mut line = Line(record.msg().to_string());
+    let mut line = DrainLine(record.msg().to_string());
     // An incomplete line is still useful.
     let _ = record.kv().serialize(record, &mut line);
     let _ = values.serialize(record, &mut line);
     line.0
 }
 
-struct Line(String);
+struct DrainLine(String);
 
-impl Serializer for Line {
+impl Serializer for DrainLine {
     fn emit_arguments(&mut self, key: Key, value: &fmt::Arguments<'_>) -> slog::Result {
         write!(self.0, " {key}={value}").map_err(slog::Error::from)
     }

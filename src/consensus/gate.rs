@@ -20,7 +20,7 @@ use crate::model::{LogIndex, NodeId, SnapshotId, Term};
 
 use super::round::RoundContext;
 use super::snapshot;
-use super::status::Role;
+use super::status::RaftRole;
 use super::wire::WireError;
 
 /// Terms and indices must be below this number, so that incrementing them never overflows.
@@ -135,7 +135,7 @@ impl GateRejection {
 pub(super) trait Standpoint {
     fn id(&self) -> NodeId;
     fn is_removed(&self, node: NodeId) -> bool;
-    fn role(&self) -> Role;
+    fn role(&self) -> RaftRole;
     fn term(&self) -> Term;
     fn leader(&self) -> Option<NodeId>;
     fn commit(&self) -> LogIndex;
@@ -357,7 +357,7 @@ fn judge_append_response(message: &Message, here: &impl Standpoint) -> Result<()
             return Err(GateRejection::Number { name: "log term", value: 0 });
         }
     }
-    let answers_me = here.role() == Role::Leader && message.term == here.term().get();
+    let answers_me = here.role() == RaftRole::Leader && message.term == here.term().get();
     if answers_me && message.index > here.last().get() {
         return Err(GateRejection::Number { name: "acknowledged index", value: message.index });
     }

@@ -56,7 +56,7 @@ pub(crate) use engine::{Consensus, Outbound};
 pub(crate) use membership::member_change;
 pub(crate) use round::RoundId;
 pub(crate) use snapshot::{Offer, Stepped, Taken};
-pub(crate) use status::{PeerState, PeerStatus, Role};
+pub(crate) use status::{PeerState, PeerStatus, RaftRole};
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use vote::{Durable, Vote};
 

@@ -6,7 +6,7 @@ use crate::model::{LogIndex, MemberRole, NodeId};
 
 /// The Raft role of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Role {
+pub(crate) enum RaftRole {
     /// Follows a leader, or waits for one.
     Follower,
     /// Asks whether it would win an election (pre-vote). Has not started a new term.
@@ -17,13 +17,13 @@ pub(crate) enum Role {
     Leader,
 }
 
-impl From<raft::StateRole> for Role {
+impl From<raft::StateRole> for RaftRole {
     fn from(role: raft::StateRole) -> Self {
         match role {
-            raft::StateRole::Follower => Role::Follower,
-            raft::StateRole::PreCandidate => Role::PreCandidate,
-            raft::StateRole::Candidate => Role::Candidate,
-            raft::StateRole::Leader => Role::Leader,
+            raft::StateRole::Follower => RaftRole::Follower,
+            raft::StateRole::PreCandidate => RaftRole::PreCandidate,
+            raft::StateRole::Candidate => RaftRole::Candidate,
+            raft::StateRole::Leader => RaftRole::Leader,
         }
     }
 }
@@ -35,7 +35,7 @@ pub(crate) struct Status {
     /// Id of this member.
     pub(crate) id: NodeId,
     /// Role of this member.
-    pub(crate) role: Role,
+    pub(crate) role: RaftRole,
     /// The current term.
     pub(crate) term: Term,
     /// Leader of the term, if known.

@@ -133,32 +133,32 @@ pub(super) fn split(mut message: Message, mut each: impl FnMut(Message)) {
 
 fn read_message(bytes: &Bytes) -> Result<Message, WireError> {
     let mut message = Message::default();
-    let mut fields = Fields::new("a message", bytes).repeated(MESSAGE_ENTRIES);
+    let mut fields = WireFields::new("a message", bytes).repeated(MESSAGE_ENTRIES);
     while let Some((field, value)) = fields.next()? {
         match (field, value) {
-            (1, Value::Number(kind)) => message.msg_type = fields.kind(kind)?,
-            (2, Value::Number(to)) => message.to = to,
-            (3, Value::Number(from)) => message.from = from,
-            (4, Value::Number(term)) => message.term = term,
-            (5, Value::Number(term)) => message.log_term = term,
-            (6, Value::Number(index)) => message.index = index,
-            (MESSAGE_ENTRIES, Value::Bytes(_)) if message.entries.len() == ENTRIES_MAX => {
+            (1, WireValue::Number(kind)) => message.msg_type = fields.kind(kind)?,
+            (2, WireValue::Number(to)) => message.to = to,
+            (3, WireValue::Number(from)) => message.from = from,
+            (4, WireValue::Number(term)) => message.term = term,
+            (5, WireValue::Number(term)) => message.log_term = term,
+            (6, WireValue::Number(index)) => message.index = index,
+            (MESSAGE_ENTRIES, WireValue::Bytes(_)) if message.entries.len() == ENTRIES_MAX => {
                 return Err(WireError::TooManyEntries);
             }
-            (MESSAGE_ENTRIES, Value::Bytes(entry)) => {
+            (MESSAGE_ENTRIES, WireValue::Bytes(entry)) => {
                 message.entries.push(read_entry(bytes, entry)?);
             }
-            (8, Value::Number(commit)) => message.commit = commit,
-            (9, Value::Bytes(snapshot)) => {
+            (8, WireValue::Number(commit)) => message.commit = commit,
+            (9, WireValue::Bytes(snapshot)) => {
                 message.snapshot = Some(read_snapshot(bytes, snapshot)?).into();
             }
-            (10, Value::Number(reject)) => message.reject = fields.yes(reject)?,
-            (11, Value::Number(hint)) => message.reject_hint = hint,
-            (12, Value::Bytes(context)) => message.context = fields.data(bytes, context)?,
-            (13, Value::Number(index)) => message.request_snapshot = index,
-            (14, Value::Number(priority)) => message.deprecated_priority = priority,
-            (15, Value::Number(term)) => message.commit_term = term,
-            (16, Value::Number(priority)) => message.priority = priority.cast_signed(),
+            (10, WireValue::Number(reject)) => message.reject = fields.yes(reject)?,
+            (11, WireValue::Number(hint)) => message.reject_hint = hint,
+            (12, WireValue::Bytes(context)) => message.context = fields.data(bytes, context)?,
+            (13, WireValue::Number(index)) => message.request_snapshot = index,
+            (14, WireValue::Number(priority)) => message.deprecated_priority = priority,
+            (15, WireValue::Number(term)) => message.commit_term = term,
+            (16, WireValue::Number(priority)) => message.priority = priority.cast_signed(),
             (_, value) => return Err(fields.unknown(value)),
         }
     }
@@ -169,23 +169,23 @@ fn read_message(bytes: &Bytes) -> Result<Message, WireError> {
 /// and which the log cannot store.
 fn read_entry(frame: &Bytes, bytes: &[u8]) -> Result<Entry, WireError> {
     let mut entry = Entry::default();
-    let mut fields = Fields::new("an entry", bytes);
+    let mut fields = WireFields::new("an entry", bytes);
     while let Some((field, value)) = fields.next()? {
         match (field, value) {
-            (1, Value::Number(kind)) => {
+            (1, WireValue::Number(kind)) => {
                 entry.entry_type = fields.kind(kind)?;
                 // An outdated encoding of membership changes.
                 if entry.entry_type == EntryType::EntryConfChange {
                     return Err(WireError::Kind { part: fields.part, kind });
                 }
             }
-            (2, Value::Number(term)) => entry.term = term,
-            (3, Value::Number(index)) => entry.index = index,
+            (2, WireValue::Number(term)) => entry.term = term,
+            (3, WireValue::Number(index)) => entry.index = index,
             // The entry must still fit into a message when this member forwards it.
-            (4, Value::Bytes(data)) if data.len() > ENTRY_BYTES_MAX => {
+            (4, WireValue::Bytes(data)) if data.len() > ENTRY_BYTES_MAX => {
                 return Err(WireError::EntryTooLong { bytes: data.len() });
             }
-            (4, Value::Bytes(data)) => entry.data = fields.data(frame, data)?,
+            (4, WireValue::Bytes(data)) => entry.data = fields.data(frame, data)?,
             (_, value) => return Err(fields.unknown(value)),
         }
     }
@@ -200,11 +200,11 @@ fn read_snapshot(frame: &Bytes, bytes: &[u8]) -> Result<Snapshot, WireError> {
         return Err(WireError::SnapshotTooLong { bytes: bytes.len() });
     }
     let mut snapshot = Snapshot::default();
-    let mut fields = Fields::new("a snapshot", bytes);
+    let mut fields = WireFields::new("a snapshot", bytes);
     while let Some((field, value)) = fields.next()? {
         match (field, value) {
-            (1, Value::Bytes(data)) => snapshot.data = fields.data(frame, data)?,
-            (2, Value::Bytes(metadata)) => {
+            (1, WireValue::Bytes(data)) => snapshot.data = fields.data(frame, data)?,
+            (2, WireValue::Bytes(metadata)) => {
                 snapshot.metadata = Some(read_metadata(metadata)?).into()
             }
             (_, value) => return Err(fields.unknown(value)),
@@ -215,14 +215,14 @@ fn read_snapshot(frame: &Bytes, bytes: &[u8]) -> Result<Snapshot, WireError> {
 
 fn read_metadata(bytes: &[u8]) -> Result<SnapshotMetadata, WireError> {
     let mut metadata = SnapshotMetadata::default();
-    let mut fields = Fields::new("a snapshot's metadata", bytes);
+    let mut fields = WireFields::new("a snapshot's metadata", bytes);
     while let Some((field, value)) = fields.next()? {
         match (field, value) {
-            (1, Value::Bytes(members)) => {
+            (1, WireValue::Bytes(members)) => {
                 metadata.conf_state = Some(read_configuration(members)?).into();
             }
-            (2, Value::Number(index)) => metadata.index = index,
-            (3, Value::Number(term)) => metadata.term = term,
+            (2, WireValue::Number(index)) => metadata.index = index,
+            (3, WireValue::Number(term)) => metadata.term = term,
             (_, value) => return Err(fields.unknown(value)),
         }
     }
@@ -231,17 +231,17 @@ fn read_metadata(bytes: &[u8]) -> Result<SnapshotMetadata, WireError> {
 
 fn read_configuration(bytes: &[u8]) -> Result<ConfState, WireError> {
     let mut members = ConfState::default();
-    let mut fields = Fields::new("a configuration", bytes);
+    let mut fields = WireFields::new("a configuration", bytes);
     for list in 1..=4 {
         fields = fields.repeated(list);
     }
     while let Some((field, value)) = fields.next()? {
         match (field, value) {
-            (1, Value::Number(id)) => members.voters.push(id),
-            (2, Value::Number(id)) => members.learners.push(id),
-            (3, Value::Number(id)) => members.voters_outgoing.push(id),
-            (4, Value::Number(id)) => members.learners_next.push(id),
-            (5, Value::Number(leaves)) => members.auto_leave = fields.yes(leaves)?,
+            (1, WireValue::Number(id)) => members.voters.push(id),
+            (2, WireValue::Number(id)) => members.learners.push(id),
+            (3, WireValue::Number(id)) => members.voters_outgoing.push(id),
+            (4, WireValue::Number(id)) => members.learners_next.push(id),
+            (5, WireValue::Number(leaves)) => members.auto_leave = fields.yes(leaves)?,
             (_, value) => return Err(fields.unknown(value)),
         }
     }
@@ -250,14 +250,14 @@ fn read_configuration(bytes: &[u8]) -> Result<ConfState, WireError> {
 
 const MESSAGE_ENTRIES: u64 = 7;
 
-enum Value<'a> {
+enum WireValue<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
 /// An iterator over the fields of one part. Each field occurs at most once, and never with its
 /// default value: zero numbers and empty data are not written.
-struct Fields<'a> {
+struct WireFields<'a> {
     part: &'static str,
     rest: &'a [u8],
     /// The field that was read last.
@@ -267,7 +267,7 @@ struct Fields<'a> {
     lists: u64,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> WireFields<'a> {
     fn new(part: &'static str, rest: &'a [u8]) -> Self {
         Self { part, rest, field: 0, seen: 0, lists: 0 }
     }
@@ -278,7 +278,7 @@ impl<'a> Fields<'a> {
         self
     }
 
-    fn next(&mut self) -> Result<Option<(u64, Value<'a>)>, WireError> {
+    fn next(&mut self) -> Result<Option<(u64, WireValue<'a>)>, WireError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
@@ -286,17 +286,17 @@ impl<'a> Fields<'a> {
         let wire_type = (tag & 7) as u8;
         self.field = tag >> 3;
         let value = match wire_type {
-            0 => Value::Number(self.number()?),
+            0 => WireValue::Number(self.number()?),
             2 => {
                 let len = usize::try_from(self.number()?).map_err(|_| WireError::Truncated)?;
                 let (value, rest) = self.rest.split_at_checked(len).ok_or(WireError::Truncated)?;
                 self.rest = rest;
-                Value::Bytes(value)
+                WireValue::Bytes(value)
             }
             _ => return Err(self.field(wire_type)),
         };
         let bit = 1_u64.checked_shl(self.field.try_into().unwrap_or(u32::MAX)).unwrap_or_default();
-        if self.seen & bit & !self.lists != 0 || matches!(value, Value::Number(0)) {
+        if self.seen & bit & !self.lists != 0 || matches!(value, WireValue::Number(0)) {
             return Err(self.not_canonical());
         }
         self.seen |= bit;
@@ -336,10 +336,10 @@ impl<'a> Fields<'a> {
         if value.is_empty() { Err(self.not_canonical()) } else { Ok(frame.slice_ref(value)) }
     }
 
-    fn unknown(&self, value: Value<'_>) -> WireError {
+    fn unknown(&self, value: WireValue<'_>) -> WireError {
         self.field(match value {
-            Value::Number(_) => 0,
-            Value::Bytes(_) => 2,
+            WireValue::Number(_) => 0,
+            WireValue::Bytes(_) => 2,
         })
     }
 

@@ -25,7 +25,7 @@ pub(super) fn judge(
     if access.is_root(caller).is_ok() {
         return Ok(());
     }
-    let judge = Judge {
+    let judge = AccessJudge {
         access,
         caller,
         leases,
@@ -75,7 +75,7 @@ pub(super) fn leases_of(command: &Command) -> BTreeSet<LeaseId> {
 /// Number of checks up to which the rights are not merged.
 const ASKED_FEW: u32 = 4;
 
-struct Judge<'a> {
+struct AccessJudge<'a> {
     access: &'a Access,
     caller: &'a Caller,
     leases: &'a LeaseTable,
@@ -89,7 +89,7 @@ struct Judge<'a> {
     judged: RefCell<BTreeSet<LeaseId>>,
 }
 
-impl Judge<'_> {
+impl AccessJudge<'_> {
     fn open(&self, right: Right) -> Result<&OpenKeys, AuthError> {
         let open = match right {
             Right::Read => &self.readable,

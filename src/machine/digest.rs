@@ -15,7 +15,7 @@ use crate::model::{
 };
 
 /// The values that are compared.
-pub(super) struct Parts {
+pub(super) struct DigestParts {
     pub(super) applied: LogIndex,
     /// `live` and `past`.
     pub(super) rows: [u64; 2],
@@ -27,7 +27,7 @@ pub(super) struct Parts {
     pub(super) configuration: u64,
 }
 
-impl Parts {
+impl DigestParts {
     pub(super) fn digest(self) -> u64 {
         let compacted = self.compacted.map_or(u64::MAX, Revision::get);
         let print = Fingerprint::default().number(self.applied.get());

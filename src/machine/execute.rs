@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::read::resolve;
-use super::row::{Row, RowRef};
-use super::shared::{Hold, Published, Replaced, Scan};
+use super::row::{RowRef, StoredRow};
+use super::shared::{Published, ReadHold, Replaced, Scan};
 use super::store::Mutation;
-use super::txn::{Path, Unfit, check_put, is_wide};
+use super::txn::{TxnPath, Unfit, check_put, is_wide};
 use super::{Applied, LeaseChange, Machine, access};
 use crate::model::{
     Access, Alarms, ClusterVersion, Command, Delete, DeleteReply, Fault, GrantReply, Incarnation,
@@ -29,8 +29,8 @@ pub(super) const STRUCTURE: Limits = Limits {
 };
 
 /// The application of one entry.
-pub(super) struct Turn<'a> {
-    pub(super) hold: Hold<'a>,
+pub(super) struct ApplyTurn<'a> {
+    pub(super) hold: ReadHold<'a>,
     pub(super) done: Applied,
 }
 
@@ -75,7 +75,7 @@ impl Machine {
         &mut self,
         by: RequestId,
         command: Command,
-        turn: &mut Turn<'_>,
+        turn: &mut ApplyTurn<'_>,
     ) -> Result<Reply, Stop> {
         STRUCTURE.check(&command)?;
         let (command, is_acting) = match command {
@@ -105,7 +105,7 @@ impl Machine {
             }
             Command::Txn(txn) => {
                 let before = turn.hold.snapshot(newest.revision);
-                let path = Path::judge(&txn, &before)?;
+                let path = TxnPath::judge(&txn, &before)?;
                 if !mutant::is(Mutant::B60) {
                     path.check(&txn, &before, newest)?;
                 }
@@ -162,7 +162,7 @@ impl Machine {
     /// Changes the attributes of a member, but not the membership.
     fn change_members(
         &mut self,
-        turn: &mut Turn<'_>,
+        turn: &mut ApplyTurn<'_>,
         change: impl FnOnce(&mut Members) -> Result<(), Rejection>,
     ) -> Result<Reply, Stop> {
         let mut members = Members::clone(&self.members);
@@ -191,14 +191,14 @@ impl Machine {
         Published { revision: self.store.revision(), compacted: self.store.compacted() }
     }
 
-    fn commit(&mut self, turn: &mut Turn<'_>, mutation: Mutation) {
+    fn commit(&mut self, turn: &mut ApplyTurn<'_>, mutation: Mutation) {
         turn.done.changes.extend(self.store.commit(&mut turn.hold, mutation));
     }
 
     /// Executes a put that was checked.
     fn put(
         &mut self,
-        turn: &mut Turn<'_>,
+        turn: &mut ApplyTurn<'_>,
         mutation: &mut Mutation,
         put: &Put,
     ) -> Result<PutReply, Stop> {
@@ -208,7 +208,7 @@ impl Machine {
                 turn.hold.snapshot(mutation.revision()).get(&put.key)?
             }
         };
-        let before = before.as_ref().map(Row::view);
+        let before = before.as_ref().map(StoredRow::view);
         let value = match &put.value {
             PutValue::Set(value) => value.clone(),
             PutValue::Keep => before.map(RowRef::shared_value).unwrap_or_default(),
@@ -233,7 +233,7 @@ impl Machine {
 
     fn delete(
         &mut self,
-        turn: &mut Turn<'_>,
+        turn: &mut ApplyTurn<'_>,
         mutation: &mut Mutation,
         delete: &Delete,
     ) -> Result<DeleteReply, Stop> {
@@ -271,10 +271,10 @@ impl Machine {
     /// Executes a transaction that was checked along its path.
     fn txn(
         &mut self,
-        turn: &mut Turn<'_>,
+        turn: &mut ApplyTurn<'_>,
         mutation: &mut Mutation,
         txn: &Txn,
-        path: &Path,
+        path: &TxnPath,
     ) -> Result<TxnReply, Stop> {
         let mut nested = path.nested.iter();
         let mut results = Vec::new();
@@ -299,7 +299,9 @@ impl Machine {
                 Op::Txn(txn) => {
                     let path = nested.next().expect("a path for each nested transaction");
                     let late = match mutant::is(Mutant::B58) {
-                        true => Some(Path::judge(txn, &turn.hold.snapshot(mutation.revision()))?),
+                        true => {
+                            Some(TxnPath::judge(txn, &turn.hold.snapshot(mutation.revision()))?)
+                        }
                         false => None,
                     };
                     let path = late.as_ref().unwrap_or(path);
@@ -311,7 +313,7 @@ impl Machine {
         Ok(TxnReply { revision, succeeded: path.succeeded, results })
     }
 
-    fn compact(&mut self, at: Revision, turn: &mut Turn<'_>) -> Result<Reply, Stop> {
+    fn compact(&mut self, at: Revision, turn: &mut ApplyTurn<'_>) -> Result<Reply, Stop> {
         let newest = self.store.revision();
         if at > newest {
             return Err(Rejection::Future { asked: at, newest }.into());
@@ -331,7 +333,7 @@ impl Machine {
         id: Option<LeaseId>,
         ttl: Duration,
         session: Option<(NodeId, Incarnation, SessionInfo)>,
-        turn: &mut Turn<'_>,
+        turn: &mut ApplyTurn<'_>,
     ) -> Result<Reply, Stop> {
         let shared = Arc::clone(self.store.shared());
         if let Some(id) = id
@@ -363,7 +365,7 @@ impl Machine {
     pub(super) fn end_lease(
         &mut self,
         id: LeaseId,
-        turn: &mut Turn<'_>,
+        turn: &mut ApplyTurn<'_>,
     ) -> Result<Option<u64>, Fault> {
         let ended = self.store.shared().leases_mut().end(id);
         let Some(keys) = ended else { return Ok(None) };

@@ -11,7 +11,7 @@ use std::ops::Bound;
 
 use super::image::change;
 use super::reader::Reader;
-use super::row::{Row, RowRef};
+use super::row::{RowRef, StoredRow};
 use super::store::expect_sound;
 use crate::model::{Fault, KeyValue, Revision, RowChange};
 
@@ -56,7 +56,7 @@ impl Reader {
         let mut page = RowsPage { rows: Vec::new(), after: after.map(Into::into) };
         let mut bytes = 0;
         while bytes < bytes_max.max(1) {
-            let mut found: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
+            let mut found: Vec<StoredRow> = Vec::with_capacity(HOLD_ROWS);
             let (mut last, mut looked) = (None, 0);
             let state = self.shared().state();
             let from = page.after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
@@ -97,7 +97,7 @@ impl Reader {
         let mut page = ChangesPage { changes: Vec::new(), next, more: true };
         let mut bytes = 0;
         while page.more && bytes < bytes_max.max(1) {
-            let mut found: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
+            let mut found: Vec<StoredRow> = Vec::with_capacity(HOLD_ROWS);
             let state = self.shared().state();
             if page.next < state.history.first() {
                 return Ok(None);

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::row::Rows;
+use super::row::StoredRows;
 use crate::model::Revision;
 
 /// Number of revisions in a chunk.
@@ -13,15 +13,15 @@ const CHUNK_REVISIONS: usize = 512;
 
 /// The changes of the revisions from `first` to the newest.
 #[derive(Debug)]
-pub(super) struct History {
+pub(super) struct EventHistory {
     first: Revision,
     /// All chunks except the first had [`CHUNK_REVISIONS`] revisions when the next one was begun.
     /// The first one lacks the discarded revisions.
-    chunks: VecDeque<VecDeque<Rows>>,
+    chunks: VecDeque<VecDeque<StoredRows>>,
     len: usize,
 }
 
-impl History {
+impl EventHistory {
     /// Creates the history of an empty store.
     pub(super) fn new() -> Self {
         Self::from(Revision::FIRST.next())
@@ -48,7 +48,7 @@ impl History {
         Revision(self.first.get() + self.len as u64)
     }
 
-    pub(super) fn push(&mut self, revision: Revision, rows: Rows) {
+    pub(super) fn push(&mut self, revision: Revision, rows: StoredRows) {
         assert_eq!(revision, self.next(), "revisions are dense");
         if self.begun().is_multiple_of(CHUNK_REVISIONS) {
             self.chunks.push_back(VecDeque::with_capacity(CHUNK_REVISIONS));
@@ -57,7 +57,7 @@ impl History {
         self.len += 1;
     }
 
-    pub(super) fn get(&self, revision: Revision) -> Option<&Rows> {
+    pub(super) fn get(&self, revision: Revision) -> Option<&StoredRows> {
         let at = usize::try_from(revision.get().checked_sub(self.first.get())?).ok()?;
         if at >= self.len {
             return None;
@@ -70,7 +70,7 @@ impl History {
 
     /// Discards the oldest revision and returns its rows, so that the caller can drop them outside
     /// the lock.
-    pub(super) fn pop_front(&mut self) -> Option<Rows> {
+    pub(super) fn pop_front(&mut self) -> Option<StoredRows> {
         let last_of_chunk = self.forgotten() + 1 == CHUNK_REVISIONS;
         let rows = self.chunks.front_mut()?.pop_front()?;
         self.first = self.first.next();
@@ -95,12 +95,12 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::row::Row;
+    use crate::machine::row::StoredRow;
 
     #[test]
     fn a_history_may_begin_at_any_revision() {
         for first in [2, 3, 300, 513, 514, 515, 1026, 1_000_000_123] {
-            let mut history = History::from(Revision(first));
+            let mut history = EventHistory::from(Revision(first));
             assert_eq!((history.first(), history.next()), (Revision(first), Revision(first)));
             assert!(history.pop_front().is_none());
             for revision in first..first + 1200 {
@@ -118,13 +118,13 @@ mod tests {
         }
     }
 
-    fn rows(revision: u64) -> Rows {
-        Rows::one(Row::tombstone(&mut Vec::new(), b"k", Revision(revision)))
+    fn rows(revision: u64) -> StoredRows {
+        StoredRows::one(StoredRow::tombstone(&mut Vec::new(), b"k", Revision(revision)))
     }
 
     #[test]
     fn every_revision_is_found_after_compactions() {
-        let mut history = History::new();
+        let mut history = EventHistory::new();
         let mut next = 2;
         for round in 0..40 {
             for _ in 0..100 {

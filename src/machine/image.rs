@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLockReadGuard, Weak};
 use thiserror::Error;
 
 use super::dedup_table::AnswerRow;
-use super::lease::Held;
+use super::lease::LeaseRecord;
 use super::recount::Recount;
-use super::row::{Row, RowRef};
-use super::shared::{Registration, Replaced, Shared, State};
+use super::row::{RowRef, StoredRow};
+use super::shared::{MachineShared, MachineState, Registration, Replaced};
 use super::store::expect_sound;
 use crate::model::{
     EventKind, Fault, KeyValue, LifeRow, Revision, RowChange, SnapshotRecord, StateHead,
@@ -36,11 +36,11 @@ const PART_BYTES: usize = 64;
 /// The image. See the module page.
 pub struct Image {
     head: StateHead,
-    shared: Arc<Shared>,
+    shared: Arc<MachineShared>,
     generation: u64,
     kept: Option<Kept>,
-    next: Next,
-    leases: VecDeque<Held>,
+    next: ImageNext,
+    leases: VecDeque<LeaseRecord>,
     lives: VecDeque<LifeRow>,
     dedup: VecDeque<AnswerRow>,
     /// `None` if only a part of the state is read.
@@ -63,9 +63,9 @@ impl ImageRelease {
 }
 
 /// The start of the next piece.
-enum Next {
+enum ImageNext {
     /// The first key after this one.
-    Row { after: Option<Box<[u8]>>, at: Revision },
+    StoredRow { after: Option<Box<[u8]>>, at: Revision },
     /// This change of this revision.
     Change { revision: Revision, number: usize },
     /// The copied parts.
@@ -95,8 +95,8 @@ impl From<Replaced> for ImageError {
 impl Image {
     pub(super) fn new(
         head: StateHead,
-        shared: &Arc<Shared>,
-        leases: VecDeque<Held>,
+        shared: &Arc<MachineShared>,
+        leases: VecDeque<LeaseRecord>,
         (lives, dedup): (VecDeque<LifeRow>, VecDeque<AnswerRow>),
     ) -> Self {
         let state = shared.state();
@@ -105,7 +105,7 @@ impl Image {
         drop(state);
         // Without a compaction the pieces contain no rows, but the rows are still counted for the
         // digest.
-        let next = Next::Row { after: None, at: head.compacted.unwrap_or_default() };
+        let next = ImageNext::StoredRow { after: None, at: head.compacted.unwrap_or_default() };
         let shared = Arc::clone(shared);
         let kept = Some(Arc::new(Mutex::new(Some(kept))));
         let recount = Some(Recount::default());
@@ -125,7 +125,7 @@ impl Image {
     /// Returns the image without rows and changes, which does not hold back the sweep.
     #[must_use]
     pub fn without_rows(mut self) -> Self {
-        self.next = Next::Rest;
+        self.next = ImageNext::Rest;
         (self.kept, self.recount) = (None, None);
         self
     }
@@ -136,13 +136,13 @@ impl Image {
     /// # Errors
     /// Fails if the state no longer exists, or has changed in memory.
     pub fn next(&mut self, bytes_max: usize) -> Result<Option<SnapshotRecord>, ImageError> {
-        if let Next::Row { .. } = self.next {
+        if let ImageNext::StoredRow { .. } = self.next {
             let rows = self.rows(bytes_max)?;
             if !rows.is_empty() {
                 return Ok(Some(SnapshotRecord::Rows(rows)));
             }
         }
-        if let Next::Change { .. } = self.next {
+        if let ImageNext::Change { .. } = self.next {
             let changes = self.changes(bytes_max)?;
             if !changes.is_empty() {
                 return Ok(Some(SnapshotRecord::Changes(changes)));
@@ -153,7 +153,7 @@ impl Image {
             let some = self.leases.drain(..parts.min(self.leases.len()));
             let counted =
                 some.inspect(|lease| self.recount.iter_mut().for_each(|r| r.lease(lease)));
-            return Ok(Some(SnapshotRecord::Leases(counted.map(Held::into_row).collect())));
+            return Ok(Some(SnapshotRecord::Leases(counted.map(LeaseRecord::into_row).collect())));
         }
         if !self.lives.is_empty() {
             let some = self.lives.drain(..parts.min(self.lives.len()));
@@ -187,11 +187,11 @@ impl Image {
     fn rows(&mut self, bytes_max: usize) -> Result<Vec<KeyValue>, ImageError> {
         let (mut found, mut bytes) = (Vec::new(), 0);
         while bytes < bytes_max.max(1)
-            && let Next::Row { after, at } = &mut self.next
+            && let ImageNext::StoredRow { after, at } = &mut self.next
         {
             let state = image_state(&self.shared, self.generation, self.kept.as_ref())?;
             let from = after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-            let mut rows: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
+            let mut rows: Vec<StoredRow> = Vec::with_capacity(HOLD_ROWS);
             let (mut last, mut looked) = (None, 0);
             for versions in state.index.iter_from(from).take(HOLD_ROWS) {
                 looked += 1;
@@ -213,7 +213,7 @@ impl Image {
             let more = looked == HOLD_ROWS || bytes >= bytes_max;
             drop(state);
             self.next = match last {
-                Some(_) if more => Next::Row { after: last, at: *at },
+                Some(_) if more => ImageNext::StoredRow { after: last, at: *at },
                 _ => first_change(*at),
             };
             for row in rows {
@@ -227,10 +227,10 @@ impl Image {
     fn changes(&mut self, bytes_max: usize) -> Result<Vec<RowChange>, ImageError> {
         let (mut found, mut bytes) = (Vec::new(), 0);
         while bytes < bytes_max.max(1)
-            && let Next::Change { revision, number } = &mut self.next
+            && let ImageNext::Change { revision, number } = &mut self.next
         {
             let state = image_state(&self.shared, self.generation, self.kept.as_ref())?;
-            let mut rows: Vec<Row> = Vec::with_capacity(HOLD_ROWS);
+            let mut rows: Vec<StoredRow> = Vec::with_capacity(HOLD_ROWS);
             while *revision <= self.head.revision && rows.len() < HOLD_ROWS && bytes < bytes_max {
                 let changes = state.history.get(*revision).expect("kept from the sweep");
                 if *number == changes.len() {
@@ -245,7 +245,7 @@ impl Image {
             let done = *revision > self.head.revision;
             drop(state);
             if done {
-                self.next = Next::Rest;
+                self.next = ImageNext::Rest;
             }
             for row in rows {
                 expect_sound(row.view())?;
@@ -259,10 +259,10 @@ impl Image {
 /// Returns the state of an image, if it still exists. While the returned guard is held, nothing is
 /// swept.
 fn image_state<'a>(
-    shared: &'a Shared,
+    shared: &'a MachineShared,
     generation: u64,
     kept: Option<&Kept>,
-) -> Result<RwLockReadGuard<'a, State>, ImageError> {
+) -> Result<RwLockReadGuard<'a, MachineState>, ImageError> {
     let state = shared.state();
     state.expect(generation)?;
     let is_kept = |kept: &Kept| kept.lock().unwrap_or_else(PoisonError::into_inner).is_some();
@@ -270,9 +270,9 @@ fn image_state<'a>(
 }
 
 /// Revision 1 has no changes.
-fn first_change(compacted: Revision) -> Next {
+fn first_change(compacted: Revision) -> ImageNext {
     let revision = compacted.max(Revision::FIRST.next());
-    Next::Change { revision, number: 0 }
+    ImageNext::Change { revision, number: 0 }
 }
 
 pub(super) fn change(row: RowRef<'_>) -> RowChange {

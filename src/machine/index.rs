@@ -3,7 +3,7 @@
 //! It is a tree of three levels of pages: leaves of up to [`PAGE_KEYS`] neighbouring keys, branches
 //! of up to as many leaves, and one root. A leaf has a fence, a lower bound of its keys. A key is
 //! not stored next to its versions, because each version contains it. Therefore a key costs the
-//! sixteen bytes of its [`Rows`], the eight of its hint, and its share of a leaf.
+//! sixteen bytes of its [`StoredRows`], the eight of its hint, and its share of a leaf.
 //!
 //! ```text
 //!   root     [ branch                                     branch ... ]
@@ -17,8 +17,8 @@
 
 use std::ops::Bound;
 
-use super::page::{Keyed, Page};
-use super::row::{Row, RowRef, Rows};
+use super::page::{Keyed, RowPage};
+use super::row::{RowRef, StoredRow, StoredRows};
 use crate::model::Revision;
 
 /// Maximum number of keys of a leaf, and of leaves of a branch. An insertion moves at most half a
@@ -31,25 +31,25 @@ const PAGE_KEYS_FEW: usize = PAGE_KEYS / 8;
 /// The versions of each key, in key order.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    root: Page<Branch>,
+    root: RowPage<Branch>,
     /// Number of keys.
     len: usize,
 }
 
 #[derive(Debug)]
 struct Branch {
-    leaves: Page<Leaf>,
+    leaves: RowPage<Leaf>,
 }
 
 #[derive(Debug)]
 struct Leaf {
     fence: Box<[u8]>,
-    rows: Page<Rows>,
+    rows: RowPage<StoredRows>,
 }
 
 /// The position of a leaf in the tree.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct RowPlace {
     branch: usize,
     leaf: usize,
 }
@@ -66,20 +66,20 @@ impl Keyed for Leaf {
     }
 }
 
-impl Keyed for Rows {
+impl Keyed for StoredRows {
     fn key(&self) -> &[u8] {
         self.newest().key()
     }
 }
 
 impl Index {
-    pub(super) fn get(&self, key: &[u8]) -> Option<&Rows> {
+    pub(super) fn get(&self, key: &[u8]) -> Option<&StoredRows> {
         let page = &self.leaf(self.place(key)?).rows;
         let at = page.find(key).ok()?;
         Some(&page.items()[at])
     }
 
-    pub(super) fn get_mut(&mut self, key: &[u8]) -> Option<&mut Rows> {
+    pub(super) fn get_mut(&mut self, key: &[u8]) -> Option<&mut StoredRows> {
         let place = self.place(key)?;
         let page = &mut self.leaf_mut(place).rows;
         let at = page.find(key).ok()?;
@@ -87,12 +87,12 @@ impl Index {
     }
 
     /// Adds the newest version of its key.
-    pub(super) fn push(&mut self, row: Row) {
+    pub(super) fn push(&mut self, row: StoredRow) {
         let key = row.view().key();
         let Some(place) = self.place(key) else {
-            let leaf = Leaf::of(Page::one(Rows::one(row)));
+            let leaf = Leaf::of(RowPage::one(StoredRows::one(row)));
             self.len += 1;
-            self.root.insert(0, Branch { leaves: Page::one(leaf) });
+            self.root.insert(0, Branch { leaves: RowPage::one(leaf) });
             return;
         };
         let page = &mut self.leaf_mut(place).rows;
@@ -103,7 +103,7 @@ impl Index {
     }
 
     /// Adds a key to a leaf.
-    fn insert(&mut self, Place { branch, leaf }: Place, at: usize, row: Row) {
+    fn insert(&mut self, RowPlace { branch, leaf }: RowPlace, at: usize, row: StoredRow) {
         self.len += 1;
         let leaves = &mut self.root.item(branch).leaves;
         if row.view().key() < leaves.items()[leaf].key() {
@@ -113,7 +113,7 @@ impl Index {
             self.root.keys_have_changed();
         }
         let leaves = &mut self.root.item(branch).leaves;
-        let Some(upper) = leaves.item(leaf).rows.insert_within(PAGE_KEYS, at, Rows::one(row))
+        let Some(upper) = leaves.item(leaf).rows.insert_within(PAGE_KEYS, at, StoredRows::one(row))
         else {
             return;
         };
@@ -124,7 +124,7 @@ impl Index {
     }
 
     /// Moves the versions of `key` that no read at or after `revision` can see to `forgotten`.
-    pub(super) fn prune(&mut self, key: &[u8], revision: Revision, forgotten: &mut Vec<Row>) {
+    pub(super) fn prune(&mut self, key: &[u8], revision: Revision, forgotten: &mut Vec<StoredRow>) {
         let Some(place) = self.place(key) else { return };
         let page = &mut self.leaf_mut(place).rows;
         let Ok(at) = page.find(key) else { return };
@@ -140,25 +140,25 @@ impl Index {
 
     /// Handles a leaf that has become small: merges it with its upper neighbour if both fit into
     /// half a page, or removes it if it is empty. Does the same for its branch.
-    fn join(&mut self, Place { branch, leaf }: Place) {
+    fn join(&mut self, RowPlace { branch, leaf }: RowPlace) {
         let leaves = &mut self.root.item(branch).leaves;
         match fate(leaves.items(), leaf, |leaf| leaf.rows.len()) {
-            Fate::Stays => return,
-            Fate::Joins => {
+            RowFate::Stays => return,
+            RowFate::Joins => {
                 let upper = leaves.remove(leaf + 1);
                 leaves.item(leaf).rows.append(upper.rows);
             }
-            Fate::Goes => {
+            RowFate::Goes => {
                 leaves.remove(leaf);
             }
         }
         let few = leaves.len() < PAGE_KEYS_FEW;
         match fate(self.root.items(), branch, |branch| branch.leaves.len()) {
-            Fate::Joins if few => {
+            RowFate::Joins if few => {
                 let upper = self.root.remove(branch + 1);
                 self.root.item(branch).leaves.append(upper.leaves);
             }
-            Fate::Goes => {
+            RowFate::Goes => {
                 self.root.remove(branch);
             }
             _ => {}
@@ -175,18 +175,21 @@ impl Index {
     }
 
     /// Returns the versions of the last key.
-    pub(super) fn last(&self) -> Option<&Rows> {
+    pub(super) fn last(&self) -> Option<&StoredRows> {
         self.root.items().last()?.leaves.items().last()?.rows.items().last()
     }
 
     /// Returns the versions of all keys, in key order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Rows> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &StoredRows> {
         self.iter_from(Bound::Unbounded)
     }
 
     /// Returns the versions of the keys from `from` on.
-    pub(super) fn iter_from<'a>(&'a self, from: Bound<&'a [u8]>) -> impl Iterator<Item = &'a Rows> {
-        let (Place { branch, leaf }, skip) = self.start(from).unwrap_or_default();
+    pub(super) fn iter_from<'a>(
+        &'a self,
+        from: Bound<&'a [u8]>,
+    ) -> impl Iterator<Item = &'a StoredRows> {
+        let (RowPlace { branch, leaf }, skip) = self.start(from).unwrap_or_default();
         let branches = self.root.items()[branch..].iter();
         branches.enumerate().flat_map(move |(branch, Branch { leaves })| {
             let first = if branch == 0 { leaf } else { 0 };
@@ -199,7 +202,7 @@ impl Index {
 
     /// Returns the position of the first key from `from` on: its leaf, and the number of earlier
     /// keys in that leaf.
-    fn start(&self, from: Bound<&[u8]>) -> Option<(Place, usize)> {
+    fn start(&self, from: Bound<&[u8]>) -> Option<(RowPlace, usize)> {
         let (Bound::Included(key) | Bound::Excluded(key)) = from else { return None };
         let place = self.place(key)?;
         let skip = match self.leaf(place).rows.find(key) {
@@ -225,43 +228,43 @@ impl Index {
     }
 
     /// Returns the leaf that contains `key` if it exists. Returns `None` if the index is empty.
-    fn place(&self, key: &[u8]) -> Option<Place> {
+    fn place(&self, key: &[u8]) -> Option<RowPlace> {
         if self.root.is_empty() {
             return None;
         }
         let branch = self.root.below(key);
-        Some(Place { branch, leaf: self.root.items()[branch].leaves.below(key) })
+        Some(RowPlace { branch, leaf: self.root.items()[branch].leaves.below(key) })
     }
 
-    fn leaf(&self, at: Place) -> &Leaf {
+    fn leaf(&self, at: RowPlace) -> &Leaf {
         &self.root.items()[at.branch].leaves.items()[at.leaf]
     }
 
-    fn leaf_mut(&mut self, at: Place) -> &mut Leaf {
+    fn leaf_mut(&mut self, at: RowPlace) -> &mut Leaf {
         self.root.item(at.branch).leaves.item(at.leaf)
     }
 }
 
 impl Leaf {
     /// Creates a leaf whose fence is its first key.
-    fn of(rows: Page<Rows>) -> Self {
+    fn of(rows: RowPage<StoredRows>) -> Self {
         Self { fence: rows.items()[0].key().into(), rows }
     }
 }
 
 /// The treatment of a small page.
-enum Fate {
+enum RowFate {
     Stays,
     Joins,
     Goes,
 }
 
-fn fate<T>(pages: &[T], at: usize, len: impl Fn(&T) -> usize) -> Fate {
+fn fate<T>(pages: &[T], at: usize, len: impl Fn(&T) -> usize) -> RowFate {
     let few = len(&pages[at]);
     match pages.get(at + 1) {
-        Some(upper) if few + len(upper) <= PAGE_KEYS / 2 => Fate::Joins,
-        _ if few == 0 => Fate::Goes,
-        _ => Fate::Stays,
+        Some(upper) if few + len(upper) <= PAGE_KEYS / 2 => RowFate::Joins,
+        _ if few == 0 => RowFate::Goes,
+        _ => RowFate::Stays,
     }
 }
 
@@ -271,10 +274,10 @@ mod tests {
     use crate::machine::row::Meta;
     use std::collections::BTreeSet;
 
-    fn row(key: &[u8], revision: u64) -> Row {
+    fn row(key: &[u8], revision: u64) -> StoredRow {
         let revision = Revision(revision);
         let meta = Meta { create: revision, modified: revision, version: 1, lease: None };
-        Row::new(&mut Vec::new(), key, b"", meta)
+        StoredRow::new(&mut Vec::new(), key, b"", meta)
     }
 
     fn check(index: &Index, want: &BTreeSet<Vec<u8>>) {
@@ -318,7 +321,7 @@ mod tests {
             check(&index, &want);
             for (number, i) in shuffled(KEYS, 997).enumerate() {
                 let key = i.to_be_bytes();
-                index.push(Row::tombstone(&mut Vec::new(), &key, Revision(3)));
+                index.push(StoredRow::tombstone(&mut Vec::new(), &key, Revision(3)));
                 index.prune(&key, Revision(3), &mut Vec::new());
                 want.remove(&key[..]);
                 assert!(index.get(&key).is_none());

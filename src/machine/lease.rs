@@ -86,13 +86,13 @@ fn bound(key: &[u8]) -> u64 {
 }
 
 /// A lease without its keys, as an image holds it.
-pub(super) struct Held {
+pub(super) struct LeaseRecord {
     id: LeaseId,
     ttl: Duration,
     session: Option<Arc<SessionOf>>,
 }
 
-impl Held {
+impl LeaseRecord {
     /// Returns its contribution to the digest, without its keys.
     pub(super) fn fingerprint(&self) -> u64 {
         fingerprint(self.id, self.ttl, self.session.as_deref())
@@ -148,10 +148,10 @@ impl LeaseTable {
     }
 
     /// Copies all leases in the order of their ids, to be read later.
-    pub(super) fn copy(&self) -> VecDeque<Held> {
+    pub(super) fn copy(&self) -> VecDeque<LeaseRecord> {
         let held = |(&id, lease): (&LeaseId, &Lease)| {
             let session = lease.session.as_ref().map(Arc::clone);
-            Held { id, ttl: lease.ttl, session }
+            LeaseRecord { id, ttl: lease.ttl, session }
         };
         self.leases.iter().map(held).collect()
     }

@@ -76,10 +76,10 @@ pub use restore::{Restore, RestoreError};
 pub use txn::{is_wide, only_reads};
 
 use dedup_table::{DedupTable, DedupVerdict};
-use digest::Parts;
-use execute::{Stop, Turn};
-use shared::Hold;
-use store::Store;
+use digest::DigestParts;
+use execute::{ApplyTurn, Stop};
+use shared::ReadHold;
+use store::RowStore;
 
 use crate::model::{
     Access, Alarms, ClusterVersion, Event, Fault, Incarnation, Item, LeaseId, LogIndex,
@@ -112,7 +112,7 @@ pub struct Machine {
     applied: LogIndex,
     /// Term of the last applied entry.
     term: Term,
-    store: Store,
+    store: RowStore,
     dedup: DedupTable,
     members: Arc<Members>,
     access: Arc<Access>,
@@ -195,7 +195,7 @@ impl Machine {
     /// Creates an empty state with the synthetic first log entry applied. It has no members until
     /// [`found`](Machine::found) is called.
     pub fn new(options: MachineOptions) -> Self {
-        let (store, dedup) = (Store::new(), DedupTable::default());
+        let (store, dedup) = (RowStore::new(), DedupTable::default());
         let mut machine = Self {
             options,
             applied: LogIndex(1),
@@ -244,7 +244,7 @@ impl Machine {
     ) -> Result<Applied, Fault> {
         self.expect_next(index)?;
         let shared = Arc::clone(self.store.shared());
-        let mut turn = Turn { hold: Hold::new(&shared), done: Applied::default() };
+        let mut turn = ApplyTurn { hold: ReadHold::new(&shared), done: Applied::default() };
         for item in items {
             match item {
                 Item::Proposal(proposal) => self.apply_proposal(proposal, &mut turn)?,
@@ -257,7 +257,7 @@ impl Machine {
                 Item::Expire { .. } => {}
             }
         }
-        let Turn { hold, done } = turn;
+        let ApplyTurn { hold, done } = turn;
         drop(hold);
         (self.applied, self.term) = (index, term);
         let written: usize = done.changes.iter().map(|change| change.events.len()).sum();
@@ -328,7 +328,11 @@ impl Machine {
             digest::configuration(&self.members, &self.access, &self.alarms, self.version);
     }
 
-    fn apply_proposal(&mut self, proposal: Proposal, turn: &mut Turn<'_>) -> Result<(), Fault> {
+    fn apply_proposal(
+        &mut self,
+        proposal: Proposal,
+        turn: &mut ApplyTurn<'_>,
+    ) -> Result<(), Fault> {
         let Proposal { node, incarnation, window, requests } = proposal;
         let is_asked_here = self.asker.is_none_or(|asker| asker == (node, incarnation));
         // The replies for a removed member are gone. None of its requests may be executed, because
@@ -366,7 +370,7 @@ impl Machine {
     /// same entries, regardless of what each has swept. The cost does not depend on the size of the
     /// state.
     pub fn digest(&self) -> u64 {
-        let parts = Parts {
+        let parts = DigestParts {
             applied: self.applied,
             rows: self.store.fingerprint(),
             revision: self.store.revision(),

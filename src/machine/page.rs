@@ -24,7 +24,7 @@ pub(super) trait Keyed {
 
 /// Items in the order of their keys, without duplicates.
 #[derive(Debug)]
-pub(super) struct Page<T> {
+pub(super) struct RowPage<T> {
     /// A length that all keys have in common as a prefix. The actual common prefix may be longer.
     common: usize,
     /// The eight bytes of each key after the common prefix, zero-padded, as a big-endian number.
@@ -32,13 +32,13 @@ pub(super) struct Page<T> {
     items: Vec<T>,
 }
 
-impl<T> Default for Page<T> {
+impl<T> Default for RowPage<T> {
     fn default() -> Self {
         Self { common: 0, hints: Vec::new(), items: Vec::new() }
     }
 }
 
-impl<T: Keyed> Page<T> {
+impl<T: Keyed> RowPage<T> {
     pub(super) fn one(item: T) -> Self {
         let mut page = Self::default();
         page.insert(0, item);
@@ -50,7 +50,7 @@ impl<T: Keyed> Page<T> {
     }
 
     /// Returns the item at a position. If its key is changed, the caller must call
-    /// [`Page::keys_have_changed`].
+    /// [`RowPage::keys_have_changed`].
     pub(super) fn item(&mut self, at: usize) -> &mut T {
         &mut self.items[at]
     }
@@ -211,7 +211,7 @@ mod tests {
         })
     }
 
-    fn check(page: &Page<Vec<u8>>, want: &[Vec<u8>]) {
+    fn check(page: &RowPage<Vec<u8>>, want: &[Vec<u8>]) {
         assert_eq!(page.items(), want);
         for (at, item) in page.items.iter().enumerate() {
             assert_eq!(item[..page.common], want[0][..page.common]);
@@ -226,7 +226,7 @@ mod tests {
             others in vec(key(), 0..60),
             cut in any::<prop::sample::Index>(),
         ) {
-            let (mut page, mut want) = (Page::default(), Vec::<Vec<u8>>::new());
+            let (mut page, mut want) = (RowPage::default(), Vec::<Vec<u8>>::new());
             for key in &keys {
                 let at = want.binary_search(key);
                 prop_assert_eq!(page.find(key), at);

@@ -3,7 +3,7 @@
 
 use std::cmp::Ordering;
 
-use super::row::{Row, RowRef};
+use super::row::{RowRef, StoredRow};
 use super::shared::{Published, Replaced, Scan, Snapshot};
 use crate::model::{
     Compare, CompareOp, CompareTarget, LeaseId, Range, RangeReply, Rejection, Revision,
@@ -99,7 +99,7 @@ pub(super) struct Collector<'a> {
     limit: usize,
     /// Rows arrive in the order of the reply, and all of them belong to it.
     direct: bool,
-    rows: Vec<Row>,
+    rows: Vec<StoredRow>,
     more: bool,
     count: u64,
 }
@@ -155,8 +155,8 @@ fn within(bounds: &RevisionBounds, row: RowRef<'_>) -> bool {
 
 /// Rows arrive in key order, and the sort is stable in both directions, so equal rows stay in key
 /// order.
-fn sort(rows: &mut [Row], sort: Sort) {
-    let compare = |a: &Row, b: &Row| {
+fn sort(rows: &mut [StoredRow], sort: Sort) {
+    let compare = |a: &StoredRow, b: &StoredRow| {
         let (a, b) = (a.view(), b.view());
         match sort.target {
             SortTarget::Key => a.key().cmp(b.key()),

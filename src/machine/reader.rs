@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use super::lease::{LeaseHead, LeaseInfo, SessionOf};
 use super::read::{Collector, resolve};
-use super::row::{Row, RowRef};
-use super::shared::{HOLD_KEYS, Published, Replaced, Shared, Snapshot};
-use super::txn::{Path, Unfit, only_reads, ranges};
+use super::row::{RowRef, StoredRow};
+use super::shared::{HOLD_KEYS, MachineShared, Published, Replaced, Snapshot};
+use super::txn::{TxnPath, Unfit, only_reads, ranges};
 use super::{Change, access};
 use crate::model::{
     Access, Alarms, AuthError, Caller, Command, KeyRange, KeyValue, LeaseId, Members, Op, Range,
@@ -34,7 +34,7 @@ thread_local! {
 /// A reader of the published state. Cheap to clone.
 #[derive(Clone)]
 pub struct Reader {
-    shared: Arc<Shared>,
+    shared: Arc<MachineShared>,
 }
 
 /// A page of history. See [`Reader::events`].
@@ -49,11 +49,11 @@ pub struct HistoryPage {
 }
 
 impl Reader {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<MachineShared>) -> Self {
         Self { shared }
     }
 
-    pub(super) fn shared(&self) -> &Shared {
+    pub(super) fn shared(&self) -> &MachineShared {
         &self.shared
     }
 
@@ -155,7 +155,7 @@ impl Reader {
         let _kept = self.shared.register(&state, oldest);
         drop(state);
         let now = Snapshot::new(&self.shared, generation, published.revision);
-        let path = Path::judge(txn, &now)?;
+        let path = TxnPath::judge(txn, &now)?;
         path.check(txn, &now, published)?;
         read_path(txn, &path, now, published)
     }
@@ -220,11 +220,11 @@ impl Reader {
         let _kept = self.shared.register(&state, oldest);
         // Revision 1 has no changes.
         let mut next = from.max(Revision::FIRST.next());
-        let mut found: Vec<(Revision, Vec<Row>)> = Vec::new();
+        let mut found: Vec<(Revision, Vec<StoredRow>)> = Vec::new();
         let (mut looked, mut bytes, mut held) = (0, 0, 0);
         while next <= newest && looked < PAGE_ROWS && bytes < bytes_max.max(1) {
             // A revision may have more rows than are visited in one hold of the lock.
-            let (mut rows, mut at): (Vec<Row>, _) = (Vec::new(), 0);
+            let (mut rows, mut at): (Vec<StoredRow>, _) = (Vec::new(), 0);
             loop {
                 if held == HOLD_KEYS {
                     drop(state);
@@ -261,7 +261,8 @@ impl Reader {
             let mut events = Vec::with_capacity(rows.len());
             for rows in rows.chunks(HOLD_KEYS) {
                 let prevs = self.rows_before(rows, oldest, generation)?;
-                let prev_bytes = |prev: &Row| prev.view().key().len() + prev.view().value().len();
+                let prev_bytes =
+                    |prev: &StoredRow| prev.view().key().len() + prev.view().value().len();
                 bytes += prevs.iter().flatten().map(prev_bytes).sum::<usize>();
                 events.extend(
                     rows.iter().zip(prevs).map(|(row, prev)| {
@@ -276,13 +277,13 @@ impl Reader {
 
     fn rows_before(
         &self,
-        rows: &[Row],
+        rows: &[StoredRow],
         oldest: Revision,
         generation: u64,
-    ) -> Result<Vec<Option<Row>>, Replaced> {
+    ) -> Result<Vec<Option<StoredRow>>, Replaced> {
         let state = self.shared.state();
         state.expect(generation)?;
-        let before = |row: &Row| {
+        let before = |row: &StoredRow| {
             let row = row.view();
             let before = Revision(row.modified().get() - 1);
             if before < oldest {
@@ -407,7 +408,7 @@ impl Reader {
 
 fn read_path(
     txn: &Txn,
-    path: &Path,
+    path: &TxnPath,
     now: Snapshot<'_>,
     published: Published,
 ) -> Result<TxnReply, Unfit> {

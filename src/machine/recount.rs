@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use super::dedup_table::{self, AnswerRow};
-use super::digest::{Fingerprint, Parts, configuration};
-use super::lease::{Held, attachment};
+use super::digest::{DigestParts, Fingerprint, configuration};
+use super::lease::{LeaseRecord, attachment};
 use super::row::RowRef;
 use crate::model::{LifeRow, NodeId, StateHead};
 
@@ -32,7 +32,7 @@ impl Recount {
         }
     }
 
-    pub(super) fn lease(&mut self, lease: &Held) {
+    pub(super) fn lease(&mut self, lease: &LeaseRecord) {
         self.leases = self.leases.wrapping_add(lease.fingerprint());
     }
 
@@ -52,7 +52,7 @@ impl Recount {
             let sum = self.dedup.get(node).copied().unwrap_or_default();
             print.life(*node, *incarnation, sum, (window.frontier, &window.open))
         });
-        let parts = Parts {
+        let parts = DigestParts {
             applied: head.index,
             rows: [self.live, head.past],
             revision: head.revision,

@@ -9,7 +9,7 @@
 //! The log of the new cluster begins one entry later than that of other clusters. Therefore a
 //! member with an empty log is never mistaken for one with this state.
 //!
-//! - Rows keep their versions and the revisions at which they were created and modified.
+//! - StoredRows keep their versions and the revisions at which they were created and modified.
 //! - All leases end at the first revision of the new cluster, because their holders relied on
 //!   another leader. Their keys are deleted, and their ids are not assigned again.
 //! - Users and roles are kept. Tokens issued to users become invalid, because they may be newer
@@ -21,12 +21,12 @@ use std::sync::Arc;
 
 use super::dedup_table::DedupTable;
 use super::digest::mix;
-use super::history::History;
+use super::history::EventHistory;
 use super::index::Index;
 use super::lease::LeaseTable;
-use super::row::{Row, Rows};
+use super::row::{StoredRow, StoredRows};
 use super::shared::Published;
-use super::store::{Store, expect_sound};
+use super::store::{RowStore, expect_sound};
 use super::{Machine, RestoreError};
 use crate::model::{Fault, LogIndex, Members, Revision, Term};
 
@@ -80,7 +80,7 @@ impl Machine {
         for row in shared.state().index.iter().filter_map(|rows| rows.live(before)) {
             expect_sound(row).map_err(rotten)?;
             if row.meta().lease.is_some() {
-                let tombstone = Row::tombstone(&mut scratch, row.key(), revision);
+                let tombstone = StoredRow::tombstone(&mut scratch, row.key(), revision);
                 past = mix(past.wrapping_add(tombstone.view().fingerprint()));
                 deleted.push(tombstone);
             } else {
@@ -89,10 +89,10 @@ impl Machine {
                 index.push(row.to_row());
             }
         }
-        let mut history = History::from(revision);
-        history.push(revision, Rows::collect(deleted));
+        let mut history = EventHistory::from(revision);
+        history.push(revision, StoredRows::collect(deleted));
         let published = Published { revision, compacted: Some(revision) };
-        let store = Store::restored(index, history, published, bytes, (live, past));
+        let store = RowStore::restored(index, history, published, bytes, (live, past));
         let next = shared.leases().next();
         *store.shared().leases_mut() = LeaseTable::counting_from(next).expect("it counted so far");
         let mut machine = Machine {

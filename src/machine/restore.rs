@@ -8,12 +8,12 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::dedup_table::DedupTable;
-use super::history::History;
+use super::history::EventHistory;
 use super::index::Index;
 use super::lease::LeaseTable;
-use super::row::{Meta, Row, Rows};
+use super::row::{Meta, StoredRow, StoredRows};
 use super::shared::Published;
-use super::store::Store;
+use super::store::RowStore;
 use super::{Machine, MachineOptions};
 use crate::model::{Fault, KeyValue, LeaseRow, Revision, RowChange, SnapshotRecord, StateHead};
 
@@ -21,11 +21,11 @@ use crate::model::{Fault, KeyValue, LeaseRow, Revision, RowChange, SnapshotRecor
 pub struct Restore {
     options: MachineOptions,
     head: StateHead,
-    stage: Stage,
+    stage: RestoreStage,
     index: Index,
-    history: History,
+    history: EventHistory,
     /// The changes of the current revision, which may continue in the next piece.
-    open: Option<(Revision, Vec<Row>)>,
+    open: Option<(Revision, Vec<StoredRow>)>,
     leases: LeaseTable,
     dedup: DedupTable,
     bytes: u64,
@@ -34,8 +34,8 @@ pub struct Restore {
 
 /// The kinds of pieces in their order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Stage {
-    Rows,
+enum RestoreStage {
+    StoredRows,
     Changes,
     Leases,
     Lives,
@@ -83,9 +83,9 @@ impl Restore {
             .ok_or_else(|| malformed("the next lease id is out of range"))?;
         Ok(Self {
             options,
-            history: History::from(compacted.max(Revision::FIRST.next())),
+            history: EventHistory::from(compacted.max(Revision::FIRST.next())),
             head,
-            stage: Stage::Rows,
+            stage: RestoreStage::StoredRows,
             index: Index::default(),
             open: None,
             leases,
@@ -101,11 +101,11 @@ impl Restore {
     /// Fails if the piece cannot be the next one of this state.
     pub fn add(&mut self, record: SnapshotRecord) -> Result<(), RestoreError> {
         let stage = match &record {
-            SnapshotRecord::Rows(_) => Stage::Rows,
-            SnapshotRecord::Changes(_) => Stage::Changes,
-            SnapshotRecord::Leases(_) => Stage::Leases,
-            SnapshotRecord::Lives(_) => Stage::Lives,
-            SnapshotRecord::DedupTable(_) => Stage::DedupTable,
+            SnapshotRecord::Rows(_) => RestoreStage::StoredRows,
+            SnapshotRecord::Changes(_) => RestoreStage::Changes,
+            SnapshotRecord::Leases(_) => RestoreStage::Leases,
+            SnapshotRecord::Lives(_) => RestoreStage::Lives,
+            SnapshotRecord::DedupTable(_) => RestoreStage::DedupTable,
         };
         if stage < self.stage {
             return Err(malformed(format!("{stage:?} after {:?}", self.stage)));
@@ -177,10 +177,14 @@ impl Restore {
     fn close(&mut self) {
         let next = self.history.next();
         let (revision, rows) = self.open.take().unwrap_or((next, Vec::new()));
-        self.history.push(revision, Rows::collect(rows));
+        self.history.push(revision, StoredRows::collect(rows));
     }
 
-    fn changed(&mut self, change: &RowChange, revision: Revision) -> Result<Row, RestoreError> {
+    fn changed(
+        &mut self,
+        change: &RowChange,
+        revision: Revision,
+    ) -> Result<StoredRow, RestoreError> {
         let key = match change {
             RowChange::Put(kv) => &kv.key,
             RowChange::Delete { key, .. } => key,
@@ -193,7 +197,7 @@ impl Restore {
                 Ok(row.to_row())
             }
             (RowChange::Delete { .. }, None) if compacted && !key.is_empty() => {
-                Ok(Row::tombstone(&mut self.scratch, key, revision))
+                Ok(StoredRow::tombstone(&mut self.scratch, key, revision))
             }
             (RowChange::Put(kv), _) if !compacted => {
                 let row = self.make(kv)?;
@@ -201,7 +205,7 @@ impl Restore {
                 Ok(row)
             }
             (RowChange::Delete { .. }, Some(_)) if !compacted => {
-                let row = Row::tombstone(&mut self.scratch, key, revision);
+                let row = StoredRow::tombstone(&mut self.scratch, key, revision);
                 self.push(row.clone());
                 Ok(row)
             }
@@ -212,7 +216,7 @@ impl Restore {
         }
     }
 
-    fn make(&mut self, kv: &KeyValue) -> Result<Row, RestoreError> {
+    fn make(&mut self, kv: &KeyValue) -> Result<StoredRow, RestoreError> {
         let KeyValue { key, value, create_revision, mod_revision, version, lease } = kv;
         let sound = !key.is_empty()
             && u32::try_from(key.len()).is_ok()
@@ -224,10 +228,10 @@ impl Restore {
         }
         let (create, modified) = (*create_revision, *mod_revision);
         let meta = Meta { create, modified, version: *version, lease: *lease };
-        Ok(Row::new(&mut self.scratch, key, value, meta))
+        Ok(StoredRow::new(&mut self.scratch, key, value, meta))
     }
 
-    fn push(&mut self, row: Row) {
+    fn push(&mut self, row: StoredRow) {
         self.bytes += row.view().bytes();
         self.index.push(row);
     }
@@ -280,7 +284,8 @@ impl Restore {
             }
         }
         let published = Published { revision, compacted };
-        let store = Store::restored(self.index, self.history, published, self.bytes, (live, past));
+        let store =
+            RowStore::restored(self.index, self.history, published, self.bytes, (live, past));
         *store.shared().leases_mut() = self.leases;
         let mut machine = Machine {
             options: self.options,

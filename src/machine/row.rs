@@ -53,21 +53,21 @@ pub(super) struct Meta {
 
 /// One version of one key.
 #[derive(Clone, Debug)]
-pub(super) enum Row {
+pub(super) enum StoredRow {
     /// Key and value in one allocation.
     Packed(Arc<[u8]>),
     /// A large value in a separate allocation.
-    Split(Arc<Split>),
+    RowSplit(Arc<RowSplit>),
 }
 
 #[derive(Debug)]
-pub(super) struct Split {
+pub(super) struct RowSplit {
     /// The layout above without the value.
     head: Bytes,
     value: Bytes,
 }
 
-impl Row {
+impl StoredRow {
     /// Builds a row. `scratch` is a reusable buffer.
     pub(super) fn new(scratch: &mut Vec<u8>, key: &[u8], value: &[u8], meta: Meta) -> Self {
         assert!(meta.create <= meta.modified, "created after it was modified: {meta:?}");
@@ -90,9 +90,9 @@ impl Row {
         scratch[..REVISION_AT].copy_from_slice(&sum.to_le_bytes());
         if shared {
             let head = Bytes::copy_from_slice(scratch);
-            Row::Split(Arc::new(Split { head, value: Bytes::copy_from_slice(value) }))
+            StoredRow::RowSplit(Arc::new(RowSplit { head, value: Bytes::copy_from_slice(value) }))
         } else {
-            Row::Packed(Arc::from(&scratch[..]))
+            StoredRow::Packed(Arc::from(&scratch[..]))
         }
     }
 
@@ -104,8 +104,8 @@ impl Row {
 
     pub(super) fn view(&self) -> RowRef<'_> {
         match self {
-            Row::Packed(row) => RowRef::Packed(row),
-            Row::Split(row) => RowRef::Split(row),
+            StoredRow::Packed(row) => RowRef::Packed(row),
+            StoredRow::RowSplit(row) => RowRef::RowSplit(row),
         }
     }
 
@@ -119,8 +119,8 @@ impl Row {
             bytes
         };
         match self {
-            Row::Packed(row) => Row::Packed(flip(row).into()),
-            Row::Split(row) => Row::Split(Arc::new(Split {
+            StoredRow::Packed(row) => StoredRow::Packed(flip(row).into()),
+            StoredRow::RowSplit(row) => StoredRow::RowSplit(Arc::new(RowSplit {
                 head: row.head.clone(),
                 value: flip(&row.value).into(),
             })),
@@ -132,21 +132,21 @@ impl Row {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RowRef<'a> {
     Packed(&'a Arc<[u8]>),
-    Split(&'a Arc<Split>),
+    RowSplit(&'a Arc<RowSplit>),
 }
 
 impl<'a> RowRef<'a> {
-    pub(super) fn to_row(self) -> Row {
+    pub(super) fn to_row(self) -> StoredRow {
         match self {
-            RowRef::Packed(row) => Row::Packed(Arc::clone(row)),
-            RowRef::Split(row) => Row::Split(Arc::clone(row)),
+            RowRef::Packed(row) => StoredRow::Packed(Arc::clone(row)),
+            RowRef::RowSplit(row) => StoredRow::RowSplit(Arc::clone(row)),
         }
     }
 
     fn head(self) -> &'a [u8] {
         match self {
             RowRef::Packed(row) => row,
-            RowRef::Split(row) => &row.head,
+            RowRef::RowSplit(row) => &row.head,
         }
     }
 
@@ -166,7 +166,7 @@ impl<'a> RowRef<'a> {
     pub(super) fn value(self) -> &'a [u8] {
         match self {
             RowRef::Packed(row) => &row[self.key_end()..],
-            RowRef::Split(row) => &row.value,
+            RowRef::RowSplit(row) => &row.value,
         }
     }
 
@@ -193,7 +193,7 @@ impl<'a> RowRef<'a> {
     pub(super) fn bytes(self) -> u64 {
         let value = match self {
             RowRef::Packed(_) => 0,
-            RowRef::Split(row) => row.value.len(),
+            RowRef::RowSplit(row) => row.value.len(),
         };
         (self.head().len() + value) as u64 + ROW_BYTES
     }
@@ -204,7 +204,7 @@ impl<'a> RowRef<'a> {
             RowRef::Packed(row) => {
                 Bytes::from_owner(Arc::clone(row)).slice(self.key_end()..row.len())
             }
-            RowRef::Split(row) => row.value.clone(),
+            RowRef::RowSplit(row) => row.value.clone(),
         }
     }
 
@@ -215,7 +215,7 @@ impl<'a> RowRef<'a> {
                 let whole = Bytes::from_owner(Arc::clone(row));
                 (whole.slice(keys.clone()), whole.slice(keys.end..))
             }
-            RowRef::Split(row) => (row.head.slice(keys), row.value.clone()),
+            RowRef::RowSplit(row) => (row.head.slice(keys), row.value.clone()),
         };
         let Meta { create, modified, version, lease } = self.meta();
         KeyValue { key, value, create_revision: create, mod_revision: modified, version, lease }
@@ -242,7 +242,7 @@ impl<'a> RowRef<'a> {
     pub(super) fn is_sound(self) -> bool {
         let beside = match self {
             RowRef::Packed(_) => &[][..],
-            RowRef::Split(row) => &row.value,
+            RowRef::RowSplit(row) => &row.value,
         };
         checksum(self.head(), beside) == self.stored_checksum()
     }
@@ -291,53 +291,53 @@ fn take_number(from: &mut &[u8]) -> u64 {
 /// small row, which most keys and most revisions have, takes only these sixteen bytes.
 #[derive(Debug)]
 #[allow(clippy::box_collection, reason = "a deque in place would make every list 40 bytes")]
-pub(super) enum Rows {
+pub(super) enum StoredRows {
     /// One packed row.
     One(Arc<[u8]>),
     /// Any number of rows of any kind. It is empty only in the history of a store restored from a
     /// backup, at its first revision.
-    Many(Box<VecDeque<Row>>),
+    Many(Box<VecDeque<StoredRow>>),
 }
 
-impl Rows {
-    pub(super) fn one(row: Row) -> Self {
+impl StoredRows {
+    pub(super) fn one(row: StoredRow) -> Self {
         match row {
-            Row::Packed(row) => Rows::One(row),
-            Row::Split(_) => Rows::Many(Box::new(VecDeque::from([row]))),
+            StoredRow::Packed(row) => StoredRows::One(row),
+            StoredRow::RowSplit(_) => StoredRows::Many(Box::new(VecDeque::from([row]))),
         }
     }
 
-    pub(super) fn collect(mut rows: Vec<Row>) -> Self {
+    pub(super) fn collect(mut rows: Vec<StoredRow>) -> Self {
         if rows.len() == 1 {
             return Self::one(rows.remove(0));
         }
-        Rows::Many(Box::new(rows.into()))
+        StoredRows::Many(Box::new(rows.into()))
     }
 
-    pub(super) fn push(&mut self, row: Row) {
+    pub(super) fn push(&mut self, row: StoredRow) {
         match self {
-            Rows::One(first) => {
-                let first = Row::Packed(Arc::clone(first));
-                *self = Rows::Many(Box::new(VecDeque::from([first, row])));
+            StoredRows::One(first) => {
+                let first = StoredRow::Packed(Arc::clone(first));
+                *self = StoredRows::Many(Box::new(VecDeque::from([first, row])));
             }
-            Rows::Many(rows) => rows.push_back(row),
+            StoredRows::Many(rows) => rows.push_back(row),
         }
     }
 
     pub(super) fn len(&self) -> usize {
         match self {
-            Rows::One(_) => 1,
-            Rows::Many(rows) => rows.len(),
+            StoredRows::One(_) => 1,
+            StoredRows::Many(rows) => rows.len(),
         }
     }
 
     pub(super) fn get(&self, at: usize) -> RowRef<'_> {
         match self {
-            Rows::One(row) => {
+            StoredRows::One(row) => {
                 assert!(at == 0, "row {at} of one");
                 RowRef::Packed(row)
             }
-            Rows::Many(rows) => rows[at].view(),
+            StoredRows::Many(rows) => rows[at].view(),
         }
     }
 
@@ -348,10 +348,12 @@ impl Rows {
     /// Returns the number of rows that are not newer than `revision`.
     pub(super) fn until(&self, revision: Revision) -> usize {
         match self {
-            Rows::One(row) => usize::from(RowRef::Packed(row).modified() <= revision),
+            StoredRows::One(row) => usize::from(RowRef::Packed(row).modified() <= revision),
             // Most readers want the newest one, or the one before it.
-            Rows::Many(rows) if rows[rows.len() - 1].view().modified() <= revision => rows.len(),
-            Rows::Many(rows) => rows.partition_point(|row| row.view().modified() <= revision),
+            StoredRows::Many(rows) if rows[rows.len() - 1].view().modified() <= revision => {
+                rows.len()
+            }
+            StoredRows::Many(rows) => rows.partition_point(|row| row.view().modified() <= revision),
         }
     }
 
@@ -363,15 +365,15 @@ impl Rows {
 
     /// Moves the rows that no read at or after `revision` can see to `forgotten`. Returns true if
     /// no rows are left.
-    pub(super) fn prune(&mut self, revision: Revision, forgotten: &mut Vec<Row>) -> bool {
+    pub(super) fn prune(&mut self, revision: Revision, forgotten: &mut Vec<StoredRow>) -> bool {
         let seen = self.until(revision);
         match self {
-            Rows::One(row) if seen == 1 && RowRef::Packed(row).is_tombstone() => {
-                forgotten.push(Row::Packed(Arc::clone(row)));
+            StoredRows::One(row) if seen == 1 && RowRef::Packed(row).is_tombstone() => {
+                forgotten.push(StoredRow::Packed(Arc::clone(row)));
                 true
             }
-            Rows::One(_) => false,
-            Rows::Many(rows) => {
+            StoredRows::One(_) => false,
+            StoredRows::Many(rows) => {
                 forgotten.extend(rows.drain(..seen.saturating_sub(1)));
                 if seen > 0 && rows[0].view().is_tombstone() {
                     forgotten.extend(rows.pop_front());
@@ -380,9 +382,9 @@ impl Rows {
                     return true;
                 }
                 if rows.len() == 1
-                    && let Row::Packed(row) = &rows[0]
+                    && let StoredRow::Packed(row) = &rows[0]
                 {
-                    *self = Rows::One(Arc::clone(row));
+                    *self = StoredRows::One(Arc::clone(row));
                 } else if rows.capacity() > 4 * rows.len() {
                     rows.shrink_to(2 * rows.len());
                 }
@@ -394,12 +396,12 @@ impl Rows {
     #[cfg(any(test, feature = "sim"))]
     pub(super) fn rot_newest(&mut self) {
         match self {
-            Rows::One(row) => {
-                if let Row::Packed(rotten) = Row::Packed(Arc::clone(row)).rotten() {
+            StoredRows::One(row) => {
+                if let StoredRow::Packed(rotten) = StoredRow::Packed(Arc::clone(row)).rotten() {
                     *row = rotten;
                 }
             }
-            Rows::Many(rows) => {
+            StoredRows::Many(rows) => {
                 let newest = rows.back_mut().expect("never none");
                 *newest = newest.rotten();
             }
@@ -411,8 +413,8 @@ impl Rows {
 mod tests {
     use super::*;
 
-    fn row(key: &str, value: &[u8], meta: Meta) -> Row {
-        Row::new(&mut Vec::new(), key.as_bytes(), value, meta)
+    fn row(key: &str, value: &[u8], meta: Meta) -> StoredRow {
+        StoredRow::new(&mut Vec::new(), key.as_bytes(), value, meta)
     }
 
     #[test]
@@ -436,7 +438,7 @@ mod tests {
             for bytes in [0, 1, SHARED_VALUE_BYTES - 1, SHARED_VALUE_BYTES, 70_000] {
                 let value = vec![0xa5; bytes];
                 let row = row("some/key", &value, meta);
-                assert_eq!(matches!(row, Row::Split(_)), bytes >= SHARED_VALUE_BYTES);
+                assert_eq!(matches!(row, StoredRow::RowSplit(_)), bytes >= SHARED_VALUE_BYTES);
                 let view = row.view();
                 assert_eq!(view.meta(), meta);
                 assert_eq!(view.key(), b"some/key");
@@ -451,7 +453,7 @@ mod tests {
 
     #[test]
     fn tombstone_has_only_its_key_and_revision() {
-        let row = Row::tombstone(&mut Vec::new(), b"k", Revision(9));
+        let row = StoredRow::tombstone(&mut Vec::new(), b"k", Revision(9));
         assert!(row.view().is_tombstone());
         let event = row.view().event(None);
         assert_eq!(event.kind, EventKind::Delete);
@@ -468,7 +470,7 @@ mod tests {
             let row = row("k", &vec![7; bytes], meta);
             assert!(!row.rotten().view().is_sound(), "{bytes}");
         }
-        let Row::Packed(sound) = row("key", b"value", meta) else { panic!("small") };
+        let StoredRow::Packed(sound) = row("key", b"value", meta) else { panic!("small") };
         for at in 0..sound.len() {
             let mut bytes = sound.to_vec();
             bytes[at] ^= 0x10;
@@ -481,15 +483,15 @@ mod tests {
 
     #[test]
     fn row_and_row_list_take_sixteen_bytes() {
-        assert_eq!(size_of::<Row>(), 16);
-        assert_eq!(size_of::<Rows>(), 16);
+        assert_eq!(size_of::<StoredRow>(), 16);
+        assert_eq!(size_of::<StoredRows>(), 16);
     }
 
     #[test]
     fn a_value_does_not_keep_the_buffer_it_came_in() {
         let entry = Bytes::from(vec![1; 100_000]);
         let meta = Meta { create: Revision(2), modified: Revision(2), version: 1, lease: None };
-        let row = |bytes| Row::new(&mut Vec::new(), &entry[..4], &entry.slice(..bytes), meta);
+        let row = |bytes| StoredRow::new(&mut Vec::new(), &entry[..4], &entry.slice(..bytes), meta);
         let rows = [100, SHARED_VALUE_BYTES, entry.len()].map(row);
         assert!(entry.is_unique());
         drop(rows);
@@ -502,10 +504,10 @@ mod tests {
                 Meta { create: Revision(2), modified: Revision(modified), version, lease: None };
             row("k", b"v", meta)
         };
-        let mut rows = Rows::one(version(2, 1));
+        let mut rows = StoredRows::one(version(2, 1));
         rows.push(version(5, 2));
-        rows.push(Row::tombstone(&mut Vec::new(), b"k", Revision(7)));
-        let prune = |rows: &mut Rows, at| {
+        rows.push(StoredRow::tombstone(&mut Vec::new(), b"k", Revision(7)));
+        let prune = |rows: &mut StoredRows, at| {
             let mut forgotten = Vec::new();
             let empty = rows.prune(Revision(at), &mut forgotten);
             (empty, forgotten.len())

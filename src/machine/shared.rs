@@ -10,7 +10,7 @@
 //! A replica that fell behind receives the complete state of a later index, which replaces its own.
 //! Both belong to the same history, but the new one may lack revisions that a reader is using.
 //! Therefore a reader that needs several holds compares, in each, the generation of the state
-//! ([`State::generation`]), and starts again if it has changed: [`Replaced`].
+//! ([`MachineState::generation`]), and starts again if it has changed: [`Replaced`].
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -19,10 +19,10 @@ use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
 };
 
-use super::history::History;
+use super::history::EventHistory;
 use super::index::Index;
 use super::lease::LeaseTable;
-use super::row::{Row, RowRef, Rows};
+use super::row::{RowRef, StoredRow, StoredRows};
 use crate::model::{Access, Alarms, KeyRange, LeaseId, Members, RangeEnd, Revision};
 
 /// Number of keys that a reader, or the sweep, visits in one hold of the lock.
@@ -43,9 +43,9 @@ pub(super) struct Published {
     pub(super) compacted: Option<Revision>,
 }
 
-pub(super) struct State {
+pub(super) struct MachineState {
     pub(super) index: Index,
-    pub(super) history: History,
+    pub(super) history: EventHistory,
     pub(super) published: Published,
     /// Memory of the versions in the index, in bytes.
     pub(super) bytes: u64,
@@ -85,8 +85,8 @@ impl Live {
 pub(super) struct Replaced;
 
 /// The state that the writer and all readers share.
-pub(super) struct Shared {
-    state: RwLock<State>,
+pub(super) struct MachineShared {
+    state: RwLock<MachineState>,
     leases: RwLock<LeaseTable>,
     /// As of the last applied entry.
     members: RwLock<Arc<Members>>,
@@ -105,10 +105,15 @@ pub(super) struct Shared {
 
 // A lock is poisoned when a thread panics while it holds the lock. If that was the writer, its node
 // stops. The state published before is intact and stays readable.
-impl Shared {
-    pub(super) fn new(index: Index, history: History, published: Published, bytes: u64) -> Self {
+impl MachineShared {
+    pub(super) fn new(
+        index: Index,
+        history: EventHistory,
+        published: Published,
+        bytes: u64,
+    ) -> Self {
         Self {
-            state: RwLock::new(State {
+            state: RwLock::new(MachineState {
                 live: Live::of(&index, published.revision),
                 index,
                 history,
@@ -126,7 +131,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
+    pub(super) fn state(&self) -> RwLockReadGuard<'_, MachineState> {
         match self.state.try_read() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
@@ -139,7 +144,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+    pub(super) fn state_mut(&self) -> RwLockWriteGuard<'_, MachineState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -205,7 +210,7 @@ impl Shared {
     }
 
     /// Swaps the contents with `other`, which has no readers. The new contents are published.
-    pub(super) fn swap(&self, other: &Shared) {
+    pub(super) fn swap(&self, other: &MachineShared) {
         let (mut ours, mut theirs) = (self.state_mut(), other.state_mut());
         let members = self.members();
         self.set_members(other.members());
@@ -242,13 +247,17 @@ impl Shared {
     /// Keeps everything that a read at `revision` sees, and the history from it on, until the
     /// registration is dropped. The caller must hold the state, and must have checked that
     /// `revision` is not compacted.
-    pub(super) fn register(self: &Arc<Self>, _state: &State, revision: Revision) -> Registration {
+    pub(super) fn register(
+        self: &Arc<Self>,
+        _state: &MachineState,
+        revision: Revision,
+    ) -> Registration {
         *self.reading().entry(revision).or_insert(0) += 1;
         Registration { shared: Arc::clone(self), revision }
     }
 }
 
-impl State {
+impl MachineState {
     /// Returns the generation of the state, which increases with each install.
     pub(super) fn generation(&self) -> u64 {
         self.generation
@@ -259,9 +268,9 @@ impl State {
         &'s self,
         range: &'s KeyRange,
         last: Option<&'s [u8]>,
-    ) -> impl Iterator<Item = &'s Rows> {
+    ) -> impl Iterator<Item = &'s StoredRows> {
         let from = last.map_or(Bound::Included(&range.start()[..]), Bound::Excluded);
-        let is_in = |rows: &&Rows| match range.end() {
+        let is_in = |rows: &&StoredRows| match range.end() {
             RangeEnd::Before(end) => rows.newest().key() < &end[..],
             RangeEnd::Single | RangeEnd::Unbounded => true,
         };
@@ -274,9 +283,9 @@ impl State {
     }
 }
 
-/// A registered revision. See [`Shared::register`].
+/// A registered revision. See [`MachineShared::register`].
 pub(super) struct Registration {
-    shared: Arc<Shared>,
+    shared: Arc<MachineShared>,
     revision: Revision,
 }
 
@@ -305,9 +314,9 @@ pub(super) enum Scan {
 /// and readers register the revision or stay within one hold of the lock.
 #[derive(Clone, Copy)]
 pub(super) struct Snapshot<'a> {
-    shared: &'a Shared,
+    shared: &'a MachineShared,
     /// The state, if the creator holds the lock.
-    held: Option<&'a State>,
+    held: Option<&'a MachineState>,
     /// The generation of the state. `None` if the creator is the writer, because only the writer
     /// could replace the state.
     generation: Option<u64>,
@@ -316,7 +325,7 @@ pub(super) struct Snapshot<'a> {
 
 impl<'a> Snapshot<'a> {
     /// Creates the snapshot of a reader that has registered and released the lock.
-    pub(super) fn new(shared: &'a Shared, generation: u64, at: Revision) -> Self {
+    pub(super) fn new(shared: &'a MachineShared, generation: u64, at: Revision) -> Self {
         Self { shared, held: None, generation: Some(generation), at }
     }
 
@@ -329,15 +338,15 @@ impl<'a> Snapshot<'a> {
         self.shared.leases().contains(id)
     }
 
-    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Row>, Replaced> {
-        let row = |state: &State| Some(state.index.get(key)?.live(self.at)?.to_row());
+    pub(super) fn get(&self, key: &[u8]) -> Result<Option<StoredRow>, Replaced> {
+        let row = |state: &MachineState| Some(state.index.get(key)?.live(self.at)?.to_row());
         match self.held {
             Some(state) => Ok(row(state)),
             None => Ok(row(&*self.hold()?)),
         }
     }
 
-    fn hold(&self) -> Result<RwLockReadGuard<'a, State>, Replaced> {
+    fn hold(&self) -> Result<RwLockReadGuard<'a, MachineState>, Replaced> {
         let state = self.shared.state();
         if let Some(generation) = self.generation {
             state.expect(generation)?;
@@ -370,7 +379,7 @@ impl<'a> Snapshot<'a> {
     /// more.
     fn scan_some(
         &self,
-        state: &State,
+        state: &MachineState,
         range: &KeyRange,
         last: Option<Vec<u8>>,
         keys: usize,
@@ -399,17 +408,17 @@ impl<'a> Snapshot<'a> {
 /// The writer's hold of the lock. Taking the lock costs as much as writing a row, and much more
 /// with concurrent readers; holding it makes readers wait. Therefore the lock is held over some
 /// rows, of one request or several, and released while a request scans many keys.
-pub(super) struct Hold<'a> {
-    shared: &'a Shared,
-    state: Option<RwLockWriteGuard<'a, State>>,
+pub(super) struct ReadHold<'a> {
+    shared: &'a MachineShared,
+    state: Option<RwLockWriteGuard<'a, MachineState>>,
     /// Number of rows written in the current hold.
     rows: usize,
     /// Whether the current request scans ranges of keys.
     wide: bool,
 }
 
-impl<'a> Hold<'a> {
-    pub(super) fn new(shared: &'a Shared) -> Self {
+impl<'a> ReadHold<'a> {
+    pub(super) fn new(shared: &'a MachineShared) -> Self {
         Self { shared, state: None, rows: 0, wide: false }
     }
 
@@ -432,7 +441,7 @@ impl<'a> Hold<'a> {
         Snapshot { shared, held: Some(self.take()), generation: None, at }
     }
 
-    pub(super) fn take(&mut self) -> &mut State {
+    pub(super) fn take(&mut self) -> &mut MachineState {
         self.state.get_or_insert_with(|| self.shared.state_mut())
     }
 

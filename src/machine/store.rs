@@ -18,16 +18,16 @@ use bytes::Bytes;
 
 use super::Change;
 use super::digest::mix;
-use super::history::History;
+use super::history::EventHistory;
 use super::index::Index;
-use super::row::{Meta, Row, RowRef, Rows};
-use super::shared::{HOLD_KEYS, Hold, Published, Shared, State};
+use super::row::{Meta, RowRef, StoredRow, StoredRows};
+use super::shared::{HOLD_KEYS, MachineShared, MachineState, Published, ReadHold};
 use crate::model::{Event, Fault, LeaseId, Revision};
 
 /// The changes of one request, which will become one revision.
 pub(super) struct Mutation {
     revision: Revision,
-    rows: Vec<Row>,
+    rows: Vec<StoredRow>,
     events: Vec<Event>,
 }
 
@@ -43,8 +43,8 @@ impl Mutation {
 }
 
 /// The writer's side of the store.
-pub(super) struct Store {
-    shared: Arc<Shared>,
+pub(super) struct RowStore {
+    shared: Arc<MachineShared>,
     revision: Revision,
     compacted: Option<Revision>,
     /// Every revision up to this one has been swept as far as possible.
@@ -63,12 +63,12 @@ pub(super) struct Store {
     scratch: Vec<u8>,
 }
 
-impl Store {
+impl RowStore {
     pub(super) fn new() -> Self {
         Self {
-            shared: Arc::new(Shared::new(
+            shared: Arc::new(MachineShared::new(
                 Index::default(),
-                History::new(),
+                EventHistory::new(),
                 Published { revision: Revision::FIRST, compacted: None },
                 0,
             )),
@@ -88,7 +88,7 @@ impl Store {
     /// Creates a store at the revisions in `published` with everything swept.
     pub(super) fn restored(
         index: Index,
-        history: History,
+        history: EventHistory,
         published: Published,
         bytes: u64,
         (live, past): (u64, u64),
@@ -96,7 +96,7 @@ impl Store {
         let Published { revision, compacted } = published;
         assert_eq!(history.next(), revision.next(), "history reaches up to the newest revision");
         Self {
-            shared: Arc::new(Shared::new(index, history, published, bytes)),
+            shared: Arc::new(MachineShared::new(index, history, published, bytes)),
             revision,
             compacted,
             swept: compacted.unwrap_or_default().max(Revision::FIRST),
@@ -122,7 +122,7 @@ impl Store {
         self.past
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<MachineShared> {
         &self.shared
     }
 
@@ -146,7 +146,7 @@ impl Store {
     /// Writes a key and returns the change.
     pub(super) fn put<'m>(
         &mut self,
-        hold: &mut Hold<'_>,
+        hold: &mut ReadHold<'_>,
         mutation: &'m mut Mutation,
         key: &[u8],
         value: &Bytes,
@@ -158,7 +158,7 @@ impl Store {
                 let meta = row.meta();
                 (meta.create, meta.version.saturating_add(1))
             });
-            Some(Row::new(scratch, key, value, Meta { create, modified, version, lease }))
+            Some(StoredRow::new(scratch, key, value, Meta { create, modified, version, lease }))
         })?;
         Ok(mutation.events.last().expect("a put is a change"))
     }
@@ -166,23 +166,23 @@ impl Store {
     /// Deletes a key and returns the change, if the key existed.
     pub(super) fn delete<'m>(
         &mut self,
-        hold: &mut Hold<'_>,
+        hold: &mut ReadHold<'_>,
         mutation: &'m mut Mutation,
         key: &[u8],
     ) -> Result<Option<&'m Event>, Fault> {
         let modified = mutation.revision;
         let wrote = self.write(hold, mutation, key, |scratch, prev| {
-            prev.map(|_| Row::tombstone(scratch, key, modified))
+            prev.map(|_| StoredRow::tombstone(scratch, key, modified))
         })?;
         Ok(if wrote { mutation.events.last() } else { None })
     }
 
     fn write(
         &mut self,
-        hold: &mut Hold<'_>,
+        hold: &mut ReadHold<'_>,
         mutation: &mut Mutation,
         key: &[u8],
-        next: impl FnOnce(&mut Vec<u8>, Option<RowRef<'_>>) -> Option<Row>,
+        next: impl FnOnce(&mut Vec<u8>, Option<RowRef<'_>>) -> Option<StoredRow>,
     ) -> Result<bool, Fault> {
         let state = hold.take();
         let versions = state.index.get_mut(key);
@@ -215,13 +215,13 @@ impl Store {
     }
 
     /// Makes the changes the next revision, if there are any.
-    pub(super) fn commit(&mut self, hold: &mut Hold<'_>, mutation: Mutation) -> Option<Change> {
+    pub(super) fn commit(&mut self, hold: &mut ReadHold<'_>, mutation: Mutation) -> Option<Change> {
         assert_eq!(mutation.revision, self.revision.next(), "one request at a time");
         if mutation.rows.is_empty() {
             return None;
         }
         let revision = mutation.revision;
-        hold.take().history.push(revision, Rows::collect(mutation.rows));
+        hold.take().history.push(revision, StoredRows::collect(mutation.rows));
         self.revision = revision;
         Some(Change { revision, events: mutation.events.into() })
     }
@@ -259,7 +259,7 @@ impl Store {
         // after it is released.
         let (mut changes_forgotten, mut versions_forgotten) = (Vec::new(), Vec::new());
         let mut state = self.shared.state_mut();
-        let State { index, history, bytes, .. } = &mut *state;
+        let MachineState { index, history, bytes, .. } = &mut *state;
         let Some(compacted) = self.published.compacted else { return false };
         let oldest_read = self.shared.reading().keys().next().copied();
         let target = oldest_read.map_or(compacted, |read| read.min(compacted));
@@ -328,7 +328,7 @@ impl Store {
     pub(super) fn rot(&mut self, key: &[u8]) -> bool {
         let mut state = self.shared.state_mut();
         let rows = state.index.get_mut(key);
-        rows.map(Rows::rot_newest).is_some()
+        rows.map(StoredRows::rot_newest).is_some()
     }
 }
 

@@ -11,9 +11,9 @@ use crate::model::{Command, KeyRange, Op, Put, PutLease, PutValue, Rejection, Tx
 /// The branch that a transaction takes, and those that the nested transactions in it take, in
 /// order.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct Path {
+pub(super) struct TxnPath {
     pub(super) succeeded: bool,
-    pub(super) nested: Vec<Path>,
+    pub(super) nested: Vec<TxnPath>,
 }
 
 /// The reason why a transaction cannot be executed on the current state.
@@ -36,7 +36,7 @@ impl From<Replaced> for Unfit {
     }
 }
 
-impl Path {
+impl TxnPath {
     pub(super) fn judge(txn: &Txn, before: &Snapshot<'_>) -> Result<Self, Replaced> {
         let mut succeeded = true;
         for compare in &txn.compares {

@@ -12,9 +12,9 @@ pub(super) const BUCKETS: usize = 46;
 
 /// A number that only grows.
 #[derive(Default)]
-pub(crate) struct Counter(AtomicU64);
+pub(crate) struct CounterCell(AtomicU64);
 
-impl Counter {
+impl CounterCell {
     /// Adds 1.
     pub(crate) fn one(&self) {
         self.add(1);

@@ -20,7 +20,7 @@ mod words;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub(crate) use cell::{Counter, Gauge, Seconds, Sizes};
+pub(crate) use cell::{CounterCell, Gauge, Seconds, Sizes};
 pub use snapshot::{Histogram, PeerLag, PeerLink, PeerQueue};
 pub use words::{Ending, Refused, RequestKind, Stage};
 
@@ -28,14 +28,14 @@ use cell::{SECONDS_FIRST, SIZES_FIRST};
 use text::{Labels, Show, Text};
 
 /// A measurement that can be read.
-trait Read {
+trait MetricRead {
     /// Type of the value read.
     type Value;
 
     fn read(&self) -> Self::Value;
 }
 
-impl Read for Counter {
+impl MetricRead for CounterCell {
     type Value = u64;
 
     fn read(&self) -> u64 {
@@ -43,7 +43,7 @@ impl Read for Counter {
     }
 }
 
-impl Read for Gauge {
+impl MetricRead for Gauge {
     type Value = u64;
 
     fn read(&self) -> u64 {
@@ -51,7 +51,7 @@ impl Read for Gauge {
     }
 }
 
-impl Read for Seconds {
+impl MetricRead for Seconds {
     type Value = Histogram;
 
     fn read(&self) -> Histogram {
@@ -67,7 +67,7 @@ impl Seconds {
     }
 }
 
-impl Read for Sizes {
+impl MetricRead for Sizes {
     type Value = Histogram;
 
     fn read(&self) -> Histogram {
@@ -124,7 +124,7 @@ impl<L: Label, M> By<L, M> {
     }
 }
 
-impl<L: Label, M: Read> Read for By<L, M> {
+impl<L: Label, M: MetricRead> MetricRead for By<L, M> {
     type Value = ByLabel<L, M::Value>;
 
     fn read(&self) -> Self::Value {
@@ -151,7 +151,7 @@ impl<T> Told<T> {
     }
 }
 
-impl<T: Clone> Read for Told<T> {
+impl<T: Clone> MetricRead for Told<T> {
     type Value = Vec<T>;
 
     fn read(&self) -> Vec<T> {
@@ -205,15 +205,15 @@ macro_rules! catalogue {
 
 catalogue! {
     /// Completed requests made on this node, by kind and outcome.
-    requests_total: By<RequestKind, By<Ending, Counter>> => ByLabel<RequestKind, ByLabel<Ending, u64>>, "counter";
+    requests_total: By<RequestKind, By<Ending, CounterCell>> => ByLabel<RequestKind, ByLabel<Ending, u64>>, "counter";
     /// Time from a request's call to its completion, by kind.
     request_seconds: By<RequestKind, Seconds> => ByLabel<RequestKind, Histogram>, "histogram";
     /// Time that successful writes spent in each stage.
     write_stage_seconds: By<Stage, Seconds> => ByLabel<Stage, Histogram>, "histogram";
     /// Requests that took longer than the slow-request threshold.
-    slow_requests_total: Counter => u64, "counter";
+    slow_requests_total: CounterCell => u64, "counter";
     /// Batches of entries that took longer to apply than the slow-apply threshold.
-    slow_applies_total: Counter => u64, "counter";
+    slow_applies_total: CounterCell => u64, "counter";
     /// Requests made on this node that have no reply yet.
     open_requests: Gauge => u64, "gauge";
     /// Open requests that wait to be sent to a leader, for the first time or again.
@@ -223,21 +223,21 @@ catalogue! {
     /// Linearizable reads and waits that have no reply yet.
     open_reads: Gauge => u64, "gauge";
     /// Linearizable reads whose deadline passed before a leader confirmed their read index.
-    reads_unconfirmed_total: Counter => u64, "counter";
+    reads_unconfirmed_total: CounterCell => u64, "counter";
     /// Requests that this node did not propose as the leader, or as the supposed leader, by reason.
-    proposals_refused_total: By<Refused, Counter> => ByLabel<Refused, u64>, "counter";
+    proposals_refused_total: By<Refused, CounterCell> => ByLabel<Refused, u64>, "counter";
     /// Inputs that the driver found at the start of an iteration.
     inbox_inputs: Sizes => Histogram, "histogram";
     /// Highest number of bytes of peers' messages that waited for the driver at once.
     inbox_bytes_peak: Gauge => u64, "gauge";
     /// Messages of peers that were dropped because too many bytes waited.
-    inbox_dropped_total: Counter => u64, "counter";
+    inbox_dropped_total: CounterCell => u64, "counter";
     /// Time of one iteration of the driver.
     turn_seconds: Seconds => Histogram, "histogram";
     /// Messages to peers that were dropped because the queue to the peer was full.
-    messages_dropped_total: Counter => u64, "counter";
+    messages_dropped_total: CounterCell => u64, "counter";
     /// Messages to peers that could not be sent because there was no connection.
-    messages_unreachable_total: Counter => u64, "counter";
+    messages_unreachable_total: CounterCell => u64, "counter";
     /// Bytes queued for each other member, without the bytes that its sockets have accepted.
     peer_queue_bytes: PeerBytes => Vec<PeerQueue>, "gauge";
     /// 1 for each other member with an open connection in either direction; 0 otherwise.
@@ -247,9 +247,9 @@ catalogue! {
     /// Time to write and sync the groups queued for the log.
     log_sync_seconds: Seconds => Histogram, "histogram";
     /// Bytes of entries written to the log.
-    log_bytes_total: Counter => u64, "counter";
+    log_bytes_total: CounterCell => u64, "counter";
     /// Entries written to the log.
-    log_entries_total: Counter => u64, "counter";
+    log_entries_total: CounterCell => u64, "counter";
     /// Groups written to the log by one sync.
     log_sync_groups: Sizes => Histogram, "histogram";
     /// As the leader: time from an entry's proposal until a quorum has it.
@@ -261,32 +261,32 @@ catalogue! {
     /// Entries that are known to be committed, also from the leader, but are not applied yet.
     apply_lag_entries: Gauge => u64, "gauge";
     /// Ranges read from this replica, also by transactions.
-    ranges_total: Counter => u64, "counter";
+    ranges_total: CounterCell => u64, "counter";
     /// Puts applied to this replica, also by transactions.
-    puts_total: Counter => u64, "counter";
+    puts_total: CounterCell => u64, "counter";
     /// Bytes of the keys and values of these puts.
-    put_bytes_total: Counter => u64, "counter";
+    put_bytes_total: CounterCell => u64, "counter";
     /// Deletes applied to this replica, also by transactions, and keys deleted with their leases.
-    deletes_total: Counter => u64, "counter";
+    deletes_total: CounterCell => u64, "counter";
     /// Transactions of more than one operation, applied to this replica or read from it.
-    txns_total: Counter => u64, "counter";
+    txns_total: CounterCell => u64, "counter";
     /// Open watchers.
     watchers: Gauge => u64, "gauge";
     /// Open watchers that read changes from the history, because they started in the past or their
     /// inbox was full.
     watchers_behind: Gauge => u64, "gauge";
     /// Changes handed to the watch hub.
-    watch_changes_total: Counter => u64, "counter";
+    watch_changes_total: CounterCell => u64, "counter";
     /// Times that a watcher's inbox was full, so that the watcher fell back to the history.
-    watch_overflows_total: Counter => u64, "counter";
+    watch_overflows_total: CounterCell => u64, "counter";
     /// Leases that exist.
     leases: Gauge => u64, "gauge";
     /// Leases granted on this replica.
-    lease_grants_total: Counter => u64, "counter";
+    lease_grants_total: CounterCell => u64, "counter";
     /// Leases that ended on this replica, revoked or expired.
-    lease_ends_total: Counter => u64, "counter";
+    lease_ends_total: CounterCell => u64, "counter";
     /// As the leader: expired leases whose revocation was proposed.
-    lease_expiries_total: Counter => u64, "counter";
+    lease_expiries_total: CounterCell => u64, "counter";
     /// As the leader: remaining time of a lease when it was renewed.
     lease_margin_seconds: Seconds => Histogram, "histogram";
     /// Sessions that this node keeps alive.
@@ -308,11 +308,11 @@ catalogue! {
     /// The Raft term.
     term: Gauge => u64, "gauge";
     /// Elections in which this node was a candidate.
-    elections_total: Counter => u64, "counter";
+    elections_total: CounterCell => u64, "counter";
     /// Times that this node learned of a new leader, or of the same leader after it had known none.
-    leader_changes_total: Counter => u64, "counter";
+    leader_changes_total: CounterCell => u64, "counter";
     /// As the leader: rounds started to confirm leadership, for reads and renewals.
-    read_rounds_total: Counter => u64, "counter";
+    read_rounds_total: CounterCell => u64, "counter";
     /// As the leader: time of one such round.
     read_round_seconds: Seconds => Histogram, "histogram";
     /// As the leader: number of entries that each other member lacks.
@@ -338,24 +338,24 @@ catalogue! {
     /// Active alarms.
     alarms: Gauge => u64, "gauge";
     /// Compactions that this node has proposed automatically as the leader.
-    compactions_total: Counter => u64, "counter";
+    compactions_total: CounterCell => u64, "counter";
     /// Snapshots taken of this replica.
-    snapshots_taken_total: Counter => u64, "counter";
+    snapshots_taken_total: CounterCell => u64, "counter";
     /// Time to take a snapshot, during which other work continues.
     snapshot_seconds: Seconds => Histogram, "histogram";
     /// Size of the last snapshot taken, in bytes.
     snapshot_bytes: Gauge => u64, "gauge";
     /// Times that the newest snapshot was found unreadable when another member needed it, so that a
     /// new one was taken.
-    snapshots_unsound_total: Counter => u64, "counter";
+    snapshots_unsound_total: CounterCell => u64, "counter";
     /// Jobs that wait for the snapshot thread.
     snapshot_queue_jobs: Gauge => u64, "gauge";
     /// Bytes of snapshots sent to other members.
-    snapshot_sent_bytes_total: Counter => u64, "counter";
+    snapshot_sent_bytes_total: CounterCell => u64, "counter";
     /// Bytes of snapshots received from other members.
-    snapshot_received_bytes_total: Counter => u64, "counter";
+    snapshot_received_bytes_total: CounterCell => u64, "counter";
     /// Snapshots of other members that replaced this node's state.
-    snapshots_installed_total: Counter => u64, "counter";
+    snapshots_installed_total: CounterCell => u64, "counter";
 }
 
 impl Meters {

@@ -147,11 +147,11 @@ impl Alarms {
         if self.is_empty() {
             return Ok(());
         }
-        let drift = Drift::of(command);
+        let drift = AlarmDrift::of(command);
         let takes = |kind: AlarmKind| match (kind, drift) {
-            (_, Drift::Grows) => true,
-            (AlarmKind::Corrupt, Drift::Shrinks) => is_acting,
-            (AlarmKind::NoSpace, Drift::Shrinks) | (_, Drift::Stays) => false,
+            (_, AlarmDrift::Grows) => true,
+            (AlarmKind::Corrupt, AlarmDrift::Shrinks) => is_acting,
+            (AlarmKind::NoSpace, AlarmDrift::Shrinks) | (_, AlarmDrift::Stays) => false,
         };
         // As in etcd, the more severe alarm is reported.
         let why = [AlarmKind::Corrupt, AlarmKind::NoSpace];
@@ -173,7 +173,7 @@ impl<'a> IntoIterator for &'a Alarms {
 
 /// The effect of a command on the size of keys, history and leases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Drift {
+enum AlarmDrift {
     /// It adds data.
     Grows,
     /// It only removes data.
@@ -182,7 +182,7 @@ enum Drift {
     Stays,
 }
 
-impl Drift {
+impl AlarmDrift {
     fn of(command: &Command) -> Self {
         match command.deed() {
             Command::Put(_) | Command::Grant { .. } => Self::Grows,

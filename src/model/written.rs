@@ -86,42 +86,43 @@ fn first_within<'a>(keys: &BTreeSet<&'a [u8]>, range: &KeyRange) -> Option<&'a [
 
 /// The end of a span, exclusive or inclusive. An unbounded end sorts last.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum End<'a> {
+enum SpanEnd<'a> {
     At(&'a [u8], bool),
     Never,
 }
 
 /// The union of some ranges as spans that do not overlap, by their first key.
 #[derive(Default)]
-struct Spans<'a>(BTreeMap<&'a [u8], End<'a>>);
+struct Spans<'a>(BTreeMap<&'a [u8], SpanEnd<'a>>);
 
 impl<'a> Spans<'a> {
     fn contain(&self, key: &[u8]) -> bool {
-        self.before(key).is_some_and(|(_, end)| end > End::At(key, false))
+        self.before(key).is_some_and(|(_, end)| end > SpanEnd::At(key, false))
     }
 
     /// Returns the last span that begins at or before this key.
-    fn before(&self, key: &[u8]) -> Option<(&'a [u8], End<'a>)> {
+    fn before(&self, key: &[u8]) -> Option<(&'a [u8], SpanEnd<'a>)> {
         self.0.range::<[u8], _>((Unbounded, Included(key))).next_back().map(|(s, e)| (*s, *e))
     }
 
     fn add(&mut self, range: &'a KeyRange) {
         let mut start = &range.start()[..];
         let mut end = match range.end() {
-            RangeEnd::Single => End::At(start, true),
-            RangeEnd::Before(end) => End::At(end, false),
-            RangeEnd::Unbounded => End::Never,
+            RangeEnd::Single => SpanEnd::At(start, true),
+            RangeEnd::Before(end) => SpanEnd::At(end, false),
+            RangeEnd::Unbounded => SpanEnd::Never,
         };
-        if end <= End::At(start, false) {
+        if end <= SpanEnd::At(start, false) {
             return;
         }
-        if let Some((first, last)) = self.before(start).filter(|(_, e)| *e > End::At(start, false))
+        if let Some((first, last)) =
+            self.before(start).filter(|(_, e)| *e > SpanEnd::At(start, false))
         {
             (start, end) = (first, end.max(last));
         }
         while let Some((&next, &last)) =
             self.0.range::<[u8], _>((Excluded(start), Unbounded)).next()
-            && end > End::At(next, false)
+            && end > SpanEnd::At(next, false)
         {
             end = end.max(last);
             self.0.remove(next);

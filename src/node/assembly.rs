@@ -108,7 +108,7 @@ pub(crate) struct Assembly {
     opened: wal::Opened,
     folder: Folder,
     loaded: Loaded,
-    warm: Option<warm::Opened>,
+    warm: Option<warm::CopyOpened>,
     inbox: Arc<Inbox>,
     identity: Arc<Identity>,
     bells: Bells,
@@ -216,7 +216,7 @@ impl Assembly {
         let folder = Folder::open(&env.disk, &settings.dir, settings.cluster)?;
         let mut warm = settings.warm_copy.as_ref().map(|copy| {
             let (cluster, node, disk) = (settings.cluster, settings.node, opened.recovered.disk);
-            warm::open(&env, copy, &settings.dir, warm::RestoredFrom { cluster, node, disk })
+            warm::open(&env, copy, &settings.dir, warm::CopyRestoredFrom { cluster, node, disk })
         });
         let mut loaded = load(&folder, &settings, &mut opened, warm.as_mut())?;
         let members = loaded.machine.members();
@@ -370,7 +370,7 @@ fn load(
     folder: &Folder,
     settings: &Settings,
     opened: &mut wal::Opened,
-    warm: Option<&mut warm::Opened>,
+    warm: Option<&mut warm::CopyOpened>,
 ) -> Result<Loaded, StartError> {
     let mut loaded = match warm.and_then(|warm| load_warm(folder, settings, opened, warm)) {
         Some(loaded) => loaded,
@@ -398,7 +398,7 @@ fn load_warm(
     folder: &Folder,
     settings: &Settings,
     opened: &mut wal::Opened,
-    warm: &mut warm::Opened,
+    warm: &mut warm::CopyOpened,
 ) -> Option<Loaded> {
     let wal::Opened { reader, recovered, .. } = opened;
     let newest = folder.list().ok()?.first().map(|found| found.index);

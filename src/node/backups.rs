@@ -46,20 +46,20 @@ pub(crate) struct BackupWorker {
 
 #[derive(Default)]
 struct Desk {
-    state: Mutex<State>,
+    state: Mutex<BackupsState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct BackupsState {
     waiting: VecDeque<Backup>,
-    running: Option<Running>,
+    running: Option<BackupsRunning>,
     /// The error for new requests, once no more backups are written.
     over: Option<CallError>,
 }
 
 /// The backup that is being written.
-struct Running {
+struct BackupsRunning {
     path: PathBuf,
     release: ImageRelease,
     /// Time at which its last step began.
@@ -69,7 +69,7 @@ struct Running {
 }
 
 impl Desk {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BackupsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,7 +84,7 @@ impl Desk {
     }
 }
 
-impl State {
+impl BackupsState {
     /// Takes the callers of the running backup and of those that wait.
     fn replies(&mut self) -> Vec<ReplyTo<SnapshotId>> {
         let running = self.running.as_mut().and_then(|running| running.reply.take());
@@ -113,7 +113,7 @@ impl Backups {
         let mut state = self.0.lock();
         let rejection = match (&state.over, &state.running) {
             (Some(why), _) => why.clone(),
-            (None, Some(Running { path, reply: None, .. })) => hangs(path),
+            (None, Some(BackupsRunning { path, reply: None, .. })) => hangs(path),
             _ if state.waiting.len() >= BACKUPS_MAX => CallError::Busy,
             _ => {
                 state.waiting.push_back(Backup { image: image(), path, reply });
@@ -175,12 +175,12 @@ impl BackupWorker {
 
     /// Waits for the next backup. Returns `None` when the node stops.
     fn next(&self) -> Option<(Writing, PathBuf)> {
-        let idle = |state: &mut State| state.waiting.is_empty() && state.over.is_none();
+        let idle = |state: &mut BackupsState| state.waiting.is_empty() && state.over.is_none();
         let state = self.desk.changed.wait_while(self.desk.lock(), idle);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         let Backup { image, path, reply } = state.waiting.pop_front()?;
         let (release, step_began, reply) = (image.release(), self.clock.now(), Some(reply));
-        state.running = Some(Running { path: path.clone(), release, step_began, reply });
+        state.running = Some(BackupsRunning { path: path.clone(), release, step_began, reply });
         Some((Writing::Waiting(image), path))
     }
 
@@ -207,7 +207,7 @@ impl BackupWorker {
     /// Waits for `time` and returns the time at which the next step begins. Returns `None` if the caller was already
     /// answered.
     fn pause(&self, time: Duration) -> Option<Moment> {
-        let open = |state: &mut State| state.over.is_none();
+        let open = |state: &mut BackupsState| state.over.is_none();
         let waited = self.desk.changed.wait_timeout_while(self.desk.lock(), time, open);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let (running, now) = (state.running.as_mut()?, self.clock.now());

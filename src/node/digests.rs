@@ -25,7 +25,7 @@ pub(crate) struct Digests {
     /// The members whose digests count.
     voters: BTreeSet<NodeId>,
     told: BTreeMap<LogIndex, BTreeMap<NodeId, u64>>,
-    undecided: Option<Undecided>,
+    undecided: Option<UndecidedDigest>,
     patience_ticks: u32,
     /// Ticks until the leader may force another comparison.
     rest_ticks: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Digests {
 
 /// A difference without a majority.
 #[derive(Debug)]
-struct Undecided {
+struct UndecidedDigest {
     index: LogIndex,
     /// Ticks in which missing digests may still resolve it.
     ticks_left: u32,
@@ -69,7 +69,7 @@ impl Digests {
             told.retain(|node, _| *node == me || voters.contains(node));
         }
         // The member that caused the difference may have been removed, and then nothing else would resolve it.
-        let is_open = |undecided: &Undecided| {
+        let is_open = |undecided: &UndecidedDigest| {
             self.told
                 .get(&undecided.index)
                 .is_some_and(|told| self.judge(told) == DigestVerdict::Nobody)
@@ -115,7 +115,7 @@ impl Digests {
         match verdict {
             DigestVerdict::Nobody => {
                 let ticks_left = self.patience_ticks;
-                self.undecided.get_or_insert(Undecided { index, ticks_left });
+                self.undecided.get_or_insert(UndecidedDigest { index, ticks_left });
             }
             // A digest covers the whole state. If a majority agrees later on, the earlier difference is resolved.
             _ => {

@@ -22,11 +22,11 @@ pub(crate) struct Identity {
     supported_version: ClusterVersion,
     /// The configured founding members, for a cluster that does not exist yet.
     founders: BTreeMap<NodeId, Contact>,
-    known: Mutex<Known>,
+    known: Mutex<KnownIdentity>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownIdentity {
     standing: FoundingState,
     members: Arc<Members>,
     /// Whether other members may still need to talk to a removed member.
@@ -51,7 +51,11 @@ impl Identity {
             address: settings.contact.address.clone(),
             supported_version: settings.supported_version,
             founders: settings.members.clone(),
-            known: Mutex::new(Known { standing, members: Arc::default(), unsettled: false }),
+            known: Mutex::new(KnownIdentity {
+                standing,
+                members: Arc::default(),
+                unsettled: false,
+            }),
         }
     }
 
@@ -63,7 +67,7 @@ impl Identity {
         self.incarnation
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownIdentity> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

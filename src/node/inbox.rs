@@ -17,7 +17,7 @@ use crate::transport::{JoinReply, Receiver, Refused};
 use crate::wal;
 
 use super::answer::{CallError, CallResult, ReplyTo};
-use super::lease_calls::LeaseCall;
+use super::lease_calls::PendingLeaseCall;
 use super::parker::{Parker, Sleeper};
 use super::reads::ReadWaiter;
 use super::request_trace::RequestTrace;
@@ -60,7 +60,7 @@ pub(crate) enum Input {
     /// A caller resumes a session whose lease exists.
     ResumeSession(SessionResuming),
     /// A caller renews a lease, or asks for its remaining TTL.
-    Lease(LeaseCall),
+    Lease(PendingLeaseCall),
     /// A session was closed or detached, or a claim on it was dropped.
     PartSession(Arc<SharedSession>, Parting),
     /// A node that is not a member asks to join.
@@ -112,7 +112,7 @@ pub(crate) struct Write {
 
 /// The queue of inputs. See the module.
 pub(crate) struct Inbox {
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
     parker: Parker,
     on_push: Box<dyn Fn() + Send + Sync>,
     peer_bytes_max: usize,
@@ -120,14 +120,14 @@ pub(crate) struct Inbox {
 }
 
 #[derive(Default)]
-struct State {
+struct InboxState {
     inputs: Vec<Input>,
     peer_bytes: usize,
     closed: bool,
     waits: bool,
 }
 
-impl Sleeper for State {
+impl Sleeper for InboxState {
     fn is_idle(&self) -> bool {
         self.inputs.is_empty()
     }

@@ -24,7 +24,7 @@ pub(crate) enum LeaseRequest {
 }
 
 /// A call for one lease.
-pub(crate) struct LeaseCall {
+pub(crate) struct PendingLeaseCall {
     pub(crate) lease: LeaseId,
     pub(crate) lease_request: LeaseRequest,
     pub(crate) deadline: Moment,
@@ -48,7 +48,7 @@ pub(crate) struct LeaseQuestion {
 /// The unanswered calls.
 pub(crate) struct LeaseCalls {
     /// Calls that are not part of a question yet.
-    waiting: BTreeMap<(LeaseId, LeaseRequest), Vec<LeaseCall>>,
+    waiting: BTreeMap<(LeaseId, LeaseRequest), Vec<PendingLeaseCall>>,
     asked: BTreeMap<u64, InFlight>,
     next_round: u64,
     ask_again: Duration,
@@ -56,7 +56,7 @@ pub(crate) struct LeaseCalls {
 
 struct InFlight {
     sent: Moment,
-    calls: BTreeMap<(LeaseId, LeaseRequest), Vec<LeaseCall>>,
+    calls: BTreeMap<(LeaseId, LeaseRequest), Vec<PendingLeaseCall>>,
 }
 
 impl InFlight {
@@ -76,7 +76,7 @@ impl LeaseCalls {
         Self { waiting, asked, next_round: 1, ask_again }
     }
 
-    pub(crate) fn add(&mut self, call: LeaseCall) {
+    pub(crate) fn add(&mut self, call: PendingLeaseCall) {
         self.waiting.entry((call.lease, call.lease_request)).or_default().push(call);
     }
 
@@ -103,7 +103,7 @@ impl LeaseCalls {
     /// missing from it are asked for again later.
     pub(crate) fn answered(&mut self, round: u64, living: &[LeaseLife], gone: &[LeaseId]) {
         let Some(asked) = self.asked.get_mut(&round) else { return };
-        let mut done: Vec<(LeaseCall, Result<Duration, CallError>)> = Vec::new();
+        let mut done: Vec<(PendingLeaseCall, Result<Duration, CallError>)> = Vec::new();
         for lease_request in [LeaseRequest::Renew, LeaseRequest::Look] {
             for LeaseLife { lease, left } in living {
                 let calls = asked.calls.remove(&(*lease, lease_request)).unwrap_or_default();
@@ -137,7 +137,8 @@ impl LeaseCalls {
         let asked = self.asked.values_mut().map(|asked| &mut asked.calls);
         for calls in asked.chain([&mut self.waiting]) {
             calls.retain(|_, calls| {
-                let over = |call: &mut LeaseCall| call.deadline <= now || call.reply.is_gone();
+                let over =
+                    |call: &mut PendingLeaseCall| call.deadline <= now || call.reply.is_gone();
                 for call in calls.extract_if(.., over) {
                     // The leader may have received the renewal.
                     let maybe_applied = call.lease_request == LeaseRequest::Renew;
@@ -184,7 +185,7 @@ mod tests {
     fn call(calls: &mut LeaseCalls, id: u64, lease_request: LeaseRequest) -> Answer {
         let (sender, answer) = oneshot::channel();
         let (deadline, reply) = (at(5000), ReplyTo::Waiting(sender));
-        calls.add(LeaseCall {
+        calls.add(PendingLeaseCall {
             lease: lease(id),
             lease_request,
             deadline,

@@ -16,12 +16,12 @@ use crate::wal;
 #[derive(Debug, Default)]
 pub(crate) struct LogTimes {
     /// Ordered by number and by index, without overlaps.
-    groups: VecDeque<Written>,
+    groups: VecDeque<WriteTime>,
 }
 
 /// A group of entries in the log.
 #[derive(Debug)]
-struct Written {
+struct WriteTime {
     number: u64,
     first: LogIndex,
     last: LogIndex,
@@ -56,12 +56,12 @@ impl LogTimes {
             }
             self.groups.pop_back();
         }
-        self.groups.push_back(Written { number, first, last, queued: now, durable: None });
+        self.groups.push_back(WriteTime { number, first, last, queued: now, durable: None });
     }
 
     /// Records that all groups up to `number` were durable at `now`.
     pub(crate) fn durable(&mut self, number: u64, now: Moment) {
-        let later = |group: &&mut Written| group.number > number;
+        let later = |group: &&mut WriteTime| group.number > number;
         let news = self.groups.iter_mut().rev().skip_while(later);
         for group in news.take_while(|group| group.durable.is_none()) {
             group.durable = Some(now);

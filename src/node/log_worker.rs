@@ -20,13 +20,13 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_millis(500);
 
 /// The queue of groups for the log.
 pub(crate) struct LogQueue {
-    state: Mutex<State>,
+    state: Mutex<LogWorkerState>,
     parker: Parker,
     on_push: Box<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Default)]
-struct State {
+struct LogWorkerState {
     groups: Vec<wal::Group>,
     /// The index up to which the log can be truncated at its front.
     cut: Option<LogIndex>,
@@ -34,7 +34,7 @@ struct State {
     waits: bool,
 }
 
-impl Sleeper for State {
+impl Sleeper for LogWorkerState {
     fn is_idle(&self) -> bool {
         self.groups.is_empty() && self.cut.is_none() && !self.closed
     }
@@ -44,7 +44,7 @@ impl Sleeper for State {
     }
 }
 
-impl State {
+impl LogWorkerState {
     fn take(&mut self) -> Option<(Vec<wal::Group>, Option<LogIndex>)> {
         if self.closed && self.groups.is_empty() {
             return None;
@@ -117,7 +117,7 @@ impl LogQueue {
 
 /// The part that runs on the log thread.
 pub(crate) struct LogWorker {
-    writer: wal::Writer,
+    writer: wal::LogWriter,
     queue: Arc<LogQueue>,
     inbox: Arc<Inbox>,
     /// Groups that were taken from the queue and do not fit on the disk.
@@ -147,7 +147,7 @@ pub(crate) enum LogTurn {
 impl LogWorker {
     /// Returns a worker that takes from `queue` and reports to `inbox`.
     pub(crate) fn new(
-        writer: wal::Writer,
+        writer: wal::LogWriter,
         queue: Arc<LogQueue>,
         inbox: Arc<Inbox>,
         clock: Arc<dyn Clock>,

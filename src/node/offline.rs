@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::env::Env;
 use crate::machine::{Machine, MachineOptions, Restore};
 use crate::model::{ClusterId, Incarnation, LogIndex, Members, Revision, SnapshotId};
-use crate::snapshot::{Folder, Reader, SnapshotError};
+use crate::snapshot::{Folder, SnapshotError, SnapshotReader};
 use crate::wal::{self, LogError};
 
 use super::driver::apply_entry;
@@ -55,14 +55,14 @@ pub(crate) fn load_file(
     path: &Path,
     observe: Observer<'_>,
 ) -> Result<(ClusterId, SnapshotId, Machine), OfflineError> {
-    let reader = Reader::open_received(&env.disk, path)?;
+    let reader = SnapshotReader::open_received(&env.disk, path)?;
     let cluster = reader.cluster();
     let (id, machine) = load(reader, path, observe)?;
     Ok((cluster, id, machine))
 }
 
 fn load(
-    mut reader: Reader,
+    mut reader: SnapshotReader,
     path: &Path,
     observe: Observer<'_>,
 ) -> Result<(SnapshotId, Machine), OfflineError> {

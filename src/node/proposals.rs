@@ -39,7 +39,7 @@ pub(crate) struct Proposals {
     next: u64,
     open: BTreeMap<u64, Open>,
     /// The keys of `open`, as ranges.
-    spans: Spans,
+    spans: RequestSpans,
     /// Requests that must be sent, for the first time or again.
     unsent: BTreeSet<u64>,
     /// In the order in which they were sent.
@@ -112,7 +112,7 @@ impl Proposals {
             incarnation,
             next: 1,
             open: BTreeMap::new(),
-            spans: Spans::default(),
+            spans: RequestSpans::default(),
             unsent: BTreeSet::new(),
             sent: VecDeque::new(),
             deadlines: BTreeSet::new(),
@@ -366,9 +366,9 @@ impl Proposals {
 
 /// A set of numbers as ranges. Numbers are added in order and removed in almost the same order.
 #[derive(Default)]
-struct Spans(BTreeMap<u64, u64>);
+struct RequestSpans(BTreeMap<u64, u64>);
 
-impl Spans {
+impl RequestSpans {
     /// Adds a number that is greater than all before.
     fn push(&mut self, number: u64) {
         if let Some(mut last) = self.0.last_entry() {

@@ -101,7 +101,7 @@ pub enum ResumeSessionError {
 
 /// The session state that was last reported to watchers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Told {
+pub(crate) enum ReportedState {
     Active,
     RenewalOverdue,
     Ended(SessionEndReason),
@@ -132,17 +132,17 @@ pub(crate) struct SharedSession {
     pub(crate) label: String,
     /// Numbers that were given out so far.
     numbers: AtomicU64,
-    belief: Mutex<Belief>,
-    told: watch::Sender<Told>,
+    belief: Mutex<SessionBelief>,
+    told: watch::Sender<ReportedState>,
 }
 
 #[derive(Debug)]
-struct Belief {
+struct SessionBelief {
     valid_until: Moment,
     ended: Option<SessionEndReason>,
 }
 
-impl Belief {
+impl SessionBelief {
     /// Returns the reason for which the session has ended, if it has. A call after `valid_until` ends it.
     fn end(&mut self, now: Moment) -> Option<SessionEndReason> {
         if self.ended.is_none() && now >= self.valid_until {
@@ -155,8 +155,8 @@ impl Belief {
 impl SharedSession {
     pub(super) fn new(lease: LeaseId, terms: SessionTerms, valid_until: Moment) -> Self {
         let SessionTerms { ttl, delay, label, own: _ } = terms;
-        let belief = Mutex::new(Belief { valid_until, ended: None });
-        let told = watch::Sender::new(Told::Active);
+        let belief = Mutex::new(SessionBelief { valid_until, ended: None });
+        let told = watch::Sender::new(ReportedState::Active);
         Self { lease, ttl, delay, label, numbers: AtomicU64::new(0), belief, told }
     }
 
@@ -183,7 +183,7 @@ impl SharedSession {
     pub(crate) fn end(&self, now: Moment) -> Option<SessionEndReason> {
         let ended = self.belief.lock().unwrap_or_else(PoisonError::into_inner).end(now);
         if let Some(why) = ended {
-            self.tell(Told::Ended(why));
+            self.tell(ReportedState::Ended(why));
         }
         ended
     }
@@ -207,7 +207,7 @@ impl SharedSession {
 
     /// Returns a receiver that is notified when renewals become overdue, when a late renewal succeeds, and when the
     /// session ends. The driver notifies it at its ticks, unless a user of the session notices the change first.
-    pub(crate) fn watch(&self) -> watch::Receiver<Told> {
+    pub(crate) fn watch(&self) -> watch::Receiver<ReportedState> {
         self.told.subscribe()
     }
 
@@ -219,7 +219,7 @@ impl SharedSession {
             belief.ended.get_or_insert(why);
             before
         };
-        self.tell(Told::Ended(before.unwrap_or(why)));
+        self.tell(ReportedState::Ended(before.unwrap_or(why)));
         before
     }
 
@@ -227,18 +227,18 @@ impl SharedSession {
     pub(super) fn notice(&self, now: Moment, drift: Drift) -> SessionState {
         let standing = self.standing(now, drift);
         self.tell(match standing {
-            SessionState::Active(_) => Told::Active,
-            SessionState::RenewalOverdue(_) => Told::RenewalOverdue,
-            SessionState::Ended(why) => Told::Ended(why),
+            SessionState::Active(_) => ReportedState::Active,
+            SessionState::RenewalOverdue(_) => ReportedState::RenewalOverdue,
+            SessionState::Ended(why) => ReportedState::Ended(why),
         });
         standing
     }
 
-    fn tell(&self, news: Told) {
+    fn tell(&self, news: ReportedState) {
         waking(|| {
             self.told.send_if_modified(|told| {
                 // Watchers are notified of the end once, and of nothing after it.
-                let is_news = *told != news && !matches!(told, Told::Ended(_));
+                let is_news = *told != news && !matches!(told, ReportedState::Ended(_));
                 if is_news {
                     *told = news;
                 }
@@ -350,18 +350,18 @@ mod tests {
             let news = watch.has_changed().unwrap();
             (news, *watch.borrow_and_update())
         };
-        assert_eq!(told(&state, 1000), (false, Told::Active));
-        assert_eq!(told(&state, 2000), (true, Told::RenewalOverdue));
-        assert_eq!(told(&state, 2100), (false, Told::RenewalOverdue));
+        assert_eq!(told(&state, 1000), (false, ReportedState::Active));
+        assert_eq!(told(&state, 2000), (true, ReportedState::RenewalOverdue));
+        assert_eq!(told(&state, 2100), (false, ReportedState::RenewalOverdue));
         state.renew(at(4000), at(2200));
-        assert_eq!(told(&state, 2200), (true, Told::Active));
+        assert_eq!(told(&state, 2200), (true, ReportedState::Active));
         assert_eq!(state.finish(SessionEndReason::Detached, at(2300)), None);
-        assert_eq!(told(&state, 2300), (true, Told::Ended(SessionEndReason::Detached)));
+        assert_eq!(told(&state, 2300), (true, ReportedState::Ended(SessionEndReason::Detached)));
         assert_eq!(
             state.finish(SessionEndReason::Closed, at(9000)),
             Some(SessionEndReason::Detached)
         );
-        assert_eq!(told(&state, 9000), (false, Told::Ended(SessionEndReason::Detached)));
+        assert_eq!(told(&state, 9000), (false, ReportedState::Ended(SessionEndReason::Detached)));
     }
 
     #[test]

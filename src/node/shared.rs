@@ -23,7 +23,7 @@ use crate::watch::{Hub, waking};
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::health::{Health, HealthSample};
 use super::inbox::{Inbox, Input, Write};
-use super::lease_calls::{LeaseCall, LeaseRequest};
+use super::lease_calls::{LeaseRequest, PendingLeaseCall};
 use super::quota::growth;
 use super::reads::ReadWaiter;
 use super::request_trace::{RequestTrace, ending};
@@ -666,7 +666,13 @@ impl Shared {
         let open = self.admit_read()?;
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
-        self.push(Input::Lease(LeaseCall { lease, lease_request, deadline, _open: open, reply }));
+        self.push(Input::Lease(PendingLeaseCall {
+            lease,
+            lease_request,
+            deadline,
+            _open: open,
+            reply,
+        }));
         self.answer(receiver, lease_request == LeaseRequest::Renew).await
     }
 

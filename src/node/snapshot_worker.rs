@@ -27,7 +27,7 @@ use thiserror::Error;
 use crate::env::Env;
 use crate::machine::{Image, Machine, MachineOptions, Restore, RestoreError};
 use crate::model::{Members, Moment, NodeId, SnapshotId};
-use crate::snapshot::{Appended, Check, Folder, Partial, Reader, SnapshotError};
+use crate::snapshot::{Appended, Check, Folder, Partial, SnapshotError, SnapshotReader};
 
 use super::inbox::{Inbox, Input};
 use super::parker::{Parker, Sleeper};
@@ -87,26 +87,26 @@ pub(crate) enum ReceiveError {
     File(#[from] SnapshotError),
     /// The content is not a valid state.
     #[error(transparent)]
-    State(#[from] RestoreError),
+    SnapshotWorkerState(#[from] RestoreError),
 }
 
 impl ReceiveError {
     /// Returns whether only a newer build can read the snapshot, so that fetching it again is useless.
     pub(crate) fn needs_upgrade(&self) -> bool {
         matches!(self, Self::File(SnapshotError::Newer { .. }))
-            || matches!(self, Self::State(RestoreError::Outgrown(_)))
+            || matches!(self, Self::SnapshotWorkerState(RestoreError::Outgrown(_)))
     }
 }
 
 /// The queue of jobs for the worker.
 pub(crate) struct SnapshotQueue {
-    state: Mutex<State>,
+    state: Mutex<SnapshotWorkerState>,
     parker: Parker,
     on_push: Box<dyn Fn() + Send + Sync>,
 }
 
 #[derive(Default)]
-struct State {
+struct SnapshotWorkerState {
     jobs: VecDeque<Job>,
     /// Number of queued reads for peers.
     reads: usize,
@@ -116,7 +116,7 @@ struct State {
     waits: bool,
 }
 
-impl Sleeper for State {
+impl Sleeper for SnapshotWorkerState {
     fn is_idle(&self) -> bool {
         self.jobs.is_empty() && !self.closed
     }
@@ -126,7 +126,7 @@ impl Sleeper for State {
     }
 }
 
-impl State {
+impl SnapshotWorkerState {
     /// Counts a job, and returns whether it exceeds the limits. Only the jobs that peers cause are limited; the
     /// driver bounds the others itself.
     fn is_full_for(&mut self, job: &Job) -> bool {
@@ -228,7 +228,7 @@ enum ReceivingStage {
 /// A snapshot that is being verified before it is sent.
 struct Proving {
     id: SnapshotId,
-    reader: Reader,
+    reader: SnapshotReader,
     /// The parts that peers wait for.
     asks: BTreeSet<(NodeId, u64)>,
 }
@@ -642,7 +642,8 @@ mod tests {
                 assert_eq!(named(&bench), usize::from(is_sound && told.len() == 3));
             }
             let Some(Input::Snapshot(last)) = told.pop() else { panic!("news") };
-            let failed = matches!(last, News::NotReceived { why: ReceiveError::State(_), .. });
+            let failed =
+                matches!(last, News::NotReceived { why: ReceiveError::SnapshotWorkerState(_), .. });
             assert!(failed != is_sound && matches!(last, News::Loaded { .. }) == is_sound);
             assert_eq!(bench.worker.folder.unfinished().unwrap(), None);
         }

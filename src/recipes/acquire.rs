@@ -44,11 +44,11 @@ pub(crate) struct Asked {
 /// leaves the queue.
 #[must_use = "dropping this leaves the queue"]
 pub struct Acquire<G> {
-    inner: Inner,
+    inner: AcquireInner,
     guard: PhantomData<fn() -> G>,
 }
 
-enum Inner {
+enum AcquireInner {
     /// The owner already held the lock.
     True(Option<Hold>),
     Waits(Waits),
@@ -70,7 +70,7 @@ struct Waits {
 impl<G: OfHold> Acquire<G> {
     /// Returns a request that is already granted.
     pub(crate) fn come_true(hold: Hold) -> Self {
-        Self { inner: Inner::True(Some(hold)), guard: PhantomData }
+        Self { inner: AcquireInner::True(Some(hold)), guard: PhantomData }
     }
 
     /// Returns a request for an entry that is already queued.
@@ -82,7 +82,7 @@ impl<G: OfHold> Acquire<G> {
     ) -> Self {
         let (session, owner) = (session.clone(), None);
         let waits = Waits { session, lines, place, turn, owner, looked: None, is_over: false };
-        Self { inner: Inner::Waits(waits), guard: PhantomData }
+        Self { inner: AcquireInner::Waits(waits), guard: PhantomData }
     }
 
     /// Enqueues a request.
@@ -129,7 +129,7 @@ impl<G: OfHold> Acquire<G> {
         let session = session.clone();
         let owner = owner.map(|(owner, mode)| (owner, names, mode));
         let waits = Waits { session, lines, place, turn, owner, looked: None, is_over: false };
-        Ok(Self { inner: Inner::Waits(waits), guard: PhantomData })
+        Ok(Self { inner: AcquireInner::Waits(waits), guard: PhantomData })
     }
 }
 
@@ -149,8 +149,8 @@ impl<G> Acquire<G> {
     /// Returns `None` while the position is not known yet, and after the request has been settled.
     pub fn position(&self) -> Option<usize> {
         match &self.inner {
-            Inner::True(_) => None,
-            Inner::Waits(waits) => match waits.turn.stage(None) {
+            AcquireInner::True(_) => None,
+            AcquireInner::Waits(waits) => match waits.turn.stage(None) {
                 Stage::Asked | Stage::Stands(_) => waits.lines.before(&waits.place, &waits.turn),
                 Stage::Holds(_) | Stage::Failed(_) => None,
             },
@@ -162,11 +162,11 @@ impl<G> Acquire<G> {
     /// Leaves the queue, and waits until the request has no key there and will not get one.
     pub(super) async fn leave(mut self) -> Result<(), Error> {
         match &mut self.inner {
-            Inner::True(hold) => match hold.take() {
+            AcquireInner::True(hold) => match hold.take() {
                 Some(hold) => hold.release().await.map(drop),
                 None => Ok(()),
             },
-            Inner::Waits(waits) => {
+            AcquireInner::Waits(waits) => {
                 waits.give_up(LockError::Evicted);
                 waits.gone().await
             }
@@ -330,11 +330,11 @@ impl<G: OfHold> Future for Acquire<G> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.inner {
-            Inner::True(hold) => match hold.take() {
+            AcquireInner::True(hold) => match hold.take() {
                 Some(hold) => Poll::Ready(Ok(G::of(hold))),
                 None => Poll::Pending,
             },
-            Inner::Waits(waits) => waits.poll(context).map_ok(G::of),
+            AcquireInner::Waits(waits) => waits.poll(context).map_ok(G::of),
         }
     }
 }
@@ -359,16 +359,16 @@ pub trait Enqueue {
 
 /// The future of a lock call.
 #[must_use = "the lock is not acquired until this is awaited"]
-pub struct LockFuture<C: Enqueue>(State<C>);
+pub struct LockFuture<C: Enqueue>(AcquireState<C>);
 
-enum State<C: Enqueue> {
+enum AcquireState<C: Enqueue> {
     Call(Option<C>),
     Acquire(Acquire<C::Guard>),
 }
 
 impl<C: Enqueue> LockFuture<C> {
     pub(crate) fn of(call: C) -> Self {
-        Self(State::Call(Some(call)))
+        Self(AcquireState::Call(Some(call)))
     }
 }
 
@@ -376,17 +376,17 @@ impl<C: Enqueue + Unpin> Future for LockFuture<C> {
     type Output = Result<C::Guard, LockError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let State::Call(call) = &mut self.0 {
+        if let AcquireState::Call(call) = &mut self.0 {
             // A completed future stays pending if it is polled again.
             let Some(call) = call.take() else { return Poll::Pending };
             match call.enqueue() {
-                Ok(acquire) => self.0 = State::Acquire(acquire),
+                Ok(acquire) => self.0 = AcquireState::Acquire(acquire),
                 Err(why) => return Poll::Ready(Err(why)),
             }
         }
         match &mut self.0 {
-            State::Acquire(acquire) => Pin::new(acquire).poll(context),
-            State::Call(_) => Poll::Pending,
+            AcquireState::Acquire(acquire) => Pin::new(acquire).poll(context),
+            AcquireState::Call(_) => Poll::Pending,
         }
     }
 }

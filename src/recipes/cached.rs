@@ -126,11 +126,11 @@ impl<T: Send + Sync + 'static> IntoFuture for CachedCall<T> {
             // call.
             let rows = call.await?;
             let watch = watch_after(&client, &range, rows.revision)?;
-            let mut kept = Kept::new(watch);
+            let mut kept = CachedRow::new(watch);
             kept.replace(rows.kvs, rows.revision, &parse);
             let seen = kept.changed_at;
-            let news = Arc::new(News(watch::Sender::new(())));
-            let inner = Inner { client, range, parse, news, kept: Mutex::new(kept) };
+            let news = Arc::new(CachedUpdate(watch::Sender::new(())));
+            let inner = CachedInner { client, range, parse, news, kept: Mutex::new(kept) };
             Ok(Cached { inner: Arc::new(inner), seen })
         })
     }
@@ -155,36 +155,36 @@ fn watch_after(client: &Client, range: &KeyRange, seen: Revision) -> Result<Watc
 /// A read processes the changes since the last one and takes a lock for that time. The first read
 /// after a change copies the map of entries if an older [`View`] is still in use.
 pub struct Cached<T = KeyValue> {
-    inner: Arc<Inner<T>>,
+    inner: Arc<CachedInner<T>>,
     /// Revision of the last change that this handle has seen.
     seen: Revision,
 }
 
-struct Inner<T> {
+struct CachedInner<T> {
     client: Client,
     range: KeyRange,
     parse: Parse<T>,
-    news: Arc<News>,
-    kept: Mutex<Kept<T>>,
+    news: Arc<CachedUpdate>,
+    kept: Mutex<CachedRow<T>>,
 }
 
 /// Notified when the watch has events. The watch holds it, and it does not hold the watch.
-struct News(watch::Sender<()>);
+struct CachedUpdate(watch::Sender<()>);
 
-impl Wake for News {
+impl Wake for CachedUpdate {
     fn wake(self: Arc<Self>) {
         self.0.send_replace(());
     }
 }
 
-struct Kept<T> {
+struct CachedRow<T> {
     watch: Watch,
     view: View<T>,
     /// Revision of the last change in the range.
     changed_at: Revision,
 }
 
-impl<T> Kept<T> {
+impl<T> CachedRow<T> {
     fn new(watch: Watch) -> Self {
         let view = View { rows: Arc::default(), revision: Revision::default() };
         Self { watch, view, changed_at: Revision::default() }
@@ -270,10 +270,10 @@ impl<T: Send + Sync + 'static> Cached<T> {
     }
 }
 
-impl<T> Inner<T> {
+impl<T> CachedInner<T> {
     /// Locks the state. If `parse` panicked before, some events of the watch are lost, so
     /// everything is read again.
-    fn lock(&self) -> Result<MutexGuard<'_, Kept<T>>, Error> {
+    fn lock(&self) -> Result<MutexGuard<'_, CachedRow<T>>, Error> {
         self.kept.lock().or_else(|fallen| {
             self.kept.clear_poison();
             let mut kept = fallen.into_inner();
@@ -283,7 +283,7 @@ impl<T> Inner<T> {
 
     /// Processes the available events of the watch. If there are no more, registers `waker` for the
     /// next ones.
-    fn look(&self, waker: Option<&Waker>) -> Result<MutexGuard<'_, Kept<T>>, Error> {
+    fn look(&self, waker: Option<&Waker>) -> Result<MutexGuard<'_, CachedRow<T>>, Error> {
         let mut kept = self.lock()?;
         loop {
             let next = match waker {
@@ -322,7 +322,7 @@ impl<T> Inner<T> {
     }
 
     /// Reads everything again, because intermediate changes were compacted.
-    fn again(&self, kept: &mut Kept<T>) -> Result<(), Error> {
+    fn again(&self, kept: &mut CachedRow<T>) -> Result<(), Error> {
         let client = &self.client;
         if client.shared.stop_reason().is_some() {
             return Err(self.stopped());
@@ -349,7 +349,7 @@ impl<T> Clone for Cached<T> {
 
 impl<T> std::fmt::Debug for Cached<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Inner { range, .. } = &*self.inner;
+        let CachedInner { range, .. } = &*self.inner;
         f.debug_struct("Cached").field("range", range).field("seen", &self.seen).finish()
     }
 }

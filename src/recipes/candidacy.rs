@@ -30,7 +30,7 @@ use super::call::after_pause;
 use super::election::{Election, Leadership};
 use super::error::{LockError, LostReason};
 use super::hold::Released;
-use super::leader_task::Shared;
+use super::leader_task::SharedLeadership;
 
 /// A standing candidacy. Created by [`Election::candidacy`]. To share it among tasks, put it into
 /// an [`Arc`]. Dropping it resigns, or leaves the queue, in the background; [`Candidacy::withdraw`]
@@ -61,12 +61,12 @@ use super::leader_task::Shared;
 pub struct Candidacy {
     election: Election,
     value: Bytes,
-    state: Mutex<State>,
-    news: Arc<News>,
+    state: Mutex<CandidacyState>,
+    news: Arc<CandidacyUpdate>,
 }
 
 /// State of the candidacy; see the module.
-enum State {
+enum CandidacyState {
     /// Queued, or granted without having been polled.
     Stands(Acquire<Leadership>),
     /// Leader, or lost without having been polled.
@@ -80,7 +80,7 @@ enum State {
 }
 
 /// Result of a check.
-enum Sight {
+enum CandidacyView {
     Leads(Arc<Leadership>),
     Waits,
     Pauses(Moment),
@@ -89,9 +89,9 @@ enum Sight {
 
 /// Notifies all waiting tasks that they should check again.
 #[derive(Default)]
-struct News(Notify);
+struct CandidacyUpdate(Notify);
 
-impl Wake for News {
+impl Wake for CandidacyUpdate {
     fn wake(self: Arc<Self>) {
         self.0.notify_waiters();
     }
@@ -132,15 +132,15 @@ impl Candidacy {
     /// [`Hold::valid_until`](crate::lock::Hold::valid_until). Reads local memory and the clock only and
     /// never blocks, so it can be called often.
     pub fn is_leader(&self) -> bool {
-        matches!(self.look(false), Sight::Leads(_))
+        matches!(self.look(false), CandidacyView::Leads(_))
     }
 
     /// Returns the current term if it is the leader: for its token, its transactions, and to wait
     /// for its loss.
     pub fn leadership(&self) -> Option<Arc<Leadership>> {
         match self.look(false) {
-            Sight::Leads(leadership) => Some(leadership),
-            Sight::Waits | Sight::Pauses(_) | Sight::Over(_) => None,
+            CandidacyView::Leads(leadership) => Some(leadership),
+            CandidacyView::Waits | CandidacyView::Pauses(_) | CandidacyView::Over(_) => None,
         }
     }
 
@@ -182,10 +182,10 @@ impl Candidacy {
             // Register first, so that changes after the check wake this task.
             news.as_mut().enable();
             match self.look(true) {
-                Sight::Leads(leadership) => return Ok(leadership),
-                Sight::Over(why) => return Err(why),
-                Sight::Waits => news.await,
-                Sight::Pauses(until) => tokio::select! {
+                CandidacyView::Leads(leadership) => return Ok(leadership),
+                CandidacyView::Over(why) => return Err(why),
+                CandidacyView::Waits => news.await,
+                CandidacyView::Pauses(until) => tokio::select! {
                     biased;
                     () = news => {}
                     () = shared.sleep_until(until) => {}
@@ -198,12 +198,12 @@ impl Candidacy {
     /// Returns `None` while the position is not known, and while it is not queued.
     pub fn position(&self) -> Option<usize> {
         match self.look(false) {
-            Sight::Leads(_) => Some(0),
-            Sight::Waits => match &*self.lock() {
-                State::Stands(acquire) => acquire.position(),
+            CandidacyView::Leads(_) => Some(0),
+            CandidacyView::Waits => match &*self.lock() {
+                CandidacyState::Stands(acquire) => acquire.position(),
                 _ => None,
             },
-            Sight::Pauses(_) | Sight::Over(_) => None,
+            CandidacyView::Pauses(_) | CandidacyView::Over(_) => None,
         }
     }
 
@@ -217,69 +217,76 @@ impl Candidacy {
     /// - [`Error::Stopped`]: the node has stopped. The remaining keys go with the session.
     pub async fn withdraw(mut self) -> Result<Released, Error> {
         match self.take() {
-            State::Leads(leadership) => Shared(leadership).0.end().await,
-            State::Stands(acquire) => acquire.leave().await.map(|()| Released::Now),
-            State::Over(LockError::SessionEnded(end)) => {
+            CandidacyState::Leads(leadership) => SharedLeadership(leadership).0.end().await,
+            CandidacyState::Stands(acquire) => acquire.leave().await.map(|()| Released::Now),
+            CandidacyState::Over(LockError::SessionEnded(end)) => {
                 Ok(Released::AlreadyLost(LostReason::SessionEnded(end)))
             }
-            State::Over(LockError::NodeStopped(reason)) => {
+            CandidacyState::Over(LockError::NodeStopped(reason)) => {
                 Ok(Released::AlreadyLost(LostReason::NodeStopped(reason)))
             }
-            State::Pauses(_) | State::Over(_) | State::InHand { .. } => Ok(Released::Now),
+            CandidacyState::Pauses(_) | CandidacyState::Over(_) | CandidacyState::InHand { .. } => {
+                Ok(Released::Now)
+            }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CandidacyState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes the state; there are no other callers any more.
-    fn take(&mut self) -> State {
+    fn take(&mut self) -> CandidacyState {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(state, State::InHand { again: false })
+        std::mem::replace(state, CandidacyState::InHand { again: false })
     }
 
     /// Advances the state and returns the result. A caller that waits (`waits`) and has registered
     /// for notifications before this call is notified of every later change.
-    fn look(&self, waits: bool) -> Sight {
+    fn look(&self, waits: bool) -> CandidacyView {
         let leadership = match &mut *self.lock() {
-            State::InHand { again } => {
+            CandidacyState::InHand { again } => {
                 *again |= waits;
-                return Sight::Waits;
+                return CandidacyView::Waits;
             }
-            State::Over(why) => return Sight::Over(why.clone()),
-            State::Pauses(until) if !self.is_due(*until) => return Sight::Pauses(*until),
-            State::Leads(leadership) => Some(Arc::clone(leadership)),
-            State::Stands(_) | State::Pauses(_) => None,
+            CandidacyState::Over(why) => return CandidacyView::Over(why.clone()),
+            CandidacyState::Pauses(until) if !self.is_due(*until) => {
+                return CandidacyView::Pauses(*until);
+            }
+            CandidacyState::Leads(leadership) => Some(Arc::clone(leadership)),
+            CandidacyState::Stands(_) | CandidacyState::Pauses(_) => None,
         };
         // Fast path for a leader that is asked often.
         if let Some(leadership) = leadership
             && leadership.is_leader()
         {
-            return Sight::Leads(leadership);
+            return CandidacyView::Leads(leadership);
         }
         let mut state = {
             let mut state = self.lock();
-            if let State::InHand { again } = &mut *state {
+            if let CandidacyState::InHand { again } = &mut *state {
                 *again |= waits;
-                return Sight::Waits;
+                return CandidacyView::Waits;
             }
-            std::mem::replace(&mut *state, State::InHand { again: false })
+            std::mem::replace(&mut *state, CandidacyState::InHand { again: false })
         };
         let sight = loop {
             state = self.move_on(state);
             let mut held = self.lock();
             // The waker may have fired while this call had taken the state, so that the woken task
             // found nothing.
-            if matches!((&*held, &state), (State::InHand { again: true }, State::Stands(_))) {
-                *held = State::InHand { again: false };
+            if matches!(
+                (&*held, &state),
+                (CandidacyState::InHand { again: true }, CandidacyState::Stands(_))
+            ) {
+                *held = CandidacyState::InHand { again: false };
                 continue;
             }
-            let sight = Sight::of(&state);
+            let sight = CandidacyView::of(&state);
             *held = state;
             break sight;
         };
-        if !matches!(sight, Sight::Waits) {
+        if !matches!(sight, CandidacyView::Waits) {
             self.news.0.notify_waiters();
         }
         sight
@@ -293,64 +300,70 @@ impl Candidacy {
     }
 
     /// Advances a state.
-    fn move_on(&self, mut state: State) -> State {
+    fn move_on(&self, mut state: CandidacyState) -> CandidacyState {
         let waker = Waker::from(Arc::clone(&self.news));
         let mut context = Context::from_waker(&waker);
         loop {
             state = match state {
-                State::Stands(mut acquire) => match Pin::new(&mut acquire).poll(&mut context) {
-                    Poll::Pending => return State::Stands(acquire),
-                    Poll::Ready(Ok(leadership)) => State::Leads(Arc::new(leadership)),
-                    Poll::Ready(Err(why)) => return failed(&self.election, why),
-                },
-                State::Leads(leadership) => match leadership.is_lost() {
-                    None => return State::Leads(leadership),
+                CandidacyState::Stands(mut acquire) => {
+                    match Pin::new(&mut acquire).poll(&mut context) {
+                        Poll::Pending => return CandidacyState::Stands(acquire),
+                        Poll::Ready(Ok(leadership)) => CandidacyState::Leads(Arc::new(leadership)),
+                        Poll::Ready(Err(why)) => return failed(&self.election, why),
+                    }
+                }
+                CandidacyState::Leads(leadership) => match leadership.is_lost() {
+                    None => return CandidacyState::Leads(leadership),
                     Some(LostReason::SessionEnded(end)) => {
-                        return State::Over(LockError::SessionEnded(end));
+                        return CandidacyState::Over(LockError::SessionEnded(end));
                     }
                     Some(LostReason::NodeStopped(reason)) => {
-                        return State::Over(LockError::NodeStopped(reason));
+                        return CandidacyState::Over(LockError::NodeStopped(reason));
                     }
                     Some(_) => enter(&self.election, &self.value),
                 },
-                State::Pauses(until) if self.is_due(until) => enter(&self.election, &self.value),
-                rest @ (State::Pauses(_) | State::Over(_) | State::InHand { .. }) => return rest,
+                CandidacyState::Pauses(until) if self.is_due(until) => {
+                    enter(&self.election, &self.value)
+                }
+                rest @ (CandidacyState::Pauses(_)
+                | CandidacyState::Over(_)
+                | CandidacyState::InHand { .. }) => return rest,
             }
         }
     }
 }
 
 /// Enqueues the request.
-fn enter(election: &Election, value: &Bytes) -> State {
+fn enter(election: &Election, value: &Bytes) -> CandidacyState {
     match election.campaign(value.clone()).enqueue() {
-        Ok(acquire) => State::Stands(acquire),
+        Ok(acquire) => CandidacyState::Stands(acquire),
         Err(why) => failed(election, why),
     }
 }
 
 /// Returns the state after a failed request.
-fn failed(election: &Election, why: LockError) -> State {
+fn failed(election: &Election, why: LockError) -> CandidacyState {
     match why.may_pass() {
-        true => State::Pauses(after_pause(election.session().shared())),
-        false => State::Over(why),
+        true => CandidacyState::Pauses(after_pause(election.session().shared())),
+        false => CandidacyState::Over(why),
     }
 }
 
-impl Sight {
-    fn of(state: &State) -> Self {
+impl CandidacyView {
+    fn of(state: &CandidacyState) -> Self {
         match state {
-            State::Leads(leadership) => Sight::Leads(Arc::clone(leadership)),
-            State::Stands(_) | State::InHand { .. } => Sight::Waits,
-            State::Pauses(until) => Sight::Pauses(*until),
-            State::Over(why) => Sight::Over(why.clone()),
+            CandidacyState::Leads(leadership) => CandidacyView::Leads(Arc::clone(leadership)),
+            CandidacyState::Stands(_) | CandidacyState::InHand { .. } => CandidacyView::Waits,
+            CandidacyState::Pauses(until) => CandidacyView::Pauses(*until),
+            CandidacyState::Over(why) => CandidacyView::Over(why.clone()),
         }
     }
 }
 
 impl Drop for Candidacy {
     fn drop(&mut self) {
-        if let State::Leads(leadership) = self.take() {
-            drop(Shared(leadership));
+        if let CandidacyState::Leads(leadership) = self.take() {
+            drop(SharedLeadership(leadership));
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::api::{Client, Error, Watch};
 use crate::model::{Event, KeyRange, KeyValue};
 
 /// An item of the stream.
-pub(crate) enum News {
+pub(crate) enum PrefixUpdate {
     /// A snapshot. It replaces everything received before.
     Reset(Vec<KeyValue>),
     /// Changes since the last item, with the previous rows.
@@ -23,12 +23,12 @@ pub(crate) enum News {
 pub(crate) struct Following {
     client: Client,
     prefix: Bytes,
-    state: State,
+    state: FollowingState,
 }
 
 type Looking = Pin<Box<dyn Future<Output = Result<(Watch, Vec<KeyValue>), Error>> + Send>>;
 
-enum State {
+enum FollowingState {
     Nothing,
     Looking(Looking),
     Watching(Watch),
@@ -38,40 +38,43 @@ enum State {
 impl Following {
     /// Creates the stream. Nothing is sent before the first poll.
     pub(crate) fn new(client: Client, prefix: Bytes) -> Self {
-        Self { client, prefix, state: State::Nothing }
+        Self { client, prefix, state: FollowingState::Nothing }
     }
 }
 
 impl Stream for Following {
     /// After an error the stream can be polled again. The error of a stopped node is the last item.
-    type Item = Result<News, Error>;
+    type Item = Result<PrefixUpdate, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             let this = &mut *self;
             match &mut this.state {
-                State::Ended => return Poll::Ready(None),
-                State::Nothing => {
+                FollowingState::Ended => return Poll::Ready(None),
+                FollowingState::Nothing => {
                     let look = look(this.client.clone(), this.prefix.clone());
-                    this.state = State::Looking(Box::pin(look));
+                    this.state = FollowingState::Looking(Box::pin(look));
                 }
-                State::Looking(looking) => match ready!(looking.as_mut().poll(context)) {
+                FollowingState::Looking(looking) => match ready!(looking.as_mut().poll(context)) {
                     Ok((watch, rows)) => {
-                        this.state = State::Watching(watch);
-                        return Poll::Ready(Some(Ok(News::Reset(rows))));
+                        this.state = FollowingState::Watching(watch);
+                        return Poll::Ready(Some(Ok(PrefixUpdate::Reset(rows))));
                     }
                     Err(error) => {
                         this.state = match error {
-                            Error::Stopped { .. } => State::Ended,
-                            _ => State::Nothing,
+                            Error::Stopped { .. } => FollowingState::Ended,
+                            _ => FollowingState::Nothing,
                         };
                         return Poll::Ready(Some(Err(error)));
                     }
                 },
-                State::Watching(watch) => match ready!(Pin::new(watch).poll_next(context)) {
-                    Some(Ok(batch)) => return Poll::Ready(Some(Ok(News::Changes(batch.events)))),
+                FollowingState::Watching(watch) => match ready!(Pin::new(watch).poll_next(context))
+                {
+                    Some(Ok(batch)) => {
+                        return Poll::Ready(Some(Ok(PrefixUpdate::Changes(batch.events))));
+                    }
                     // The history was compacted, or the node stopped. The next read tells which.
-                    Some(Err(_)) | None => this.state = State::Nothing,
+                    Some(Err(_)) | None => this.state = FollowingState::Nothing,
                 },
             }
         }

@@ -22,7 +22,7 @@ use crate::mutant::{self, Mutant};
 use super::call::Call;
 use super::chain::which_is_unknown;
 use super::deed::{Entry, delete_of};
-use super::following::{Following, News};
+use super::following::{Following, PrefixUpdate};
 use super::line::is_place;
 
 /// A group of members that join and leave. Created by [`Session::group`].
@@ -332,8 +332,8 @@ impl Stream for GroupWatch {
                 return Poll::Ready(Some(Ok(event)));
             }
             match ready!(Pin::new(&mut self.following).poll_next(context)) {
-                Some(Ok(News::Reset(rows))) => self.begin(rows),
-                Some(Ok(News::Changes(events))) => {
+                Some(Ok(PrefixUpdate::Reset(rows))) => self.begin(rows),
+                Some(Ok(PrefixUpdate::Changes(events))) => {
                     events.into_iter().for_each(|event| self.follow(event));
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),

@@ -291,7 +291,7 @@ impl LeaderTask {
             let leadership = tokio::select! {
                 biased;
                 _ = &mut stop => return Ok(None),
-                elected = campaigning => Shared(Arc::new(elected?)),
+                elected = campaigning => SharedLeadership(Arc::new(elected?)),
             };
             let working = work(Arc::clone(&leadership.0));
             match self.term(&leadership.0, stop.as_mut(), grace, working).await {
@@ -392,9 +392,9 @@ impl Stands {
 }
 
 /// A leadership that ends when this value is dropped, even if others share it.
-pub(super) struct Shared(pub(super) Arc<Leadership>);
+pub(super) struct SharedLeadership(pub(super) Arc<Leadership>);
 
-impl Drop for Shared {
+impl Drop for SharedLeadership {
     fn drop(&mut self) {
         self.0.end_now();
     }

@@ -32,7 +32,7 @@ use super::error::{LockError, LostReason};
 use super::head_count::Part;
 use super::order::ReleaseRequest;
 use super::place::{Act, Acts, Bound, Load, Parting, Phase, Place, Turn, unbinding};
-use super::rule::{Queue, Rank, Rule};
+use super::rule::{LockQueue, Rank, Rule};
 use super::stance::Stance;
 use super::token::Token;
 use super::view;
@@ -623,7 +623,7 @@ impl Parting {
 /// `None` if it holds by now, or if there would be too many conditions.
 fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
     let line = Bytes::copy_from_slice(parent(&successor.key)?);
-    let (rows, mut queue) = (view::rows(shared, &line), Queue::default());
+    let (rows, mut queue) = (view::rows(shared, &line), LockQueue::default());
     for row in &rows {
         let rank = (row.create_revision, row.key.clone());
         queue.insert(rank, Stance::rule_in_line(&row.key, &row.value));

@@ -12,7 +12,7 @@ use futures_core::Stream;
 use crate::api::{Client, Error};
 use crate::model::{EventKind, KeyValue, LeaseId, Revision};
 
-use super::following::{Following, News};
+use super::following::{Following, PrefixUpdate};
 use super::line::is_place;
 
 /// A leader.
@@ -130,10 +130,10 @@ impl Stream for Observe {
                 return Poll::Ready(Some(Ok(event)));
             }
             match ready!(Pin::new(&mut self.following).poll_next(context)) {
-                Some(Ok(News::Reset(rows))) => self.begin(rows),
+                Some(Ok(PrefixUpdate::Reset(rows))) => self.begin(rows),
                 // Process the events by revision, so that each change is reported even if many
                 // arrive at once.
-                Some(Ok(News::Changes(events))) => {
+                Some(Ok(PrefixUpdate::Changes(events))) => {
                     for change in events.chunk_by(|a, b| a.revision() == b.revision()) {
                         for event in change.iter().cloned() {
                             self.follow(event.kind, event.kv, event.prev);

@@ -32,7 +32,7 @@ use super::error::{LockError, WaitsFor};
 use super::hold::Hold;
 use super::line::{Lines, is_place, parent};
 use super::place::{Grant, Place, Share, Turn};
-use super::rule::{Queue, Rank, Rule};
+use super::rule::{LockQueue, Rank, Rule};
 use super::stance::Stance;
 
 /// Default for how often an owner may hold one lock.
@@ -59,15 +59,15 @@ const HOLDS_MAX: u32 = 1 << 16;
 #[derive(Clone)]
 pub struct Owner {
     session: Session,
-    inner: Arc<Inner>,
+    inner: Arc<OwnerInner>,
 }
 
-struct Inner {
+struct OwnerInner {
     /// Cluster-wide unique id.
     id: String,
     name: String,
     holds_max: u32,
-    holds: Mutex<BTreeMap<(Bytes, Mode), Kept>>,
+    holds: Mutex<BTreeMap<(Bytes, Mode), OwnerHold>>,
     waiting: Arc<Mutex<Waiting>>,
 }
 
@@ -102,7 +102,7 @@ impl Mode {
 }
 
 /// A hold that the owner may have.
-struct Kept {
+struct OwnerHold {
     session: Session,
     lines: Weak<Lines>,
     place: Weak<Place>,
@@ -110,10 +110,10 @@ struct Kept {
     grant: Grant,
 }
 
-impl Kept {
+impl OwnerHold {
     fn of(hold: &Hold) -> Self {
         let (lines, place, turn, grant) = hold.parts();
-        Kept {
+        OwnerHold {
             session: hold.session().clone(),
             lines: Arc::downgrade(lines),
             place: Arc::downgrade(place),
@@ -127,7 +127,7 @@ impl Session {
     /// Creates an owner. Its name is for people: it is shown in lock queues and in deadlock errors.
     pub fn owner(&self, name: impl Into<String>) -> Owner {
         let number = Lines::of(self.shared()).number();
-        let inner = Inner {
+        let inner = OwnerInner {
             id: format!("{}.{number}", self.lease()),
             name: name.into(),
             holds_max: HOLDS_MAX,
@@ -149,10 +149,10 @@ impl Owner {
     /// one holds.
     #[must_use]
     pub fn holds_max(self, holds: u32) -> Self {
-        let Inner { id, name, waiting, .. } = &*self.inner;
+        let OwnerInner { id, name, waiting, .. } = &*self.inner;
         let (id, name, holds_max) = (id.clone(), name.clone(), holds.max(1));
         let (holds, waiting) = (Mutex::default(), Arc::clone(waiting));
-        let inner = Inner { id, name, holds_max, holds, waiting };
+        let inner = OwnerInner { id, name, holds_max, holds, waiting };
         Owner { session: self.session, inner: Arc::new(inner) }
     }
 
@@ -181,7 +181,7 @@ impl Owner {
         for mode in ways {
             let held = |name: &Bytes| holds.get(&(name.clone(), *mode));
             let Some(kept) = held(first) else { continue };
-            let is_same = |other: &Kept| Weak::ptr_eq(&other.turn, &kept.turn);
+            let is_same = |other: &OwnerHold| Weak::ptr_eq(&other.turn, &kept.turn);
             if !others.iter().all(|name| held(name).is_some_and(is_same)) {
                 continue;
             }
@@ -211,7 +211,7 @@ impl Owner {
         let mut holds = self.lock();
         holds.retain(|_, kept| kept.turn.strong_count() > 0);
         for name in names {
-            holds.insert((name.clone(), mode), Kept::of(hold));
+            holds.insert((name.clone(), mode), OwnerHold::of(hold));
         }
         drop(holds);
         // Another task of the owner may wait for this lock: it can now acquire it again, or would
@@ -262,12 +262,12 @@ impl Owner {
         if is_only {
             hold.only_reads();
             holds.remove(&(name.clone(), Mode::Write));
-            holds.insert((name.clone(), Mode::Read), Kept::of(hold));
+            holds.insert((name.clone(), Mode::Read), OwnerHold::of(hold));
         }
         is_only
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Bytes, Mode), Kept>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Bytes, Mode), OwnerHold>> {
         self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -322,12 +322,12 @@ struct Search<'a> {
     /// is in progress.
     passed: BTreeSet<(Bytes, Rank)>,
     /// Cache of the queues that were read.
-    lines: BTreeMap<Bytes, Rc<Line>>,
+    lines: BTreeMap<Bytes, Rc<OwnerWaits>>,
 }
 
 /// A lock queue at that revision.
-struct Line {
-    queue: Queue,
+struct OwnerWaits {
+    queue: LockQueue,
     places: Vec<(Rank, Stance, LeaseId)>,
 }
 
@@ -374,7 +374,7 @@ impl Search<'_> {
     }
 
     /// Returns a queue as of the search revision.
-    fn line(&mut self, prefix: &Bytes) -> Rc<Line> {
+    fn line(&mut self, prefix: &Bytes) -> Rc<OwnerWaits> {
         if let Some(line) = self.lines.get(prefix) {
             return Rc::clone(line);
         }
@@ -383,13 +383,13 @@ impl Search<'_> {
         line
     }
 
-    fn read_line(&self, prefix: &Bytes) -> Line {
+    fn read_line(&self, prefix: &Bytes) -> OwnerWaits {
         let mut range = Range::new(KeyRange::prefix(prefix.clone()));
         range.revision = Some(self.at);
         // If that revision is compacted, the search finds nothing, and the request waits as without
         // an owner.
         let rows = self.shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
-        let (mut queue, mut places) = (Queue::default(), Vec::new());
+        let (mut queue, mut places) = (LockQueue::default(), Vec::new());
         for row in rows {
             let Some(lease) = row.lease.filter(|_| is_place(&row, prefix)) else { continue };
             if row.create_revision > self.until {
@@ -403,13 +403,13 @@ impl Search<'_> {
             places.push((rank, stance, lease));
         }
         places.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-        Line { queue, places }
+        OwnerWaits { queue, places }
     }
 
     /// Returns the entries that an entry waits for, and whether they hold.
     fn blockers(&mut self, prefix: &Bytes, rank: &Rank) -> Vec<Blocker> {
         let line = self.line(prefix);
-        let Line { queue, places } = &*line;
+        let OwnerWaits { queue, places } = &*line;
         let Some(rule) = queue.rule(rank).cloned() else { return Vec::new() };
         if queue.may_hold(rank) {
             return Vec::new();

@@ -104,7 +104,7 @@ impl Rule {
 
 /// The entries of one lock queue in order.
 #[derive(Default, Debug)]
-pub(crate) struct Queue {
+pub(crate) struct LockQueue {
     places: BTreeMap<Rank, Rule>,
     /// Entries that block readers: all except reads.
     barring: BTreeSet<Rank>,
@@ -112,7 +112,7 @@ pub(crate) struct Queue {
     foreign: BTreeSet<Rank>,
 }
 
-impl Queue {
+impl LockQueue {
     /// Adds or updates an entry.
     pub(crate) fn insert(&mut self, rank: Rank, rule: Rule) {
         if rule == Rule::Read {
@@ -271,8 +271,8 @@ mod tests {
 
     /// Builds a queue from words: `m` mutex, `r` read, `w` write, `uN` upgrade of the entry at N,
     /// `pL/W` permits.
-    fn line(words: &str) -> (Queue, Vec<Rank>) {
-        let mut queue = Queue::default();
+    fn line(words: &str) -> (LockQueue, Vec<Rank>) {
+        let mut queue = LockQueue::default();
         let mut ranks = Vec::new();
         for (at, word) in words.split_whitespace().enumerate() {
             let rank = (Revision(at as u64 + 2), Bytes::from(format!("k{at}")));
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn positions_are_counted_for_several_entries_at_once() {
         let rank = |revision| (Revision(revision), Bytes::from_static(b"l/1"));
-        let mut queue = Queue::default();
+        let mut queue = LockQueue::default();
         [2, 3, 5, 8].into_iter().for_each(|at| queue.insert(rank(at), Rule::Alone));
         let before = queue.before_each([8, 1, 3, 4, 9].into_iter().map(rank).collect());
         let counted: Vec<_> =

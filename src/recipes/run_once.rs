@@ -132,8 +132,8 @@ impl RunOnce {
         let client = once.client();
         Call::endless(&client.clone(), move |until| async move {
             let begun = match once.result_or_turn(&client, &until).await? {
-                Turn::Done(result) => return Ok(RunOutcome { result, is_here: false }),
-                Turn::Mine(guard) => guard,
+                RunOnceTurn::Done(result) => return Ok(RunOutcome { result, is_here: false }),
+                RunOnceTurn::Mine(guard) => guard,
             };
             let working = async {
                 tokio::select! {
@@ -178,13 +178,13 @@ impl RunOnce {
         &self,
         client: &Client,
         until: &Until,
-    ) -> Result<Turn, RunOnceError<E>> {
+    ) -> Result<RunOnceTurn, RunOnceError<E>> {
         let found = |rows: &[KeyValue]| Ok(rows.first().map(|row| row.value.clone()));
         let result = look_until::<_, Error>(client, self.key.clone().into(), until, found);
         let turn = async {
             // Usually the work is already done, and then there is no need to queue.
             match client.get(self.key.clone()).deadline(until.left()).await {
-                Ok(Some(row)) => return Ok(Turn::Done(row.value)),
+                Ok(Some(row)) => return Ok(RunOnceTurn::Done(row.value)),
                 Err(error) if !error.is_transient() => return Err(error.into()),
                 Ok(None) | Err(_) => {}
             }
@@ -192,14 +192,14 @@ impl RunOnce {
             let guard = guard.await??;
             // This node has applied the changes of all earlier holders.
             Ok(match client.get(self.key.clone()).local().await? {
-                Some(row) if !mutant::is(Mutant::B16) => Turn::Done(row.value),
-                _ => Turn::Mine(guard),
+                Some(row) if !mutant::is(Mutant::B16) => RunOnceTurn::Done(row.value),
+                _ => RunOnceTurn::Mine(guard),
             })
         };
         tokio::select! {
             biased;
             turn = turn => turn,
-            result = result => Ok(Turn::Done(result?)),
+            result = result => Ok(RunOnceTurn::Done(result?)),
         }
     }
 
@@ -236,7 +236,7 @@ impl RunOnce {
 }
 
 /// The next step of a caller.
-enum Turn {
+enum RunOnceTurn {
     /// The work is done.
     Done(Bytes),
     /// This caller runs the work.

@@ -37,7 +37,7 @@ use super::hold::Hold;
 use super::line::{lock_of, prefix_of};
 use super::lock_call::deadline_of;
 use super::owner::Mode;
-use super::rule::{Queue, Rule};
+use super::rule::{LockQueue, Rule};
 use super::rw_lock::{ReadGuard, WriteGuard};
 use super::stance::Stance;
 use super::view;
@@ -55,10 +55,10 @@ pub struct Upgrade {
     why: Option<Bytes>,
     /// End of the wait, counted from the first poll.
     until: Option<Moment>,
-    step: Step,
+    step: UpgradeStep,
 }
 
-enum Step {
+enum UpgradeStep {
     Begins,
     /// The row still states the write mode, so an upgrade entry would wait for its own read entry.
     /// The change to the read mode is in flight.
@@ -103,7 +103,7 @@ impl UpgradeError {
 
 impl Upgrade {
     pub(super) fn new(read: Hold, caller: &'static Location<'static>, only_try: bool) -> Self {
-        let (deadline, why, until, step) = (None, None, None, Step::Begins);
+        let (deadline, why, until, step) = (None, None, None, UpgradeStep::Begins);
         Self { read: Some(read), caller, only_try, deadline, why, until, step }
     }
 
@@ -128,7 +128,9 @@ impl Upgrade {
 
     /// Undoes a change of the row that is in flight.
     fn turn_back(&mut self) {
-        let (Some(read), Step::Turns { answer, .. }) = (&self.read, &mut self.step) else { return };
+        let (Some(read), UpgradeStep::Turns { answer, .. }) = (&self.read, &mut self.step) else {
+            return;
+        };
         answer.close();
         // If the reply has not arrived yet, its handler finds the channel closed and undoes the
         // change.
@@ -154,7 +156,7 @@ impl Upgrade {
 
     /// Proposes the change to the write mode. Returns `None` if this is not the only reader that
     /// holds any more.
-    fn turn(read: &Hold, second: Hold, until: Option<Moment>) -> Option<Step> {
+    fn turn(read: &Hold, second: Hold, until: Option<Moment>) -> Option<UpgradeStep> {
         let bar = bar(read, &second)?;
         let mut txn = read.restating(Rule::Write);
         txn.compares.extend(second.conditions());
@@ -176,16 +178,16 @@ impl Upgrade {
         }));
         shared.insist(Command::Txn(txn), reply);
         let late = Box::pin(late(Arc::clone(shared), until));
-        Some(Step::Turns { answer, late, _second: second })
+        Some(UpgradeStep::Turns { answer, late, _second: second })
     }
 
     /// Proposes the change of a reader's row to the read mode.
-    fn restate(read: &Hold, until: Option<Moment>) -> Step {
+    fn restate(read: &Hold, until: Option<Moment>) -> UpgradeStep {
         let (sender, answer) = oneshot::channel();
         let session = read.session().clone();
         let shared = Arc::clone(session.shared());
         shared.insist(Command::Txn(read.downgrading()), ReplyTo::Waiting(sender));
-        Step::Reads(Box::pin(async move {
+        UpgradeStep::Reads(Box::pin(async move {
             tokio::select! {
                 biased;
                 answer = answer => applied(answer.ok()).map(drop),
@@ -225,7 +227,7 @@ impl Upgrade {
     ) -> Poll<Option<Result<(), LockError>>> {
         let lost = |read: &Hold| read.is_lost().map(LockError::Lost);
         match &mut self.step {
-            Step::Begins => {
+            UpgradeStep::Begins => {
                 if let Some(why) = lost(read) {
                     return Poll::Ready(Some(Err(why)));
                 }
@@ -242,27 +244,27 @@ impl Upgrade {
                     self.step = Self::restate(read, self.until);
                     return Poll::Ready(None);
                 }
-                self.step = Step::Waits(match self.acquire(read) {
+                self.step = UpgradeStep::Waits(match self.acquire(read) {
                     Ok(acquire) => acquire,
                     Err(why) => return Poll::Ready(Some(Err(why))),
                 });
                 Poll::Ready(None)
             }
-            Step::Reads(reading) => {
+            UpgradeStep::Reads(reading) => {
                 let answer = ready!(reading.as_mut().poll(context));
-                self.step = Step::Begins;
+                self.step = UpgradeStep::Begins;
                 Poll::Ready(answer.err().map(|why| Err(lost(read).unwrap_or(why))))
             }
-            Step::Waits(acquire) => {
+            UpgradeStep::Waits(acquire) => {
                 let answer = ready!(Pin::new(acquire).poll(context));
                 let second = match answer {
                     Ok(second) => second,
                     Err(why) => return Poll::Ready(Some(Err(lost(read).unwrap_or(why)))),
                 };
-                self.step = Self::turn(read, second, self.until).unwrap_or(Step::Begins);
+                self.step = Self::turn(read, second, self.until).unwrap_or(UpgradeStep::Begins);
                 Poll::Ready(None)
             }
-            Step::Turns { answer, late, .. } => {
+            UpgradeStep::Turns { answer, late, .. } => {
                 let outcome = match Pin::new(&mut *answer).poll(context) {
                     Poll::Ready(outcome) => outcome.ok(),
                     Poll::Pending => {
@@ -271,14 +273,14 @@ impl Upgrade {
                         // undoes the change.
                         answer.close();
                         let Ok(outcome) = answer.try_recv() else {
-                            self.step = Step::Begins;
+                            self.step = UpgradeStep::Begins;
                             let why = LockError::Unavailable;
                             return Poll::Ready(Some(Err(lost(read).unwrap_or(why))));
                         };
                         Some(outcome)
                     }
                 };
-                self.step = Step::Begins;
+                self.step = UpgradeStep::Begins;
                 match Self::turned(read, outcome) {
                     Err(why) => Poll::Ready(Some(Err(why))),
                     Ok(None) => Poll::Ready(None),
@@ -328,7 +330,7 @@ fn turn_back(shared: &Shared, mut back: Txn, outcome: &CallResult<Reply>) {
 fn bar(read: &Hold, second: &Hold) -> Option<KeyValue> {
     let shared = read.session().shared();
     let rows = view::rows(shared, &prefix_of(&lock_of(read.key())));
-    let mut queue = Queue::default();
+    let mut queue = LockQueue::default();
     for row in &rows {
         let rule = Stance::rule_of(&row.key, &row.value);
         queue.insert((row.create_revision, row.key.clone()), rule);

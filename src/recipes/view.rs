@@ -10,7 +10,7 @@ use crate::node::Shared;
 
 use super::line::{is_place, prefix_of};
 use super::operate::LockAdminError;
-use super::rule::{LockKind, Queue, Rank};
+use super::rule::{LockKind, LockQueue, Rank};
 use super::stance::Stance;
 
 /// One entry of a lock queue, as known to the local replica.
@@ -71,7 +71,7 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
 }
 
 /// Returns the entry at a queue position, if it still exists.
-pub(crate) fn at(shared: &Shared, queue: &Queue, rank: &Rank) -> Option<LockEntry> {
+pub(crate) fn at(shared: &Shared, queue: &LockQueue, rank: &Rank) -> Option<LockEntry> {
     let (row, _) = shared.reader.get(&rank.1);
     contender(shared, queue, row.filter(|row| row.create_revision == rank.0)?)
 }
@@ -85,7 +85,7 @@ pub(crate) fn line_of(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<LockEntr
 }
 
 fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<LockEntry> {
-    let mut queue = Queue::default();
+    let mut queue = LockQueue::default();
     for row in &rows {
         let rule = Stance::rule_in_line(&row.key, &row.value);
         queue.insert((row.create_revision, row.key.clone()), rule);
@@ -94,7 +94,7 @@ fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<LockEntry> {
 }
 
 /// Builds the public entry for a row of the queue.
-fn contender(shared: &Shared, queue: &Queue, row: KeyValue) -> Option<LockEntry> {
+fn contender(shared: &Shared, queue: &LockQueue, row: KeyValue) -> Option<LockEntry> {
     let lease = row.lease?;
     let session = shared.reader.lease_head(lease).and_then(|info| info.session);
     let (node, label) = session.map(|(node, _, session)| (node, session.label)).unzip();

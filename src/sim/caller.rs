@@ -66,12 +66,12 @@ impl Wake for Prompt {
 
 /// A handle to a node.
 #[derive(Clone)]
-pub(crate) struct Caller {
+pub(crate) struct SimCaller {
     client: Client,
     judge: Rc<RefCell<Judge>>,
 }
 
-impl Caller {
+impl SimCaller {
     pub(crate) fn new(client: Client, judge: Rc<RefCell<Judge>>) -> Self {
         Self { client, judge }
     }

@@ -210,7 +210,7 @@ fn one_trial(
         false => players.remove((leader + 1 + index(rng, 2)) % 3),
     };
     let others = (players.remove(0), players.remove(0));
-    let stage = Stage {
+    let stage = CancellationStage {
         trial,
         net: world.net().clone(),
         victim,
@@ -232,7 +232,7 @@ fn one_trial(
 }
 
 /// The tasks of a trial and their roles.
-struct Stage {
+struct CancellationStage {
     trial: Trial,
     net: SimNet,
     victim: Player,
@@ -241,7 +241,7 @@ struct Stage {
     endings: Rc<RefCell<Endings>>,
 }
 
-impl Stage {
+impl CancellationStage {
     async fn play(&self) {
         let case = self.trial.case;
         let theirs = match case.held {

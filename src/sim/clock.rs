@@ -45,13 +45,13 @@ pub(crate) struct SimClock {
 
 /// A linear clock: its reading `shown` at the true time `from`, both in nanoseconds, and its rate from there on.
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct ClockLine {
     from: u64,
     shown: u64,
     drift: DriftPpm,
 }
 
-impl Line {
+impl ClockLine {
     fn at(&self, now: u64) -> u64 {
         self.shown + scale(now.saturating_sub(self.from), self.drift)
     }
@@ -89,8 +89,8 @@ impl SimClock {
         Duration::from_nanos(now + wait)
     }
 
-    fn line(&self) -> Line {
-        Line {
+    fn line(&self) -> ClockLine {
+        ClockLine {
             from: self.from.load(Ordering::Relaxed),
             shown: self.shown.load(Ordering::Relaxed),
             drift: self.drift.load(Ordering::Relaxed),

@@ -26,11 +26,11 @@ pub(super) const SECTOR_BYTES: usize = 512;
 /// A simulated disk. Files that were opened before a crash or kill return errors after it.
 #[derive(Debug)]
 pub struct SimDisk {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<SimDiskState>>,
 }
 
 #[derive(Clone, Debug)]
-struct State {
+struct SimDiskState {
     dirs: BTreeMap<PathBuf, Dir>,
     files: BTreeMap<u64, Content>,
     files_made: u64,
@@ -58,11 +58,11 @@ struct Faults {
 struct Dir {
     seen: BTreeMap<String, u64>,
     durable: BTreeMap<String, u64>,
-    changes: Vec<Change>,
+    changes: Vec<SimDiskChange>,
 }
 
 #[derive(Clone, Debug)]
-enum Change {
+enum SimDiskChange {
     Create(String, u64),
     Rename(String, String),
     Remove(String),
@@ -82,7 +82,7 @@ struct Content {
 impl SimDisk {
     /// Returns an empty disk.
     pub fn new(seed: u64) -> Self {
-        let state = State {
+        let state = SimDiskState {
             dirs: BTreeMap::new(),
             files: BTreeMap::new(),
             files_made: 0,
@@ -223,12 +223,12 @@ impl SimDisk {
         file.unreadable.insert(offset / SECTOR_BYTES);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SimDiskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl SimDiskState {
     fn next_life(&mut self) {
         self.life += 1;
         self.locked.clear();
@@ -286,7 +286,7 @@ impl State {
         }
     }
 
-    fn change(&mut self, dir: &Path, change: Change) -> io::Result<()> {
+    fn change(&mut self, dir: &Path, change: SimDiskChange) -> io::Result<()> {
         self.step()?;
         let dir = self.dir(dir)?;
         change.apply(&mut dir.seen);
@@ -337,7 +337,7 @@ impl State {
     }
 }
 
-impl Change {
+impl SimDiskChange {
     fn apply(&self, names: &mut BTreeMap<String, u64>) {
         match self {
             Self::Create(name, id) => {
@@ -429,7 +429,7 @@ impl Disk for SimDisk {
                 let (dir, name) = split(path)?;
                 state.dir(&dir)?;
                 let id = state.make_file();
-                state.change(&dir, Change::Create(name, id))?;
+                state.change(&dir, SimDiskChange::Create(name, id))?;
                 id
             }
             (OpenMode::Write | OpenMode::Read, found) => found?,
@@ -446,14 +446,14 @@ impl Disk for SimDisk {
         if dir != to_dir {
             return Err(io::ErrorKind::CrossesDevices.into());
         }
-        state.change(&dir, Change::Rename(from, to))
+        state.change(&dir, SimDiskChange::Rename(from, to))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state();
         state.find(path)?;
         let (dir, name) = split(path)?;
-        state.change(&dir, Change::Remove(name))
+        state.change(&dir, SimDiskChange::Remove(name))
     }
 
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
@@ -482,23 +482,27 @@ impl Disk for SimDisk {
             let (dir, name) = split(path)?;
             state.dir(&dir)?;
             let id = state.make_file();
-            state.change(&dir, Change::Create(name, id))?;
+            state.change(&dir, SimDiskChange::Create(name, id))?;
         }
         state.locks_made += 1;
         let ticket = state.locks_made;
         state.locked.insert(path.to_owned(), ticket);
-        Ok(DiskLock::new(Held { disk: Arc::clone(&self.state), path: path.to_owned(), ticket }))
+        Ok(DiskLock::new(SimDiskHeld {
+            disk: Arc::clone(&self.state),
+            path: path.to_owned(),
+            ticket,
+        }))
     }
 }
 
 /// A file lock that is released on drop, unless a crash has already released it.
-struct Held {
-    disk: Arc<Mutex<State>>,
+struct SimDiskHeld {
+    disk: Arc<Mutex<SimDiskState>>,
     path: PathBuf,
     ticket: u64,
 }
 
-impl Drop for Held {
+impl Drop for SimDiskHeld {
     fn drop(&mut self) {
         let mut state = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
         if state.locked.get(&self.path) == Some(&self.ticket) {
@@ -508,14 +512,14 @@ impl Drop for Held {
 }
 
 struct SimFile {
-    disk: Arc<Mutex<State>>,
+    disk: Arc<Mutex<SimDiskState>>,
     life: u64,
     file: u64,
     writable: bool,
 }
 
 impl SimFile {
-    fn state(&self) -> io::Result<MutexGuard<'_, State>> {
+    fn state(&self) -> io::Result<MutexGuard<'_, SimDiskState>> {
         let state = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
         if state.life != self.life {
             return Err(io::Error::other("the file was opened before the machine went down"));

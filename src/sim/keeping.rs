@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::caller::{Caller, Fate};
+use super::caller::{Fate, SimCaller};
 use super::plan::{between, index, one_in};
 use super::rng::Rng;
 use super::workload::Scene;
@@ -23,7 +23,7 @@ const KNOWN_MAX: usize = 6;
 /// A program that keeps one session after the other.
 struct Keeper {
     scene: Scene,
-    caller: Caller,
+    caller: SimCaller,
     node: NodeId,
     rng: Rng,
     /// The last session that the program relied on, and when.
@@ -31,7 +31,7 @@ struct Keeper {
 }
 
 /// Starts a program that keeps sessions.
-pub(crate) fn start(scene: &Scene, caller: &Caller, node: NodeId, at: usize, rng: Rng) {
+pub(crate) fn start(scene: &Scene, caller: &SimCaller, node: NodeId, at: usize, rng: Rng) {
     let (scene_of, caller) = (scene.clone(), caller.clone());
     let keeper = Keeper { scene: scene_of, caller, node, rng, believed: Cell::new(None) };
     scene.spawner.spawn(Some(at), keeper.live());

@@ -95,7 +95,7 @@ pub(crate) enum Arrival {
 
 /// One direction between two nodes.
 #[derive(Default)]
-struct Link {
+struct NetLink {
     /// Whether messages sent now are lost.
     cut: bool,
     /// No message arrives before this time.
@@ -112,16 +112,16 @@ struct LaneState {
     in_flight: usize,
 }
 
-impl Link {
+impl NetLink {
     fn lane(&mut self, lane: Lane) -> &mut LaneState {
         &mut self.lanes[lane as usize]
     }
 }
 
-struct State {
+struct NetState {
     conditions: NetConditions,
     rng: Rng,
-    links: BTreeMap<(NodeId, NodeId), Link>,
+    links: BTreeMap<(NodeId, NodeId), NetLink>,
     /// The number of the connection between two connected nodes, the smaller id first.
     connections: BTreeMap<(NodeId, NodeId), u64>,
     next_connection: u64,
@@ -136,14 +136,14 @@ struct State {
 #[derive(Clone)]
 pub(crate) struct SimNet {
     timeline: Arc<Timeline>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<NetState>>,
     /// Whether messages may have been sent since the last check. Most checks find none.
     news: Arc<AtomicBool>,
 }
 
 impl SimNet {
     pub(crate) fn new(timeline: Arc<Timeline>, conditions: NetConditions, rng: Rng) -> Self {
-        let state = State {
+        let state = NetState {
             conditions,
             rng,
             links: BTreeMap::new(),
@@ -268,13 +268,13 @@ impl SimNet {
         self.state().sent
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn link(&mut self, from: NodeId, to: NodeId) -> &mut Link {
+impl NetState {
+    fn link(&mut self, from: NodeId, to: NodeId) -> &mut NetLink {
         self.links.entry((from, to)).or_default()
     }
 

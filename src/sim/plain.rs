@@ -92,13 +92,13 @@ impl Draft {
         let mut results = Vec::new();
         for step in &path.steps {
             results.push(match step {
-                Step::Range(range) => TxnResult::Range(match asked(range) {
+                PlainStep::Range(range) => TxnResult::Range(match asked(range) {
                     Some(revision) => read(&past(revision), range, self.now()),
                     None => read(&self.state, range, self.now()),
                 }),
-                Step::Put(put) => TxnResult::Put(self.put(put)),
-                Step::Delete(delete) => TxnResult::Delete(self.delete(delete)),
-                Step::Txn(nested) => TxnResult::Txn(self.txn(nested, past)),
+                PlainStep::Put(put) => TxnResult::Put(self.put(put)),
+                PlainStep::Delete(delete) => TxnResult::Delete(self.delete(delete)),
+                PlainStep::Txn(nested) => TxnResult::Txn(self.txn(nested, past)),
             });
         }
         TxnReply { revision: self.now(), succeeded: path.succeeded, results }
@@ -111,12 +111,12 @@ pub struct Path<'a> {
     /// Whether the compares succeeded.
     pub succeeded: bool,
     /// The operations of the branch.
-    pub steps: Vec<Step<'a>>,
+    pub steps: Vec<PlainStep<'a>>,
 }
 
 /// One operation on a [`Path`].
 #[derive(Debug)]
-pub enum Step<'a> {
+pub enum PlainStep<'a> {
     /// A range read.
     Range(&'a Range),
     /// A put.
@@ -129,11 +129,11 @@ pub enum Step<'a> {
 
 impl<'a> Path<'a> {
     /// Returns all steps in order, with nested transactions expanded.
-    pub fn flat(&self) -> Vec<&Step<'a>> {
+    pub fn flat(&self) -> Vec<&PlainStep<'a>> {
         let mut flat = Vec::new();
         for step in &self.steps {
             match step {
-                Step::Txn(nested) => flat.extend(nested.flat()),
+                PlainStep::Txn(nested) => flat.extend(nested.flat()),
                 step => flat.push(step),
             }
         }
@@ -145,10 +145,10 @@ impl<'a> Path<'a> {
         let succeeded = txn.compares.iter().all(|compare| holds(compare, before));
         let ops = if succeeded { &txn.success } else { &txn.failure };
         let steps = ops.iter().map(|op| match op {
-            Op::Range(range) => Step::Range(range),
-            Op::Put(put) => Step::Put(put),
-            Op::Delete(delete) => Step::Delete(delete),
-            Op::Txn(nested) => Step::Txn(Path::choose(nested, before)),
+            Op::Range(range) => PlainStep::Range(range),
+            Op::Put(put) => PlainStep::Put(put),
+            Op::Delete(delete) => PlainStep::Delete(delete),
+            Op::Txn(nested) => PlainStep::Txn(Path::choose(nested, before)),
         });
         Path { succeeded, steps: steps.collect() }
     }

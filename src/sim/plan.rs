@@ -55,7 +55,7 @@ pub(crate) enum Split {
 
 /// A fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum PlanFault {
     /// A process is killed. Its files keep all writes.
     Kill { who: Who, down: Duration },
     /// A machine loses power. Unsynced writes may be lost.
@@ -107,72 +107,72 @@ pub(crate) enum Fault {
     Remove,
 }
 
-impl Fault {
+impl PlanFault {
     /// Returns the name under which a run counts the fault.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Fault::Kill { .. } => "fault: kill",
-            Fault::PowerLoss { .. } => "fault: power loss",
-            Fault::Blackout { .. } => "fault: power loss of all",
-            Fault::PointCrash { .. } => "fault: power loss at a point",
-            Fault::Pause { .. } => "fault: pause",
-            Fault::Stupor { .. } => "fault: pause, then alone",
-            Fault::ResumeStupor { .. } => "fault: pause in a resume, then alone",
-            Fault::PauseAll { .. } => "fault: pause of all",
-            Fault::Partition { split: Split::Mute(_) | Split::Deaf(_), .. } => {
+            PlanFault::Kill { .. } => "fault: kill",
+            PlanFault::PowerLoss { .. } => "fault: power loss",
+            PlanFault::Blackout { .. } => "fault: power loss of all",
+            PlanFault::PointCrash { .. } => "fault: power loss at a point",
+            PlanFault::Pause { .. } => "fault: pause",
+            PlanFault::Stupor { .. } => "fault: pause, then alone",
+            PlanFault::ResumeStupor { .. } => "fault: pause in a resume, then alone",
+            PlanFault::PauseAll { .. } => "fault: pause of all",
+            PlanFault::Partition { split: Split::Mute(_) | Split::Deaf(_), .. } => {
                 "fault: one-way partition"
             }
-            Fault::Partition { .. } => "fault: partition",
-            Fault::Clog { .. } => "fault: clogged link",
-            Fault::SlowDisk { .. } => "fault: slow disk",
-            Fault::SlowSnapshots { .. } => "fault: slow snapshots",
-            Fault::DiskError { .. } => "fault: failing disk",
-            Fault::Drift => "fault: clocks' rates",
-            Fault::Seesaw => "fault: leader that comes back",
-            Fault::Transfer => "fault: leadership handed over",
-            Fault::Rot { .. } => "fault: rot",
-            Fault::Full { .. } => "fault: full disk",
-            Fault::Stop { .. } => "fault: stop in order",
-            Fault::Rolling { .. } => "fault: rolling restart",
-            Fault::Join => "fault: newcomer",
-            Fault::Replace { .. } => "fault: replacement",
-            Fault::Promote => "fault: promotion",
-            Fault::Remove => "fault: removal",
+            PlanFault::Partition { .. } => "fault: partition",
+            PlanFault::Clog { .. } => "fault: clogged link",
+            PlanFault::SlowDisk { .. } => "fault: slow disk",
+            PlanFault::SlowSnapshots { .. } => "fault: slow snapshots",
+            PlanFault::DiskError { .. } => "fault: failing disk",
+            PlanFault::Drift => "fault: clocks' rates",
+            PlanFault::Seesaw => "fault: leader that comes back",
+            PlanFault::Transfer => "fault: leadership handed over",
+            PlanFault::Rot { .. } => "fault: rot",
+            PlanFault::Full { .. } => "fault: full disk",
+            PlanFault::Stop { .. } => "fault: stop in order",
+            PlanFault::Rolling { .. } => "fault: rolling restart",
+            PlanFault::Join => "fault: newcomer",
+            PlanFault::Replace { .. } => "fault: replacement",
+            PlanFault::Promote => "fault: promotion",
+            PlanFault::Remove => "fault: removal",
         }
     }
 }
 
 /// Membership changes with their weights, for seeds in which the members change.
-const MEMBERS_MENU: [(Kind, u64); 4] =
-    [(Kind::Join, 6), (Kind::Promote, 6), (Kind::Replace, 4), (Kind::Remove, 4)];
+const MEMBERS_MENU: [(PlanKind, u64); 4] =
+    [(PlanKind::Join, 6), (PlanKind::Promote, 6), (PlanKind::Replace, 4), (PlanKind::Remove, 4)];
 
 /// Kinds of faults with their weights.
-const MENU: [(Kind, u64); 21] = [
-    (Kind::Kill, 6),
-    (Kind::PowerLoss, 6),
-    (Kind::Blackout, 2),
-    (Kind::PointCrash, 6),
-    (Kind::Pause, 5),
-    (Kind::Stupor, 3),
-    (Kind::ResumeStupor, 3),
-    (Kind::PauseAll, 2),
-    (Kind::Partition, 8),
-    (Kind::OneWay, 4),
-    (Kind::Clog, 4),
-    (Kind::SlowDisk, 4),
-    (Kind::SlowSnapshots, 4),
-    (Kind::DiskError, 2),
-    (Kind::Drift, 3),
-    (Kind::Seesaw, 3),
-    (Kind::Transfer, 2),
-    (Kind::Stop, 3),
-    (Kind::Rolling, 2),
-    (Kind::Rot, 3),
-    (Kind::Full, 2),
+const MENU: [(PlanKind, u64); 21] = [
+    (PlanKind::Kill, 6),
+    (PlanKind::PowerLoss, 6),
+    (PlanKind::Blackout, 2),
+    (PlanKind::PointCrash, 6),
+    (PlanKind::Pause, 5),
+    (PlanKind::Stupor, 3),
+    (PlanKind::ResumeStupor, 3),
+    (PlanKind::PauseAll, 2),
+    (PlanKind::Partition, 8),
+    (PlanKind::OneWay, 4),
+    (PlanKind::Clog, 4),
+    (PlanKind::SlowDisk, 4),
+    (PlanKind::SlowSnapshots, 4),
+    (PlanKind::DiskError, 2),
+    (PlanKind::Drift, 3),
+    (PlanKind::Seesaw, 3),
+    (PlanKind::Transfer, 2),
+    (PlanKind::Stop, 3),
+    (PlanKind::Rolling, 2),
+    (PlanKind::Rot, 3),
+    (PlanKind::Full, 2),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum PlanKind {
     Kill,
     PowerLoss,
     Blackout,
@@ -212,7 +212,7 @@ pub(crate) struct Plan {
     /// Maximum time of a sync in the absence of faults.
     pub(crate) sync_max: Duration,
     /// The faults and their times.
-    pub(crate) faults: Vec<(Duration, Fault)>,
+    pub(crate) faults: Vec<(Duration, PlanFault)>,
     /// Number of clients on each node.
     pub(crate) clients: u64,
     /// Maximum pause of a client between two operations.
@@ -281,7 +281,7 @@ impl Plan {
     /// a fault of any kind except membership changes about every twenty seconds.
     pub(crate) fn steady(rng: &Rng, storm: Duration) -> Self {
         // Rot may lose a machine for good, which would leave fewer than three.
-        let menu: Vec<_> = MENU.into_iter().filter(|(kind, _)| *kind != Kind::Rot).collect();
+        let menu: Vec<_> = MENU.into_iter().filter(|(kind, _)| *kind != PlanKind::Rot).collect();
         let faults = draw_faults(rng, storm, Duration::from_secs(20), &menu);
         Self {
             nodes: 3,
@@ -322,13 +322,13 @@ fn draw_faults(
     rng: &Rng,
     storm: Duration,
     every: Duration,
-    menu: &[(Kind, u64)],
-) -> Vec<(Duration, Fault)> {
+    menu: &[(PlanKind, u64)],
+) -> Vec<(Duration, PlanFault)> {
     let death = between(rng, storm / 4, storm * 3 / 4);
     let (who, down) = (Who::Leader, Duration::from_millis(800 + rng.below(2_000)));
     let sure = match one_in(rng, 2) {
-        true => Fault::Kill { who, down },
-        false => Fault::PowerLoss { who, down },
+        true => PlanFault::Kill { who, down },
+        false => PlanFault::PowerLoss { who, down },
     };
     let mut faults = vec![(death, sure)];
     let mut at = PEACE;
@@ -340,7 +340,7 @@ fn draw_faults(
     faults
 }
 
-fn draw_kind(rng: &Rng, menu: &[(Kind, u64)]) -> Kind {
+fn draw_kind(rng: &Rng, menu: &[(PlanKind, u64)]) -> PlanKind {
     let total = menu.iter().map(|(_, weight)| weight).sum();
     let mut left = rng.below(total);
     for &(kind, weight) in menu {
@@ -360,59 +360,63 @@ fn draw_programs(rng: &Rng) -> Vec<Program> {
     (0..count).filter(|at| is_drawn(*at)).map(|at| Program::ALL[at]).collect()
 }
 
-fn draw(kind: Kind, rng: &Rng) -> Fault {
+fn draw(kind: PlanKind, rng: &Rng) -> PlanFault {
     let who = [Who::Leader, Who::Leader, Who::Holder, Who::Any][index(rng, 4)];
     let ms = |least, most| between(rng, Duration::from_millis(least), Duration::from_millis(most));
     let down = if one_in(rng, 4) { ms(2_000, 12_000) } else { ms(1, 2_000) };
     match kind {
-        Kind::Kill => Fault::Kill { who, down },
-        Kind::PowerLoss => Fault::PowerLoss { who, down },
-        Kind::Blackout => Fault::Blackout { down: down.min(Duration::from_secs(4)) },
-        Kind::PointCrash => {
-            Fault::PointCrash { who, point: Point::ALL[index(rng, Point::ALL.len())], down }
+        PlanKind::Kill => PlanFault::Kill { who, down },
+        PlanKind::PowerLoss => PlanFault::PowerLoss { who, down },
+        PlanKind::Blackout => PlanFault::Blackout { down: down.min(Duration::from_secs(4)) },
+        PlanKind::PointCrash => {
+            PlanFault::PointCrash { who, point: Point::ALL[index(rng, Point::ALL.len())], down }
         }
-        Kind::Pause => Fault::Pause {
+        PlanKind::Pause => PlanFault::Pause {
             who,
             time: if one_in(rng, 3) { ms(5_000, 9_000) } else { ms(50, 3_000) },
         },
-        Kind::Stupor => Fault::Stupor { who, still: ms(500, 2_200), alone: ms(2_000, 8_000) },
-        Kind::ResumeStupor => {
-            Fault::ResumeStupor { still: ms(300, 2_000), alone: ms(2_000, 8_000) }
+        PlanKind::Stupor => {
+            PlanFault::Stupor { who, still: ms(500, 2_200), alone: ms(2_000, 8_000) }
         }
-        Kind::PauseAll => Fault::PauseAll { time: ms(100, 4_000) },
-        Kind::Partition => {
+        PlanKind::ResumeStupor => {
+            PlanFault::ResumeStupor { still: ms(300, 2_000), alone: ms(2_000, 8_000) }
+        }
+        PlanKind::PauseAll => PlanFault::PauseAll { time: ms(100, 4_000) },
+        PlanKind::Partition => {
             let splits = [Split::Halves, Split::Isolate(who), Split::Bridge, Split::Random];
-            Fault::Partition { split: splits[index(rng, 4)], time: ms(200, 10_000) }
+            PlanFault::Partition { split: splits[index(rng, 4)], time: ms(200, 10_000) }
         }
-        Kind::OneWay => {
+        PlanKind::OneWay => {
             let split = if one_in(rng, 2) { Split::Mute(who) } else { Split::Deaf(who) };
-            Fault::Partition { split, time: ms(200, 10_000) }
+            PlanFault::Partition { split, time: ms(200, 10_000) }
         }
-        Kind::Clog => Fault::Clog { time: ms(100, 5_000) },
-        Kind::SlowDisk => Fault::SlowDisk { who, extra: ms(20, 2_000), time: ms(500, 8_000) },
-        Kind::SlowSnapshots => {
+        PlanKind::Clog => PlanFault::Clog { time: ms(100, 5_000) },
+        PlanKind::SlowDisk => {
+            PlanFault::SlowDisk { who, extra: ms(20, 2_000), time: ms(500, 8_000) }
+        }
+        PlanKind::SlowSnapshots => {
             // Mostly the leader, because it alone knows the progress of the others.
             let who = if one_in(rng, 4) { who } else { Who::Leader };
-            Fault::SlowSnapshots { who, extra: ms(500, 4_000), time: ms(4_000, 12_000) }
+            PlanFault::SlowSnapshots { who, extra: ms(500, 4_000), time: ms(4_000, 12_000) }
         }
-        Kind::DiskError => Fault::DiskError { who, down },
-        Kind::Drift => Fault::Drift,
-        Kind::Seesaw => Fault::Seesaw,
-        Kind::Transfer => Fault::Transfer,
-        Kind::Stop => Fault::Stop { who, down },
-        Kind::Rolling => Fault::Rolling { down: ms(1, 1_000), every: ms(500, 4_000) },
-        Kind::Rot => {
+        PlanKind::DiskError => PlanFault::DiskError { who, down },
+        PlanKind::Drift => PlanFault::Drift,
+        PlanKind::Seesaw => PlanFault::Seesaw,
+        PlanKind::Transfer => PlanFault::Transfer,
+        PlanKind::Stop => PlanFault::Stop { who, down },
+        PlanKind::Rolling => PlanFault::Rolling { down: ms(1, 1_000), every: ms(500, 4_000) },
+        PlanKind::Rot => {
             let what = Rot::WHILE_DOWN[index(rng, Rot::WHILE_DOWN.len())];
-            Fault::Rot { who, what, down }
+            PlanFault::Rot { who, what, down }
         }
-        Kind::Full => {
+        PlanKind::Full => {
             let room_bytes = index(rng, 64 << 10);
-            Fault::Full { who, room_bytes, time: ms(1_000, 8_000) }
+            PlanFault::Full { who, room_bytes, time: ms(1_000, 8_000) }
         }
-        Kind::Join => Fault::Join,
-        Kind::Replace => Fault::Replace { lost: one_in(rng, 2) },
-        Kind::Promote => Fault::Promote,
-        Kind::Remove => Fault::Remove,
+        PlanKind::Join => PlanFault::Join,
+        PlanKind::Replace => PlanFault::Replace { lost: one_in(rng, 2) },
+        PlanKind::Promote => PlanFault::Promote,
+        PlanKind::Remove => PlanFault::Remove,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::caller::Caller;
+use super::caller::SimCaller;
 use super::judge::Judge;
 use super::net::SimNetwork;
 use crate::api::Client;
@@ -66,7 +66,7 @@ impl Wakes {
 /// The arguments for starting a process.
 pub(crate) struct ProcessParts {
     pub(crate) id: NodeId,
-    pub(crate) beginning: Beginning,
+    pub(crate) beginning: SimBeginning,
     pub(crate) env: Env,
     pub(crate) network: SimNetwork,
     pub(crate) wakes: Arc<Wakes>,
@@ -74,7 +74,7 @@ pub(crate) struct ProcessParts {
 }
 
 /// The knowledge of its cluster that a process does not read from its disk.
-pub(crate) enum Beginning {
+pub(crate) enum SimBeginning {
     /// It is one of `nodes` founders.
     Founder { nodes: u64 },
     /// It was admitted, now or in an earlier incarnation.
@@ -90,9 +90,9 @@ pub(crate) enum TurnEnd {
 }
 
 /// The durable log of a process. It outlives the process: while the process is down, it does not change.
-pub(crate) struct Durable(LogReader);
+pub(crate) struct SimDurable(LogReader);
 
-impl Durable {
+impl SimDurable {
     /// Returns whether the log has this entry, or a snapshot covers it.
     pub(crate) fn has(&self, index: LogIndex, term: Term) -> bool {
         self.0.first() > index.next() || self.0.term(index) == Some(term)
@@ -100,7 +100,7 @@ impl Durable {
 }
 
 /// A process of a simulated node.
-pub(crate) struct Process {
+pub(crate) struct SimProcess {
     node: Assembled,
     receiver: Arc<dyn Receiver>,
     introducer: Arc<dyn Introducer>,
@@ -113,13 +113,13 @@ pub(crate) struct Process {
     log_turns: u64,
 }
 
-impl Process {
+impl SimProcess {
     /// Opens the directory of the node and assembles the node.
     pub(crate) fn start(parts: ProcessParts) -> Result<Self, StartError> {
         let ProcessParts { id, beginning, env, network, wakes, judge } = parts;
         let (settings, joined) = match beginning {
-            Beginning::Founder { nodes } => (settings(id, nodes), None),
-            Beginning::Newcomer { contact, members, joined } => {
+            SimBeginning::Founder { nodes } => (settings(id, nodes), None),
+            SimBeginning::Newcomer { contact, members, joined } => {
                 let label = contact.name.clone();
                 let settings = settings(id, 0);
                 (Settings { contact, members, label, founds: false, ..settings }, joined)
@@ -184,8 +184,8 @@ impl Process {
         self.leads.get()
     }
 
-    pub(crate) fn caller(&self) -> Caller {
-        Caller::new(Client::new(self.node.shared.clone()), self.judge.clone())
+    pub(crate) fn caller(&self) -> SimCaller {
+        SimCaller::new(Client::new(self.node.shared.clone()), self.judge.clone())
     }
 
     /// Requests a transfer of leadership. The reply arrives within the call deadline.
@@ -369,8 +369,8 @@ impl Process {
     }
 
     /// Returns a handle to its durable log.
-    pub(crate) fn durable(&self) -> Durable {
-        Durable(self.log_reader.clone())
+    pub(crate) fn durable(&self) -> SimDurable {
+        SimDurable(self.log_reader.clone())
     }
 
     /// Returns whether it has this entry, or a snapshot that covers it.

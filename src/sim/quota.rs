@@ -19,11 +19,11 @@ use crate::env::{Disk, DiskLock, File, OpenMode};
 #[derive(Clone)]
 pub struct QuotaDisk {
     disk: Arc<dyn Disk>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<QuotaState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct QuotaState {
     /// Length of every existing file that has been seen.
     files: BTreeMap<PathBuf, Arc<AtomicU64>>,
     limits: BTreeMap<PathBuf, u64>,
@@ -63,12 +63,12 @@ impl QuotaDisk {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, QuotaState> {
         lock(&self.state)
     }
 }
 
-impl State {
+impl QuotaState {
     fn used(&self, dir: &Path) -> u64 {
         let inside = self.files.iter().filter(|(path, _)| path.starts_with(dir));
         inside.map(|(_, bytes)| bytes.load(Ordering::Relaxed)).sum()
@@ -142,7 +142,7 @@ struct QuotaFile {
     dir: PathBuf,
     /// Length of the file. It counts while the file exists.
     bytes: Arc<AtomicU64>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<QuotaState>>,
 }
 
 impl File for QuotaFile {
@@ -174,7 +174,7 @@ impl File for QuotaFile {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<QuotaState>) -> MutexGuard<'_, QuotaState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

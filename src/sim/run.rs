@@ -9,9 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::caller::Caller;
-use super::judge::Tally;
-use super::plan::{Fault, PEACE, Plan, Who, one_in};
+use super::caller::SimCaller;
+use super::judge::JudgeTally;
+use super::plan::{PEACE, Plan, PlanFault, Who, one_in};
 use super::rng::Rng;
 use super::scenario::{Host, Scenario};
 use super::violation::Violation;
@@ -283,7 +283,7 @@ impl Run {
         self.world.run_until(end - CALM * 7 / 10)?;
         let down = Duration::from_millis(self.rng.below(1_000));
         self.world.judge().borrow_mut().quiet(false);
-        self.world.strike(Fault::Kill { who: Who::Holder, down });
+        self.world.strike(PlanFault::Kill { who: Who::Holder, down });
         self.world.run_until(end - CALM * 17 / 30)?;
         self.world.judge().borrow_mut().quiet(true);
         self.world.run_until(end - CALM / 2)?;
@@ -353,7 +353,7 @@ impl Run {
     fn last_words(
         &mut self,
         scenario: &Scenario,
-        callers: &[(usize, NodeId, Caller)],
+        callers: &[(usize, NodeId, SimCaller)],
     ) -> Result<(), Violation> {
         if callers.is_empty() {
             self.nobody_to_ask("no node of the core runs")?;
@@ -406,7 +406,7 @@ impl Run {
         }
     }
 
-    fn story(&self, tally: &Tally) -> String {
+    fn story(&self, tally: &JudgeTally) -> String {
         format!(
             "{:?}, {} messages, {} events; points reached {:?}; {tally:?}",
             self.world.counts(),

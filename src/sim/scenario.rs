@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 
-use super::caller::Caller;
+use super::caller::SimCaller;
 use super::minimise::minimise;
 use super::rng::Rng;
 use super::run::{Failure, Report, Run, parts_of_seed};
@@ -201,7 +201,7 @@ impl std::fmt::Debug for Scenario {
 /// The environment of a program: it replaces the [`Node`](crate::Node), the clock and the random numbers of a real
 /// process.
 pub struct Host {
-    caller: Caller,
+    caller: SimCaller,
     scene: Scene,
     node: NodeId,
     rng: Rng,
@@ -209,7 +209,7 @@ pub struct Host {
 }
 
 impl Host {
-    pub(super) fn new(scene: Scene, caller: Caller, node: NodeId, rng: Rng) -> Self {
+    pub(super) fn new(scene: Scene, caller: SimCaller, node: NodeId, rng: Rng) -> Self {
         Self { caller, scene, node, rng, session: Mutex::new(None) }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::locking::Program;
 use super::net::NetConditions;
-use super::plan::{Fault, Plan, SESSION_TTL, Split, Who};
+use super::plan::{Plan, PlanFault, SESSION_TTL, Split, Who};
 use super::rng::Rng;
 use super::rot::Rot;
 use super::run::{Failure, Report, Run};
@@ -21,16 +21,16 @@ const SEEDS: u64 = 40;
 const ACKNOWLEDGED_MIN: u64 = 325;
 
 /// A cluster and its faults.
-struct Story {
+struct SimStory {
     nodes: u64,
     /// Maximum delay of a message.
     delay_max: Duration,
     programs: &'static [Program],
-    faults: Vec<(Duration, Fault)>,
+    faults: Vec<(Duration, PlanFault)>,
     members_change: bool,
 }
 
-impl Story {
+impl SimStory {
     /// Returns a cluster without faults.
     fn of(nodes: u64, programs: &'static [Program]) -> Self {
         let (faults, members_change) = (Vec::new(), false);
@@ -38,13 +38,13 @@ impl Story {
     }
 
     /// Adds a fault at this time.
-    fn at(mut self, seconds: f64, fault: Fault) -> Self {
+    fn at(mut self, seconds: f64, fault: PlanFault) -> Self {
         self.faults.push((Duration::from_secs_f64(seconds), fault));
         self
     }
 
     /// Adds a fault at regular times.
-    fn every(mut self, from: f64, to: f64, step: f64, fault: Fault) -> Self {
+    fn every(mut self, from: f64, to: f64, step: f64, fault: PlanFault) -> Self {
         let mut at = from;
         while at < to {
             self = self.at(at, fault);
@@ -108,25 +108,25 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-fn pause(who: Who, millis: u64) -> Fault {
-    Fault::Pause { who, time: ms(millis) }
+fn pause(who: Who, millis: u64) -> PlanFault {
+    PlanFault::Pause { who, time: ms(millis) }
 }
 
-fn kill(who: Who) -> Fault {
-    Fault::Kill { who, down: ms(400) }
+fn kill(who: Who) -> PlanFault {
+    PlanFault::Kill { who, down: ms(400) }
 }
 
-fn power_loss(who: Who) -> Fault {
-    Fault::PowerLoss { who, down: ms(400) }
+fn power_loss(who: Who) -> PlanFault {
+    PlanFault::PowerLoss { who, down: ms(400) }
 }
 
-fn part(split: Split, millis: u64) -> Fault {
-    Fault::Partition { split, time: ms(millis) }
+fn part(split: Split, millis: u64) -> PlanFault {
+    PlanFault::Partition { split, time: ms(millis) }
 }
 
 /// Leaders change often: they are killed, lose power, are paused and isolated.
-fn failovers(programs: &'static [Program]) -> Story {
-    Story::of(5, programs)
+fn failovers(programs: &'static [Program]) -> SimStory {
+    SimStory::of(5, programs)
         .every(3.0, 16.0, 4.0, part(Split::Isolate(Who::Leader), 1_500))
         .every(4.0, 16.0, 4.0, kill(Who::Leader))
         .every(5.0, 16.0, 4.0, pause(Who::Leader, 900))
@@ -134,8 +134,8 @@ fn failovers(programs: &'static [Program]) -> Story {
 }
 
 /// The holder of a lock is paused for longer than its lease lives.
-fn stalled_holders() -> Story {
-    Story::of(3, &[Program::Mutex]).every(3.0, 20.0, 3.4, pause(Who::Holder, 5_000)).every(
+fn stalled_holders() -> SimStory {
+    SimStory::of(3, &[Program::Mutex]).every(3.0, 20.0, 3.4, pause(Who::Holder, 5_000)).every(
         4.5,
         20.0,
         3.4,
@@ -150,8 +150,8 @@ fn paused_holder_loses_updates_only_without_fencing() {
 
 #[test]
 fn pause_before_a_renewal_reply_does_not_extend_validity() {
-    let stupor = Fault::Stupor { who: Who::Holder, still: ms(1_600), alone: ms(4_000) };
-    let mut story = Story::of(3, &[Program::Mutex, Program::Election, Program::Permits])
+    let stupor = PlanFault::Stupor { who: Who::Holder, still: ms(1_600), alone: ms(4_000) };
+    let mut story = SimStory::of(3, &[Program::Mutex, Program::Election, Program::Permits])
         .every(3.0, 48.0, 5.0, stupor);
     story.delay_max = ms(100);
     story.falls(Mutant::B21, &["K-LOCAL", "K-PERMITS", "L-EARLY"]);
@@ -164,7 +164,7 @@ fn partitioned_leader_serves_no_stale_read() {
 
 #[test]
 fn leader_lease_is_no_proof_of_leadership() {
-    let still = Fault::Stupor { who: Who::Leader, still: ms(1_000), alone: ms(2_000) };
+    let still = PlanFault::Stupor { who: Who::Leader, still: ms(1_000), alone: ms(2_000) };
     failovers(&[]).every(4.2, 16.0, 3.5, still).falls(Mutant::M08, &["X-LIN", "L-EARLY", "X-WAKE"]);
 }
 
@@ -186,8 +186,8 @@ fn member_votes_once_per_term_despite_a_restart() {
 }
 
 /// Leaders fail while some followers lag.
-fn failovers_of_laggards() -> Story {
-    let lag = Fault::SlowDisk { who: Who::Any, extra: ms(400), time: ms(3_000) };
+fn failovers_of_laggards() -> SimStory {
+    let lag = PlanFault::SlowDisk { who: Who::Any, extra: ms(400), time: ms(3_000) };
     failovers(&[]).every(3.0, 16.0, 1.0, lag).every(3.5, 16.0, 1.0, part(Split::Random, 400))
 }
 
@@ -216,12 +216,12 @@ fn new_leader_counts_leases_without_keys() {
 
 /// Leadership is to be transferred to the other node, which has just been isolated. The transfer fails, and the
 /// leader keeps leading.
-fn leadership_that_does_not_move() -> Story {
-    Story::of(2, &[]).every(4.0, 25.0, 3.0, part(Split::Isolate(Who::Leader), 650)).every(
+fn leadership_that_does_not_move() -> SimStory {
+    SimStory::of(2, &[]).every(4.0, 25.0, 3.0, part(Split::Isolate(Who::Leader), 650)).every(
         4.02,
         25.0,
         3.0,
-        Fault::Transfer,
+        PlanFault::Transfer,
     )
 }
 
@@ -240,8 +240,8 @@ fn leadership_transfer_ends_at_its_deadline() {
 
 #[test]
 fn leader_with_a_stalled_disk_loses_its_leadership() {
-    let hangs = Fault::SlowDisk { who: Who::Leader, extra: ms(6_000), time: ms(6_000) };
-    Story::of(3, &[])
+    let hangs = PlanFault::SlowDisk { who: Who::Leader, extra: ms(6_000), time: ms(6_000) };
+    SimStory::of(3, &[])
         .every(4.0, 40.0, 7.0, hangs)
         .holds(&["fault: slow disk"])
         .falls(Mutant::B43, &["R-DISK"]);
@@ -249,14 +249,14 @@ fn leader_with_a_stalled_disk_loses_its_leadership() {
 
 #[test]
 fn request_to_a_dead_leader_is_sent_to_the_next() {
-    Story::of(3, &[Program::Mutex]).falls(Mutant::B46, &["L-SERVE"]);
+    SimStory::of(3, &[Program::Mutex]).falls(Mutant::B46, &["L-SERVE"]);
 }
 
 #[test]
 fn paused_node_does_not_catch_up_on_ticks() {
-    Story::of(3, &[])
+    SimStory::of(3, &[])
         .every(3.0, 16.0, 2.0, pause(Who::Any, 900))
-        .at(17.0, Fault::PauseAll { time: ms(3_000) })
+        .at(17.0, PlanFault::PauseAll { time: ms(3_000) })
         .holds(&[])
         .falls(Mutant::B44, &["C-TICK"]);
 }
@@ -264,9 +264,9 @@ fn paused_node_does_not_catch_up_on_ticks() {
 #[test]
 fn clocks_may_drift_up_to_the_bound() {
     let alone = |who, millis| part(Split::Isolate(who), millis);
-    Story::of(3, &[Program::Mutex, Program::Election, Program::Permits])
+    SimStory::of(3, &[Program::Mutex, Program::Election, Program::Permits])
         .every(3.0, 48.0, 6.0, alone(Who::Holder, 4_500))
-        .every(5.9, 48.0, 6.0, Fault::Drift)
+        .every(5.9, 48.0, 6.0, PlanFault::Drift)
         .holds(&["lock lost", "lease end"])
         .falls(Mutant::B39, &["K-LOCAL", "K-PERMITS", "L-EARLY"])
         .falls(Mutant::B40, &["K-LOCAL", "K-PERMITS", "L-EARLY", "L-EPOCH"]);
@@ -274,7 +274,7 @@ fn clocks_may_drift_up_to_the_bound() {
 
 #[test]
 fn half_of_the_members_is_no_quorum() {
-    Story::of(4, &[])
+    SimStory::of(4, &[])
         .every(3.0, 16.0, 2.0, part(Split::Halves, 1_500))
         .holds(&[])
         .falls(Mutant::M05, &["R-QUORUM"]);
@@ -282,7 +282,7 @@ fn half_of_the_members_is_no_quorum() {
 
 #[test]
 fn partial_partition_costs_neither_terms_nor_the_leader() {
-    Story::of(5, &[])
+    SimStory::of(5, &[])
         .every(3.0, 19.0, 4.0, part(Split::Bridge, 900))
         .every(4.0, 19.0, 4.0, part(Split::Isolate(Who::Leader), 2_900))
         .holds(&[])
@@ -292,8 +292,8 @@ fn partial_partition_costs_neither_terms_nor_the_leader() {
 
 #[test]
 fn acknowledged_writes_survive_a_total_power_loss() {
-    Story::of(3, &[])
-        .every(4.0, 16.0, 4.0, Fault::Blackout { down: ms(500) })
+    SimStory::of(3, &[])
+        .every(4.0, 16.0, 4.0, PlanFault::Blackout { down: ms(500) })
         .holds(&[])
         .falls(Mutant::N03, &["S-REOPEN"])
         .falls(Mutant::M01, &["S-REOPEN"])
@@ -302,7 +302,7 @@ fn acknowledged_writes_survive_a_total_power_loss() {
 
 #[test]
 fn acknowledged_writes_of_a_single_node_survive_power_loss() {
-    Story::of(1, &[])
+    SimStory::of(1, &[])
         .every(3.0, 16.0, 2.0, power_loss(Who::Any))
         .holds(&[])
         .falls(Mutant::N03, &["S-REOPEN", "R-SM", "X-LIN"]);
@@ -310,8 +310,8 @@ fn acknowledged_writes_of_a_single_node_survive_power_loss() {
 
 #[test]
 fn failed_sync_ends_the_log_and_is_not_retried() {
-    let failing = Fault::DiskError { who: Who::Any, down: ms(300) };
-    Story::of(3, &[])
+    let failing = PlanFault::DiskError { who: Who::Any, down: ms(300) };
+    SimStory::of(3, &[])
         .every(4.0, 16.0, 2.0, failing)
         .every(5.0, 16.0, 2.0, power_loss(Who::Any))
         .falls(Mutant::M23, &["S-REOPEN", "R-TERM"]);
@@ -319,8 +319,8 @@ fn failed_sync_ends_the_log_and_is_not_retried() {
 
 #[test]
 fn flipped_bit_in_a_log_stops_only_that_member() {
-    let rot = |what| Fault::Rot { who: Who::Any, what, down: ms(300) };
-    Story::of(5, &[])
+    let rot = |what| PlanFault::Rot { who: Who::Any, what, down: ms(300) };
+    SimStory::of(5, &[])
         .at(5.0, rot(Rot::LogBit))
         .at(9.0, rot(Rot::LogSector))
         .holds(&["rotten log refused"])
@@ -330,15 +330,15 @@ fn flipped_bit_in_a_log_stops_only_that_member() {
 
 #[test]
 fn flipped_bit_in_a_snapshot_does_no_harm() {
-    let rot = Fault::Rot { who: Who::Any, what: Rot::SnapshotBit, down: ms(300) };
-    Story::of(3, &[]).every(8.0, 16.0, 3.0, rot).holds(&["snapshot bit flipped"]);
+    let rot = PlanFault::Rot { who: Who::Any, what: Rot::SnapshotBit, down: ms(300) };
+    SimStory::of(3, &[]).every(8.0, 16.0, 3.0, rot).holds(&["snapshot bit flipped"]);
 }
 
 #[test]
 fn snapshot_corrupted_at_runtime_does_no_harm() {
-    let rot = Fault::Rot { who: Who::Any, what: Rot::SnapshotMeanwhile, down: ms(0) };
-    let away = Fault::Kill { who: Who::Any, down: ms(2_000) };
-    Story::of(3, &[])
+    let rot = PlanFault::Rot { who: Who::Any, what: Rot::SnapshotMeanwhile, down: ms(0) };
+    let away = PlanFault::Kill { who: Who::Any, down: ms(2_000) };
+    SimStory::of(3, &[])
         .every(8.0, 16.0, 1.0, rot)
         .at(13.5, away)
         .holds(&["snapshot rotten meanwhile"]);
@@ -346,8 +346,8 @@ fn snapshot_corrupted_at_runtime_does_no_harm() {
 
 #[test]
 fn log_is_truncated_only_behind_a_durable_snapshot() {
-    let cut = |point| Fault::PointCrash { who: Who::Any, point, down: ms(300) };
-    Story::of(3, &[])
+    let cut = |point| PlanFault::PointCrash { who: Who::Any, point, down: ms(300) };
+    SimStory::of(3, &[])
         .every(3.0, 16.0, 2.0, cut(Point::LogAfterCut))
         .every(4.0, 16.0, 2.0, cut(Point::LogRemovalSynced))
         .falls(Mutant::M19, &["S-REOPEN", "L-CONVERGE", "L-SERVE"]);
@@ -378,10 +378,10 @@ fn compacted_read_is_rejected_on_every_node() {
 #[test]
 fn rejoining_members_decide_nothing_from_old_state() {
     let mut story = failovers(&[])
-        .every(3.2, 16.0, 2.5, Fault::Join)
-        .every(4.0, 16.0, 2.5, Fault::Promote)
-        .every(5.0, 16.0, 4.0, Fault::Remove)
-        .at(8.0, Fault::Replace { lost: true });
+        .every(3.2, 16.0, 2.5, PlanFault::Join)
+        .every(4.0, 16.0, 2.5, PlanFault::Promote)
+        .every(5.0, 16.0, 4.0, PlanFault::Remove)
+        .at(8.0, PlanFault::Replace { lost: true });
     story.members_change = true;
     story
         .holds(&["joined", "member removed", "machine lost"])
@@ -394,11 +394,11 @@ fn rejoining_members_decide_nothing_from_old_state() {
 
 #[test]
 fn removed_member_stays_until_the_others_can_do_without() {
-    let slow = Fault::SlowDisk { who: Who::Any, extra: ms(100), time: ms(2_000) };
-    let mut story = Story::of(2, &[Program::Mutex])
+    let slow = PlanFault::SlowDisk { who: Who::Any, extra: ms(100), time: ms(2_000) };
+    let mut story = SimStory::of(2, &[Program::Mutex])
         .every(3.0, 30.0, 0.7, slow)
-        .every(3.2, 30.0, 0.8, Fault::Replace { lost: false })
-        .every(3.5, 30.0, 1.1, Fault::Blackout { down: ms(250) });
+        .every(3.2, 30.0, 0.8, PlanFault::Replace { lost: false })
+        .every(3.5, 30.0, 1.1, PlanFault::Blackout { down: ms(250) });
     story.members_change = true;
     story
         .holds(&["member replaced", "stopped as removed"])
@@ -407,11 +407,11 @@ fn removed_member_stays_until_the_others_can_do_without() {
 
 #[test]
 fn former_only_member_serves_no_stale_read_after_joins() {
-    let mut story = Story::of(1, &[Program::Mutex])
-        .every(3.0, 18.0, 3.0, Fault::Join)
-        .every(4.0, 18.0, 1.5, Fault::Promote)
+    let mut story = SimStory::of(1, &[Program::Mutex])
+        .every(3.0, 18.0, 3.0, PlanFault::Join)
+        .every(4.0, 18.0, 1.5, PlanFault::Promote)
         .every(6.0, 18.0, 2.0, part(Split::Isolate(Who::Leader), 1_500))
-        .every(9.0, 18.0, 2.5, Fault::Remove);
+        .every(9.0, 18.0, 2.5, PlanFault::Remove);
     story.members_change = true;
     story
         .holds(&["joined", "member promoted", "member removed"])
@@ -434,7 +434,7 @@ fn queue_item_is_never_lost_or_claimed_twice() {
 
 #[test]
 fn lone_consumer_takes_the_first_item() {
-    Story::of(1, &[Program::Queue])
+    SimStory::of(1, &[Program::Queue])
         .every(4.0, 16.0, 4.0, kill(Who::Any))
         .holds(&["item taken alone"])
         .falls(Mutant::B54, &["Q-ORDER"]);
@@ -452,8 +452,8 @@ fn release_affects_only_its_own_hold() {
 
 #[test]
 fn calls_without_a_quorum_end_with_an_unknown_outcome() {
-    let kill = || Fault::Kill { who: Who::Any, down: ms(6_500) };
-    Story::of(3, &[Program::Mutex])
+    let kill = || PlanFault::Kill { who: Who::Any, down: ms(6_500) };
+    SimStory::of(3, &[Program::Mutex])
         .at(4.0, part(Split::Isolate(Who::Leader), 7_000))
         // One node is left with uncommitted proposals, and continues with them when the others are back.
         .every(13.0, 45.0, 10.0, kill())

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::caller::Caller;
+use super::caller::SimCaller;
 use super::plan::{between, one_in};
 use super::rng::Rng;
 use super::truth::Fact;
@@ -14,7 +14,7 @@ use crate::watch::{WatchBatch, WatchError};
 /// Watches until its node ends.
 pub(crate) async fn live(
     scene: Scene,
-    caller: Caller,
+    caller: SimCaller,
     node: NodeId,
     range: KeyRange,
     slow: bool,

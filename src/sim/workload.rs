@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::caller::{Caller, Fate};
+use super::caller::{Fate, SimCaller};
 use super::clock::Timeline;
 use super::executor::{Spawner, Timers};
 use super::judge::{CallId, Judge, Sign};
@@ -159,9 +159,9 @@ fn says(value: &[u8]) -> &str {
 }
 
 /// A client that makes one request after another until the scene closes.
-pub(crate) struct Client {
+pub(crate) struct WorkloadClient {
     scene: Scene,
-    caller: Caller,
+    caller: SimCaller,
     node: NodeId,
     rng: Rng,
     /// The newest revision that this client has seen in its local reads and writes.
@@ -173,7 +173,7 @@ pub(crate) struct Client {
 /// Starts the tasks of a process.
 pub(crate) fn start(
     scene: &Scene,
-    caller: &Caller,
+    caller: &SimCaller,
     node: NodeId,
     at: usize,
     clients: u64,
@@ -181,7 +181,7 @@ pub(crate) fn start(
     rng: &Rng,
 ) {
     for _ in 0..clients {
-        let client = Client {
+        let client = WorkloadClient {
             scene: scene.clone(),
             caller: caller.clone(),
             node,
@@ -210,12 +210,12 @@ pub(crate) fn start(
 /// retries. Counts the tasks that have completed.
 pub(crate) fn last_round(
     scene: &Scene,
-    places: &[(usize, NodeId, Caller)],
+    places: &[(usize, NodeId, SimCaller)],
     programs: &[Program],
 ) -> Rc<Cell<usize>> {
     let done: Rc<Cell<usize>> = Rc::default();
     for (at, node, caller) in places {
-        let mut client = Client {
+        let mut client = WorkloadClient {
             scene: scene.clone(),
             caller: caller.clone(),
             node: *node,
@@ -247,7 +247,7 @@ pub(crate) fn last_round(
     done
 }
 
-impl Client {
+impl WorkloadClient {
     async fn live(mut self) {
         while !self.scene.closing.get() {
             match self.rng.below(100) {
@@ -285,7 +285,7 @@ impl Client {
         self.asked(what, sign, answer).await
     }
 
-    /// Like [`Client::change`], for any request.
+    /// Like [`WorkloadClient::change`], for any request.
     async fn asked<T>(
         &self,
         what: &'static str,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Partial, Reader, SnapshotError, Writer};
+use super::{Partial, SnapshotError, SnapshotReader, Writer};
 use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, DiskId, LogIndex, SnapshotId, StateHead, Term};
 
@@ -76,8 +76,8 @@ impl Folder {
     ///
     /// # Errors
     /// Fails if the disk returns an error, or if the file is damaged or belongs to another cluster.
-    pub(crate) fn read(&self, found: &Found) -> Result<Reader, SnapshotError> {
-        let reader = Reader::open(&self.disk, &found.path)?;
+    pub(crate) fn read(&self, found: &Found) -> Result<SnapshotReader, SnapshotError> {
+        let reader = SnapshotReader::open(&self.disk, &found.path)?;
         reader.expect_cluster(self.cluster)?;
         let head = reader.head();
         if (head.index, head.term) != (found.index, found.term) {
@@ -117,7 +117,7 @@ impl Folder {
     ///
     /// # Errors
     /// Fails if the disk returns an error, or if the file is damaged or belongs to another cluster.
-    pub(crate) fn open_id(&self, id: SnapshotId) -> Result<Reader, SnapshotError> {
+    pub(crate) fn open_id(&self, id: SnapshotId) -> Result<SnapshotReader, SnapshotError> {
         let path = self.dir.join(name(id.index, id.term));
         self.read(&Found { index: id.index, term: id.term, path })
     }

@@ -68,7 +68,7 @@ fn restore(
 fn read(
     disk: &Arc<dyn Disk>,
 ) -> Result<(StateHead, Vec<SnapshotRecord>, ClusterId), SnapshotError> {
-    let mut reader = Reader::open(disk, Path::new(FILE))?;
+    let mut reader = SnapshotReader::open(disk, Path::new(FILE))?;
     let mut records = Vec::new();
     while let Some(record) = reader.next()? {
         records.push(record);

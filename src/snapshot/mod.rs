@@ -6,7 +6,7 @@
 //!                  one chunk a call   reads it back,        |            v
 //!                                     renames, syncs dir    |        Source --parts--> another member
 //!                                                           v
-//!    machine <---pieces---------------------------------- Reader
+//!    machine <---pieces---------------------------------- SnapshotReader
 //!
 //!    parts of another member's --> Partial --seal--> Check --pieces--> machine, then
 //!                                                      |
@@ -63,5 +63,5 @@ mod tests;
 pub(crate) use error::SnapshotError;
 pub(crate) use folder::{Folder, Found};
 pub(crate) use partial::{Appended, Partial};
-pub(crate) use reader::{Check, Reader};
+pub(crate) use reader::{Check, SnapshotReader};
 pub(crate) use writer::Writer;

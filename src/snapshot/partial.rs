@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::SnapshotError;
-use super::reader::{Check, Reader};
+use super::reader::{Check, SnapshotReader};
 use super::writer::{SYNC_BYTES, Temporary};
 use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, SnapshotId};
@@ -137,7 +137,7 @@ impl Partial {
 /// Returns the length of the valid prefix of a file that was left behind. An unreadable file is
 /// received again from the start.
 fn sound(disk: &Arc<dyn Disk>, path: &std::path::Path, cluster: ClusterId, id: SnapshotId) -> u64 {
-    let Ok(mut reader) = Reader::open(disk, path) else { return 0 };
+    let Ok(mut reader) = SnapshotReader::open(disk, path) else { return 0 };
     let head = reader.head();
     if reader.cluster() != cluster || (head.index, head.term) != (id.index, id.term) {
         return 0;

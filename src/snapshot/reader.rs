@@ -14,7 +14,7 @@ use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, PieceCounts, SnapshotId, SnapshotRecord, StateHead};
 
 /// A snapshot file that is read from start to end.
-pub(crate) struct Reader {
+pub(crate) struct SnapshotReader {
     path: PathBuf,
     file: Box<dyn File>,
     len: u64,
@@ -42,7 +42,7 @@ enum Chunk {
     Footer(SnapshotId, PieceCounts),
 }
 
-impl Reader {
+impl SnapshotReader {
     /// Opens a file and reads its head.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl Reader {
     /// Does the same for a file that may have been transferred like an etcd snapshot.
     ///
     /// # Errors
-    /// Same as [`Reader::open`].
+    /// Same as [`SnapshotReader::open`].
     pub(crate) fn open_received(disk: &Arc<dyn Disk>, path: &Path) -> Result<Self, SnapshotError> {
         Ok(Self { may_have_tail: true, ..Self::open(disk, path)? })
     }
@@ -195,7 +195,7 @@ impl Reader {
     }
 }
 
-impl Reader {
+impl SnapshotReader {
     /// Returns whether only a tail follows.
     fn is_tail_from(&self, end: u64) -> Result<bool, SnapshotError> {
         let padded = end.next_multiple_of(TAIL_ALIGN);
@@ -277,7 +277,7 @@ fn next_chunk(
 pub(crate) struct Check {
     temporary: Temporary,
     path: PathBuf,
-    reader: Reader,
+    reader: SnapshotReader,
     expected: SnapshotId,
 }
 
@@ -287,7 +287,7 @@ impl Check {
         path: PathBuf,
         expected: SnapshotId,
     ) -> Result<Self, SnapshotError> {
-        let reader = Reader::open(&temporary.disk, &temporary.path)?;
+        let reader = SnapshotReader::open(&temporary.disk, &temporary.path)?;
         Ok(Self { temporary, path, reader, expected })
     }
 

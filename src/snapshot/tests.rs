@@ -42,7 +42,7 @@ impl World {
     fn read(&self, bytes: &[u8]) -> Result<Vec<SnapshotRecord>, SnapshotError> {
         let path = dir().join("read");
         self.sim.replace(&path, bytes);
-        let mut reader = Reader::open(&self.disk, &path)?;
+        let mut reader = SnapshotReader::open(&self.disk, &path)?;
         reader.expect_cluster(CLUSTER)?;
         let mut records = Vec::new();
         while let Some(record) = reader.next()? {
@@ -180,7 +180,7 @@ fn trailing_hash_is_accepted_only_in_a_received_backup() {
     let received = |bytes: &[u8]| {
         let path = dir().join("received");
         world.sim.replace(&path, bytes);
-        let mut reader = Reader::open_received(&world.disk, &path)?;
+        let mut reader = SnapshotReader::open_received(&world.disk, &path)?;
         while reader.pass()? {}
         Ok::<_, SnapshotError>(reader.id().unwrap())
     };
@@ -526,7 +526,7 @@ fn two_backups_to_one_path_do_not_collide() {
     let check = whole.seal().unwrap();
     let unfinished = begin(2);
     let id = finish(check).unwrap();
-    let reader = Reader::open(&world.disk, &path).unwrap();
+    let reader = SnapshotReader::open(&world.disk, &path).unwrap();
     assert_eq!(reader.bytes(), id.bytes, "what it says it has written is there");
     drop(unfinished);
     assert_eq!(world.names(), ["shared.backup"]);

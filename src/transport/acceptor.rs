@@ -51,7 +51,7 @@ pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
                 failing = false;
                 // The connection is counted before its task runs, so that a flood is limited while
                 // it arrives.
-                let waiting = Waiting::begin(context.clone(), origin(from.ip()));
+                let waiting = AcceptorWaiting::begin(context.clone(), origin(from.ip()));
                 let context = context.clone();
                 tokio::spawn(async move {
                     context.until_stopped(welcome(&context, stream, waiting)).await;
@@ -81,7 +81,7 @@ fn origin(from: IpAddr) -> IpAddr {
 }
 
 /// Serves one connection from its first byte to its last.
-async fn welcome(context: &Context, tcp: TcpStream, waiting: Waiting) {
+async fn welcome(context: &Context, tcp: TcpStream, waiting: AcceptorWaiting) {
     let handshake = async {
         tcp.set_nodelay(true)?;
         let mut stream = context.security.accept(tcp).await?;
@@ -282,15 +282,15 @@ struct IncomingState {
     /// Number of the last connection. Each gets a unique number.
     last_number: u64,
     /// Connections in their handshake that have not sent a preface, oldest first.
-    silent: BTreeMap<u64, Newcomer>,
+    silent: BTreeMap<u64, AcceptorNewcomer>,
     /// Connections in their handshake that have sent a preface, oldest first.
-    speaking: BTreeMap<u64, Newcomer>,
+    speaking: BTreeMap<u64, AcceptorNewcomer>,
     /// Connections after their handshake.
     seated: BTreeMap<(NodeId, Lane), Seated>,
 }
 
 /// A connection in its handshake.
-struct Newcomer {
+struct AcceptorNewcomer {
     origin: IpAddr,
     evicted: Arc<Notify>,
 }
@@ -307,7 +307,7 @@ impl IncomingState {
         let few = 2 * LANES.len();
         let size = |origin: &IpAddr| crowds.get(origin).copied().unwrap_or_default().max(few);
         let most = crowds.keys().map(size).max();
-        let oldest = |newcomers: &BTreeMap<u64, Newcomer>| {
+        let oldest = |newcomers: &BTreeMap<u64, AcceptorNewcomer>| {
             let mut all = newcomers.iter();
             let of_most = all.find(|(_, one)| Some(size(&one.origin)) == most);
             of_most.map(|(number, _)| *number)
@@ -331,13 +331,13 @@ struct Seated {
 }
 
 /// A connection in its handshake.
-struct Waiting {
+struct AcceptorWaiting {
     context: Arc<Context>,
     number: u64,
     evicted: Arc<Notify>,
 }
 
-impl Waiting {
+impl AcceptorWaiting {
     /// Counts a new connection, and closes another one if there are too many.
     fn begin(context: Arc<Context>, origin: IpAddr) -> Self {
         let mut state = context.incoming.state();
@@ -346,7 +346,7 @@ impl Waiting {
         }
         state.last_number += 1;
         let (number, evicted) = (state.last_number, Arc::new(Notify::new()));
-        state.silent.insert(number, Newcomer { origin, evicted: evicted.clone() });
+        state.silent.insert(number, AcceptorNewcomer { origin, evicted: evicted.clone() });
         drop(state);
         Self { context, number, evicted }
     }
@@ -360,7 +360,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for AcceptorWaiting {
     fn drop(&mut self) {
         let mut state = self.context.incoming.state();
         state.silent.remove(&self.number);

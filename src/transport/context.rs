@@ -40,7 +40,7 @@ pub(super) struct Context {
     pub(super) receiver: Arc<dyn Receiver>,
     pub(super) peers: Peers,
     pub(super) incoming: Incoming,
-    pub(super) presence: Presence,
+    pub(super) presence: ContextPresence,
     pub(super) joiners: Joiners,
     reported: Mutex<BTreeMap<(Side, Option<NodeId>), Moment>>,
     stopping: watch::Receiver<bool>,
@@ -65,7 +65,7 @@ impl Context {
             names: Names::default(),
             security,
             admission,
-            presence: Presence { connections: Mutex::default(), receiver: receiver.clone() },
+            presence: ContextPresence { connections: Mutex::default(), receiver: receiver.clone() },
             receiver,
             peers: Peers::default(),
             incoming: Incoming::default(),
@@ -146,12 +146,12 @@ impl Context {
 
 /// Counts the connections with each peer, to notify the receiver of the first and after the last
 /// one.
-pub(super) struct Presence {
+pub(super) struct ContextPresence {
     connections: Mutex<BTreeMap<NodeId, usize>>,
     receiver: Arc<dyn Receiver>,
 }
 
-impl Presence {
+impl ContextPresence {
     /// Records a new connection with `peer`. Dropping the guard records its end.
     pub(super) fn enter(&self, peer: NodeId, hello: Hello) -> PresenceGuard<'_> {
         // The lock is held during the call, so that the receiver sees the notifications in order.
@@ -164,7 +164,7 @@ impl Presence {
 
 /// One connection.
 pub(super) struct PresenceGuard<'a> {
-    presence: &'a Presence,
+    presence: &'a ContextPresence,
     peer: NodeId,
 }
 

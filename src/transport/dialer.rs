@@ -37,7 +37,7 @@ use super::exchange::{self, Broken};
 use super::frame::{self, FrameKind, FrameReader};
 use super::names::Names;
 use super::peers::{Peer, life_of};
-use super::pipe::{Batch, Dialing, Pipe, is_passing};
+use super::pipe::{Dialing, Pipe, PipeBatch, is_passing};
 use super::tcp::{TcpSettings, is_loopback};
 use super::wire::Wire;
 use crate::env::Entropy;
@@ -379,7 +379,7 @@ async fn serve(
         }
         if at == batch.len() {
             at = 0;
-            if pipe.next_batch(&mut batch) == Batch::Down {
+            if pipe.next_batch(&mut batch) == PipeBatch::Down {
                 return Broken::Socket(io::ErrorKind::BrokenPipe.into());
             }
         }

@@ -24,14 +24,14 @@ const ASK_AGAIN: Duration = Duration::from_millis(50);
 pub(crate) struct MemoryHub {
     // Held while a receiver is called. Therefore no receiver is called after its member has left,
     // and all receivers see events in one order. Receivers neither block nor call back.
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<MemoryState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct MemoryState {
     /// Number of the last join. Each gets a unique number.
     last_number: u64,
-    seats: BTreeMap<NodeId, Seat>,
+    seats: BTreeMap<NodeId, MemorySeat>,
     /// Cut links, as (from, to).
     cut: BTreeSet<(NodeId, NodeId)>,
     /// Pairs of members that have admitted each other, the lower id first.
@@ -40,7 +40,7 @@ struct State {
     refused: BTreeMap<(NodeId, NodeId), Refused>,
 }
 
-struct Seat {
+struct MemorySeat {
     number: u64,
     admission: Admission,
     receiver: Arc<dyn Receiver>,
@@ -48,9 +48,14 @@ struct Seat {
     peers: Option<BTreeSet<NodeId>>,
 }
 
-impl Seat {
+impl MemorySeat {
     /// Checks that both members accept each other.
-    fn judge(&self, mine: &Hello, other: &Seat, theirs: &Hello) -> Result<(), HelloRejection> {
+    fn judge(
+        &self,
+        mine: &Hello,
+        other: &MemorySeat,
+        theirs: &Hello,
+    ) -> Result<(), HelloRejection> {
         self.admission.admit(mine, theirs, None)?;
         other.admission.admit(theirs, mine, None)
     }
@@ -61,7 +66,7 @@ impl Seat {
 }
 
 impl MemoryHub {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,7 +84,7 @@ impl MemoryHub {
         state.last_number += 1;
         let number = state.last_number;
         let admission = Admission::new(me, introducer);
-        state.seats.insert(me, Seat { number, admission, receiver, peers: None });
+        state.seats.insert(me, MemorySeat { number, admission, receiver, peers: None });
         for other in state.others(me) {
             state.meet(me, other);
         }
@@ -144,7 +149,7 @@ fn pair(a: NodeId, b: NodeId) -> (NodeId, NodeId) {
     (a.min(b), a.max(b))
 }
 
-impl State {
+impl MemoryState {
     fn others(&self, me: NodeId) -> Vec<NodeId> {
         self.seats.keys().copied().filter(|id| *id != me).collect()
     }
@@ -243,7 +248,7 @@ pub(crate) struct MemoryNetwork {
 }
 
 impl MemoryNetwork {
-    fn is_seated(&self, state: &State) -> bool {
+    fn is_seated(&self, state: &MemoryState) -> bool {
         state.seats.get(&self.me).is_some_and(|seat| seat.number == self.number)
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct QueueLimit {
 pub(super) struct Pipe {
     limit: QueueLimit,
     on_demand: bool,
-    link: Mutex<Link>,
+    link: Mutex<PipeLink>,
     /// Notified when there is something to write, or the link is down.
     pub(super) work: Notify,
     /// Notified when the peer has just connected, so that it is dialed again at once.
@@ -51,24 +51,24 @@ pub(super) struct Pipe {
     demand: Notify,
 }
 
-enum Link {
+enum PipeLink {
     /// There is no connection, and none is being dialed right now.
     Down,
     /// On demand: no connection is needed.
     Resting,
     /// On demand: these messages wait for a connection.
-    Dialing(Queue),
+    Dialing(PipeQueue),
     /// There is a connection.
     Up(Up),
 }
 
 #[derive(Default)]
-struct Queue {
+struct PipeQueue {
     bytes: Vec<u8>,
     messages: usize,
 }
 
-impl Queue {
+impl PipeQueue {
     /// Appends a frame, or the rest of one.
     fn push(&mut self, frame: &[u8]) {
         self.bytes.extend_from_slice(frame);
@@ -77,7 +77,7 @@ impl Queue {
 
     /// Returns whether another frame fits, in addition to the bytes that were taken out but still
     /// count.
-    fn has_room(&self, frame: &[u8], taken: Taken, limit: QueueLimit) -> bool {
+    fn has_room(&self, frame: &[u8], taken: PipeTaken, limit: QueueLimit) -> bool {
         self.bytes.len() + taken.bytes + frame.len() <= limit.bytes
             && self.messages + taken.messages < limit.messages
     }
@@ -85,16 +85,16 @@ impl Queue {
 
 struct Up {
     stream: Arc<Wire>,
-    queue: Queue,
+    queue: PipeQueue,
     /// The part that the task has taken out of the queue and not completely written. It still
     /// counts.
-    taken: Option<Taken>,
+    taken: Option<PipeTaken>,
     /// Whether a message was sent since the last call of [`Pipe::rest_if_unused`].
     used: bool,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Taken {
+struct PipeTaken {
     bytes: usize,
     messages: usize,
 }
@@ -111,7 +111,7 @@ impl Pipe {
         Self {
             limit,
             on_demand: false,
-            link: Mutex::new(Link::Down),
+            link: Mutex::new(PipeLink::Down),
             work: Notify::new(),
             retry: Notify::new(),
             demand: Notify::new(),
@@ -120,7 +120,7 @@ impl Pipe {
 
     /// Creates a pipe that has a connection only while it is used.
     pub(super) fn on_demand(limit: QueueLimit) -> Self {
-        Self { on_demand: true, link: Mutex::new(Link::Resting), ..Self::new(limit) }
+        Self { on_demand: true, link: Mutex::new(PipeLink::Resting), ..Self::new(limit) }
     }
 
     /// Returns whether it has a connection only while it is used.
@@ -128,16 +128,16 @@ impl Pipe {
         self.on_demand
     }
 
-    fn link(&self) -> MutexGuard<'_, Link> {
+    fn link(&self) -> MutexGuard<'_, PipeLink> {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of queued bytes.
     pub(super) fn queued_bytes(&self) -> usize {
         match &*self.link() {
-            Link::Down | Link::Resting => 0,
-            Link::Dialing(queue) => queue.bytes.len(),
-            Link::Up(up) => up.queue.bytes.len() + up.taken.map_or(0, |taken| taken.bytes),
+            PipeLink::Down | PipeLink::Resting => 0,
+            PipeLink::Dialing(queue) => queue.bytes.len(),
+            PipeLink::Up(up) => up.queue.bytes.len() + up.taken.map_or(0, |taken| taken.bytes),
         }
     }
 
@@ -145,22 +145,24 @@ impl Pipe {
     pub(super) fn send(&self, frame: &[u8]) -> SendOutcome {
         let mut link = self.link();
         let up = match &mut *link {
-            Link::Down => return SendOutcome::Unreachable,
-            Link::Resting => {
-                let mut queue = Queue::default();
+            PipeLink::Down => return SendOutcome::Unreachable,
+            PipeLink::Resting => {
+                let mut queue = PipeQueue::default();
                 queue.push(frame);
-                *link = Link::Dialing(queue);
+                *link = PipeLink::Dialing(queue);
                 self.demand.notify_one();
                 return SendOutcome::Queued;
             }
-            Link::Dialing(queue) if !queue.has_room(frame, Taken::default(), self.limit) => {
+            PipeLink::Dialing(queue)
+                if !queue.has_room(frame, PipeTaken::default(), self.limit) =>
+            {
                 return SendOutcome::Full;
             }
-            Link::Dialing(queue) => {
+            PipeLink::Dialing(queue) => {
                 queue.push(frame);
                 return SendOutcome::Queued;
             }
-            Link::Up(up) => up,
+            PipeLink::Up(up) => up,
         };
         up.used = true;
         let taken = up.taken.unwrap_or_default();
@@ -176,8 +178,8 @@ impl Pipe {
         self.push(self.link(), frame);
     }
 
-    fn push(&self, mut link: MutexGuard<'_, Link>, frame: &[u8]) -> SendOutcome {
-        let Link::Up(up) = &mut *link else { return SendOutcome::Unreachable };
+    fn push(&self, mut link: MutexGuard<'_, PipeLink>, frame: &[u8]) -> SendOutcome {
+        let PipeLink::Up(up) = &mut *link else { return SendOutcome::Unreachable };
         let mut written = 0;
         if !up.backed_up() && !self.on_demand {
             written = match up.stream.try_write(frame) {
@@ -190,7 +192,7 @@ impl Pipe {
                 Ok(written) => written,
                 Err(error) if is_passing(&error) => 0,
                 Err(_) => {
-                    *link = Link::Down;
+                    *link = PipeLink::Down;
                     self.work.notify_one();
                     return SendOutcome::Unreachable;
                 }
@@ -221,9 +223,9 @@ impl Pipe {
     /// Returns whether a message waits for a connection. If none does, the next message will.
     fn is_wanted(&self) -> bool {
         match &mut *self.link() {
-            Link::Dialing(_) => true,
+            PipeLink::Dialing(_) => true,
             link => {
-                *link = Link::Resting;
+                *link = PipeLink::Resting;
                 false
             }
         }
@@ -232,14 +234,14 @@ impl Pipe {
     /// Connects the pipe to `stream` until the guard is dropped.
     pub(super) fn up(&self, stream: Arc<Wire>) -> UpGuard<'_> {
         let mut link = self.link();
-        let queue = match std::mem::replace(&mut *link, Link::Down) {
-            Link::Dialing(queue) => queue,
-            _ => Queue::default(),
+        let queue = match std::mem::replace(&mut *link, PipeLink::Down) {
+            PipeLink::Dialing(queue) => queue,
+            _ => PipeQueue::default(),
         };
         if !queue.bytes.is_empty() {
             self.work.notify_one();
         }
-        *link = Link::Up(Up { stream, queue, taken: None, used: true });
+        *link = PipeLink::Up(Up { stream, queue, taken: None, used: true });
         UpGuard { pipe: self }
     }
 
@@ -247,42 +249,42 @@ impl Pipe {
     /// queued. Returns whether it did.
     pub(super) fn rest_if_unused(&self) -> bool {
         let mut link = self.link();
-        let Link::Up(up) = &mut *link else { return false };
+        let PipeLink::Up(up) = &mut *link else { return false };
         let rests = self.on_demand && !up.used && !up.backed_up();
         up.used = false;
         if rests {
-            *link = Link::Resting;
+            *link = PipeLink::Resting;
         }
         rests
     }
 
     /// Marks the last batch as written, and takes everything queued since. `batch` is the old
     /// batch, whose memory is reused.
-    pub(super) fn next_batch(&self, batch: &mut Vec<u8>) -> Batch {
+    pub(super) fn next_batch(&self, batch: &mut Vec<u8>) -> PipeBatch {
         batch.clear();
         if batch.capacity() > BUFFER_KEPT_BYTES_MAX {
             *batch = Vec::new();
         }
         let mut link = self.link();
-        let Link::Up(up) = &mut *link else { return Batch::Down };
+        let PipeLink::Up(up) = &mut *link else { return PipeBatch::Down };
         up.taken = None;
         if up.queue.bytes.is_empty() {
-            return Batch::Empty;
+            return PipeBatch::Empty;
         }
         std::mem::swap(&mut up.queue.bytes, batch);
-        up.taken = Some(Taken { bytes: batch.len(), messages: up.queue.messages });
+        up.taken = Some(PipeTaken { bytes: batch.len(), messages: up.queue.messages });
         up.queue.messages = 0;
-        Batch::Taken
+        PipeBatch::PipeTaken
     }
 }
 
 /// The data to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Batch {
+pub(super) enum PipeBatch {
     /// There is nothing to write.
     Empty,
     /// A batch was taken.
-    Taken,
+    PipeTaken,
     /// A caller has found the connection broken.
     Down,
 }
@@ -295,8 +297,8 @@ pub(super) struct Dialing<'a> {
 impl Drop for Dialing<'_> {
     fn drop(&mut self) {
         let mut link = self.pipe.link();
-        if matches!(*link, Link::Dialing(_)) {
-            *link = Link::Down;
+        if matches!(*link, PipeLink::Dialing(_)) {
+            *link = PipeLink::Down;
         }
     }
 }
@@ -309,8 +311,8 @@ pub(super) struct UpGuard<'a> {
 impl Drop for UpGuard<'_> {
     fn drop(&mut self) {
         let mut link = self.pipe.link();
-        if matches!(*link, Link::Up(_)) {
-            *link = Link::Down;
+        if matches!(*link, PipeLink::Up(_)) {
+            *link = PipeLink::Down;
         }
     }
 }
@@ -336,7 +338,7 @@ mod tests {
         let near = Arc::new(Wire::Plain(near.expect("connected")));
         near.writable().await.expect("open");
         let up = pipe.up(near);
-        while !matches!(&*pipe.link(), Link::Up(up) if up.backed_up()) {
+        while !matches!(&*pipe.link(), PipeLink::Up(up) if up.backed_up()) {
             assert_eq!(pipe.send(&[1; 100_000]), SendOutcome::Queued);
         }
         (up, far.expect("accepted").0)
@@ -347,16 +349,16 @@ mod tests {
         let pipe = Pipe::new(LIMIT);
         let (_up, _far) = backed_up(&pipe).await;
         let mut batch = Vec::new();
-        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        assert_eq!(pipe.next_batch(&mut batch), PipeBatch::PipeTaken);
         // The partly written frame exceeds the limit, so nothing more is accepted until it is
         // written.
         assert!(batch.len() > LIMIT.bytes);
         assert_eq!(pipe.queued_bytes(), batch.len());
         assert_eq!(pipe.send(&[2; 10]), SendOutcome::Full);
-        assert_eq!(pipe.next_batch(&mut batch), Batch::Empty, "as if it had been written");
+        assert_eq!(pipe.next_batch(&mut batch), PipeBatch::Empty, "as if it had been written");
         // The socket is still full, so this frame is queued, and 990 more bytes fit.
         assert_eq!(pipe.send(&[3; 10]), SendOutcome::Queued);
-        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        assert_eq!(pipe.next_batch(&mut batch), PipeBatch::PipeTaken);
         assert_eq!(pipe.send(&[4; 991]), SendOutcome::Full);
         assert_eq!(pipe.send(&[4; 986]), SendOutcome::Queued);
         assert_eq!(pipe.send(&[5; 5]), SendOutcome::Full);
@@ -365,7 +367,7 @@ mod tests {
         }
         assert_eq!(pipe.send(&[6; 1]), SendOutcome::Full, "the sixth message");
         pipe.send_alive(&[7; 100]);
-        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        assert_eq!(pipe.next_batch(&mut batch), PipeBatch::PipeTaken);
         assert_eq!(batch.len(), 986 + 3 + 100);
     }
 
@@ -374,15 +376,15 @@ mod tests {
         let pipe = Pipe::new(QueueLimit { bytes: 1 << 20, messages: 1000 });
         let (up, mut far) = backed_up(&pipe).await;
         let mut batch = Vec::new();
-        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        assert_eq!(pipe.next_batch(&mut batch), PipeBatch::PipeTaken);
         // The socket has room again, but the batch is not written yet. No frame may overtake it.
         let mut some = vec![0; 1 << 20];
         far.read_exact(&mut some).await.expect("what was sent");
         assert_eq!(pipe.send(b"later"), SendOutcome::Queued);
-        assert_eq!(pipe.next_batch(&mut batch), Batch::Taken);
+        assert_eq!(pipe.next_batch(&mut batch), PipeBatch::PipeTaken);
         assert_eq!(batch, b"later");
         drop(up);
         assert_eq!(pipe.send(b"too late"), SendOutcome::Unreachable);
-        assert_eq!(pipe.next_batch(&mut batch), Batch::Down);
+        assert_eq!(pipe.next_batch(&mut batch), PipeBatch::Down);
     }
 }

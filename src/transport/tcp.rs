@@ -282,7 +282,7 @@ impl TcpBound {
             network.spawn(&context, tls.clone().keep_fresh(every));
         }
         network.set_peers(peers);
-        let running = Mutex::new(Some(Running { stopping, ended, runtime }));
+        let running = Mutex::new(Some(TcpRunning { stopping, ended, runtime }));
         Ok((network, TcpHandle { address: self.address, running }))
     }
 }
@@ -378,10 +378,10 @@ pub(super) fn fits(me: NodeId, to: NodeId, lane: Lane, message: &PeerMessage) ->
 /// A handle that stops a member's connections. Dropping it stops them too.
 pub(crate) struct TcpHandle {
     address: SocketAddr,
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<TcpRunning>>,
 }
 
-struct Running {
+struct TcpRunning {
     stopping: Arc<watch::Sender<bool>>,
     ended: mpsc::Receiver<()>,
     runtime: Arc<NetRuntime>,
@@ -400,7 +400,7 @@ impl TcpHandle {
     /// by a receiver.
     pub(crate) fn stop(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Running { stopping, ended, runtime }) = running else { return };
+        let Some(TcpRunning { stopping, ended, runtime }) = running else { return };
         stopping.send_replace(true);
         // Nothing is ever sent. The channel closes when the last task has ended.
         if ended.recv_timeout(STOP_WAIT_MAX) == Err(mpsc::RecvTimeoutError::Timeout) {

@@ -10,8 +10,8 @@
 //! accepts missing segments only if the log itself recorded their removal. Any other missing
 //! segment is damage.
 
-use super::format::{Kind, Record};
-use super::writer::{TAIL_BYTES, Writer, impossible};
+use super::format::{Record, RecordKind};
+use super::writer::{LogWriter, TAIL_BYTES, impossible};
 use super::{Base, LogError};
 use crate::env::Point;
 use crate::model::LogIndex;
@@ -30,7 +30,7 @@ pub(super) const REMOVED_AT_ROLL: usize = 2;
 /// Size of the record that a truncation writes.
 pub(super) const CUT_BYTES: u32 = Record::bytes(size_of::<u64>()) as u32;
 
-impl Writer {
+impl LogWriter {
     /// Discards the segments that are not needed for the entries after `up_to`. A durable snapshot
     /// must cover everything up to `up_to`. Entries that the log does not know to be committed are
     /// kept in any case. If no segment can be discarded, or the disk has no room even for the
@@ -40,7 +40,7 @@ impl Writer {
     /// oldest first, a few at a time: some now, the others during later commits and idle steps.
     ///
     /// # Errors
-    /// Same as [`Writer::commit`].
+    /// Same as [`LogWriter::commit`].
     pub(crate) fn cut(&mut self, up_to: LogIndex) -> Result<(), LogError> {
         self.unless_failed(|writer| {
             writer.write_cut(up_to)?;
@@ -66,7 +66,7 @@ impl Writer {
             return Ok(());
         }
         self.folder.points.reach(Point::LogBeforeCut);
-        self.append_base(Kind::Keep, base, needed_from, true)?;
+        self.append_base(RecordKind::Keep, base, needed_from, true)?;
         self.flush()?;
         self.unvouched = true;
         self.publish();
@@ -77,7 +77,7 @@ impl Writer {
     /// Records a base and updates the index.
     pub(super) fn append_base(
         &mut self,
-        kind: Kind,
+        kind: RecordKind,
         base: Base,
         needed_from: u32,
         ends_group: bool,

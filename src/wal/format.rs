@@ -136,7 +136,7 @@ impl Header {
 /// The kind of a record. The numbers are stored on disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum RecordKind {
     /// A start of the member. The payload is the incarnation.
     Boot = 1,
     /// The payload lists the founders.
@@ -161,7 +161,7 @@ pub(super) enum Kind {
     Reset = 10,
 }
 
-impl Kind {
+impl RecordKind {
     fn from_u8(byte: u8) -> Option<Self> {
         Some(match byte {
             1 => Self::Boot,
@@ -182,7 +182,7 @@ impl Kind {
 /// The fixed-size part of a record, before its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Record {
-    pub(super) kind: Kind,
+    pub(super) kind: RecordKind,
     /// Whether this is the last record of its group.
     pub(super) ends_group: bool,
     /// Everything before this position was synced when the record was written.
@@ -210,7 +210,7 @@ impl Record {
             return None;
         }
         let record = Self {
-            kind: Kind::from_u8(bytes[12])?,
+            kind: RecordKind::from_u8(bytes[12])?,
             ends_group: bytes[13] == GROUP_END,
             durable: Position::from_u64(u64_at(bytes, 16)),
             term: u64_at(bytes, 24),
@@ -233,8 +233,8 @@ impl Record {
 }
 
 /// A record to be written.
-pub(super) struct Draft<'a> {
-    pub(super) kind: Kind,
+pub(super) struct RecordDraft<'a> {
+    pub(super) kind: RecordKind,
     pub(super) ends_group: bool,
     pub(super) durable: Position,
     pub(super) term: u64,
@@ -242,7 +242,7 @@ pub(super) struct Draft<'a> {
     pub(super) payload: &'a [u8],
 }
 
-impl Draft<'_> {
+impl RecordDraft<'_> {
     /// Appends the bytes of the record to `buffer`, for `offset` of the segment with this seed,
     /// after a record with the chain `before`. Returns the record's chain.
     pub(super) fn encode(&self, buffer: &mut Vec<u8>, seed: u32, offset: u32, before: u32) -> u32 {
@@ -350,8 +350,8 @@ mod tests {
             "424f574c494e450a01000000030000000700000000000000000000000000000063000000000000000000000000000000020000000000000000100000cdab000000000000c913f8d8"
         );
         let mut record = Vec::new();
-        let draft = Draft {
-            kind: Kind::Data,
+        let draft = RecordDraft {
+            kind: RecordKind::Data,
             ends_group: true,
             durable: Position { segment: 2, offset: 72 },
             term: 5,
@@ -379,8 +379,8 @@ mod tests {
     #[test]
     fn record_is_valid_only_on_its_disk_segment_and_offset() {
         let mut bytes = Vec::new();
-        let draft = Draft {
-            kind: Kind::Data,
+        let draft = RecordDraft {
+            kind: RecordKind::Data,
             ends_group: false,
             durable: Position { segment: 1, offset: 0 },
             term: 1,

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::format::{self, Draft, HEADER_BYTES, Header, Kind, Position, RECORD_BYTES, Record};
-use super::state::State;
+use super::format::{
+    self, HEADER_BYTES, Header, Position, RECORD_BYTES, Record, RecordDraft, RecordKind,
+};
+use super::state::LogState;
 use super::*;
 use crate::env::{BootClock, Disk, NoPoints};
 use crate::fuzz::{Came, Feed};
@@ -134,7 +136,7 @@ fn raw(bytes: &[u8]) -> Came {
         let whole = Record::bytes(record.length as usize) == bytes.len();
         if whole && record.follows(head, payload, 0) {
             let mut again = Vec::new();
-            let draft = Draft {
+            let draft = RecordDraft {
                 kind: record.kind,
                 ends_group: record.ends_group,
                 durable: record.durable,
@@ -152,8 +154,8 @@ fn raw(bytes: &[u8]) -> Came {
         assert_eq!(format::decode_founding(&again), Some(founding));
         came = Came::Through;
     }
-    if let Some(state) = State::decode(bytes) {
-        let again = State::decode(&state.encode()).expect("its own bytes");
+    if let Some(state) = LogState::decode(bytes) {
+        let again = LogState::decode(&state.encode()).expect("its own bytes");
         assert_eq!(again.encode(), state.encode());
         came = Came::Through;
     }
@@ -167,7 +169,7 @@ fn forged(feed: &mut Feed<'_>) -> Came {
     // A log that begins at a later segment needs a state to begin with.
     let first = 1 + u32::from(feed.once_in(3));
     let mut forge = Forge { term: 1, last: 1, commit: 1, base: 1, incarnation: 0, chain: 0 };
-    let mut state = State::new().encode();
+    let mut state = LogState::new().encode();
     if first > 1 {
         let base = feed.near(5).max(1);
         forge = Forge { term: 3, last: base, commit: base, base, incarnation: 7, chain: 9 };
@@ -177,7 +179,7 @@ fn forged(feed: &mut Feed<'_>) -> Came {
         let bytes = forge.segment(feed, segment, &state);
         disk.replace(&path(u64::from(segment)), &bytes);
         // The next segment starts with an empty state, which is right only if this segment is empty.
-        state = State::new().encode();
+        state = LogState::new().encode();
     }
     settle(&disk)
 }
@@ -231,18 +233,18 @@ impl Forge {
         let records = feed.below(12);
         for place in 0..=records {
             let kind = match feed.byte() % 16 {
-                _ if place == 0 => Kind::State,
-                0 => Kind::Boot,
-                1 => Kind::Founding,
-                2..5 => Kind::HardState,
-                5..10 => Kind::Data,
-                10 => Kind::Membership,
-                11 => Kind::Watermark,
-                12 => Kind::Keep,
-                13 => Kind::Reset,
-                _ if place == records => Kind::Roll,
-                14 if feed.once_in(8) => Kind::State,
-                _ => Kind::Data,
+                _ if place == 0 => RecordKind::State,
+                0 => RecordKind::Boot,
+                1 => RecordKind::Founding,
+                2..5 => RecordKind::HardState,
+                5..10 => RecordKind::Data,
+                10 => RecordKind::Membership,
+                11 => RecordKind::Watermark,
+                12 => RecordKind::Keep,
+                13 => RecordKind::Reset,
+                _ if place == records => RecordKind::Roll,
+                14 if feed.once_in(8) => RecordKind::State,
+                _ => RecordKind::Data,
             };
             let (term, index, payload) = self.record(feed, kind, segment, state);
             let offset = bytes.len() as u32;
@@ -251,9 +253,9 @@ impl Forge {
                 _ => Position { segment, offset },
             };
             let ends_group = place == 0 || !feed.once_in(6);
-            let draft = Draft { kind, ends_group, durable, term, index, payload: &payload };
+            let draft = RecordDraft { kind, ends_group, durable, term, index, payload: &payload };
             self.chain = draft.encode(&mut bytes, seed, offset, self.chain);
-            if kind == Kind::Roll {
+            if kind == RecordKind::Roll {
                 break;
             }
         }
@@ -266,18 +268,18 @@ impl Forge {
     fn record(
         &mut self,
         feed: &mut Feed<'_>,
-        kind: Kind,
+        kind: RecordKind,
         segment: u32,
         state: &[u8],
     ) -> (u64, u64, Vec<u8>) {
         let (mut index, mut payload) = (0, Vec::new());
         match kind {
-            Kind::State => payload = state.to_vec(),
-            Kind::Boot => {
+            RecordKind::State => payload = state.to_vec(),
+            RecordKind::Boot => {
                 self.incarnation = Self::mostly(feed, self.incarnation.saturating_add(1));
                 payload = self.incarnation.to_le_bytes().to_vec();
             }
-            Kind::HardState => {
+            RecordKind::HardState => {
                 let later = self.term.saturating_add(feed.below(2));
                 self.term = Self::mostly(feed, later);
                 let open = self.last.saturating_sub(self.commit);
@@ -286,7 +288,7 @@ impl Forge {
                 index = self.commit;
                 payload = feed.below(4).to_le_bytes().to_vec();
             }
-            Kind::Data | Kind::Membership => {
+            RecordKind::Data | RecordKind::Membership => {
                 // Sometimes use an index that exists already.
                 let back = if feed.once_in(8) { feed.below(4) } else { 0 };
                 let next = self.last.saturating_add(1).saturating_sub(back);
@@ -294,24 +296,27 @@ impl Forge {
                 index = self.last;
                 payload = feed.bytes(40).to_vec();
             }
-            Kind::Keep | Kind::Reset => {
+            RecordKind::Keep | RecordKind::Reset => {
                 let between = self.commit.saturating_sub(self.base);
-                let ahead =
-                    if kind == Kind::Reset { self.commit.saturating_add(1) } else { self.base };
+                let ahead = if kind == RecordKind::Reset {
+                    self.commit.saturating_add(1)
+                } else {
+                    self.base
+                };
                 let base = ahead.saturating_add(feed.below(between.min(9) + 1));
                 self.base = Self::mostly(feed, base);
-                if kind == Kind::Reset {
+                if kind == RecordKind::Reset {
                     (self.last, self.commit) = (self.base, self.base);
                 }
                 index = self.base;
                 payload = Self::mostly(feed, segment.into()).to_le_bytes().to_vec();
             }
-            Kind::Founding => {
+            RecordKind::Founding => {
                 let founder = NodeId::new(1 + feed.below(9)).expect("not 0");
                 payload = format::encode_founding(&[(founder, DISK)].into());
             }
-            Kind::Roll => index = Self::mostly(feed, SEGMENT_BYTES.into()),
-            Kind::Watermark => {}
+            RecordKind::Roll => index = Self::mostly(feed, SEGMENT_BYTES.into()),
+            RecordKind::Watermark => {}
         }
         if feed.once_in(48) {
             payload = feed.bytes(40).to_vec();
@@ -496,8 +501,8 @@ pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
     seeds.push([&[0], &header.encode().0[..]].concat());
     let mut record = vec![0];
     let durable = Position { segment: 1, offset: 72 };
-    let draft = Draft {
-        kind: Kind::Data,
+    let draft = RecordDraft {
+        kind: RecordKind::Data,
         ends_group: true,
         durable,
         term: 2,
@@ -506,7 +511,7 @@ pub(crate) fn record_seeds() -> Vec<Vec<u8>> {
     };
     draft.encode(&mut record, format::seed(DISK, 1), 72, 0);
     seeds.push(record);
-    seeds.push([&[0], &State::new().encode()[..]].concat());
+    seeds.push([&[0], &LogState::new().encode()[..]].concat());
     seeds.push([&[0], &format::encode_founding(&[(identity().node, DISK)].into())[..]].concat());
     seeds
 }

@@ -19,7 +19,7 @@ const SAMPLE_BYTES: u32 = 64 << 10;
 
 /// A sampled entry and its position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Sample {
+pub(super) struct IndexSample {
     pub(super) index: LogIndex,
     pub(super) position: Position,
     /// The chain of the record before this one.
@@ -28,9 +28,9 @@ pub(super) struct Sample {
 
 /// A change to an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Change {
+pub(super) enum IndexChange {
     /// An entry at its position. It replaces the entry with the same index and all later ones.
-    Entry(Sample, Term),
+    Entry(IndexSample, Term),
     /// Discards the entries up to this one, which the log has with this term.
     Keep(Base),
     /// Discards all entries; the log continues after this one.
@@ -39,15 +39,15 @@ pub(super) enum Change {
 
 /// The positions and terms of the entries of the log.
 #[derive(Clone, Debug)]
-pub(super) struct Index {
+pub(super) struct SegmentIndex {
     /// In ascending order of index.
-    samples: Vec<Sample>,
+    samples: Vec<IndexSample>,
     /// First index and term of each run. Both ascend. The first run begins with the floor.
     runs: Vec<(LogIndex, Term)>,
     last: LogIndex,
 }
 
-impl Index {
+impl SegmentIndex {
     /// Returns an index without entries.
     pub(super) fn new(floor: Base) -> Self {
         Self { samples: Vec::new(), runs: vec![(floor.index, floor.term)], last: floor.index }
@@ -111,12 +111,12 @@ impl Index {
         }
     }
 
-    /// Applies a [`Change`].
-    pub(super) fn apply(&mut self, change: Change) {
+    /// Applies a [`IndexChange`].
+    pub(super) fn apply(&mut self, change: IndexChange) {
         match change {
-            Change::Entry(sample, term) => self.insert(sample, term),
-            Change::Keep(base) => self.keep(base),
-            Change::Reset(base) => *self = Self::new(base),
+            IndexChange::Entry(sample, term) => self.insert(sample, term),
+            IndexChange::Keep(base) => self.keep(base),
+            IndexChange::Reset(base) => *self = Self::new(base),
         }
     }
 
@@ -145,7 +145,7 @@ impl Index {
         (needed, before)
     }
 
-    fn insert(&mut self, sample: Sample, term: Term) {
+    fn insert(&mut self, sample: IndexSample, term: Term) {
         let index = sample.index;
         assert!(index > self.floor().index && index <= self.last.next(), "a gap before {index:?}");
         let replaces = index <= self.last;
@@ -174,7 +174,7 @@ impl Index {
         from: LogIndex,
         to: LogIndex,
         max: usize,
-    ) -> (Vec<Sample>, LogIndex) {
+    ) -> (Vec<IndexSample>, LogIndex) {
         let start = self.samples.partition_point(|s| s.index <= from) - 1;
         let end = self.samples.partition_point(|s| s.index < to).min(start + max);
         let until = self.samples.get(end).map_or(self.last.next(), |next| next.index);
@@ -186,13 +186,13 @@ impl Index {
 mod tests {
     use super::*;
 
-    fn sample(index: u64, segment: u32, offset: u32) -> Sample {
-        Sample { index: LogIndex(index), position: Position { segment, offset }, chain: 0 }
+    fn sample(index: u64, segment: u32, offset: u32) -> IndexSample {
+        IndexSample { index: LogIndex(index), position: Position { segment, offset }, chain: 0 }
     }
 
     #[test]
     fn term_runs_follow_a_replaced_suffix() {
-        let mut index = Index::new(Base::default());
+        let mut index = SegmentIndex::new(Base::default());
         for (i, term) in [(2, 1), (3, 2), (4, 2), (5, 4)] {
             index.insert(sample(i, 1, i as u32 * 100), Term(term));
         }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn index_samples_are_sparse_and_restart_at_segments_and_replacements() {
-        let mut index = Index::new(Base::default());
+        let mut index = SegmentIndex::new(Base::default());
         for i in 2..1000 {
             index.insert(sample(i, 1, i as u32 * 1024), Term(1));
         }
@@ -232,11 +232,11 @@ mod tests {
 
     #[test]
     fn terms_are_known_after_a_base() {
-        let mut index = Index::new(Base::default());
+        let mut index = SegmentIndex::new(Base::default());
         for i in 2..1000 {
-            index.apply(Change::Entry(sample(i, 1, i as u32 * 1024), Term(i / 100)));
+            index.apply(IndexChange::Entry(sample(i, 1, i as u32 * 1024), Term(i / 100)));
         }
-        index.apply(Change::Keep(base(450, 4)));
+        index.apply(IndexChange::Keep(base(450, 4)));
         assert_eq!(index.floor(), base(450, 4));
         assert_eq!(index.term(LogIndex(449)), None);
         assert_eq!(index.term(LogIndex(450)), Some(Term(4)));
@@ -244,22 +244,22 @@ mod tests {
         assert!(index.is_whole());
         let (samples, _) = index.stretch(LogIndex(451), LogIndex(452), 9);
         assert!(samples.len() == 1 && samples[0].index <= LogIndex(451));
-        index.apply(Change::Keep(base(999, 9)));
+        index.apply(IndexChange::Keep(base(999, 9)));
         assert!(index.is_whole() && index.samples.is_empty());
         assert_eq!(index.last(), LogIndex(999));
-        index.apply(Change::Reset(base(2000, 10)));
+        index.apply(IndexChange::Reset(base(2000, 10)));
         assert_eq!((index.floor(), index.last()), (base(2000, 10), LogIndex(2000)));
-        index.apply(Change::Entry(sample(2001, 3, 72), Term(10)));
+        index.apply(IndexChange::Entry(sample(2001, 3, 72), Term(10)));
         assert_eq!(index.term(LogIndex(2001)), Some(Term(10)));
     }
 
     #[test]
     fn segment_is_needed_while_it_holds_a_later_entry() {
-        let mut index = Index::new(Base::default());
+        let mut index = SegmentIndex::new(Base::default());
         for i in 2..=30 {
             index.insert(sample(i, i as u32 / 10 + 1, i as u32 % 10 * 100), Term(1));
         }
-        let needed = |index: &Index, up_to| {
+        let needed = |index: &SegmentIndex, up_to| {
             let (segment, before) = index.needed_behind(LogIndex(up_to), 9);
             (segment, before.get())
         };

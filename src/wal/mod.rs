@@ -6,7 +6,7 @@
 //! that index on; their bytes stay in the file.
 //!
 //! ```text
-//! consensus --Group--> Writer::commit --Durable--> consensus
+//! consensus --Group--> LogWriter::commit --Durable--> consensus
 //!                          |
 //!  (truncated)  0000000003.log  0000000004.log  0000000005.log (zeros, ready)  reserve (zeros)
 //!                          |
@@ -26,7 +26,7 @@
 //! that they were synced, a crash has interrupted an unacknowledged group, and the bytes are
 //! truncated. All other invalid bytes are damage. The member may have voted or acknowledged based
 //! on the lost data, so the log refuses to open. One window remains: until the next group is
-//! synced, or [`Writer::idle`] runs, no record proves that the last group was synced. If that group
+//! synced, or [`LogWriter::idle`] runs, no record proves that the last group was synced. If that group
 //! is damaged within this window, it is mistaken for a torn tail. If the disk is full up to the end
 //! of the last segment, the window lasts until there is room.
 //!
@@ -34,7 +34,7 @@
 //! sector that it does not touch. In the sectors that it touches, bytes that are rewritten with the
 //! same value do not change.
 //!
-//! **Truncation.** Once a durable snapshot covers the oldest entries, [`Writer::cut`] removes whole
+//! **Truncation.** Once a durable snapshot covers the oldest entries, [`LogWriter::cut`] removes whole
 //! segments, oldest first. Only entries are lost by that, because every segment begins with a State
 //! record. Before the first file is removed, the log durably records the first segment that it
 //! still needs. Therefore a segment that is missing for any other reason is reported as damage.
@@ -75,7 +75,7 @@ use bytes::Bytes;
 pub(crate) use error::LogError;
 pub(crate) use open::LOCK;
 pub(crate) use reader::LogReader;
-pub(crate) use writer::Writer;
+pub(crate) use writer::LogWriter;
 
 use crate::env::{DiskLock, Env};
 use crate::model::{ClusterId, DiskId, Incarnation, LogIndex, NodeId, Term};
@@ -232,7 +232,7 @@ impl Default for LogOptions {
 
 /// An open log: its writer, its reader, and its recovered contents.
 pub(crate) struct Opened {
-    pub(crate) writer: Writer,
+    pub(crate) writer: LogWriter,
     pub(crate) reader: LogReader,
     pub(crate) recovered: Recovered,
 }
@@ -286,7 +286,7 @@ pub(crate) fn open(
     identity: Identity,
     options: LogOptions,
 ) -> Result<Opened, LogError> {
-    Writer::open(env, dir, identity, options)
+    LogWriter::open(env, dir, identity, options)
 }
 
 /// Reads the log in `dir` without changing anything. Returns `None` if there is no log. No node may
@@ -312,5 +312,5 @@ pub(crate) fn lock(env: &Env, dir: &Path) -> Result<DiskLock, LogError> {
 /// # Errors
 /// Returns a [`LogError`] if the log cannot be read.
 pub(crate) fn peek(env: &Env, dir: &Path) -> Result<Option<(Identity, DiskId)>, LogError> {
-    recover::peek(&segment::Folder::new(env, dir))
+    recover::peek(&segment::SegmentFolder::new(env, dir))
 }

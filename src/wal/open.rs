@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use super::format::{self, HEADER_BYTES, Header, Kind, Position, Record, VERSION};
+use super::format::{self, HEADER_BYTES, Header, Position, Record, RecordKind, VERSION};
 use super::reader::LogReader;
 use super::recover::{self, Recovery};
-use super::segment::{self, Folder, SLICE_BYTES};
+use super::segment::{self, SLICE_BYTES, SegmentFolder};
 use super::stock::{Blank, Stock};
-use super::writer::{Segment, TAIL_BYTES, Writer};
+use super::writer::{LogWriter, Segment, TAIL_BYTES};
 use super::{Examined, Identity, LogError, LogOptions, Opened, Recovered, TornTail};
 use crate::env::{DiskLock, Env, File, OpenMode};
 use crate::model::{DiskId, Incarnation};
@@ -31,7 +31,7 @@ pub(super) fn lock(env: &Env, dir: &Path) -> Result<DiskLock, LogError> {
 
 /// Reads a log without changing it.
 pub(super) fn examine(env: &Env, dir: &Path) -> Result<Option<Examined>, LogError> {
-    let folder = Folder::new(env, dir);
+    let folder = SegmentFolder::new(env, dir);
     // Creates nothing if there is no log, not even a lock file.
     let Some((identity, _)) = recover::peek(&folder)? else { return Ok(None) };
     let lock = lock(env, dir)?;
@@ -77,7 +77,7 @@ impl Lengths {
     }
 }
 
-impl Writer {
+impl LogWriter {
     pub(super) fn open(
         env: &Env,
         dir: &Path,
@@ -85,7 +85,7 @@ impl Writer {
         options: LogOptions,
     ) -> Result<Opened, LogError> {
         let lengths = Lengths::of(&options);
-        let folder = Folder::new(env, dir);
+        let folder = SegmentFolder::new(env, dir);
         env.disk.create_dir(dir).map_err(LogError::io("create", dir))?;
         let lock = lock(env, dir)?;
         if folder.numbers()?.is_empty() {
@@ -113,7 +113,7 @@ impl Writer {
 
     /// Continues a valid log.
     fn go_on(
-        folder: Folder,
+        folder: SegmentFolder,
         identity: Identity,
         lengths: Lengths,
         lock: DiskLock,
@@ -199,7 +199,7 @@ impl Writer {
             return Err(LogError::NoRoom { dir, bytes });
         }
         self.state.incarnation = number;
-        self.append(Kind::Boot, 0, 0, &payload, true);
+        self.append(RecordKind::Boot, 0, 0, &payload, true);
         self.flush()?;
         self.vouch()
     }
@@ -207,7 +207,7 @@ impl Writer {
 
 impl Recovery {
     /// Truncates the torn tail and makes everything else that was found durable.
-    fn secure(&self, folder: &Folder) -> Result<Option<TornTail>, LogError> {
+    fn secure(&self, folder: &SegmentFolder) -> Result<Option<TornTail>, LogError> {
         let Self { tail, next, torn, .. } = self;
         let path = folder.path_of(tail.number);
         // An earlier incarnation may have failed to sync these bytes, so that they exist only in

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use super::format::{self, Kind};
-use super::index::{Change, Index, Sample};
+use super::format::{self, RecordKind};
+use super::index::{IndexChange, IndexSample, SegmentIndex};
 use super::scan::Cursor;
-use super::segment::Folder;
+use super::segment::SegmentFolder;
 use super::{Entry, EntryKind, LogError};
 use crate::env::OpenMode;
 use crate::model::{DiskId, LogIndex, Term};
@@ -22,25 +22,25 @@ const SAMPLES_MAX: usize = 256;
 /// A reader of the log, usable concurrently with its writer. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct LogReader {
-    shared: Arc<Shared>,
+    shared: Arc<SharedReader>,
 }
 
-struct Shared {
-    folder: Folder,
+struct SharedReader {
+    folder: SegmentFolder,
     disk: DiskId,
-    index: Mutex<Index>,
+    index: Mutex<SegmentIndex>,
     /// See [`LogReader::bytes`].
     bytes: AtomicU64,
 }
 
 impl LogReader {
-    pub(super) fn new(folder: Folder, disk: DiskId, index: Index) -> Self {
+    pub(super) fn new(folder: SegmentFolder, disk: DiskId, index: SegmentIndex) -> Self {
         let (index, bytes) = (Mutex::new(index), AtomicU64::new(0));
-        Self { shared: Arc::new(Shared { folder, disk, index, bytes }) }
+        Self { shared: Arc::new(SharedReader { folder, disk, index, bytes }) }
     }
 
     /// Makes durable changes visible to readers, in the order of writing.
-    pub(super) fn publish(&self, changes: impl Iterator<Item = Change>) {
+    pub(super) fn publish(&self, changes: impl Iterator<Item = IndexChange>) {
         let mut index = self.index();
         for change in changes {
             index.apply(change);
@@ -99,7 +99,11 @@ impl LogReader {
 
     /// Returns the samples that lead to the entries, and the index at which the last of them ends
     /// (exclusive).
-    fn stretch(&self, from: LogIndex, to: LogIndex) -> Result<(Vec<Sample>, LogIndex), LogError> {
+    fn stretch(
+        &self,
+        from: LogIndex,
+        to: LogIndex,
+    ) -> Result<(Vec<IndexSample>, LogIndex), LogError> {
         let index = self.index();
         let (first, last) = (index.floor().index.next(), index.last());
         if from < first || from > to || to > last.next() {
@@ -113,12 +117,12 @@ impl LogReader {
 
     fn read(
         &self,
-        (stretch, until): &(Vec<Sample>, LogIndex),
+        (stretch, until): &(Vec<IndexSample>, LogIndex),
         from: LogIndex,
         bytes_max: usize,
     ) -> Result<Vec<Entry>, LogError> {
         let ends = stretch.iter().skip(1).map(|next| next.index).chain([*until]);
-        let mut batch = Batch { from, bytes_left: bytes_max, entries: Vec::new() };
+        let mut batch = ReadBatch { from, bytes_left: bytes_max, entries: Vec::new() };
         let mut open: Option<(u32, Cursor)> = None;
         for (sample, end) in stretch.iter().zip(ends) {
             let (segment, offset) = (sample.position.segment, u64::from(sample.position.offset));
@@ -140,9 +144,9 @@ impl LogReader {
     fn follow(
         &self,
         cursor: &mut Cursor,
-        sample: Sample,
+        sample: IndexSample,
         end: LogIndex,
-        batch: &mut Batch,
+        batch: &mut ReadBatch,
     ) -> Result<bool, LogError> {
         let segment = sample.position.segment;
         let mut expected = sample.index;
@@ -157,8 +161,8 @@ impl LogReader {
             let found = cursor.next().map_err(|error| LogError::io("read", &path())(error))?;
             let found = found.map_err(corrupt)?;
             let kind = match found.record.kind {
-                Kind::Data => EntryKind::Data,
-                Kind::Membership => EntryKind::Membership,
+                RecordKind::Data => EntryKind::Data,
+                RecordKind::Membership => EntryKind::Membership,
                 _ => continue,
             };
             if found.record.index != expected.get() {
@@ -180,18 +184,18 @@ impl LogReader {
             .map_err(LogError::io("read", &self.shared.folder.path_of(segment)))
     }
 
-    fn index(&self) -> MutexGuard<'_, Index> {
+    fn index(&self) -> MutexGuard<'_, SegmentIndex> {
         self.shared.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-struct Batch {
+struct ReadBatch {
     from: LogIndex,
     bytes_left: usize,
     entries: Vec<Entry>,
 }
 
-impl Batch {
+impl ReadBatch {
     /// Adds an entry, unless it lies before the requested range. Returns whether there was room for
     /// it.
     fn take(&mut self, index: LogIndex, term: Term, kind: EntryKind, data: &[u8]) -> bool {

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
 
-use super::format::{self, HEADER_BYTES, Header, Kind, Position};
-use super::index::{Change, Sample};
-use super::scan::{self, Cursor, Found};
-use super::segment::Folder;
-use super::state::{Broken, State};
+use super::format::{self, HEADER_BYTES, Header, Position, RecordKind};
+use super::index::{IndexChange, IndexSample};
+use super::scan::{self, Cursor, ScanFound};
+use super::segment::SegmentFolder;
+use super::state::{Broken, LogState};
 use super::{Base, Founding, HardState, Identity, LogError};
 use crate::env::{File, OpenMode};
 use crate::model::{DiskId, LogIndex, NodeId, Term};
@@ -21,7 +21,7 @@ use crate::mutant::{self, Mutant};
 /// The contents of the log, and the position at which it continues.
 pub(super) struct Recovery {
     pub(super) disk: DiskId,
-    pub(super) state: State,
+    pub(super) state: LogState,
     /// The segments before the last one in use, in ascending order: number and length.
     pub(super) older: VecDeque<(u32, u32)>,
     /// Segments that an interrupted truncation has not removed yet.
@@ -67,7 +67,7 @@ pub(super) struct Torn {
 
 /// Recovers the log that consists of the segments with these numbers. There must be at least one.
 pub(super) fn recover(
-    folder: &Folder,
+    folder: &SegmentFolder,
     own: Identity,
     numbers: &[u32],
     mode: OpenMode,
@@ -80,7 +80,7 @@ pub(super) fn recover(
         return Err(corrupt(folder, 1, 0, "the segment is missing"));
     };
     let missing = || corrupt(folder, first - 1, 0, "the segment is missing");
-    let mut state = State::new();
+    let mut state = LogState::new();
     let mut disk = None;
     let mut tail: Option<Tail> = None;
     let mut older = VecDeque::new();
@@ -135,7 +135,7 @@ pub(super) fn recover(
 }
 
 /// Returns the owner of this log according to its first segment.
-pub(super) fn peek(folder: &Folder) -> Result<Option<(Identity, DiskId)>, LogError> {
+pub(super) fn peek(folder: &SegmentFolder) -> Result<Option<(Identity, DiskId)>, LogError> {
     let numbers = match folder.numbers() {
         Err(LogError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
         numbers => numbers?,
@@ -154,7 +154,7 @@ pub(super) fn peek(folder: &Folder) -> Result<Option<(Identity, DiskId)>, LogErr
 
 /// Examines the bytes after the last complete group.
 fn finish(
-    folder: &Folder,
+    folder: &SegmentFolder,
     read: Recovery,
     blank: Option<(u32, Box<dyn File>, u64)>,
 ) -> Result<Recovery, LogError> {
@@ -213,7 +213,7 @@ fn read_header(file: &dyn File, file_bytes: u64) -> io::Result<Option<(Header, u
 }
 
 fn judge_header(
-    folder: &Folder,
+    folder: &SegmentFolder,
     number: u32,
     header: &Header,
     own: Identity,
@@ -234,7 +234,7 @@ fn judge_header(
 
 impl Tail {
     /// Checks that the segment ends in the way that the header of the next one claims.
-    fn leads_to(&self, folder: &Folder, next: &Header) -> Result<(), LogError> {
+    fn leads_to(&self, folder: &SegmentFolder, next: &Header) -> Result<(), LogError> {
         if self.next_length == Some(next.length) && self.chain == next.chain {
             return Ok(());
         }
@@ -244,12 +244,12 @@ impl Tail {
 }
 
 fn read_segment(
-    folder: &Folder,
+    folder: &SegmentFolder,
     number: u32,
     is_first: bool,
     length: u32,
     mut cursor: Cursor,
-    state: &mut State,
+    state: &mut LogState,
 ) -> Result<Tail, LogError> {
     let mut end = (HEADER_BYTES as u32, cursor.chain());
     let mut unproven_from = 0;
@@ -267,15 +267,15 @@ fn read_segment(
         if record.durable.segment == number {
             unproven_from = unproven_from.max(record.durable.offset);
         }
-        if (record.kind == Kind::State) != (offset == HEADER_BYTES as u64) {
-            return Err(corrupt("the State record is not the first record, or occurs twice"));
-        } else if record.kind != Kind::State {
+        if (record.kind == RecordKind::State) != (offset == HEADER_BYTES as u64) {
+            return Err(corrupt("the LogState record is not the first record, or occurs twice"));
+        } else if record.kind != RecordKind::State {
             staged.take(number, &found).map_err(corrupt)?;
         } else if is_first && number > 1 {
-            let decoded = State::decode(found.payload);
-            *state = decoded.ok_or("the State record is invalid").map_err(corrupt)?;
+            let decoded = LogState::decode(found.payload);
+            *state = decoded.ok_or("the LogState record is invalid").map_err(corrupt)?;
         } else if found.payload != state.encode() {
-            return Err(corrupt("the State record contradicts the earlier segments"));
+            return Err(corrupt("the LogState record contradicts the earlier segments"));
         }
         if !record.ends_group {
             continue;
@@ -286,7 +286,7 @@ fn read_segment(
             after.ok_or("a record extends beyond the end of the segment").map_err(corrupt)?,
             record.chain,
         );
-        if record.kind == Kind::Roll {
+        if record.kind == RecordKind::Roll {
             next_length = u32::try_from(record.index).ok();
             break "the segment ends here";
         }
@@ -312,25 +312,25 @@ fn read_segment(
 struct Staged {
     founding: Option<Founding>,
     /// The kind of its record, the base, and the first segment that is needed.
-    base: Option<(Kind, Base, u32)>,
-    entries: Vec<Change>,
+    base: Option<(RecordKind, Base, u32)>,
+    entries: Vec<IndexChange>,
     hard_state: Option<HardState>,
     incarnation: Option<u64>,
 }
 
 impl Staged {
-    fn take(&mut self, segment: u32, found: &Found<'_>) -> Result<(), Broken> {
+    fn take(&mut self, segment: u32, found: &ScanFound<'_>) -> Result<(), Broken> {
         let record = &found.record;
         match record.kind {
-            Kind::Boot => {
+            RecordKind::Boot => {
                 let number = format::decode_u64(found.payload);
                 self.incarnation = Some(number.ok_or("a Boot record has no incarnation")?);
             }
-            Kind::Founding => {
+            RecordKind::Founding => {
                 let founding = format::decode_founding(found.payload);
                 self.founding = Some(founding.ok_or("the list of founders is invalid")?);
             }
-            Kind::HardState => {
+            RecordKind::HardState => {
                 let vote = format::decode_u64(found.payload).ok_or("a vote is invalid")?;
                 self.hard_state = Some(HardState {
                     term: Term(record.term),
@@ -338,7 +338,7 @@ impl Staged {
                     commit: LogIndex(record.index),
                 });
             }
-            Kind::Keep | Kind::Reset => {
+            RecordKind::Keep | RecordKind::Reset => {
                 let needed = format::decode_u64(found.payload);
                 let needed = needed.and_then(|number| u32::try_from(number).ok());
                 let needed = needed.filter(|number| *number <= segment);
@@ -346,21 +346,21 @@ impl Staged {
                 let base = Base { index: LogIndex(record.index), term: Term(record.term) };
                 self.base = Some((record.kind, base, needed));
             }
-            Kind::Data | Kind::Membership => {
-                let sample = Sample {
+            RecordKind::Data | RecordKind::Membership => {
+                let sample = IndexSample {
                     index: LogIndex(record.index),
                     position: Position { segment, offset: record.offset },
                     chain: found.before,
                 };
-                self.entries.push(Change::Entry(sample, Term(record.term)));
+                self.entries.push(IndexChange::Entry(sample, Term(record.term)));
             }
-            Kind::Watermark | Kind::Roll | Kind::State => {}
+            RecordKind::Watermark | RecordKind::Roll | RecordKind::State => {}
         }
         Ok(())
     }
 
     /// Applies the parts in the same order in which the writer writes the parts of a group.
-    fn apply(self, state: &mut State) -> Result<(), Broken> {
+    fn apply(self, state: &mut LogState) -> Result<(), Broken> {
         if let Some(founding) = self.founding {
             state.take_founding(founding)?;
         }
@@ -380,7 +380,7 @@ impl Staged {
     }
 }
 
-fn corrupt(folder: &Folder, number: u32, offset: u64, why: &str) -> LogError {
+fn corrupt(folder: &SegmentFolder, number: u32, offset: u64, why: &str) -> LogError {
     let segment: PathBuf = folder.path_of(number);
     LogError::Corrupt { segment, offset, why: why.to_owned() }
 }

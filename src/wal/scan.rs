@@ -27,7 +27,7 @@ pub(super) struct Cursor {
 }
 
 /// A valid record at the position of the cursor.
-pub(super) struct Found<'a> {
+pub(super) struct ScanFound<'a> {
     pub(super) record: Record,
     pub(super) payload: &'a [u8],
     /// The chain before this record.
@@ -73,7 +73,7 @@ impl Cursor {
     }
 
     /// Returns the next record. If there is none, returns the reason and does not move the cursor.
-    pub(super) fn next(&mut self) -> io::Result<Result<Found<'_>, &'static str>> {
+    pub(super) fn next(&mut self) -> io::Result<Result<ScanFound<'_>, &'static str>> {
         if !self.load(RECORD_BYTES as u64)? {
             return Ok(Err("the file ends where a record should be"));
         }
@@ -98,7 +98,7 @@ impl Cursor {
         }
         let before = std::mem::replace(&mut self.chain, record.chain);
         self.offset += bytes as u64;
-        Ok(Ok(Found { record, payload: &body[..record.length as usize], before }))
+        Ok(Ok(ScanFound { record, payload: &body[..record.length as usize], before }))
     }
 
     fn window_start(&self) -> usize {

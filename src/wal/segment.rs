@@ -16,13 +16,13 @@ static ZEROS: [u8; SLICE_BYTES as usize] = [0; SLICE_BYTES as usize];
 
 /// The directory of the log.
 #[derive(Clone)]
-pub(super) struct Folder {
+pub(super) struct SegmentFolder {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) points: Arc<dyn Points>,
     pub(super) path: PathBuf,
 }
 
-impl Folder {
+impl SegmentFolder {
     pub(super) fn new(env: &Env, path: &Path) -> Self {
         Self { disk: env.disk.clone(), points: env.points.clone(), path: path.to_owned() }
     }

@@ -5,15 +5,15 @@
 //! loses nothing but entries, and a segment that was misplaced or reverted to an old version is
 //! detected.
 
-use super::format::{Kind, decode_founding, encode_founding};
-use super::index::{Change, Index};
+use super::format::{RecordKind, decode_founding, encode_founding};
+use super::index::{IndexChange, SegmentIndex};
 use super::{Base, Founding, HardState};
 use crate::model::{LogIndex, NodeId, Term};
 
 /// The state of the log. See the module page.
 #[derive(Clone, Debug)]
-pub(super) struct State {
-    pub(super) index: Index,
+pub(super) struct LogState {
+    pub(super) index: SegmentIndex,
     pub(super) hard_state: HardState,
     pub(super) founding: Option<Founding>,
     pub(super) incarnation: u64,
@@ -31,11 +31,11 @@ const NUMBER_MAX: u64 = 1 << 62;
 /// Description of a rule of the log that was broken.
 pub(super) type Broken = &'static str;
 
-impl State {
+impl LogState {
     /// Returns the state of an empty log.
     pub(super) fn new() -> Self {
         Self {
-            index: Index::new(Base::default()),
+            index: SegmentIndex::new(Base::default()),
             hard_state: HardState::default(),
             founding: None,
             incarnation: 0,
@@ -45,8 +45,8 @@ impl State {
     }
 
     /// Adds an entry. It must follow the existing entries and replace no committed one.
-    pub(super) fn take_entry(&mut self, change: Change) -> Result<(), Broken> {
-        if let Change::Entry(sample, term) = change {
+    pub(super) fn take_entry(&mut self, change: IndexChange) -> Result<(), Broken> {
+        if let IndexChange::Entry(sample, term) = change {
             self.index.follows(sample.index, term, self.hard_state.commit)?;
         }
         self.index.apply(change);
@@ -83,23 +83,23 @@ impl State {
 
     /// Returns the kind of record for a base, or `None` if the current base already reaches that
     /// far.
-    pub(super) fn kind_of(&self, base: Base) -> Option<Kind> {
+    pub(super) fn kind_of(&self, base: Base) -> Option<RecordKind> {
         if base.index <= self.base.index {
             None
         } else if self.index.term(base.index) == Some(base.term) {
-            Some(Kind::Keep)
+            Some(RecordKind::Keep)
         } else {
-            Some(Kind::Reset)
+            Some(RecordKind::Reset)
         }
     }
 
     /// Sets a base that was recorded with this kind. Returns the resulting change of the index.
     pub(super) fn take_base(
         &mut self,
-        kind: Kind,
+        kind: RecordKind,
         base: Base,
         needed_from: u32,
-    ) -> Result<Option<Change>, Broken> {
+    ) -> Result<Option<IndexChange>, Broken> {
         if base.index < self.base.index || base.term < self.base.term {
             return Err("the base goes backwards");
         }
@@ -110,16 +110,16 @@ impl State {
             return Err("the first needed segment goes backwards");
         }
         let floor = self.index.floor();
-        let change = if kind == Kind::Reset {
+        let change = if kind == RecordKind::Reset {
             if base.index <= self.hard_state.commit {
                 return Err("the base contradicts committed entries");
             }
-            Some(Change::Reset(base))
+            Some(IndexChange::Reset(base))
         } else if base.index >= floor.index {
             if self.index.term(base.index) != Some(base.term) {
                 return Err("the base is not an entry of the log");
             }
-            Some(Change::Keep(base))
+            Some(IndexChange::Keep(base))
         } else {
             // It was recorded when entries existed that have been truncated since.
             None
@@ -190,7 +190,7 @@ impl State {
         if begins != hard_state.commit || base.index > begins || needed_from == 0 {
             return None;
         }
-        let index = Index::of_terms(runs, LogIndex(last))?;
+        let index = SegmentIndex::of_terms(runs, LogIndex(last))?;
         Some(Self { index, hard_state, founding, incarnation, base, needed_from })
     }
 }
@@ -226,7 +226,7 @@ fn take_u64(bytes: &mut &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::super::format::Position;
-    use super::super::index::Sample;
+    use super::super::index::IndexSample;
     use super::*;
     use crate::model::DiskId;
 
@@ -234,12 +234,12 @@ mod tests {
         Base { index: LogIndex(index), term: Term(term) }
     }
 
-    fn with_entries(terms: &[u64]) -> State {
-        let mut state = State::new();
+    fn with_entries(terms: &[u64]) -> LogState {
+        let mut state = LogState::new();
         for (index, term) in (2..).zip(terms) {
             let position = Position { segment: 1, offset: index as u32 * 100 };
-            let sample = Sample { index: LogIndex(index), position, chain: 0 };
-            state.take_entry(Change::Entry(sample, Term(*term))).unwrap();
+            let sample = IndexSample { index: LogIndex(index), position, chain: 0 };
+            state.take_entry(IndexChange::Entry(sample, Term(*term))).unwrap();
         }
         state
     }
@@ -247,21 +247,21 @@ mod tests {
     #[test]
     fn numbers_at_the_maximum_are_rejected() {
         for last in [NUMBER_MAX, u64::MAX] {
-            let mut state = State::new();
+            let mut state = LogState::new();
             let base = Base { index: LogIndex(last), term: Term(1) };
-            state.take_base(Kind::Reset, base, 1).unwrap_err();
+            state.take_base(RecordKind::Reset, base, 1).unwrap_err();
             state.take_incarnation(last).unwrap_err();
             let hard_state = HardState { term: Term(last), ..HardState::default() };
             state.take_hard_state(hard_state).unwrap_err();
             for place in [0, 1, 5, 6] {
                 let mut bytes = state.encode();
-                assert!(State::decode(&bytes).is_some());
+                assert!(LogState::decode(&bytes).is_some());
                 bytes[place * 8..][..8].copy_from_slice(&last.to_le_bytes());
-                assert!(State::decode(&bytes).is_none(), "number {place}");
+                assert!(LogState::decode(&bytes).is_none(), "number {place}");
             }
         }
         let highest = Base { index: LogIndex(NUMBER_MAX - 1), term: Term(1) };
-        State::new().take_base(Kind::Reset, highest, 1).unwrap();
+        LogState::new().take_base(RecordKind::Reset, highest, 1).unwrap();
     }
 
     #[test]
@@ -269,14 +269,14 @@ mod tests {
         let mut state = with_entries(&[1, 1, 2, 2, 4, 7]);
         let vote = NodeId::new(3);
         state.take_hard_state(HardState { term: Term(7), vote, commit: LogIndex(4) }).unwrap();
-        state.take_base(Kind::Keep, base(3, 1), 2).unwrap();
+        state.take_base(RecordKind::Keep, base(3, 1), 2).unwrap();
         state.take_incarnation(9).unwrap();
         for founded in [false, true] {
             if founded {
                 state.take_founding([(NodeId::new(1).unwrap(), DiskId(7))].into()).unwrap();
             }
             let bytes = state.encode();
-            let again = State::decode(&bytes).unwrap();
+            let again = LogState::decode(&bytes).unwrap();
             assert_eq!(again.encode(), bytes);
             assert_eq!(again.index.floor(), base(4, 2));
             assert_eq!(again.index.last(), LogIndex(7));
@@ -291,7 +291,7 @@ mod tests {
                 (&state.hard_state, &state.founding, 9, base(3, 1), 2)
             );
             for length in 0..bytes.len() {
-                let shorter = State::decode(&bytes[..length]);
+                let shorter = LogState::decode(&bytes[..length]);
                 assert!(shorter.is_none_or(|state| state.founding.is_none() && founded));
             }
         }
@@ -303,29 +303,29 @@ mod tests {
         let vote = None;
         state.take_hard_state(HardState { term: Term(5), vote, commit: LogIndex(3) }).unwrap();
         assert_eq!(state.kind_of(base(1, 1)), None);
-        assert_eq!(state.kind_of(base(4, 2)), Some(Kind::Keep));
-        assert_eq!(state.kind_of(base(4, 3)), Some(Kind::Reset));
-        assert_eq!(state.kind_of(base(9, 3)), Some(Kind::Reset));
+        assert_eq!(state.kind_of(base(4, 2)), Some(RecordKind::Keep));
+        assert_eq!(state.kind_of(base(4, 3)), Some(RecordKind::Reset));
+        assert_eq!(state.kind_of(base(9, 3)), Some(RecordKind::Reset));
         let refused = [
-            (Kind::Reset, base(3, 2), 1, "committed"),
-            (Kind::Keep, base(4, 1), 1, "not an entry"),
-            (Kind::Keep, base(9, 2), 1, "not an entry"),
+            (RecordKind::Reset, base(3, 2), 1, "committed"),
+            (RecordKind::Keep, base(4, 1), 1, "not an entry"),
+            (RecordKind::Keep, base(9, 2), 1, "not an entry"),
         ];
         for (kind, base, needed, why) in refused {
             let broken = state.clone().take_base(kind, base, needed).unwrap_err();
             assert!(broken.contains(why), "{broken}");
         }
-        state.take_base(Kind::Keep, base(4, 2), 3).unwrap();
+        state.take_base(RecordKind::Keep, base(4, 2), 3).unwrap();
         assert_eq!(state.hard_state.commit, LogIndex(4));
         let cases = [
             (base(3, 2), 3, "the base goes backwards"),
             (base(4, 2), 2, "the first needed segment goes backwards"),
         ];
         for (base, needed, why) in cases {
-            let broken = state.clone().take_base(Kind::Keep, base, needed).unwrap_err();
+            let broken = state.clone().take_base(RecordKind::Keep, base, needed).unwrap_err();
             assert!(broken.contains(why), "{broken}");
         }
-        state.take_base(Kind::Reset, base(9, 3), 3).unwrap();
+        state.take_base(RecordKind::Reset, base(9, 3), 3).unwrap();
         assert_eq!((state.index.last(), state.hard_state.commit), (LogIndex(9), LogIndex(9)));
     }
 }

@@ -15,7 +15,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::segment::{Folder, SLICE_BYTES, fill};
+use super::segment::{SLICE_BYTES, SegmentFolder, fill};
 use super::{LogError, Space};
 use crate::env::{File, OpenMode};
 
@@ -52,7 +52,12 @@ impl Blank {
     }
 
     /// Prepares one slice.
-    fn step(&mut self, folder: &Folder, place: &Place, length: u32) -> Result<(), LogError> {
+    fn step(
+        &mut self,
+        folder: &SegmentFolder,
+        place: &StockPlace,
+        length: u32,
+    ) -> Result<(), LogError> {
         match self {
             Self::Absent => {
                 let file = folder.create(place.unfinished)?;
@@ -84,7 +89,12 @@ impl Blank {
     }
 
     /// Completes the file with at least `least` bytes. Returns whether there was room.
-    fn complete(&mut self, folder: &Folder, place: &Place, least: u32) -> Result<bool, LogError> {
+    fn complete(
+        &mut self,
+        folder: &SegmentFolder,
+        place: &StockPlace,
+        least: u32,
+    ) -> Result<bool, LogError> {
         if matches!(self, Self::Refused) {
             *self = Self::Absent;
         }
@@ -99,14 +109,14 @@ impl Blank {
 }
 
 /// The temporary name of a file of zeros, and its path once it is complete.
-struct Place {
+struct StockPlace {
     unfinished: &'static str,
     path: PathBuf,
 }
 
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum StockStep {
     Done,
     NothingToDo,
     NoRoom,
@@ -114,7 +124,7 @@ enum Step {
 
 /// The prepared files and the files in preparation.
 pub(super) struct Stock {
-    folder: Folder,
+    folder: SegmentFolder,
     segment_bytes: u32,
     /// Size of the reserve; 0 means no reserve.
     reserve_bytes: u32,
@@ -130,7 +140,7 @@ type Handed = (Box<dyn File>, u32);
 impl Stock {
     /// Creates the stock from the files found. `next` is the file after the segment in use.
     pub(super) fn take_up(
-        folder: Folder,
+        folder: SegmentFolder,
         segment_bytes: u32,
         reserve_bytes: u32,
         next: Blank,
@@ -177,32 +187,32 @@ impl Stock {
 
     /// Does some of the work. Returns whether there is more that could be done now.
     pub(super) fn use_idle_moment(&mut self, number: u32, wanted: u32) -> bool {
-        (0..IDLE_SLICES).all(|_| self.step(number, wanted) == Step::Done)
+        (0..IDLE_SLICES).all(|_| self.step(number, wanted) == StockStep::Done)
     }
 
-    fn step(&mut self, number: u32, wanted: u32) -> Step {
+    fn step(&mut self, number: u32, wanted: u32) -> StockStep {
         let wanted = if self.short { u32::MAX } else { wanted };
         let (blank, place, length) = if self.next.filled() < wanted {
             (&mut self.next, next_place(&self.folder, number), self.segment_bytes)
         } else if self.reserve_bytes > 0 && self.reserve.filled() < u32::MAX {
             let path = self.folder.path.join(RESERVE);
-            let place = Place { unfinished: RESERVE_UNFINISHED, path };
+            let place = StockPlace { unfinished: RESERVE_UNFINISHED, path };
             (&mut self.reserve, place, self.reserve_bytes)
         } else {
             self.short = false;
-            return Step::NothingToDo;
+            return StockStep::NothingToDo;
         };
         match blank.step(&self.folder, &place, length) {
-            Ok(()) => Step::Done,
+            Ok(()) => StockStep::Done,
             Err(error) if error.is_no_space() => {
                 self.short = true;
-                Step::NoRoom
+                StockStep::NoRoom
             }
             Err(_) => {
                 // The file is not needed yet, so this is not an error yet. The next start removes
                 // the rest.
                 *blank = Blank::Refused;
-                Step::Done
+                StockStep::Done
             }
         }
     }
@@ -237,6 +247,6 @@ impl Stock {
     }
 }
 
-fn next_place(folder: &Folder, number: u32) -> Place {
-    Place { unfinished: NEXT_UNFINISHED, path: folder.path_of(number) }
+fn next_place(folder: &SegmentFolder, number: u32) -> StockPlace {
+    StockPlace { unfinished: NEXT_UNFINISHED, path: folder.path_of(number) }
 }

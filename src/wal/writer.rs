@@ -4,7 +4,7 @@
 //! segment k                                     segment k+1
 //! | group | group | zeros ...                   | zeros ...
 //!                 ^ durable                              (made in slices, while k fills up)
-//! commit: does not fit -> | Roll |, sync k  ->  | header | State | group |, sync k+1
+//! commit: does not fit -> | Roll |, sync k  ->  | header | LogState | group |, sync k+1
 //! ```
 //!
 //! The Roll record is written only when the file of segment k+1 is durable under its name. The
@@ -22,12 +22,12 @@ use std::collections::VecDeque;
 
 use super::cut::{CUT_BYTES, REMOVED_AT_ROLL, REMOVED_WHEN_IDLE};
 use super::format::{
-    self, Draft, HEADER_BYTES, Header, Kind, Position, Record, VERSION, encode_founding,
+    self, HEADER_BYTES, Header, Position, Record, RecordDraft, RecordKind, VERSION, encode_founding,
 };
-use super::index::{Change, Sample};
+use super::index::{IndexChange, IndexSample};
 use super::reader::LogReader;
-use super::segment::{Folder, SLICE_BYTES};
-use super::state::State;
+use super::segment::{SLICE_BYTES, SegmentFolder};
+use super::state::LogState;
 use super::stock::Stock;
 use super::{Committed, Durable, Entry, EntryKind, Group, Identity, LogError, Space};
 use crate::env::{DiskLock, File, Point};
@@ -48,8 +48,8 @@ pub(super) const TAIL_BYTES: u32 = SECTOR_BYTES + 3 * Record::bytes(0) as u32;
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
 
 /// The writer of the log. A directory has only one, which holds the lock.
-pub(crate) struct Writer {
-    pub(super) folder: Folder,
+pub(crate) struct LogWriter {
+    pub(super) folder: SegmentFolder,
     pub(super) identity: Identity,
     pub(super) disk: DiskId,
     pub(super) segment_bytes: u32,
@@ -66,10 +66,10 @@ pub(crate) struct Writer {
     pub(super) durable: Position,
     /// Some durable data is not proven by a later record yet.
     pub(super) unvouched: bool,
-    /// State of the log including the current groups, durable or not.
-    pub(super) state: State,
+    /// LogState of the log including the current groups, durable or not.
+    pub(super) state: LogState,
     /// Changes that are not visible to readers yet.
-    pub(super) fresh: Vec<Change>,
+    pub(super) fresh: Vec<IndexChange>,
     pub(super) number: u64,
     /// The last commit found no room for a group.
     pub(super) waiting: bool,
@@ -86,7 +86,7 @@ pub(super) struct Segment {
     pub(super) seed: u32,
 }
 
-impl Writer {
+impl LogWriter {
     /// Makes all these groups durable with one write and one sync, plus one more of each where a
     /// segment ends. `groups` must not be empty.
     ///
@@ -107,7 +107,7 @@ impl Writer {
     /// is more to do.
     ///
     /// # Errors
-    /// Same as [`Writer::commit`]. A lack of space for the next segment is not an error.
+    /// Same as [`LogWriter::commit`]. A lack of space for the next segment is not an error.
     pub(crate) fn idle(&mut self) -> Result<bool, LogError> {
         self.unless_failed(|writer| {
             if writer.unvouched && writer.may_vouch() {
@@ -189,7 +189,7 @@ impl Writer {
         };
         if let (Some(payload), Some(founding)) = (&founding, &group.founding) {
             self.state.take_founding(founding.clone()).map_err(impossible)?;
-            self.append(Kind::Founding, 0, 0, payload, ends());
+            self.append(RecordKind::Founding, 0, 0, payload, ends());
         }
         if let Some((kind, base)) = base {
             self.append_base(kind, base, self.state.needed_from, ends())?;
@@ -201,20 +201,20 @@ impl Writer {
             self.state.take_hard_state(next.clone()).map_err(impossible)?;
             let vote = next.vote.map_or(0, |vote| vote.get());
             let (term, commit) = (next.term.get(), next.commit.get());
-            self.append(Kind::HardState, term, commit, &vote.to_le_bytes(), ends());
+            self.append(RecordKind::HardState, term, commit, &vote.to_le_bytes(), ends());
         }
         Ok(true)
     }
 
     fn append_entry(&mut self, entry: &Entry, ends_group: bool) -> Result<(), LogError> {
         let position = Position { segment: self.segment.number, offset: self.offset() };
-        let sample = Sample { index: entry.index, position, chain: self.chain };
-        let change = Change::Entry(sample, entry.term);
+        let sample = IndexSample { index: entry.index, position, chain: self.chain };
+        let change = IndexChange::Entry(sample, entry.term);
         self.state.take_entry(change).map_err(impossible)?;
         self.fresh.push(change);
         let kind = match entry.kind {
-            EntryKind::Data => Kind::Data,
-            EntryKind::Membership => Kind::Membership,
+            EntryKind::Data => RecordKind::Data,
+            EntryKind::Membership => RecordKind::Membership,
         };
         self.append(kind, entry.term.get(), entry.index.get(), &entry.data, ends_group);
         Ok(())
@@ -222,13 +222,13 @@ impl Writer {
 
     pub(super) fn append(
         &mut self,
-        kind: Kind,
+        kind: RecordKind,
         term: u64,
         index: u64,
         payload: &[u8],
         ends_group: bool,
     ) {
-        let draft = Draft { kind, ends_group, durable: self.durable, term, index, payload };
+        let draft = RecordDraft { kind, ends_group, durable: self.durable, term, index, payload };
         let offset = self.offset();
         self.chain = draft.encode(&mut self.buffer, self.segment.seed, offset, self.chain);
     }
@@ -256,14 +256,14 @@ impl Writer {
         let Some((file, length)) = self.stock.take(self.segment.number + 1, least)? else {
             return Ok(false);
         };
-        self.append(Kind::Roll, 0, u64::from(length), &[], true);
+        self.append(RecordKind::Roll, 0, u64::from(length), &[], true);
         self.flush()?;
         self.enter_next(file, length);
         self.remove_passed(REMOVED_AT_ROLL)?;
         Ok(true)
     }
 
-    /// Starts to use the next segment. Its header and its State record are written with its first
+    /// Starts to use the next segment. Its header and its LogState record are written with its first
     /// group.
     pub(super) fn enter_next(&mut self, file: Box<dyn File>, length: u32) {
         let number = self.segment.number + 1;
@@ -285,10 +285,10 @@ impl Writer {
         self.append_state();
     }
 
-    /// Writes the State record, the first one after the header.
+    /// Writes the LogState record, the first one after the header.
     pub(super) fn append_state(&mut self) {
         let state = self.state.encode();
-        self.append(Kind::State, 0, 0, &state, true);
+        self.append(RecordKind::State, 0, 0, &state, true);
     }
 
     /// Returns whether a truncation record still fits after a watermark, here or in the next
@@ -306,8 +306,8 @@ impl Writer {
         assert!(self.segment.length - self.offset() >= TAIL_BYTES);
         let used = (self.offset() + Record::bytes(0) as u32) % SECTOR_BYTES;
         let padding = (SECTOR_BYTES - used) % SECTOR_BYTES;
-        self.append(Kind::Watermark, 0, 0, &PADDING[..padding as usize], true);
-        self.append(Kind::Watermark, 0, 0, &[], true);
+        self.append(RecordKind::Watermark, 0, 0, &PADDING[..padding as usize], true);
+        self.append(RecordKind::Watermark, 0, 0, &[], true);
         self.flush()?;
         self.unvouched = false;
         Ok(())

@@ -19,14 +19,14 @@
 use thiserror::Error;
 
 use super::guard::Guarded;
-use super::layout::{CopyHead, Kind, RestoredFrom, key, seal_head, seal_piece};
-use super::store::{Batch, StoreError};
+use super::layout::{CopyHead, CopyKind, CopyRestoredFrom, key, seal_head, seal_piece};
+use super::store::{CopyBatch, StoreError};
 use crate::machine::{Image, ImageError, Reader};
 use crate::model::{Fault, LogIndex, Revision, RowChange, SnapshotRecord, StateHead};
 
 /// The sizes that control how a copy uses its store.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
+pub(super) struct CopySizes {
     /// Approximate size of a record of rows or changes in bytes. The cost of a store depends on the
     /// number of records: see the measurements in docs/decisions/warm-copy.md.
     pub(super) record_bytes: usize,
@@ -36,7 +36,7 @@ pub(super) struct Sizes {
     pub(super) growth_bytes: u64,
 }
 
-impl Default for Sizes {
+impl Default for CopySizes {
     fn default() -> Self {
         Self { record_bytes: 16 << 10, batch_bytes: 256 << 10, growth_bytes: 16 << 20 }
     }
@@ -45,8 +45,8 @@ impl Default for Sizes {
 /// A copy with its open store.
 pub(super) struct Copy {
     store: Guarded,
-    sizes: Sizes,
-    origin: RestoredFrom,
+    sizes: CopySizes,
+    origin: CopyRestoredFrom,
     base: Revision,
     rows: u64,
     changes: u64,
@@ -54,7 +54,7 @@ pub(super) struct Copy {
     bytes: u64,
     /// The next revision to append.
     next: Revision,
-    scan: Scan,
+    scan: CopyScan,
     /// The compacted revision when the last row of the base was read.
     settled: Revision,
     /// Index of the log entry up to which the copy can be loaded.
@@ -62,14 +62,14 @@ pub(super) struct Copy {
 }
 
 /// The progress of reading the base.
-enum Scan {
+enum CopyScan {
     Behind(Option<Box<[u8]>>),
     Done,
 }
 
 /// The result of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(super) enum CopyStep {
     /// Data was written, and there is more.
     More,
     /// Everything published is written.
@@ -98,8 +98,8 @@ impl Copy {
     /// Begins a copy in an empty store.
     pub(super) fn begin(
         store: Guarded,
-        sizes: Sizes,
-        origin: RestoredFrom,
+        sizes: CopySizes,
+        origin: CopyRestoredFrom,
         reader: &Reader,
     ) -> Self {
         // 0 before the first compaction; then every row is among the changes.
@@ -114,14 +114,14 @@ impl Copy {
             tables: Vec::new(),
             bytes: 0,
             next: base.max(Revision::FIRST.next()),
-            scan: if base == Revision(0) { Scan::Done } else { Scan::Behind(None) },
+            scan: if base == Revision(0) { CopyScan::Done } else { CopyScan::Behind(None) },
             settled: base,
             applied: None,
         }
     }
 
     /// Continues a copy that was loaded.
-    pub(super) fn resume(store: Guarded, sizes: Sizes, head: &CopyHead) -> Self {
+    pub(super) fn resume(store: Guarded, sizes: CopySizes, head: &CopyHead) -> Self {
         Self {
             store,
             sizes,
@@ -132,7 +132,7 @@ impl Copy {
             tables: head.tables.clone(),
             bytes: head.bytes,
             next: head.next,
-            scan: Scan::Done,
+            scan: CopyScan::Done,
             settled: head.base,
             applied: Some(head.state.index),
         }
@@ -158,12 +158,12 @@ impl Copy {
     ///
     /// # Errors
     /// Fails if the store fails, or if the copy cannot be completed.
-    pub(super) fn step(&mut self, reader: &Reader) -> Result<Step, CopyError> {
-        let mut batch = Batch::default();
+    pub(super) fn step(&mut self, reader: &Reader) -> Result<CopyStep, CopyError> {
+        let mut batch = CopyBatch::default();
         // Changes come first, because the sweep does not wait for this copy.
         let more = self.append(reader, &mut batch)? || self.read_base(reader, &mut batch)?;
         self.write(batch)?;
-        Ok(if more { Step::More } else { Step::CaughtUp })
+        Ok(if more { CopyStep::More } else { CopyStep::CaughtUp })
     }
 
     /// Completes the copy of the state as of `image`, whose rows must be published. Writes the
@@ -173,9 +173,9 @@ impl Copy {
     /// # Errors
     /// Same as [`Copy::step`].
     pub(super) fn complete(&mut self, reader: &Reader, mut image: Image) -> Result<(), CopyError> {
-        assert!(matches!(self.scan, Scan::Done), "a head before all rows are there");
+        assert!(matches!(self.scan, CopyScan::Done), "a head before all rows are there");
         assert!(self.suits(image.head()), "an image from before the rows were read");
-        let mut batch = Batch::default();
+        let mut batch = CopyBatch::default();
         while self.next <= image.head().revision {
             self.write(std::mem::take(&mut batch))?;
             let before = self.next;
@@ -185,15 +185,15 @@ impl Copy {
         let mut tables = Vec::new();
         while let Some(record) = image.next(self.sizes.record_bytes)? {
             let number = tables.len() as u64;
-            let (record, sum) = seal_piece(Kind::Table, number, &record);
+            let (record, sum) = seal_piece(CopyKind::Table, number, &record);
             // Leases and members rarely change, so unchanged records are not rewritten.
             if self.tables.get(tables.len()) != Some(&sum) {
-                batch.set(key(Kind::Table, number), record);
+                batch.set(key(CopyKind::Table, number), record);
             }
             tables.push(sum);
         }
         for number in tables.len()..self.tables.len() {
-            batch.remove(key(Kind::Table, number as u64));
+            batch.remove(key(CopyKind::Table, number as u64));
         }
         let head = CopyHead {
             origin: self.origin,
@@ -205,7 +205,7 @@ impl Copy {
             bytes: self.bytes,
             state: image.head().clone(),
         };
-        batch.set(key(Kind::Head, 0), seal_head(&head));
+        batch.set(key(CopyKind::Head, 0), seal_head(&head));
         self.write(batch)?;
         self.store.flush()?;
         self.tables = head.tables;
@@ -230,7 +230,7 @@ impl Copy {
     }
 
     /// Adds published changes to `batch`. Returns true if there are more.
-    fn append(&mut self, reader: &Reader, batch: &mut Batch) -> Result<bool, CopyError> {
+    fn append(&mut self, reader: &Reader, batch: &mut CopyBatch) -> Result<bool, CopyError> {
         let page = reader.changes(self.next, self.sizes.batch_bytes)?;
         let page = page.ok_or(CopyError::Forgotten(self.next))?;
         self.next = page.next;
@@ -249,37 +249,37 @@ impl Copy {
         Ok(page.more)
     }
 
-    fn put_changes(&mut self, changes: Vec<RowChange>, batch: &mut Batch) {
-        self.put(Kind::Changes, self.changes, &SnapshotRecord::Changes(changes), batch);
+    fn put_changes(&mut self, changes: Vec<RowChange>, batch: &mut CopyBatch) {
+        self.put(CopyKind::Changes, self.changes, &SnapshotRecord::Changes(changes), batch);
         self.changes += 1;
     }
 
     /// Adds rows of the base to `batch`. Returns true if there may be more.
-    fn read_base(&mut self, reader: &Reader, batch: &mut Batch) -> Result<bool, CopyError> {
-        let Sizes { record_bytes, batch_bytes, .. } = self.sizes;
+    fn read_base(&mut self, reader: &Reader, batch: &mut CopyBatch) -> Result<bool, CopyError> {
+        let CopySizes { record_bytes, batch_bytes, .. } = self.sizes;
         for _ in 0..batch_bytes.div_ceil(record_bytes) {
-            let Scan::Behind(after) = &self.scan else { return Ok(false) };
+            let CopyScan::Behind(after) = &self.scan else { return Ok(false) };
             let page = reader.rows_behind(after.as_deref(), self.base, record_bytes)?;
             self.scan = match page.after {
-                None => Scan::Done,
-                after => Scan::Behind(after),
+                None => CopyScan::Done,
+                after => CopyScan::Behind(after),
             };
             self.settled = reader.compacted();
             if !page.rows.is_empty() {
-                self.put(Kind::Rows, self.rows, &SnapshotRecord::Rows(page.rows), batch);
+                self.put(CopyKind::Rows, self.rows, &SnapshotRecord::Rows(page.rows), batch);
                 self.rows += 1;
             }
         }
         Ok(true)
     }
 
-    fn put(&mut self, kind: Kind, number: u64, record: &SnapshotRecord, batch: &mut Batch) {
+    fn put(&mut self, kind: CopyKind, number: u64, record: &SnapshotRecord, batch: &mut CopyBatch) {
         let (record, _) = seal_piece(kind, number, record);
         self.bytes += record.len() as u64;
         batch.set(key(kind, number), record);
     }
 
-    fn write(&mut self, batch: Batch) -> Result<(), CopyError> {
+    fn write(&mut self, batch: CopyBatch) -> Result<(), CopyError> {
         if !batch.is_empty() {
             self.store.apply(batch)?;
         }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 
-use super::store::{Batch, CopyStore, Store, StoreError, Visit};
+use super::store::{CopyBatch, CopyStore, Store, StoreError, Visit};
 
 /// A store that returns errors instead of panicking.
 pub(super) struct Guarded {
@@ -23,7 +23,7 @@ impl Guarded {
         Ok(Self { store: Some(caught(|| store.open(dir))?) })
     }
 
-    pub(super) fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
+    pub(super) fn apply(&mut self, batch: CopyBatch) -> Result<(), StoreError> {
         self.with(|store| store.apply(batch))
     }
 

@@ -37,13 +37,13 @@ const CRC_BYTES: usize = 4;
 
 /// The owner of a copied state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct RestoredFrom {
+pub(crate) struct CopyRestoredFrom {
     pub(crate) cluster: ClusterId,
     pub(crate) node: NodeId,
     pub(crate) disk: DiskId,
 }
 
-impl Encode for RestoredFrom {
+impl Encode for CopyRestoredFrom {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         to.fixed_u128(self.cluster.0);
         to.number(self.node.get());
@@ -51,7 +51,7 @@ impl Encode for RestoredFrom {
     }
 }
 
-impl Decode for RestoredFrom {
+impl Decode for CopyRestoredFrom {
     const BYTES_MIN: usize = 33;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
@@ -66,7 +66,7 @@ impl Decode for RestoredFrom {
 /// The kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum CopyKind {
     Changes = b'c',
     Head = b'h',
     Rows = b'r',
@@ -76,7 +76,7 @@ pub(super) enum Kind {
 /// The head of a copy, which describes its contents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct CopyHead {
-    pub(super) origin: RestoredFrom,
+    pub(super) origin: CopyRestoredFrom,
     /// Revision at which the rows are live and at which the changes begin. 0 means that there were
     /// no rows.
     pub(super) base: Revision,
@@ -94,21 +94,21 @@ pub(super) struct CopyHead {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(super) enum RecordError {
     #[error("record {kind:?} {number} is missing")]
-    Missing { kind: Kind, number: u64 },
+    Missing { kind: CopyKind, number: u64 },
     #[error("record {kind:?} {number} is damaged")]
-    Damaged { kind: Kind, number: u64 },
+    Damaged { kind: CopyKind, number: u64 },
     #[error(transparent)]
     Codec(#[from] CodecError),
 }
 
-pub(super) fn key(kind: Kind, number: u64) -> Vec<u8> {
+pub(super) fn key(kind: CopyKind, number: u64) -> Vec<u8> {
     let mut key = vec![kind as u8];
     key.extend_from_slice(&number.to_be_bytes());
     key
 }
 
 /// Returns the record of a piece, and its checksum.
-pub(super) fn seal_piece(kind: Kind, number: u64, record: &SnapshotRecord) -> (Vec<u8>, u32) {
+pub(super) fn seal_piece(kind: CopyKind, number: u64, record: &SnapshotRecord) -> (Vec<u8>, u32) {
     let mut body = Vec::new();
     encode_piece(record, &mut body);
     seal(kind, number, body)
@@ -130,16 +130,16 @@ pub(super) fn seal_head(head: &CopyHead) -> Vec<u8> {
     }
     to.number(*bytes);
     encode_head(state, &mut body);
-    seal(Kind::Head, 0, body).0
+    seal(CopyKind::Head, 0, body).0
 }
 
-fn seal(kind: Kind, number: u64, mut body: Vec<u8>) -> (Vec<u8>, u32) {
+fn seal(kind: CopyKind, number: u64, mut body: Vec<u8>) -> (Vec<u8>, u32) {
     let sum = checksum(kind, number, &body);
     body.extend_from_slice(&sum.to_le_bytes());
     (body, sum)
 }
 
-fn checksum(kind: Kind, number: u64, body: &[u8]) -> u32 {
+fn checksum(kind: CopyKind, number: u64, body: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&key(kind, number));
     hasher.update(body);
@@ -147,7 +147,7 @@ fn checksum(kind: Kind, number: u64, body: &[u8]) -> u32 {
 }
 
 /// Returns the body of a record, and its checksum.
-fn open(kind: Kind, number: u64, record: &[u8]) -> Result<(Bytes, u32), RecordError> {
+fn open(kind: CopyKind, number: u64, record: &[u8]) -> Result<(Bytes, u32), RecordError> {
     let damaged = RecordError::Damaged { kind, number };
     let Some((body, sum)) = record.split_last_chunk::<CRC_BYTES>() else { return Err(damaged) };
     let sum = u32::from_le_bytes(*sum);
@@ -158,7 +158,7 @@ fn open(kind: Kind, number: u64, record: &[u8]) -> Result<(Bytes, u32), RecordEr
 }
 
 pub(super) fn open_piece(
-    kind: Kind,
+    kind: CopyKind,
     number: u64,
     record: &[u8],
 ) -> Result<(SnapshotRecord, u32), RecordError> {
@@ -167,10 +167,10 @@ pub(super) fn open_piece(
 }
 
 pub(super) fn open_head(record: &[u8]) -> Result<CopyHead, RecordError> {
-    let (body, _) = open(Kind::Head, 0, record)?;
+    let (body, _) = open(CopyKind::Head, 0, record)?;
     let mut from = Decoder::new("warm copy", body);
     from.version(VERSION)?;
-    let origin = RestoredFrom::decode(&mut from)?;
+    let origin = CopyRestoredFrom::decode(&mut from)?;
     let (base, rows, changes) = (Revision(from.number()?), from.number()?, from.number()?);
     let next = Revision(from.number()?);
     let mut tables = Vec::new();

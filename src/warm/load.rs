@@ -11,7 +11,7 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use super::guard::Guarded;
-use super::layout::{CopyHead, Kind, RecordError, key, open_head, open_piece};
+use super::layout::{CopyHead, CopyKind, RecordError, key, open_head, open_piece};
 use super::store::{StoreError, Visit};
 use crate::machine::{Machine, MachineOptions, Restore, RestoreError};
 use crate::model::{KeyValue, RowChange, SnapshotRecord};
@@ -29,12 +29,12 @@ pub(super) enum LoadError {
     #[error(transparent)]
     State(#[from] RestoreError),
     #[error("a record of kind {0:?} has unexpected contents")]
-    Foreign(Kind),
+    Foreign(CopyKind),
 }
 
 /// Returns the head of a copy, or `None` if the copy was never completed.
 pub(super) fn read_head(store: &mut Guarded) -> Result<Option<CopyHead>, LoadError> {
-    let record = store.get(&key(Kind::Head, 0))?;
+    let record = store.get(&key(CopyKind::Head, 0))?;
     record.map(|record| Ok(open_head(&record)?)).transpose()
 }
 
@@ -47,8 +47,10 @@ pub(super) fn load(
     let mut restore = Restore::new(options, head.state.clone())?;
     let (overlay, changes) = read_changes(store, head)?;
     let mut overlay = overlay.into_iter().peekable();
-    each_piece(store, Kind::Rows, head.rows, &mut |record, _| {
-        let SnapshotRecord::Rows(rows) = record else { return Err(LoadError::Foreign(Kind::Rows)) };
+    each_piece(store, CopyKind::Rows, head.rows, &mut |record, _| {
+        let SnapshotRecord::Rows(rows) = record else {
+            return Err(LoadError::Foreign(CopyKind::Rows));
+        };
         Ok(restore.add(SnapshotRecord::Rows(merge(&mut overlay, rows)))?)
     })?;
     restore.add(SnapshotRecord::Rows(overlay.filter_map(|(_, row)| row).collect()))?;
@@ -57,10 +59,10 @@ pub(super) fn load(
         restore.add(SnapshotRecord::Changes(changes.by_ref().take(CHANGES_MAX).collect()))?;
     }
     let mut sums = head.tables.iter();
-    each_piece(store, Kind::Table, head.tables.len() as u64, &mut |record, sum| {
+    each_piece(store, CopyKind::Table, head.tables.len() as u64, &mut |record, sum| {
         let number = head.tables.len() as u64 - sums.len() as u64;
         if sums.next() != Some(&sum) {
-            return Err(RecordError::Damaged { kind: Kind::Table, number }.into());
+            return Err(RecordError::Damaged { kind: CopyKind::Table, number }.into());
         }
         Ok(restore.add(record)?)
     })?;
@@ -77,9 +79,9 @@ fn read_changes(
 ) -> Result<(Overlay, Vec<RowChange>), LoadError> {
     let compacted = head.state.compacted.unwrap_or_default();
     let (mut overlay, mut since) = (Overlay::new(), Vec::new());
-    each_piece(store, Kind::Changes, head.changes, &mut |record, _| {
+    each_piece(store, CopyKind::Changes, head.changes, &mut |record, _| {
         let SnapshotRecord::Changes(changes) = record else {
-            return Err(LoadError::Foreign(Kind::Changes));
+            return Err(LoadError::Foreign(CopyKind::Changes));
         };
         for change in changes {
             let revision = change.revision();
@@ -120,7 +122,7 @@ fn merge(
 /// Passes the first `count` pieces of a kind to `visit`. All of them must exist.
 fn each_piece(
     store: &mut Guarded,
-    kind: Kind,
+    kind: CopyKind,
     count: u64,
     show: &mut dyn FnMut(SnapshotRecord, u32) -> Result<(), LoadError>,
 ) -> Result<(), LoadError> {

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use super::layout::RestoredFrom;
+use super::layout::CopyRestoredFrom;
 use crate::codec::{CodecError, Decode, Decoder, Encode, Encoder};
 use crate::env::{BootId, Disk, Env, OpenMode, replace};
 use crate::model::LogIndex;
@@ -30,7 +30,7 @@ const MARK_BYTES_MAX: u64 = 1 << 10;
 /// The manifest. See the module page.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Manifest {
-    pub(super) origin: RestoredFrom,
+    pub(super) origin: CopyRestoredFrom,
     /// The machine boot in which it was written.
     pub(super) boot: Option<BootId>,
     /// Number of the complete copy.
@@ -69,7 +69,7 @@ impl Manifest {
 
     /// Checks whether the copy contains everything that was written to it, and returns the reason
     /// if it may not.
-    pub(super) fn judge(&self, env: &Env, origin: RestoredFrom) -> Result<(), &'static str> {
+    pub(super) fn judge(&self, env: &Env, origin: CopyRestoredFrom) -> Result<(), &'static str> {
         if self.origin != origin {
             return Err("it belongs to another member");
         }
@@ -102,7 +102,7 @@ impl Manifest {
     fn decode(body: Bytes) -> Result<Self, CodecError> {
         let mut from = Decoder::new("warm copy manifest", body);
         from.version(VERSION)?;
-        let origin = RestoredFrom::decode(&mut from)?;
+        let origin = CopyRestoredFrom::decode(&mut from)?;
         let known = from.byte()? != 0;
         let boot = BootId(from.fixed_u128()?);
         let manifest = Self {

@@ -10,37 +10,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use super::store::{Batch, CopyStore, Store, StoreError, Visit};
+use super::store::{CopyBatch, CopyStore, Store, StoreError, Visit};
 
 type Records = BTreeMap<Vec<u8>, Bytes>;
 
 /// Stores by directory. Clones share their contents.
 #[derive(Clone, Default)]
 pub(crate) struct MemoryShelf {
-    inner: Arc<Mutex<Inner>>,
+    inner: Arc<Mutex<MemoryInner>>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct MemoryInner {
     stores: BTreeMap<PathBuf, Records>,
     /// Number of calls that still succeed, and the outcome of the call after them.
-    fault: Option<(u64, Fault)>,
+    fault: Option<(u64, StoreFault)>,
 }
 
 /// The way in which a call to a store fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum StoreFault {
     Fails,
     Panics,
 }
 
 impl MemoryShelf {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, MemoryInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes one call to any store fail in this way, after `calls` more calls.
-    pub(crate) fn fail_after(&self, calls: u64, fault: Fault) {
+    pub(crate) fn fail_after(&self, calls: u64, fault: StoreFault) {
         self.lock().fault = Some((calls, fault));
     }
 
@@ -67,8 +67,8 @@ impl MemoryShelf {
         };
         match fault {
             None => Ok(()),
-            Some(Fault::Fails) => Err(StoreError::Failed("the test says so".to_owned())),
-            Some(Fault::Panics) => panic!("the test says so"),
+            Some(StoreFault::Fails) => Err(StoreError::Failed("the test says so".to_owned())),
+            Some(StoreFault::Panics) => panic!("the test says so"),
         }
     }
 }
@@ -109,7 +109,7 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
-    fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
+    fn apply(&mut self, batch: CopyBatch) -> Result<(), StoreError> {
         self.records(|records| {
             for (key, value) in batch.into_sorted() {
                 match value {

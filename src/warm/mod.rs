@@ -42,11 +42,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-pub(crate) use layout::RestoredFrom;
+pub(crate) use layout::CopyRestoredFrom;
 pub(crate) use worker::Worker;
 pub(crate) use write_behind::WriteBehindQueue;
 
-use copy::{Copy, Sizes};
+use copy::{Copy, CopySizes};
 use guard::Guarded;
 use layout::CopyHead;
 use manifest::Manifest;
@@ -110,11 +110,11 @@ impl std::fmt::Debug for WarmCopy {
 }
 
 /// The result of opening: a copy that may be loaded, or none.
-pub(crate) struct Opened {
+pub(crate) struct CopyOpened {
     env: Env,
     store: Arc<dyn CopyStore>,
     dir: PathBuf,
-    sizes: Sizes,
+    sizes: CopySizes,
     load_max: Option<Duration>,
     /// `None` if the manifest cannot be written: then there is no warm copy in this incarnation.
     manifest: Option<Manifest>,
@@ -126,7 +126,12 @@ pub(crate) struct Opened {
 
 /// Looks for a copy in the data directory `data` and checks its manifest. Never fails: in case of
 /// doubt there is no copy.
-pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: RestoredFrom) -> Opened {
+pub(crate) fn open(
+    env: &Env,
+    copy: &WarmCopy,
+    data: &Path,
+    origin: CopyRestoredFrom,
+) -> CopyOpened {
     let dir = data.join(DIR);
     let boot = env.clock.boot();
     let found = env.disk.create_dir(&dir).and_then(|()| Manifest::read(&*env.disk, &dir));
@@ -153,12 +158,12 @@ pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: RestoredFrom
         tracing::warn!(%error, "no warm copy until the next start: cannot write its manifest");
     }
     let usable = written.is_ok();
-    Opened {
+    CopyOpened {
         env: env.clone(),
         store: copy.store(env),
         load_max: copy.load_max(),
         dir,
-        sizes: Sizes::default(),
+        sizes: CopySizes::default(),
         manifest: usable.then_some(manifest),
         trusted: trusted.filter(|_| usable),
         loaded: None,
@@ -166,13 +171,13 @@ pub(crate) fn open(env: &Env, copy: &WarmCopy, data: &Path, origin: RestoredFrom
 }
 
 /// A machine built from a copy, with the copy's store.
-struct Loaded {
+struct CopyLoaded {
     machine: Machine,
     store: Guarded,
     head: CopyHead,
 }
 
-impl Opened {
+impl CopyOpened {
     /// Builds a machine from the copy, with everything published. `fits` returns whether the log
     /// continues after an entry, and whether the log's own version of that entry, if it exists, has
     /// this term.
@@ -191,7 +196,7 @@ impl Opened {
             Some(at_most) => within(at_most, work),
         };
         match result {
-            Ok(Loaded { machine, store, head }) => {
+            Ok(CopyLoaded { machine, store, head }) => {
                 let manifest = self.manifest.as_mut()?;
                 let marked = Manifest { copy: Some(number), ..manifest.clone() };
                 match marked.write(&*self.env.disk, &self.dir) {
@@ -223,10 +228,10 @@ impl Opened {
 fn load_copy(
     store: &dyn CopyStore,
     dir: &Path,
-    (origin, stop): (RestoredFrom, Option<LogIndex>),
+    (origin, stop): (CopyRestoredFrom, Option<LogIndex>),
     options: MachineOptions,
     fits: impl Fn(LogIndex, Term) -> bool,
-) -> Result<Loaded, String> {
+) -> Result<CopyLoaded, String> {
     if !store.holds(dir) {
         return Err("it does not exist".to_owned());
     }
@@ -253,15 +258,15 @@ fn load_copy(
         return Err(format!("its {} bytes take {disk_bytes} bytes on the disk", head.bytes));
     }
     let machine = load::load(&mut store, &head, options).map_err(|error| error.to_string())?;
-    Ok(Loaded { machine, store, head })
+    Ok(CopyLoaded { machine, store, head })
 }
 
 /// Runs `work` on a thread of its own with a time limit. After the limit the work continues there,
 /// but its result is discarded.
 fn within(
     at_most: Duration,
-    work: impl FnOnce() -> Result<Loaded, String> + Send + 'static,
-) -> Result<Loaded, String> {
+    work: impl FnOnce() -> Result<CopyLoaded, String> + Send + 'static,
+) -> Result<CopyLoaded, String> {
     let (sender, receiver) = mpsc::channel();
     let spawned = thread::Builder::new().name("bowline-warm-load".into()).spawn(move || {
         drop(sender.send(work()));

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::store::{Batch, CopyStore, Store, StoreError, Visit};
+use super::store::{CopyBatch, CopyStore, Store, StoreError, Visit};
 use crate::env::{Disk, OpenMode};
 
 /// Size limit of its cache in bytes. The actual use is several times larger. A copy is written once
@@ -71,7 +71,7 @@ struct DiskStore {
 }
 
 impl Store for DiskStore {
-    fn apply(&mut self, batch: Batch) -> Result<(), StoreError> {
+    fn apply(&mut self, batch: CopyBatch) -> Result<(), StoreError> {
         let mut changes = sled::Batch::default();
         for (key, value) in batch.into_sorted() {
             match value {

@@ -13,7 +13,7 @@ use thiserror::Error;
 /// Records by key.
 pub(crate) trait Store: Send {
     /// Applies all changes of the batch or none of them.
-    fn apply(&mut self, batch: Batch) -> Result<(), StoreError>;
+    fn apply(&mut self, batch: CopyBatch) -> Result<(), StoreError>;
 
     /// Returns the record with this key.
     fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, StoreError>;
@@ -60,11 +60,11 @@ pub(crate) trait CopyStore: Send + Sync {
 
 /// Changes that are applied together.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct Batch {
+pub(crate) struct CopyBatch {
     changes: Vec<(Vec<u8>, Option<Vec<u8>>)>,
 }
 
-impl Batch {
+impl CopyBatch {
     /// Sets a record.
     pub(crate) fn set(&mut self, key: Vec<u8>, value: Vec<u8>) {
         self.changes.push((key, Some(value)));

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Opened;
-use super::copy::{Copy, CopyError, Sizes, Step};
+use super::CopyOpened;
+use super::copy::{Copy, CopyError, CopySizes, CopyStep};
 use super::guard::Guarded;
 use super::manifest::Manifest;
 use super::store::{CopyStore, StoreError};
@@ -57,29 +57,29 @@ pub(crate) struct Worker {
     store: Arc<dyn CopyStore>,
     /// Directory of the manifest and the copies.
     dir: PathBuf,
-    sizes: Sizes,
+    sizes: CopySizes,
     manifest: Manifest,
     reader: Reader,
     post: Arc<WriteBehindQueue>,
-    copy: Option<Open>,
+    copy: Option<OpenCopy>,
     /// An image that has arrived and is not used yet.
     image: Option<Image>,
     failures: u32,
     /// No new copy is begun before this time.
     not_before: Moment,
-    load: Load,
+    load: CopyLoad,
     /// Whether there may be unneeded stores.
     litter: bool,
 }
 
 /// The copy that is being built or kept up to date.
-struct Open {
+struct OpenCopy {
     number: u64,
     copy: Copy,
 }
 
 /// The rate of changes of the state.
-struct Load {
+struct CopyLoad {
     since: Moment,
     revision: Revision,
     is_high: bool,
@@ -103,22 +103,22 @@ enum Left {
 impl Worker {
     /// Creates a worker that follows the state of `reader`.
     pub(super) fn new(
-        opened: Opened,
+        opened: CopyOpened,
         manifest: Manifest,
         reader: Reader,
         post: Arc<WriteBehindQueue>,
     ) -> Self {
-        let Opened { env, store, dir, sizes, loaded, .. } = opened;
+        let CopyOpened { env, store, dir, sizes, loaded, .. } = opened;
         let now = env.clock.now();
         Self {
             store,
             dir,
             sizes,
             manifest,
-            load: Load { since: now, revision: reader.revision(), is_high: false },
+            load: CopyLoad { since: now, revision: reader.revision(), is_high: false },
             reader,
             post,
-            copy: loaded.map(|(number, copy)| Open { number, copy }),
+            copy: loaded.map(|(number, copy)| OpenCopy { number, copy }),
             image: None,
             failures: 0,
             not_before: now,
@@ -179,7 +179,7 @@ impl Worker {
             return Ok(Left::More);
         }
         let Some(open) = &mut self.copy else { return self.begin(now) };
-        if open.copy.step(&self.reader)? == Step::More {
+        if open.copy.step(&self.reader)? == CopyStep::More {
             return Ok(Left::More);
         }
         match self.image.take() {
@@ -199,7 +199,7 @@ impl Worker {
         let number = taken.map_or(1, |number| number + 1);
         let store = Guarded::open(&*self.store, &store_dir(&self.dir, number))?;
         let copy = Copy::begin(store, self.sizes, self.manifest.origin, &self.reader);
-        self.copy = Some(Open { number, copy });
+        self.copy = Some(OpenCopy { number, copy });
         Ok(Left::More)
     }
 
@@ -230,7 +230,7 @@ impl Worker {
 
     /// Closes the copy properly. It stays the copy to load until there is a new one.
     fn retire(&mut self) -> Result<(), CopyError> {
-        let Some(Open { number, copy }) = self.copy.take() else { return Ok(()) };
+        let Some(OpenCopy { number, copy }) = self.copy.take() else { return Ok(()) };
         let applied = copy.applied();
         if let Err(error) = copy.close() {
             self.forget_if(number);
@@ -247,9 +247,9 @@ impl Worker {
         let result = loop {
             let Some(open) = &mut self.copy else { return };
             match open.copy.step(&self.reader) {
-                Ok(Step::More) if self.env.clock.now() < until => {}
-                Ok(Step::More) => break Ok(()),
-                Ok(Step::CaughtUp) => break self.complete(image),
+                Ok(CopyStep::More) if self.env.clock.now() < until => {}
+                Ok(CopyStep::More) => break Ok(()),
+                Ok(CopyStep::CaughtUp) => break self.complete(image),
                 Err(error) => break Err(error),
             }
         };
@@ -331,7 +331,7 @@ impl Worker {
     }
 }
 
-impl Load {
+impl CopyLoad {
     fn look(&mut self, now: Moment, revision: Revision) {
         let passed = now.since(self.since);
         if passed < LOAD_WINDOW {

@@ -15,12 +15,12 @@ pub(crate) struct WriteBehindQueue {
     /// An image of any state after this index is wanted.
     wanted_after: AtomicU64,
     scarce: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<WriteBehindState>,
     bell: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WriteBehindState {
     image: Option<Image>,
     end: Option<End>,
 }
@@ -94,7 +94,7 @@ impl WriteBehindQueue {
     /// Waits until something arrives, at most for `at_most`.
     pub(super) fn wait(&self, at_most: Duration) {
         let state = self.lock();
-        let quiet = |state: &mut State| state.end.is_none() && state.image.is_none();
+        let quiet = |state: &mut WriteBehindState| state.end.is_none() && state.image.is_none();
         drop(
             self.bell
                 .wait_timeout_while(state, at_most, quiet)
@@ -102,7 +102,7 @@ impl WriteBehindQueue {
         );
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WriteBehindState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

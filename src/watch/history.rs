@@ -5,7 +5,7 @@ use crate::machine::{HistoryPage, Reader};
 use crate::model::{KeyRange, Rejection, Revision};
 
 /// The changes that the replica remembers. It shows a revision before the hub publishes it.
-pub trait History: Send + Sync + 'static {
+pub trait WatchHistory: Send + Sync + 'static {
     /// Returns the newest revision that can be read. It never decreases.
     fn revision(&self) -> Revision;
 
@@ -26,7 +26,7 @@ pub trait History: Send + Sync + 'static {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Compacted(pub Revision);
 
-impl History for Reader {
+impl WatchHistory for Reader {
     fn revision(&self) -> Revision {
         Reader::revision(self)
     }

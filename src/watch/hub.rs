@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
-use super::history::History;
-use super::inbox::{Inbox, Published, Push};
-use super::index::{Index, WatcherId};
+use super::history::WatchHistory;
+use super::inbox::{Push, WatchInbox, WatchPublished};
+use super::index::{WatcherId, WatcherIndex};
 use super::request::{WatchLimits, WatchRequest};
 use super::visible::VisibleRevision;
 use super::wake::waking;
@@ -18,28 +18,28 @@ use crate::mutant::{self, Mutant};
 /// The watches of one replica. A single driver publishes; watchers are created, read and dropped on
 /// any thread.
 pub struct Hub {
-    history: Box<dyn History>,
+    history: Box<dyn WatchHistory>,
     limits: WatchLimits,
     /// The last published revision.
     visible: VisibleRevision,
     /// The reason why nothing more will be published. Written under the lock, read without it.
     closed: OnceLock<Arc<str>>,
-    state: Mutex<State>,
+    state: Mutex<HubState>,
     /// Number of times that a watcher left the index because its inbox was full.
     overflows: AtomicU64,
     /// Number of watchers that have not been dropped.
     open: AtomicUsize,
 }
 
-struct State {
-    index: Index,
+struct HubState {
+    index: WatcherIndex,
     /// Id of the next watcher.
     id: WatcherId,
 }
 
 impl Hub {
     /// Creates a hub for a replica whose visible state is the current one of `history`.
-    pub fn new(history: impl History, limits: WatchLimits) -> Arc<Self> {
+    pub fn new(history: impl WatchHistory, limits: WatchLimits) -> Arc<Self> {
         assert!(limits.queue_revisions_max > 0, "a queue has room for at least one revision");
         Arc::new(Self {
             visible: VisibleRevision::new(history.revision()),
@@ -48,7 +48,7 @@ impl Hub {
             closed: OnceLock::new(),
             overflows: AtomicU64::new(0),
             open: AtomicUsize::new(0),
-            state: Mutex::new(State { index: Index::default(), id: WatcherId(0) }),
+            state: Mutex::new(HubState { index: WatcherIndex::default(), id: WatcherId(0) }),
         })
     }
 
@@ -67,11 +67,11 @@ impl Hub {
         state.id = WatcherId(id.0 + 1);
         let live = start > visible && self.closed.get().is_none();
         let inbox = if live {
-            let inbox = Arc::new(Inbox::live(id, range, filter, start));
+            let inbox = Arc::new(WatchInbox::live(id, range, filter, start));
             state.index.insert(Arc::clone(&inbox));
             inbox
         } else {
-            Arc::new(Inbox::behind(id, range, filter, start))
+            Arc::new(WatchInbox::behind(id, range, filter, start))
         };
         drop(state);
         self.open.fetch_add(1, Ordering::Relaxed);
@@ -96,8 +96,8 @@ impl Hub {
             newest = *revision;
         }
         assert!(newest == visible, "{visible} became visible, and {newest} was published");
-        let mut touched: Vec<&Arc<Inbox>> = Vec::new();
-        let mut full: Vec<Arc<Inbox>> = Vec::new();
+        let mut touched: Vec<&Arc<WatchInbox>> = Vec::new();
+        let mut full: Vec<Arc<WatchInbox>> = Vec::new();
         for change in changes {
             if state.index.len() == 0 {
                 continue;
@@ -105,7 +105,7 @@ impl Hub {
             let bytes = change.events.iter().map(event_bytes).sum();
             for (at, event) in (0u32..).zip(change.events.iter()) {
                 let published =
-                    Published { revision: change.revision, events: &change.events, at, bytes };
+                    WatchPublished { revision: change.revision, events: &change.events, at, bytes };
                 state.index.each(&event.kv.key, |inbox| {
                     match inbox.push(published, &self.limits) {
                         Push::First => touched.push(inbox),
@@ -137,7 +137,7 @@ impl Hub {
             return;
         }
         assert!(visible > before, "a state at {visible} was installed after {before}");
-        let mut missed: Vec<Arc<Inbox>> = Vec::new();
+        let mut missed: Vec<Arc<WatchInbox>> = Vec::new();
         for inbox in std::mem::take(&mut state.index).into_inboxes() {
             // Before the revision is visible, because a live watcher would consider it delivered.
             if inbox.miss(before.next(), visible) && !mutant::is(Mutant::B31) {
@@ -203,7 +203,7 @@ impl Hub {
         self.closed.get()
     }
 
-    pub(super) fn history(&self) -> &dyn History {
+    pub(super) fn history(&self) -> &dyn WatchHistory {
         &*self.history
     }
 
@@ -213,7 +213,7 @@ impl Hub {
 
     /// Makes a watcher live that needs nothing before `next`, unless that revision has been
     /// published meanwhile. Returns whether it is live now.
-    pub(super) fn join(&self, inbox: &Arc<Inbox>, next: Revision) -> bool {
+    pub(super) fn join(&self, inbox: &Arc<WatchInbox>, next: Revision) -> bool {
         let mut state = self.lock();
         if self.visible() >= next || self.closed.get().is_some() {
             return false;
@@ -224,7 +224,7 @@ impl Hub {
     }
 
     /// Removes a watcher.
-    pub(super) fn part(&self, inbox: &Inbox) {
+    pub(super) fn part(&self, inbox: &WatchInbox) {
         let mut state = self.lock();
         let live = inbox.is_live();
         let removed = state.index.remove(inbox.range(), inbox.id());
@@ -239,7 +239,7 @@ impl Hub {
         drop(waker);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HubState> {
         // After a panic of the driver, watchers must still learn that the node has stopped.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -12,19 +12,19 @@ use crate::model::{Event, KeyRange, Revision};
 use crate::mutant::{self, Mutant};
 
 /// The queue between publications and a watcher.
-pub(super) struct Inbox {
+pub(super) struct WatchInbox {
     id: WatcherId,
     range: KeyRange,
     filter: Filter,
-    queue: Mutex<Queue>,
+    queue: Mutex<WatchQueue>,
 }
 
-struct Queue {
+struct WatchQueue {
     /// Ordered by revision, each revision once.
-    entries: VecDeque<Entry>,
+    entries: VecDeque<WatchEntry>,
     /// Sum of the entries' bytes.
     bytes: usize,
-    position: Position,
+    position: WatchPosition,
     /// Whether the current publication has added something.
     touched: bool,
     waker: Option<Waker>,
@@ -32,7 +32,7 @@ struct Queue {
 
 /// The watcher's position relative to publications.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Position {
+enum WatchPosition {
     /// In the index. Receives everything published from this revision on.
     Live(Revision),
     /// Not in the index, or about to be removed by the current publication. Everything before this
@@ -41,7 +41,7 @@ enum Position {
 }
 
 /// One revision with changes in the watcher's range.
-pub(super) struct Entry {
+pub(super) struct WatchEntry {
     revision: Revision,
     /// All events of the revision, shared by all watchers.
     events: Arc<[Event]>,
@@ -51,7 +51,7 @@ pub(super) struct Entry {
     bytes: usize,
 }
 
-impl Entry {
+impl WatchEntry {
     /// Returns the events that contain those of the watcher.
     pub(super) fn events(&self) -> &[Event] {
         &self.events[self.first as usize..=self.last as usize]
@@ -60,7 +60,7 @@ impl Entry {
 
 /// One event of a revision that is being published.
 #[derive(Clone, Copy)]
-pub(super) struct Published<'a> {
+pub(super) struct WatchPublished<'a> {
     pub(super) revision: Revision,
     /// All events of the revision.
     pub(super) events: &'a Arc<[Event]>,
@@ -73,7 +73,7 @@ pub(super) struct Published<'a> {
 /// The result of pushing an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Push {
-    /// Queued, as the first of this publication. The caller must call [`Inbox::announce`] at its
+    /// Queued, as the first of this publication. The caller must call [`WatchInbox::announce`] at its
     /// end.
     First,
     /// Queued, or filtered out.
@@ -83,28 +83,28 @@ pub(super) enum Push {
 }
 
 /// The contents that a consumer has taken from its inbox.
-pub(super) struct Taken {
-    pub(super) entries: VecDeque<Entry>,
+pub(super) struct WatchTaken {
+    pub(super) entries: VecDeque<WatchEntry>,
     /// With these entries, everything up to this revision has been taken.
     pub(super) through: Revision,
     /// Whether the consumer must continue from the history.
     pub(super) behind: bool,
 }
 
-impl Inbox {
+impl WatchInbox {
     /// Creates the inbox of a watcher that waits for `start` and will be added to the index.
     pub(super) fn live(id: WatcherId, range: KeyRange, filter: Filter, start: Revision) -> Self {
-        Self::new(id, range, filter, Position::Live(start))
+        Self::new(id, range, filter, WatchPosition::Live(start))
     }
 
     /// Creates the inbox of a watcher that must read the history from `start` on.
     pub(super) fn behind(id: WatcherId, range: KeyRange, filter: Filter, start: Revision) -> Self {
-        Self::new(id, range, filter, Position::Behind(start))
+        Self::new(id, range, filter, WatchPosition::Behind(start))
     }
 
-    fn new(id: WatcherId, range: KeyRange, filter: Filter, position: Position) -> Self {
+    fn new(id: WatcherId, range: KeyRange, filter: Filter, position: WatchPosition) -> Self {
         let (entries, bytes, touched, waker) = (VecDeque::new(), 0, false, None);
-        let queue = Mutex::new(Queue { entries, bytes, position, touched, waker });
+        let queue = Mutex::new(WatchQueue { entries, bytes, position, touched, waker });
         Self { id, range, filter, queue }
     }
 
@@ -122,15 +122,15 @@ impl Inbox {
     }
 
     /// Adds an event whose key is in the range.
-    pub(super) fn push(&self, published: Published<'_>, limits: &WatchLimits) -> Push {
-        let Published { revision, events, at, bytes } = published;
+    pub(super) fn push(&self, published: WatchPublished<'_>, limits: &WatchLimits) -> Push {
+        let WatchPublished { revision, events, at, bytes } = published;
         if !self.filter.passes(events[at as usize].kind) {
             return Push::Done;
         }
         let mut queue = self.lock();
         match queue.position {
-            Position::Live(start) if start <= revision => {}
-            Position::Live(_) | Position::Behind(_) => return Push::Done,
+            WatchPosition::Live(start) if start <= revision => {}
+            WatchPosition::Live(_) | WatchPosition::Behind(_) => return Push::Done,
         }
         if let Some(last) = queue.entries.back_mut()
             && last.revision >= revision
@@ -146,11 +146,11 @@ impl Inbox {
             return Push::Done;
         }
         if !room {
-            queue.position = Position::Behind(revision);
+            queue.position = WatchPosition::Behind(revision);
             return Push::Full;
         }
         let events = Arc::clone(events);
-        queue.entries.push_back(Entry { revision, events, first: at, last: at, bytes });
+        queue.entries.push_back(WatchEntry { revision, events, first: at, last: at, bytes });
         queue.bytes += bytes;
         if mem::replace(&mut queue.touched, true) { Push::Done } else { Push::First }
     }
@@ -165,7 +165,7 @@ impl Inbox {
 
     /// Takes the visible entries. If there are none, and no history to read either, registers
     /// `waker` under the same lock, so that no publication is missed.
-    pub(super) fn take(&self, visible: &VisibleRevision, waker: Option<&Waker>) -> Taken {
+    pub(super) fn take(&self, visible: &VisibleRevision, waker: Option<&Waker>) -> WatchTaken {
         let waker = waker.cloned();
         let mut queue = self.lock();
         // Read under the lock: everything published up to this revision has been pushed.
@@ -178,8 +178,8 @@ impl Inbox {
         };
         queue.bytes -= entries.iter().map(|entry| entry.bytes).sum::<usize>();
         let (through, behind) = match queue.position {
-            Position::Live(_) => (visible, false),
-            Position::Behind(missed) => {
+            WatchPosition::Live(_) => (visible, false),
+            WatchPosition::Behind(missed) => {
                 (visible.min(Revision(missed.0.saturating_sub(1))), queue.entries.is_empty())
             }
         };
@@ -189,7 +189,7 @@ impl Inbox {
         drop(queue);
         // Dropped last, because dropping a waker may drop a task, and with it watchers.
         drop(old);
-        Taken { entries, through, behind }
+        WatchTaken { entries, through, behind }
     }
 
     /// Reports that the changes from `from` through `through` are not published individually. A
@@ -198,17 +198,17 @@ impl Inbox {
     pub(super) fn miss(&self, from: Revision, through: Revision) -> bool {
         let mut queue = self.lock();
         match queue.position {
-            Position::Live(start) if start <= through => {
-                queue.position = Position::Behind(start.max(from));
+            WatchPosition::Live(start) if start <= through => {
+                queue.position = WatchPosition::Behind(start.max(from));
                 true
             }
-            Position::Live(_) | Position::Behind(_) => false,
+            WatchPosition::Live(_) | WatchPosition::Behind(_) => false,
         }
     }
 
     /// Returns whether the watcher is in the index. Must be called under the hub's lock.
     pub(super) fn is_live(&self) -> bool {
-        matches!(self.lock().position, Position::Live(_))
+        matches!(self.lock().position, WatchPosition::Live(_))
     }
 
     /// Records that the consumer has read the history up to `start` and the watcher is added to the
@@ -216,20 +216,20 @@ impl Inbox {
     pub(super) fn rejoin(&self, start: Revision) {
         let mut queue = self.lock();
         assert!(queue.entries.is_empty(), "a watcher that reads history has taken its queue");
-        assert!(matches!(queue.position, Position::Behind(_)), "a live watcher cannot rejoin");
-        queue.position = Position::Live(start);
+        assert!(matches!(queue.position, WatchPosition::Behind(_)), "a live watcher cannot rejoin");
+        queue.position = WatchPosition::Live(start);
     }
 
     /// Marks the watcher as removed from the index, so that it receives nothing more.
     pub(super) fn leave(&self, at: Revision) -> Option<Waker> {
         let mut queue = self.lock();
-        if matches!(queue.position, Position::Live(_)) {
-            queue.position = Position::Behind(at);
+        if matches!(queue.position, WatchPosition::Live(_)) {
+            queue.position = WatchPosition::Behind(at);
         }
         queue.waker.take()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, WatchQueue> {
         // The reason is the same as for the hub's lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,10 +262,10 @@ mod tests {
         for (queue_revisions_max, queue_bytes_max, bytes, kept) in cases {
             let limits =
                 WatchLimits { queue_revisions_max, queue_bytes_max, ..WatchLimits::default() };
-            let inbox = Inbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
+            let inbox = WatchInbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
             for number in 2..12 {
                 let events = &change(number);
-                let published = Published { revision: Revision(number), events, at: 0, bytes };
+                let published = WatchPublished { revision: Revision(number), events, at: 0, bytes };
                 let expected = match number - 2 {
                     0 => Push::First,
                     n if n == kept => Push::Full,
@@ -283,10 +283,14 @@ mod tests {
     #[test]
     fn invisible_revisions_are_not_taken() {
         let limits = WatchLimits::default();
-        let inbox = Inbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
+        let inbox = WatchInbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
         for number in 2..5 {
-            let published =
-                Published { revision: Revision(number), events: &change(number), at: 0, bytes: 1 };
+            let published = WatchPublished {
+                revision: Revision(number),
+                events: &change(number),
+                at: 0,
+                bytes: 1,
+            };
             inbox.push(published, &limits);
         }
         let visible = VisibleRevision::new(Revision(1));
@@ -300,10 +304,13 @@ mod tests {
     #[test]
     fn a_waker_is_parked_exactly_if_there_is_nothing_to_do() {
         let limits = WatchLimits { queue_revisions_max: 1, ..WatchLimits::default() };
-        let inbox = Inbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
+        let inbox = WatchInbox::live(WatcherId(0), KeyRange::all(), Filter::All, Revision(2));
         let push = |number| {
             let events = &change(number);
-            inbox.push(Published { revision: Revision(number), events, at: 0, bytes: 1 }, &limits)
+            inbox.push(
+                WatchPublished { revision: Revision(number), events, at: 0, bytes: 1 },
+                &limits,
+            )
         };
         let look =
             |visible| inbox.take(&VisibleRevision::new(Revision(visible)), Some(Waker::noop()));

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::inbox::Inbox;
+use super::inbox::WatchInbox;
 use crate::model::{KeyRange, RangeEnd};
 
 /// The id of a watcher within its hub. Never reused.
@@ -28,19 +28,19 @@ pub(super) struct WatcherId(pub(super) u64);
 
 /// The live watchers, by their ranges.
 #[derive(Default)]
-pub(super) struct Index {
-    singles: BTreeMap<(Bytes, WatcherId), Arc<Inbox>>,
+pub(super) struct WatcherIndex {
+    singles: BTreeMap<(Bytes, WatcherId), Arc<WatchInbox>>,
     ranges: Link,
     len: usize,
 }
 
-impl Index {
+impl WatcherIndex {
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
     /// Adds a watcher that is not in the index.
-    pub(super) fn insert(&mut self, inbox: Arc<Inbox>) {
+    pub(super) fn insert(&mut self, inbox: Arc<WatchInbox>) {
         let (start, id) = (inbox.range().start().clone(), inbox.id());
         let end = match inbox.range().end() {
             RangeEnd::Single => {
@@ -49,10 +49,10 @@ impl Index {
                 self.len += 1;
                 return;
             }
-            RangeEnd::Before(end) => End::Before(end.clone()),
-            RangeEnd::Unbounded => End::Never,
+            RangeEnd::Before(end) => IntervalEnd::Before(end.clone()),
+            RangeEnd::Unbounded => IntervalEnd::Never,
         };
-        let node = Node {
+        let node = TreeNode {
             start,
             id,
             reach: end.clone(),
@@ -67,7 +67,7 @@ impl Index {
     }
 
     /// Removes a watcher. Returns `None` if it is not in the index.
-    pub(super) fn remove(&mut self, range: &KeyRange, id: WatcherId) -> Option<Arc<Inbox>> {
+    pub(super) fn remove(&mut self, range: &KeyRange, id: WatcherId) -> Option<Arc<WatchInbox>> {
         let removed = if range.as_single().is_some() {
             self.singles.remove(&(range.start().clone(), id))
         } else {
@@ -78,14 +78,14 @@ impl Index {
     }
 
     /// Calls `visit` for each watcher of `key`.
-    pub(super) fn each<'a>(&'a self, key: &Bytes, mut visit: impl FnMut(&'a Arc<Inbox>)) {
+    pub(super) fn each<'a>(&'a self, key: &Bytes, mut visit: impl FnMut(&'a Arc<WatchInbox>)) {
         let span = (key.clone(), WatcherId(0))..=(key.clone(), WatcherId(u64::MAX));
         self.singles.range(span).for_each(|(_, inbox)| visit(inbox));
         stab(&self.ranges, key, &mut visit);
     }
 
     /// Returns all watchers in an unspecified order.
-    pub(super) fn into_inboxes(self) -> Vec<Arc<Inbox>> {
+    pub(super) fn into_inboxes(self) -> Vec<Arc<WatchInbox>> {
         let mut inboxes: Vec<_> = self.singles.into_values().collect();
         collect(self.ranges, &mut inboxes);
         inboxes
@@ -94,36 +94,36 @@ impl Index {
 
 /// The end of a range. An unbounded end sorts last.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum End {
+enum IntervalEnd {
     Before(Bytes),
     Never,
 }
 
-impl End {
+impl IntervalEnd {
     fn is_after(&self, key: &[u8]) -> bool {
         match self {
-            End::Before(end) => key < &end[..],
-            End::Never => true,
+            IntervalEnd::Before(end) => key < &end[..],
+            IntervalEnd::Never => true,
         }
     }
 }
 
-type Link = Option<Box<Node>>;
+type Link = Option<Box<TreeNode>>;
 
-struct Node {
+struct TreeNode {
     start: Bytes,
     id: WatcherId,
-    end: End,
+    end: IntervalEnd,
     /// The greatest end in this subtree.
-    reach: End,
+    reach: IntervalEnd,
     /// At least as high as that of any node of this subtree.
     priority: u64,
-    inbox: Arc<Inbox>,
+    inbox: Arc<WatchInbox>,
     left: Link,
     right: Link,
 }
 
-impl Node {
+impl TreeNode {
     fn key(&self) -> (&Bytes, WatcherId) {
         (&self.start, self.id)
     }
@@ -146,7 +146,7 @@ fn priority(id: WatcherId) -> u64 {
     bits ^ (bits >> 31)
 }
 
-fn insert(link: &mut Link, mut node: Box<Node>) {
+fn insert(link: &mut Link, mut node: Box<TreeNode>) {
     match link {
         Some(top) if top.priority >= node.priority => {
             assert!(top.key() != node.key(), "watcher {:?} is in the index twice", node.id);
@@ -161,7 +161,7 @@ fn insert(link: &mut Link, mut node: Box<Node>) {
     }
 }
 
-fn remove(link: &mut Link, key: (&Bytes, WatcherId)) -> Option<Arc<Inbox>> {
+fn remove(link: &mut Link, key: (&Bytes, WatcherId)) -> Option<Arc<WatchInbox>> {
     let top = link.as_mut()?;
     if top.key() == key {
         let top = link.take()?;
@@ -207,7 +207,7 @@ fn merge(low: Link, high: Link) -> Link {
     }
 }
 
-fn stab<'a>(link: &'a Link, key: &[u8], visit: &mut impl FnMut(&'a Arc<Inbox>)) {
+fn stab<'a>(link: &'a Link, key: &[u8], visit: &mut impl FnMut(&'a Arc<WatchInbox>)) {
     let Some(node) = link else { return };
     if !node.reach.is_after(key) {
         return;
@@ -221,7 +221,7 @@ fn stab<'a>(link: &'a Link, key: &[u8], visit: &mut impl FnMut(&'a Arc<Inbox>)) 
     }
 }
 
-fn collect(link: Link, inboxes: &mut Vec<Arc<Inbox>>) {
+fn collect(link: Link, inboxes: &mut Vec<Arc<WatchInbox>>) {
     let Some(node) = link else { return };
     collect(node.left, inboxes);
     inboxes.push(node.inbox);
@@ -234,15 +234,15 @@ mod tests {
     use super::*;
     use crate::model::Revision;
 
-    fn inbox(id: u64, range: KeyRange) -> Arc<Inbox> {
-        Arc::new(Inbox::live(WatcherId(id), range, Filter::All, Revision(2)))
+    fn inbox(id: u64, range: KeyRange) -> Arc<WatchInbox> {
+        Arc::new(WatchInbox::live(WatcherId(id), range, Filter::All, Revision(2)))
     }
 
     fn depth(link: &Link) -> usize {
         link.as_ref().map_or(0, |node| 1 + depth(&node.left).max(depth(&node.right)))
     }
 
-    fn found(index: &Index, key: &[u8]) -> Vec<u64> {
+    fn found(index: &WatcherIndex, key: &[u8]) -> Vec<u64> {
         let mut found = Vec::new();
         index.each(&Bytes::copy_from_slice(key), |inbox| found.push(inbox.id().0));
         found.sort_unstable();
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_key_finds_exactly_the_ranges_that_contain_it() {
-        let mut index = Index::default();
+        let mut index = WatcherIndex::default();
         let mut model: BTreeMap<u64, KeyRange> = BTreeMap::new();
         let mut bits = 7u64;
         let mut random = |bound: u64| {
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn tree_stays_balanced_in_any_insertion_order() {
-        let mut index = Index::default();
+        let mut index = WatcherIndex::default();
         for id in 0..20_000 {
             index.insert(inbox(id, KeyRange::prefix(format!("{id:08}"))));
         }

@@ -59,7 +59,7 @@ mod watcher;
 #[cfg(test)]
 mod tests;
 
-pub use history::{Compacted, History};
+pub use history::{Compacted, WatchHistory};
 pub use hub::Hub;
 pub use request::{Filter, WatchBatch, WatchError, WatchLimits, WatchRequest};
 pub(crate) use wake::waking;

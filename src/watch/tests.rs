@@ -7,7 +7,7 @@ mod threads;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::{Compacted, History, Hub, WatchLimits};
+use super::{Compacted, Hub, WatchHistory, WatchLimits};
 use crate::machine::{Change, HistoryPage, Machine, MachineOptions, Reader};
 use crate::model::{
     AckWindow, Command, Incarnation, Item, KeyRange, LogIndex, NodeId, Op, Proposal, Revision,
@@ -41,7 +41,7 @@ struct Beside {
     meanwhile: Meanwhile,
 }
 
-impl History for Beside {
+impl WatchHistory for Beside {
     fn revision(&self) -> Revision {
         self.reader.revision()
     }
@@ -52,7 +52,7 @@ impl History for Beside {
         from: Revision,
         bytes_max: usize,
     ) -> Result<HistoryPage, Compacted> {
-        let page = History::events(&self.reader, range, from, bytes_max);
+        let page = WatchHistory::events(&self.reader, range, from, bytes_max);
         if let Some(act) = &mut *self.meanwhile.lock().unwrap() {
             act();
         }

@@ -9,7 +9,7 @@ use futures_core::Stream;
 
 use super::history::Compacted;
 use super::hub::Hub;
-use super::inbox::{Entry, Inbox};
+use super::inbox::{WatchEntry, WatchInbox};
 use super::request::{WatchBatch, WatchError};
 use crate::model::{Event, Revision};
 use crate::mutant::{self, Mutant};
@@ -20,7 +20,7 @@ use crate::mutant::{self, Mutant};
 /// It works with any async runtime. It ends after an error. Dropping it ends the watch at once.
 pub struct Watcher {
     hub: Arc<Hub>,
-    inbox: Arc<Inbox>,
+    inbox: Arc<WatchInbox>,
     prev_kv: bool,
     created_at: Revision,
     /// The first revision requested.
@@ -33,7 +33,7 @@ pub struct Watcher {
 }
 
 /// The result of one search for an item to yield.
-enum Step {
+enum WatcherStep {
     /// An item to yield.
     Batch(WatchBatch),
     /// The last item to yield.
@@ -47,7 +47,7 @@ enum Step {
 impl Watcher {
     pub(super) fn new(
         hub: Arc<Hub>,
-        inbox: Arc<Inbox>,
+        inbox: Arc<WatchInbox>,
         prev_kv: bool,
         created_at: Revision,
         start: Revision,
@@ -88,10 +88,10 @@ impl Watcher {
         }
         loop {
             match self.step(None) {
-                Step::Batch(batch) => return Poll::Ready(Some(Ok(batch))),
-                Step::Failed(error) => return Poll::Ready(Some(Err(error))),
-                Step::Reading => {}
-                Step::Idle => return Poll::Pending,
+                WatcherStep::Batch(batch) => return Poll::Ready(Some(Ok(batch))),
+                WatcherStep::Failed(error) => return Poll::Ready(Some(Err(error))),
+                WatcherStep::Reading => {}
+                WatcherStep::Idle => return Poll::Pending,
             }
         }
     }
@@ -105,14 +105,14 @@ impl Watcher {
             return Poll::Ready(None);
         }
         match self.step(Some(context.waker())) {
-            Step::Batch(batch) => Poll::Ready(Some(Ok(batch))),
-            Step::Failed(error) => Poll::Ready(Some(Err(error))),
-            Step::Reading => {
+            WatcherStep::Batch(batch) => Poll::Ready(Some(Ok(batch))),
+            WatcherStep::Failed(error) => Poll::Ready(Some(Err(error))),
+            WatcherStep::Reading => {
                 // The history may be long, so other tasks run before the next page.
                 context.waker().wake_by_ref();
                 Poll::Pending
             }
-            Step::Idle => Poll::Pending,
+            WatcherStep::Idle => Poll::Pending,
         }
     }
 
@@ -124,29 +124,29 @@ impl Watcher {
     }
 
     /// Looks for an item to yield. If there is none, a publication will wake `waker`.
-    fn step(&mut self, waker: Option<&Waker>) -> Step {
+    fn step(&mut self, waker: Option<&Waker>) -> WatcherStep {
         assert!(!self.ended, "a watch that has ended looks for nothing");
         if let Some(batch) = self.answer_progress() {
-            return Step::Batch(batch);
+            return WatcherStep::Batch(batch);
         }
         let taken = self.inbox.take(self.hub.visible_cell(), waker);
         self.delivered = self.delivered.max(taken.through);
         if !taken.entries.is_empty() {
-            let events = self.dressed(taken.entries.iter().flat_map(Entry::events));
+            let events = self.dressed(taken.entries.iter().flat_map(WatchEntry::events));
             assert!(!events.is_empty(), "what is queued for a watcher is in its range");
-            return Step::Batch(WatchBatch { events, revision: self.delivered });
+            return WatcherStep::Batch(WatchBatch { events, revision: self.delivered });
         }
         if taken.behind {
             return self.read_history(waker);
         }
         match self.answer_progress() {
-            Some(batch) => Step::Batch(batch),
-            None => Step::Idle,
+            Some(batch) => WatcherStep::Batch(batch),
+            None => WatcherStep::Idle,
         }
     }
 
     /// Reads a page of history, and becomes live if that was the last one.
-    fn read_history(&mut self, waker: Option<&Waker>) -> Step {
+    fn read_history(&mut self, waker: Option<&Waker>) -> WatcherStep {
         let next = self.resume();
         if let Some(why) = self.hub.closed() {
             let why = Arc::clone(why);
@@ -164,8 +164,8 @@ impl Watcher {
         let joined = self.hub.join(&self.inbox, self.resume());
         let events = self.dressed(page.changes.iter().flat_map(|change| &*change.events));
         match (events.is_empty(), joined) {
-            (false, _) => Step::Batch(WatchBatch { events, revision: self.delivered }),
-            (true, false) => Step::Reading,
+            (false, _) => WatcherStep::Batch(WatchBatch { events, revision: self.delivered }),
+            (true, false) => WatcherStep::Reading,
             (true, true) => self.step(waker),
         }
     }
@@ -175,9 +175,9 @@ impl Watcher {
         Some(WatchBatch { events: Vec::new(), revision: self.delivered })
     }
 
-    fn failed(&mut self, error: WatchError) -> Step {
+    fn failed(&mut self, error: WatchError) -> WatcherStep {
         self.ended = true;
-        Step::Failed(error)
+        WatcherStep::Failed(error)
     }
 
     /// Copies the events that this watch requested, with or without previous rows.

@@ -13,7 +13,7 @@ use bowline::model::{
     Rejection, Reply, RequestId, Revision, RevokeReply, SessionInfo, Term, Txn, TxnReply,
     TxnResult,
 };
-use bowline::sim::plain::{Draft, Path, State, Step, asked, read};
+use bowline::sim::plain::{Draft, Path, PlainStep, State, asked, read};
 use bytes::Bytes;
 
 use crate::subject::{Applied, Lease, LeaseNews, Subject};
@@ -273,11 +273,11 @@ impl Naive {
         now: (Revision, Option<Revision>),
     ) -> Result<(), Rejection> {
         path.flat().iter().try_for_each(|step| match step {
-            Step::Put(put) => {
+            PlainStep::Put(put) => {
                 self.check_kept(put)?;
                 self.check_lease(put)
             }
-            Step::Range(range) => check_revision(range, now),
+            PlainStep::Range(range) => check_revision(range, now),
             _ => Ok(()),
         })
     }

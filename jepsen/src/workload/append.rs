@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bowline::check::{History, Level, ListTxn, Step, Value, cycles};
+use bowline::check::{History, Level, ListTxn, TxnStep, Value, cycles};
 
 use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
@@ -46,8 +46,8 @@ impl Lists {
         read: &BTreeSet<String>,
         append: &BTreeMap<String, u64>,
     ) -> Result<(), Miss> {
-        let appended = |(key, element): (&String, &u64)| Step::write(key, element.cast_signed());
-        let reads = read.iter().map(|key| Step::read(key));
+        let appended = |(key, element): (&String, &u64)| TxnStep::write(key, element.cast_signed());
+        let reads = read.iter().map(|key| TxnStep::read(key));
         let txn = ListTxn(reads.chain(append.iter().map(appended)).collect());
         let kind = if append.is_empty() { "read" } else { "append" };
         let work = |caller: &mut Caller<'_>| {

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bowline::check::{History, Level, Outcome, RegisterTxn, Step, Value, cycles};
+use bowline::check::{History, Level, Outcome, RegisterTxn, TxnStep, Value, cycles};
 
 use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
@@ -65,7 +65,7 @@ impl Bank {
     }
 
     fn read(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
-        let steps = (0..ACCOUNTS).map(|number| Step::read(&account(number))).collect();
+        let steps = (0..ACCOUNTS).map(|number| TxnStep::read(&account(number))).collect();
         let read = |caller: &mut Caller<'_>| {
             let rows = all(caller)?;
             Ok((0..ACCOUNTS).map(|number| value(seen(&rows, &account(number)))).collect())
@@ -93,10 +93,10 @@ impl Bank {
         }
         let [has_then, gets_then] = [has_then, gets_then].map(|sum| format!("{sum} by {name}"));
         let call = RegisterTxn(vec![
-            Step::read(&from),
-            Step::read(&to),
-            Step::write(&from, has_then.as_str()),
-            Step::write(&to, gets_then.as_str()),
+            TxnStep::read(&from),
+            TxnStep::read(&to),
+            TxnStep::write(&from, has_then.as_str()),
+            TxnStep::write(&to, gets_then.as_str()),
         ]);
         let commit = Call::Commit {
             when: vec![(from.clone(), has.modified), (to.clone(), gets.modified)],
@@ -129,7 +129,7 @@ impl Workload for Bank {
         let name = self.name(caller);
         let first: Vec<(String, String)> =
             (0..ACCOUNTS).map(|number| (account(number), format!("{FIRST} by {name}"))).collect();
-        let write = |(key, held): &(String, String)| Step::write(key, held.as_str());
+        let write = |(key, held): &(String, String)| TxnStep::write(key, held.as_str());
         let call = RegisterTxn(first.iter().map(write).collect());
         let commit = Call::Commit { when: Vec::new(), put: first };
         let open = |caller: &mut Caller<'_>| caller.call(&commit).map(|_| Vec::new());

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
 use bowline::check::models::CurrentLeader;
 use bowline::check::{
-    At, Election, ElectionCall, ElectionReply, History, Operation, Outcome, Value, linear,
+    At, ElectionCall, ElectionModel, ElectionReply, History, Operation, Outcome, Value, linear,
 };
 
 use super::lock::{token_number, was_passed_on};
@@ -166,7 +166,7 @@ impl Workload for Elections {
     }
 
     fn exhibits(&self) -> Vec<Exhibit> {
-        let model = Election { is_fenced: true };
+        let model = ElectionModel { is_fenced: true };
         let elections = move |history: &History<_, _>| linear::check(&model, history, budget());
         let leads = |history: &History<_, _>| intervals::holds(&Holds::default(), history);
         let (calls, holds) = (with_those_who_gave_up(self.book.history()), self.holds.history());
@@ -227,7 +227,7 @@ mod tests {
                 ),
                 Operation::ok(7, 8, campaign("b"), ElectionReply::Elected { token: Some(3) }),
             ];
-            let model = Election { is_fenced: true };
+            let model = ElectionModel { is_fenced: true };
             linear::check(&model, &with_those_who_gave_up(history), budget())
         };
         assert!(sees("a").is_ok(), "{}", sees("a"));

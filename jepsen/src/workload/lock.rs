@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
 use bowline::check::{
-    At, History, Mutex, MutexCall, MutexReply, Outcome, Semaphore, SemaphoreCall, SemaphoreReply,
-    Value, linear,
+    At, History, MutexCall, MutexModel, MutexReply, Outcome, SemaphoreCall, SemaphoreModel,
+    SemaphoreReply, Value, linear,
 };
 
 use super::{Client, Exhibit, Kind, Workload, budget};
@@ -29,7 +29,7 @@ pub(super) const MUTEX: Kind = Kind {
     least: LEAST,
     clients: 2,
     control: None,
-    make: || Box::new(Locks::new(Sort::Mutex)),
+    make: || Box::new(Locks::new(Sort::MutexModel)),
 };
 
 pub(super) const AGAIN: Kind = Kind {
@@ -76,7 +76,7 @@ const HOLD_MS: u64 = 12;
 /// The model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sort {
-    Mutex,
+    MutexModel,
     Again,
     Fenced,
     Permits,
@@ -122,7 +122,7 @@ impl Hold<'_> {
     /// Acquires the lock. Returns whether it is held.
     fn acquire(&mut self, caller: &mut Caller<'_>) -> bool {
         let kind = match self.locks.sort {
-            Sort::Mutex | Sort::Fenced => calls::Kind::Mutex,
+            Sort::MutexModel | Sort::Fenced => calls::Kind::Mutex,
             Sort::Again => calls::Kind::Again { owner: self.owner.clone() },
             Sort::Permits => calls::Kind::Permits { want: self.want, limit: LIMIT },
         };
@@ -202,7 +202,7 @@ impl Hold<'_> {
         };
         let kind = match self.locks.sort {
             Sort::Permits => HoldKind::Permits(self.want.into()),
-            Sort::Mutex | Sort::Again | Sort::Fenced => HoldKind::Write,
+            Sort::MutexModel | Sort::Again | Sort::Fenced => HoldKind::Write,
         };
         let owner = Value::from(self.owner.as_str());
         let call = HoldCall::Hold { owner, kind, token: Some(token) };
@@ -262,9 +262,9 @@ impl Locks {
         }
     }
 
-    fn model(&self) -> Mutex {
+    fn model(&self) -> MutexModel {
         let holds_max = if self.sort == Sort::Again { HOLDS_MAX } else { 1 };
-        Mutex { holds_max, is_fenced: matches!(self.sort, Sort::Fenced | Sort::Again) }
+        MutexModel { holds_max, is_fenced: matches!(self.sort, Sort::Fenced | Sort::Again) }
     }
 }
 
@@ -318,11 +318,11 @@ impl Workload for Locks {
         };
         let mutexes = move |history: &History<_, _>| linear::check(&model, history, budget());
         let semaphores = |history: &History<_, _>| {
-            linear::check(&Semaphore { permits: LIMIT.into() }, history, budget())
+            linear::check(&SemaphoreModel { permits: LIMIT.into() }, history, budget())
         };
         let mutex = |check| Exhibit::new("mutexes", check, self.mutexes.history(), mutexes);
         let calls = match self.sort {
-            Sort::Mutex => mutex("--model mutex"),
+            Sort::MutexModel => mutex("--model mutex"),
             Sort::Again => mutex("--model reentrant --holds 3 --fenced"),
             Sort::Fenced => mutex("--model fenced"),
             Sort::Permits => {
@@ -366,7 +366,7 @@ mod tests {
     /// Checks a history in which a holder is asked, is paused, and answers this after the pause, when another one has
     /// the lock.
     fn after_a_pause(says: impl Fn(u64) -> Option<u64>) -> Judgement {
-        let (ledger, locks) = (Ledger::default(), Locks::new(Sort::Mutex));
+        let (ledger, locks) = (Ledger::default(), Locks::new(Sort::MutexModel));
         let mut first = hold(&locks, "a", (0, 5));
         let asked = ledger.now();
         thread::sleep(Duration::from_millis(2));

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bowline::check::{History, Level, ListTxn, Step, Value, cycles};
+use bowline::check::{History, Level, ListTxn, TxnStep, Value, cycles};
 
 use super::append::elements;
 use super::{Client, Control, Exhibit, Kind, Workload};
@@ -78,7 +78,7 @@ impl Client for &LockedSet {
             Reply::Done { .. } => Ok(Vec::new()),
             reply => Err(Miss::nonsense(&reply)),
         };
-        let txn = ListTxn(vec![Step::write(&set, element.cast_signed())]);
+        let txn = ListTxn(vec![TxnStep::write(&set, element.cast_signed())]);
         drop(caller.operation(&self.book, "add", "", txn, add));
     }
 }
@@ -104,7 +104,7 @@ impl Workload for LockedSet {
                 reply => Err(Miss::nonsense(&reply)),
             };
             caller
-                .operation(&self.book, "read", "", ListTxn(vec![Step::read(&set)]), read)
+                .operation(&self.book, "read", "", ListTxn(vec![TxnStep::read(&set)]), read)
                 .map(drop)
         })
     }

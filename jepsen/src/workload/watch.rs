@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use bowline::check::watch::{self, Event, Keys, Received, WatchCall, WatchReply};
+use bowline::check::watch::{self, Keys, Received, RecordedEvent, RecordedWatchCall, WatchReply};
 use bowline::check::{At, History, Operation, Outcome, Value};
 
 use super::{Client, Exhibit, Kind, Workload};
@@ -38,7 +38,7 @@ const COMPACTED: &str = "has been compacted; the oldest left is";
 /// The workload.
 #[derive(Default)]
 struct Watches {
-    book: Book<WatchCall, WatchReply>,
+    book: Book<RecordedWatchCall, WatchReply>,
     next: AtomicU64,
     /// Streams that did not progress far enough.
     late: Mutex<Vec<String>>,
@@ -64,7 +64,7 @@ impl Watches {
             reply => Err(Miss::nonsense(&reply)),
         };
         let holds = |key: String| (key.into(), Some(Value::from(value.as_str())));
-        let call = WatchCall::Change { rows: keys.into_iter().map(holds).collect() };
+        let call = RecordedWatchCall::Change { rows: keys.into_iter().map(holds).collect() };
         drop(caller.operation(&self.book, "write", "", call, write));
     }
 }
@@ -95,7 +95,7 @@ impl Hand<'_> {
         let call = Call::Watch { slot: slot.clone(), prefix: PREFIX.to_owned(), from: start };
         let keys = Keys::Range(PREFIX.into(), Some(PREFIX_END.into()));
         let stream = slot.as_str().into();
-        let watch = WatchCall::Watch { stream, keys, start: Some(start), only: None };
+        let watch = RecordedWatchCall::Watch { stream, keys, start: Some(start), only: None };
         let mut gone = None;
         let begun = caller.operation(&self.watches.book, "watch", "", watch, |caller| {
             if let Err(miss) = caller.call(&call) {
@@ -116,14 +116,14 @@ impl Hand<'_> {
         let call = Call::Events { slot: slot.clone(), wait_ms: WAIT_MS };
         match caller.timed("events", |caller| caller.call(&call)).result {
             Ok(Reply::Events { events, until }) => {
-                let event = |change: Change| Event {
+                let event = |change: Change| RecordedEvent {
                     revision: change.revision,
                     key: change.key.into(),
                     value: change.value.map(|value| Value::from(value.as_str())),
                     previous: None,
                     created: None,
                 };
-                let events: Vec<Event> = events.into_iter().map(event).collect();
+                let events: Vec<RecordedEvent> = events.into_iter().map(event).collect();
                 if !events.is_empty() {
                     self.received(caller, &slot, Received::Events { events, more: false });
                 }
@@ -143,7 +143,8 @@ impl Hand<'_> {
     /// Records a message received now.
     fn received(&self, caller: &Caller<'_>, slot: &str, received: Received) {
         let (book, now) = (&self.watches.book, caller.now());
-        let index = book.begin(caller.client, "", now, WatchCall::Receive { stream: slot.into() });
+        let index =
+            book.begin(caller.client, "", now, RecordedWatchCall::Receive { stream: slot.into() });
         book.end(index, Outcome::Ok { at: At(now), reply: WatchReply::Received(received) });
     }
 
@@ -226,11 +227,11 @@ impl Workload for Watches {
 
     fn exhibits(&self) -> Vec<Exhibit> {
         let late = self.late.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let judge = |history: &History<_, _>| watch::check(&watch::Watch::default(), history);
+        let judge = |history: &History<_, _>| watch::check(&watch::WatchRecord::default(), history);
         // Whether or not it was confirmed, a compaction may be effective from its call on.
         let compactions = self.compactions.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let compaction = |Compaction { called, revision }| {
-            Operation::unknown(called, WatchCall::Compact { revision }).by(NEMESIS)
+            Operation::unknown(called, RecordedWatchCall::Compact { revision }).by(NEMESIS)
         };
         let mut history: History<_, _> = compactions.into_iter().map(compaction).collect();
         history.extend(self.book.history());
@@ -254,11 +255,13 @@ mod tests {
             |(called, revision): &(u64, u64)| Compaction { called: *called, revision: *revision };
         watches.hears_of(compactions.iter().map(to).collect());
         let keys = Keys::Range(PREFIX.into(), Some(PREFIX_END.into()));
-        let watch = WatchCall::Watch { stream: "s".into(), keys, start: Some(1), only: None };
+        let watch =
+            RecordedWatchCall::Watch { stream: "s".into(), keys, start: Some(1), only: None };
         let index = watches.book.begin(1, "", 10, watch);
         let reply = WatchReply::Watching { at: None };
         watches.book.end(index, Outcome::Ok { at: At(11), reply });
-        let index = watches.book.begin(1, "", 20, WatchCall::Receive { stream: "s".into() });
+        let index =
+            watches.book.begin(1, "", 20, RecordedWatchCall::Receive { stream: "s".into() });
         let reply = WatchReply::Received(Received::Compacted(5));
         watches.book.end(index, Outcome::Ok { at: At(20), reply });
         watches.exhibits().remove(0).judge().judgement

@@ -6,7 +6,7 @@ use std::hash::BuildHasherDefault;
 
 use super::graph::{Key, Node};
 use crate::check::history::{At, History, Index, Outcome, Process};
-use crate::check::models::Step;
+use crate::check::models::TxnStep;
 use crate::check::value::Value;
 use crate::check::verdict::Undecided;
 
@@ -17,13 +17,13 @@ type Fixed = BuildHasherDefault<DefaultHasher>;
 pub(super) type Places<'a> = HashMap<(Key, &'a Value), usize, Fixed>;
 
 /// A call that consists of steps.
-pub(super) trait Steps {
-    fn steps(&self) -> &[Step];
+pub(super) trait TxnSteps {
+    fn steps(&self) -> &[TxnStep];
 }
 
 /// A transaction of the history under check.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Member {
+pub(super) struct TxnMember {
     /// Index in the history that is being checked, which may be a part of the whole history.
     pub(super) place: usize,
     /// Index in the whole history. Reports name the transaction by it.
@@ -46,7 +46,7 @@ pub(super) struct One<'a, Seen> {
 
 /// The writer of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum By {
+pub(super) enum TxnBy {
     /// A transaction that may have taken effect.
     Txn(Node),
     /// A transaction that certainly did not take effect.
@@ -55,8 +55,8 @@ pub(super) enum By {
 
 /// A write of a value to a key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Write {
-    pub(super) by: By,
+pub(super) struct TxnWrite {
+    pub(super) by: TxnBy,
     /// Whether this is the last write of the transaction to the key.
     pub(super) is_last: bool,
 }
@@ -71,27 +71,27 @@ pub(super) struct Read<'a, Seen> {
 }
 
 #[derive(Debug)]
-pub(super) struct Book<'a, Seen> {
+pub(super) struct TxnBook<'a, Seen> {
     pub(super) txns: Vec<One<'a, Seen>>,
     pub(super) keys: Vec<&'a str>,
-    writes: HashMap<(Key, &'a Value), Write, Fixed>,
+    writes: HashMap<(Key, &'a Value), TxnWrite, Fixed>,
 }
 
-impl<'a, Seen> Book<'a, Seen> {
+impl<'a, Seen> TxnBook<'a, Seen> {
     /// Builds the index of `members`.
     ///
     /// # Errors
     ///
     /// Returns [`Undecided::Repeated`] if two transactions that may have taken effect wrote the same value to the
     /// same key.
-    pub(super) fn new<C: Steps>(
+    pub(super) fn new<C: TxnSteps>(
         history: &'a History<C, Vec<Seen>>,
-        members: &[Member],
+        members: &[TxnMember],
     ) -> Result<Self, Undecided> {
         let mut keys: Vec<&str> = Vec::new();
         let mut numbers: HashMap<&str, Key, Fixed> = HashMap::default();
         let mut book = Self { txns: Vec::new(), keys: Vec::new(), writes: HashMap::default() };
-        for Member { place, index } in members.iter().copied() {
+        for TxnMember { place, index } in members.iter().copied() {
             let operation = &history[place];
             let mut steps = Vec::new();
             for step in operation.call.steps() {
@@ -100,8 +100,8 @@ impl<'a, Seen> Book<'a, Seen> {
                     (keys.len() - 1) as Key
                 });
                 let written = match step {
-                    Step::Read(_) => None,
-                    Step::Write(_, value) => Some(value),
+                    TxnStep::Read(_) => None,
+                    TxnStep::Write(_, value) => Some(value),
                 };
                 steps.push((key, written));
             }
@@ -109,13 +109,13 @@ impl<'a, Seen> Book<'a, Seen> {
                 Outcome::Ok { at, reply } => (Some(reply.as_slice()), Some(*at)),
                 Outcome::Unknown { .. } => (None, None),
                 Outcome::Failed { .. } => {
-                    book.wrote(By::Failed(index), index, &steps)?;
+                    book.wrote(TxnBy::Failed(index), index, &steps)?;
                     continue;
                 }
             };
             let reads = steps.iter().filter(|(_, written)| written.is_none()).count();
             assert!(seen.is_none_or(|seen| seen.len() == reads), "each read has one result");
-            book.wrote(By::Txn(book.txns.len() as Node), index, &steps)?;
+            book.wrote(TxnBy::Txn(book.txns.len() as Node), index, &steps)?;
             let (process, invoked) = (operation.process, operation.invoked);
             book.txns.push(One { index, process, invoked, completed, steps, seen });
         }
@@ -125,7 +125,7 @@ impl<'a, Seen> Book<'a, Seen> {
 
     fn wrote(
         &mut self,
-        by: By,
+        by: TxnBy,
         index: Index,
         steps: &[(Key, Option<&'a Value>)],
     ) -> Result<(), Undecided> {
@@ -133,14 +133,14 @@ impl<'a, Seen> Book<'a, Seen> {
             let Some(value) = *value else { continue };
             let later = &steps[place + 1..];
             let is_last = !later.iter().any(|(other, value)| other == key && value.is_some());
-            let write = Write { by, is_last };
+            let write = TxnWrite { by, is_last };
             match (self.writes.get(&(*key, value)).map(|write| write.by), by) {
                 // A failed transaction may be retried with the same value.
-                (None | Some(By::Failed(_)), _) => {
+                (None | Some(TxnBy::Failed(_)), _) => {
                     self.writes.insert((*key, value), write);
                 }
-                (Some(By::Txn(_)), By::Failed(_)) => {}
-                (Some(By::Txn(before)), By::Txn(_)) => {
+                (Some(TxnBy::Txn(_)), TxnBy::Failed(_)) => {}
+                (Some(TxnBy::Txn(before)), TxnBy::Txn(_)) => {
                     // `before` is not indexed yet if the same transaction wrote the value twice.
                     let before = self.txns.get(before as usize).map_or(index, |one| one.index);
                     return Err(Undecided::Repeated(before, index));
@@ -151,7 +151,7 @@ impl<'a, Seen> Book<'a, Seen> {
     }
 
     /// Returns the write of this value to this key.
-    pub(super) fn write(&self, key: Key, value: &Value) -> Option<Write> {
+    pub(super) fn write(&self, key: Key, value: &Value) -> Option<TxnWrite> {
         self.writes.get(&(key, value)).copied()
     }
 

@@ -22,7 +22,7 @@ pub(super) type Key = u32;
 
 /// The reason why the source of an edge comes before its target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum EdgeKind {
     /// The source wrote a value that the target overwrote, or appended after.
     Ww,
     /// The source wrote a value that the target read.
@@ -51,14 +51,14 @@ impl Kinds {
         Self(self.0 | other.0)
     }
 
-    pub(super) fn has(self, kind: Kind) -> bool {
+    pub(super) fn has(self, kind: EdgeKind) -> bool {
         let bit = match kind {
-            Kind::Ww => 1,
-            Kind::Wr => 2,
-            Kind::Rw => 4,
-            Kind::RwByTime => 8,
-            Kind::Time => 16,
-            Kind::On => return true,
+            EdgeKind::Ww => 1,
+            EdgeKind::Wr => 2,
+            EdgeKind::Rw => 4,
+            EdgeKind::RwByTime => 8,
+            EdgeKind::Time => 16,
+            EdgeKind::On => return true,
         };
         self.0 & bit != 0
     }
@@ -68,7 +68,7 @@ impl Kinds {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrow {
     pub(super) to: Node,
-    pub(super) kind: Kind,
+    pub(super) kind: EdgeKind,
     /// The key that the edge is about, or 0 if it is about none.
     pub(super) key: Key,
 }
@@ -117,7 +117,7 @@ impl Arrows {
     }
 
     /// Adds an edge between two nodes. Does nothing if they are the same node.
-    pub(super) fn add(&mut self, from: Node, to: Node, kind: Kind, key: Key) {
+    pub(super) fn add(&mut self, from: Node, to: Node, kind: EdgeKind, key: Key) {
         if from != to {
             self.arrows.push((from, Arrow { to, kind, key }));
         }
@@ -129,11 +129,11 @@ impl Arrows {
     }
 
     fn on(&mut self, from: Node, to: Node) {
-        self.add(from, to, Kind::On, 0);
+        self.add(from, to, EdgeKind::On, 0);
     }
 
     /// Adds edges from each of `from` to each of `to`, except from a node to itself. `to` must be sorted.
-    pub(super) fn fan(&mut self, from: &[(Node, Kind)], to: &[Node], key: Key) {
+    pub(super) fn fan(&mut self, from: &[(Node, EdgeKind)], to: &[Node], key: Key) {
         debug_assert!(to.is_sorted());
         if from.len() * to.len() <= PLAIN_FAN_ARROWS {
             for (from, kind) in from {
@@ -190,7 +190,7 @@ impl Arrows {
                     joint
                 }
             };
-            self.add(node, joint, Kind::Time, 0);
+            self.add(node, joint, EdgeKind::Time, 0);
         }
         for (node, invoked, _) in of {
             let earlier = moments.partition_point(|(moment, _)| moment < invoked);
@@ -211,7 +211,7 @@ impl Arrows {
             begins[node + 1] += begins[node];
         }
         let mut free = begins.clone();
-        let nothing = Arrow { to: 0, kind: Kind::On, key: 0 };
+        let nothing = Arrow { to: 0, kind: EdgeKind::On, key: 0 };
         let mut sorted = vec![nothing; arrows.len()];
         for (from, arrow) in arrows {
             sorted[free[from as usize]] = arrow;

@@ -1,6 +1,6 @@
 //! Isolation levels: the promises of a database about its transactions, from the weakest to the strongest.
 
-use super::graph::{Kind, Kinds};
+use super::graph::{EdgeKind, Kinds};
 
 /// An isolation level. Each level includes the promises of the levels before it.
 ///
@@ -36,7 +36,7 @@ pub(super) struct Pass {
 impl Pass {
     /// Returns whether the forbidden cycles may contain read-write edges.
     pub(super) fn goes_by_misses(&self) -> bool {
-        self.kinds.has(Kind::Rw)
+        self.kinds.has(EdgeKind::Rw)
     }
 }
 

@@ -9,10 +9,10 @@
 
 use std::collections::BTreeMap;
 
-use super::book::{Book, By, Places, Read};
-use super::graph::{Arrows, Key, Kind, Node};
+use super::book::{Places, Read, TxnBook, TxnBy};
+use super::graph::{Arrows, EdgeKind, Key, Node};
 use super::level::Level;
-use super::search::Step;
+use super::search::CycleStep;
 use super::{Database, Evidence, rules};
 use crate::check::models::ListTxn;
 use crate::check::value::Value;
@@ -25,7 +25,7 @@ const VALUES_SHOWN: usize = 3;
 
 /// The order of the appends to one key.
 #[derive(Debug, Default)]
-struct Order<'a> {
+struct ListOrder<'a> {
     /// The longest list that was read.
     values: &'a [Value],
     /// The transaction that appended each value, or `None` if that transaction failed.
@@ -38,7 +38,7 @@ struct Order<'a> {
 
 /// A read of values that other transactions had appended.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct ListLook {
     by: Node,
     key: Key,
     /// Length of the list without the values of the reader itself.
@@ -47,11 +47,11 @@ struct Look {
 
 #[derive(Debug)]
 pub(super) struct Lists<'b, 'a> {
-    book: &'b Book<'a, Seen>,
-    orders: Vec<Order<'a>>,
+    book: &'b TxnBook<'a, Seen>,
+    orders: Vec<ListOrder<'a>>,
     /// Position of each value that was read in the order of its key.
     places: Places<'a>,
-    looks: Vec<Look>,
+    looks: Vec<ListLook>,
     /// For each transaction, one transaction that read a value of it.
     seen_by: Vec<Option<Node>>,
 }
@@ -59,12 +59,13 @@ pub(super) struct Lists<'b, 'a> {
 impl<'b, 'a> Lists<'b, 'a> {
     /// Returns the orders of all keys.
     fn orders(
-        book: &'b Book<'a, Seen>,
+        book: &'b TxnBook<'a, Seen>,
         level: Level,
-    ) -> Result<Vec<Order<'a>>, Box<Counterexample>> {
+    ) -> Result<Vec<ListOrder<'a>>, Box<Counterexample>> {
         // Values that were read uncommitted may be rolled back, so they are not ordered.
         let is_dirty = level < Level::ReadCommitted;
-        let mut orders: Vec<Order<'a>> = book.keys.iter().map(|_| Order::default()).collect();
+        let mut orders: Vec<ListOrder<'a>> =
+            book.keys.iter().map(|_| ListOrder::default()).collect();
         let mut longest = vec![(0, 0); orders.len()];
         for by in book.nodes() {
             for read in book.reads(by) {
@@ -86,16 +87,16 @@ impl<'b, 'a> Lists<'b, 'a> {
                 order.by.push(match book.write(key, value) {
                     None => return Err(rules::from_nowhere(book, reader, key, value).into()),
                     Some(write) => match write.by {
-                        By::Txn(node) if is_dirty && book.one(node).seen.is_none() => None,
-                        By::Txn(node) => Some(node),
-                        By::Failed(_) => None,
+                        TxnBy::Txn(node) if is_dirty && book.one(node).seen.is_none() => None,
+                        TxnBy::Txn(node) => Some(node),
+                        TxnBy::Failed(_) => None,
                     },
                 });
             }
         }
         for by in book.nodes() {
             for read in book.reads(by) {
-                let Order { values, read_by: Some(longest), .. } = &orders[read.key as usize]
+                let ListOrder { values, read_by: Some(longest), .. } = &orders[read.key as usize]
                 else {
                     continue;
                 };
@@ -194,7 +195,7 @@ impl<'b, 'a> Lists<'b, 'a> {
             let last = &order.values[look.length.checked_sub(1)?];
             let write = book.write(look.key, last)?;
             match write.by {
-                By::Txn(node) if !write.is_last && node != look.by => {
+                TxnBy::Txn(node) if !write.is_last && node != look.by => {
                     Some(rules::intermediate(book, node, look.by, look.key, last))
                 }
                 _ => None,
@@ -210,27 +211,27 @@ fn others<'a>(read: &Read<'a, Seen>) -> Option<&'a [Value]> {
     own.iter().eq(read.own.iter().copied()).then_some(others)
 }
 
-fn is_own(book: &Book<'_, Seen>, by: Node, key: Key, value: &Value) -> bool {
-    book.write(key, value).is_some_and(|write| write.by == By::Txn(by))
+fn is_own(book: &TxnBook<'_, Seen>, by: Node, key: Key, value: &Value) -> bool {
+    book.write(key, value).is_some_and(|write| write.by == TxnBy::Txn(by))
 }
 
 /// Returns the values of a list, without those of transactions that failed or may have failed.
 fn committed<'a>(
-    book: &Book<'a, Seen>,
+    book: &TxnBook<'a, Seen>,
     key: Key,
     list: &'a [Value],
 ) -> impl Iterator<Item = &'a Value> {
     list.iter().filter(move |value| match book.write(key, value).map(|write| write.by) {
-        Some(By::Txn(node)) => book.one(node).seen.is_some(),
-        Some(By::Failed(_)) => false,
+        Some(TxnBy::Txn(node)) => book.one(node).seen.is_some(),
+        Some(TxnBy::Failed(_)) => false,
         None => true,
     })
 }
 
 /// Returns a value of the list that a failed transaction appended.
-fn failed<'a>(book: &Book<'a, Seen>, key: Key, list: &'a [Value]) -> Option<&'a Value> {
+fn failed<'a>(book: &TxnBook<'a, Seen>, key: Key, list: &'a [Value]) -> Option<&'a Value> {
     let by = |value: &Value| book.write(key, value).map(|write| write.by);
-    list.iter().find(|value| matches!(by(value), Some(By::Failed(_))))
+    list.iter().find(|value| matches!(by(value), Some(TxnBy::Failed(_))))
 }
 
 /// Returns a value that occurs in the list twice.
@@ -251,7 +252,7 @@ fn shown(list: &[Value], length: usize) -> String {
 }
 
 impl<'b, 'a> Lists<'b, 'a> {
-    fn new(book: &'b Book<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
+    fn new(book: &'b TxnBook<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
         let orders = Self::orders(book, level)?;
         let mut places = Places::default();
         for (key, order) in orders.iter().enumerate() {
@@ -268,7 +269,7 @@ impl<'b, 'a> Lists<'b, 'a> {
                     !list.last().is_some_and(|last| is_own(book, by, read.key, last))
                 });
                 if let Some(others) = others {
-                    lists.looks.push(Look { by, key: read.key, length: others.len() });
+                    lists.looks.push(ListLook { by, key: read.key, length: others.len() });
                 }
             }
         }
@@ -315,7 +316,7 @@ impl Database for Lists<'_, '_> {
     }
 
     fn evidence<'b>(
-        book: &'b Book<'_, Seen>,
+        book: &'b TxnBook<'_, Seen>,
         level: Level,
     ) -> Result<Box<dyn Evidence + 'b>, Box<Counterexample>> {
         Ok(Box::new(Lists::new(book, level)?))
@@ -347,14 +348,14 @@ impl Evidence for Lists<'_, '_> {
         self.seen_by[node as usize]
     }
 
-    fn witness(&self, step: &Step) -> Option<Node> {
+    fn witness(&self, step: &CycleStep) -> Option<Node> {
         match step.kind {
-            Kind::Ww => self.orders[step.key as usize].read_by,
+            EdgeKind::Ww => self.orders[step.key as usize].read_by,
             _ => None,
         }
     }
 
-    fn joined(&self, mut cycle: Vec<Step>, apart: bool) -> Vec<Step> {
+    fn joined(&self, mut cycle: Vec<CycleStep>, apart: bool) -> Vec<CycleStep> {
         // Everything that was appended later comes after this transaction, and after every transaction that did not
         // read it. At some levels the latter is only forbidden if there is a transaction in between.
         let mut place = 0;
@@ -362,14 +363,14 @@ impl Evidence for Lists<'_, '_> {
             let after = (place + 1) % cycle.len();
             let (one, next) = (cycle[place], cycle[after]);
             let kind = match (one.kind, next.kind) {
-                (Kind::Ww, Kind::Ww) => Some(Kind::Ww),
-                (Kind::Ww, Kind::Wr) => Some(Kind::Wr),
-                (Kind::Rw, Kind::Ww) if !apart => Some(Kind::Rw),
+                (EdgeKind::Ww, EdgeKind::Ww) => Some(EdgeKind::Ww),
+                (EdgeKind::Ww, EdgeKind::Wr) => Some(EdgeKind::Wr),
+                (EdgeKind::Rw, EdgeKind::Ww) if !apart => Some(EdgeKind::Rw),
                 _ => None,
             };
             match kind {
                 Some(kind) if one.key == next.key && one.from != next.to => {
-                    cycle[place] = Step { kind, to: next.to, ..one };
+                    cycle[place] = CycleStep { kind, to: next.to, ..one };
                     cycle.remove(after);
                     place = 0;
                 }
@@ -381,23 +382,24 @@ impl Evidence for Lists<'_, '_> {
 
     fn arrows(&self, _level: Level) -> Arrows {
         let mut arrows = Arrows::new(self.book.txns.len());
-        let mut at_end: Vec<Vec<(Node, Kind)>> = self.orders.iter().map(|_| Vec::new()).collect();
+        let mut at_end: Vec<Vec<(Node, EdgeKind)>> =
+            self.orders.iter().map(|_| Vec::new()).collect();
         for (key, order) in self.orders.iter().enumerate() {
             let certain: Vec<Node> = order.by.iter().flatten().copied().collect();
             for pair in certain.windows(2) {
-                arrows.add(pair[0], pair[1], Kind::Ww, key as Key);
+                arrows.add(pair[0], pair[1], EdgeKind::Ww, key as Key);
             }
-            at_end[key].extend(certain.last().map(|last| (*last, Kind::Ww)));
+            at_end[key].extend(certain.last().map(|last| (*last, EdgeKind::Ww)));
         }
         for look in &self.looks {
             let by = &self.orders[look.key as usize].by;
             let before = look.length.checked_sub(1).and_then(|last| by[last]);
             if let Some(writer) = before {
-                arrows.add(writer, look.by, Kind::Wr, look.key);
+                arrows.add(writer, look.by, EdgeKind::Wr, look.key);
             }
             match by[look.length..].iter().flatten().next() {
-                Some(writer) => arrows.add(look.by, *writer, Kind::Rw, look.key),
-                None => at_end[look.key as usize].push((look.by, Kind::Rw)),
+                Some(writer) => arrows.add(look.by, *writer, EdgeKind::Rw, look.key),
+                None => at_end[look.key as usize].push((look.by, EdgeKind::Rw)),
             }
         }
         for (key, order) in self.orders.iter().enumerate() {
@@ -406,15 +408,15 @@ impl Evidence for Lists<'_, '_> {
         arrows
     }
 
-    fn why(&self, step: &Step) -> String {
-        let Step { from, to, kind, key } = *step;
+    fn why(&self, step: &CycleStep) -> String {
+        let CycleStep { from, to, kind, key } = *step;
         let order = &self.orders[key as usize];
         let name = self.book.name(key);
         let is_unseen = |own: &(Key, &Value)| !self.places.contains_key(own);
         let unseen = || self.own(to, key).find(is_unseen).map(|(_, value)| value);
         let word = |value: Option<&Value>| value.map_or_else(String::new, Value::to_string);
         match kind {
-            Kind::Wr => {
+            EdgeKind::Wr => {
                 let mut reads = self.looks.iter().filter(|look| look.by == to && look.key == key);
                 let own =
                     |length: usize| order.by[..length].iter().rposition(|by| *by == Some(from));
@@ -423,7 +425,7 @@ impl Evidence for Lists<'_, '_> {
                 let held = shown(order.values, read.map_or(0, |(length, _)| length));
                 format!("it appended {value}, which the other read in {name} = {held}")
             }
-            Kind::Rw | Kind::RwByTime => {
+            EdgeKind::Rw | EdgeKind::RwByTime => {
                 // The shortest list that lacks the value also lacks everything that was appended after it.
                 let reads = self.looks.iter().filter(|look| look.by == from && look.key == key);
                 let length = reads.map(|look| look.length).min().unwrap_or(0);
@@ -432,7 +434,7 @@ impl Evidence for Lists<'_, '_> {
                 let held = shown(order.values, length);
                 format!("it read {name} as {held}, which lacks {lacks}, appended by the other")
             }
-            Kind::Ww => {
+            EdgeKind::Ww => {
                 let reader = order.read_by.map_or(0, |reader| self.book.index(reader));
                 let place = |of: Node| order.by.iter().position(|by| *by == Some(of));
                 let one = place(from);
@@ -453,7 +455,7 @@ impl Evidence for Lists<'_, '_> {
                     }
                 }
             }
-            Kind::Time | Kind::On => rules::time(self.book, from, to),
+            EdgeKind::Time | EdgeKind::On => rules::time(self.book, from, to),
         }
     }
 }

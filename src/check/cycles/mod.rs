@@ -44,17 +44,17 @@ use super::history::{At, History, Index, Outcome, Process};
 use super::models::{self, ListTxn, RegisterTxn};
 use super::value::Value;
 use super::verdict::{Counterexample, Link, Undecided, Verdict};
-use book::{Book, By, Member, Steps};
+use book::{TxnBook, TxnBy, TxnMember, TxnSteps};
 use graph::{Arrows, Node};
 pub use level::Level;
 use level::Pass;
 use lists::Lists;
 use registers::Registers;
-use search::{Step, View};
+use search::{CycleStep, GraphView};
 
 /// A kind of transactions.
 trait Database {
-    type Call: Steps + Clone;
+    type Call: TxnSteps + Clone;
     /// The result of one read.
     type Seen: Clone;
 
@@ -66,7 +66,7 @@ trait Database {
 
     /// Collects the order that reads and writes show, or returns a violation that needs no cycle.
     fn evidence<'b>(
-        book: &'b Book<'_, Self::Seen>,
+        book: &'b TxnBook<'_, Self::Seen>,
         level: Level,
     ) -> Result<Box<dyn Evidence + 'b>, Box<Counterexample>>;
 }
@@ -88,24 +88,24 @@ trait Evidence {
     /// Returns all edges except those of real-time order.
     fn arrows(&self, level: Level) -> Arrows;
 
-    /// Merges steps of the cycle where one step is enough. `apart` is as in [`View`].
-    fn joined(&self, cycle: Vec<Step>, apart: bool) -> Vec<Step>;
+    /// Merges steps of the cycle where one step is enough. `apart` is as in [`GraphView`].
+    fn joined(&self, cycle: Vec<CycleStep>, apart: bool) -> Vec<CycleStep>;
 
     /// Describes why a step holds. In the text, "it" is the earlier transaction and "the other" the later one.
-    fn why(&self, step: &Step) -> String;
+    fn why(&self, step: &CycleStep) -> String;
 
     /// Returns a third transaction that is needed to know the step.
-    fn witness(&self, step: &Step) -> Option<Node>;
+    fn witness(&self, step: &CycleStep) -> Option<Node>;
 }
 
-impl Steps for ListTxn {
-    fn steps(&self) -> &[models::Step] {
+impl TxnSteps for ListTxn {
+    fn steps(&self) -> &[models::TxnStep] {
         &self.0
     }
 }
 
-impl Steps for RegisterTxn {
-    fn steps(&self) -> &[models::Step] {
+impl TxnSteps for RegisterTxn {
+    fn steps(&self) -> &[models::TxnStep] {
         &self.0
     }
 }
@@ -120,12 +120,12 @@ impl Steps for RegisterTxn {
 /// If a reply does not have one result for each read.
 ///
 /// ```
-/// use bowline::check::{Level, ListTxn, Operation, Step, cycles};
+/// use bowline::check::{Level, ListTxn, Operation, CycleStep, cycles};
 ///
 /// // Neither transaction sees the write of the other, so no order explains both.
 /// let history = vec![
-///     Operation::ok(1, 9, ListTxn(vec![Step::read("x"), Step::write("y", 1)]), vec![vec![]]),
-///     Operation::ok(1, 9, ListTxn(vec![Step::read("y"), Step::write("x", 1)]), vec![vec![]]),
+///     Operation::ok(1, 9, ListTxn(vec![CycleStep::read("x"), CycleStep::write("y", 1)]), vec![vec![]]),
+///     Operation::ok(1, 9, ListTxn(vec![CycleStep::read("y"), CycleStep::write("x", 1)]), vec![vec![]]),
 /// ];
 /// let verdict = cycles::lists(&history, Level::Serializable);
 /// assert_eq!(verdict.violation().unwrap().rule, "anti-dependency cycle (G2)");
@@ -144,9 +144,9 @@ pub fn lists(history: &History<ListTxn, Vec<Vec<Value>>>, level: Level) -> Verdi
 /// If a reply does not have one result for each read.
 ///
 /// ```
-/// use bowline::check::{Level, Operation, RegisterTxn, Step, cycles};
+/// use bowline::check::{Level, Operation, RegisterTxn, CycleStep, cycles};
 ///
-/// let update = |value: i64| RegisterTxn(vec![Step::read("x"), Step::write("x", value)]);
+/// let update = |value: i64| RegisterTxn(vec![CycleStep::read("x"), CycleStep::write("x", value)]);
 /// let history = vec![
 ///     Operation::ok(1, 9, update(1), vec![None]),
 ///     Operation::ok(1, 9, update(2), vec![None]),
@@ -159,9 +159,9 @@ pub fn registers(history: &History<RegisterTxn, Vec<Option<Value>>>, level: Leve
 }
 
 fn check<D: Database>(history: &Txns<D>, level: Level) -> Verdict {
-    let mut objects: BTreeMap<&str, Vec<Member>> = BTreeMap::new();
+    let mut objects: BTreeMap<&str, Vec<TxnMember>> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
-        objects.entry(&operation.object).or_default().push(Member { place: index, index });
+        objects.entry(&operation.object).or_default().push(TxnMember { place: index, index });
     }
     let mut verdict = Verdict::Ok;
     for (object, members) in objects {
@@ -183,13 +183,13 @@ fn check<D: Database>(history: &Txns<D>, level: Level) -> Verdict {
 /// Finds a violation among some transactions of a history.
 fn judge<D: Database>(
     history: &Txns<D>,
-    members: &[Member],
+    members: &[TxnMember],
     level: Level,
-) -> Result<Option<Found>, Undecided> {
-    let book = Book::new(history, members)?;
+) -> Result<Option<CycleFound>, Undecided> {
+    let book = TxnBook::new(history, members)?;
     let evidence = match D::evidence(&book, level) {
         Ok(evidence) => evidence,
-        Err(reason) => return Ok(Some(Found { reason: *reason, is_plain: true })),
+        Err(reason) => return Ok(Some(CycleFound { reason: *reason, is_plain: true })),
     };
     let lost = || evidence.lost_update().filter(|_| level >= Level::SnapshotIsolation);
     let mut arrows = evidence.arrows(level);
@@ -198,19 +198,19 @@ fn judge<D: Database>(
     }
     let graph = arrows.graph();
     let passes = level.passes();
-    let view = |pass: &Pass| View { graph: &graph, kinds: pass.kinds, apart: pass.apart };
+    let view = |pass: &Pass| GraphView { graph: &graph, kinds: pass.kinds, apart: pass.apart };
     let covers_all = passes.last().expect("each level forbids something");
     if view(covers_all).is_acyclic() {
-        return Ok(lost().map(|reason| Found { reason, is_plain: true }));
+        return Ok(lost().map(|reason| CycleFound { reason, is_plain: true }));
     }
-    let mut found: Option<(Pass, Vec<Step>)> = None;
+    let mut found: Option<(Pass, Vec<CycleStep>)> = None;
     for pass in passes {
         // A cycle of two transactions that lost an update is reported as a lost update.
         if found.is_none()
             && pass.goes_by_misses()
             && let Some(reason) = lost()
         {
-            return Ok(Some(Found { reason, is_plain: true }));
+            return Ok(Some(CycleFound { reason, is_plain: true }));
         }
         // Reports the worst anomaly, unless a milder one has a shorter cycle.
         let most = found.as_ref().map_or(usize::MAX, |(_, cycle)| cycle.len() - 1);
@@ -225,14 +225,14 @@ fn judge<D: Database>(
     let cycle = evidence.joined(cycle, pass.apart);
     let rule = rules::of_cycle(&cycle, pass.apart, level == Level::SessionSerializable);
     let reason = reason(&book, &*evidence, &cycle, rule);
-    Ok(Some(Found { reason, is_plain: false }))
+    Ok(Some(CycleFound { reason, is_plain: false }))
 }
 
 /// Start and end of a transaction.
 type Span = (Node, At, Option<At>);
 
 /// Returns the groups of transactions to which real-time order applies.
-fn timed<Seen>(book: &Book<'_, Seen>, evidence: &dyn Evidence, level: Level) -> Vec<Vec<Span>> {
+fn timed<Seen>(book: &TxnBook<'_, Seen>, evidence: &dyn Evidence, level: Level) -> Vec<Vec<Span>> {
     let mut groups: BTreeMap<Option<Process>, Vec<Span>> = BTreeMap::new();
     for node in book.nodes().filter(|node| evidence.is_certain(*node) && level.has_time()) {
         let one = book.one(node);
@@ -244,9 +244,9 @@ fn timed<Seen>(book: &Book<'_, Seen>, evidence: &dyn Evidence, level: Level) -> 
 
 /// Turns a cycle into a counterexample: its transactions in order, then those that are needed to know it.
 fn reason<Seen>(
-    book: &Book<'_, Seen>,
+    book: &TxnBook<'_, Seen>,
     evidence: &dyn Evidence,
-    cycle: &[Step],
+    cycle: &[CycleStep],
     rule: &'static str,
 ) -> Counterexample {
     let mut operations: Vec<Index> = Vec::new();
@@ -282,21 +282,21 @@ const SMALLER_MAX: usize = 100;
 const ROUNDS_MAX: usize = 8;
 
 /// A violation before it is minimized.
-struct Found {
+struct CycleFound {
     reason: Counterexample,
     /// Whether it needs no cycle.
     is_plain: bool,
 }
 
-impl Found {
+impl CycleFound {
     /// Minimizes the violation: checks its transactions again without each of them.
     fn smaller<D: Database>(
         self,
         history: &Txns<D>,
-        members: &[Member],
+        members: &[TxnMember],
         level: Level,
     ) -> Counterexample {
-        let Ok(book) = Book::new(history, members) else { return self.reason.perhaps(false) };
+        let Ok(book) = TxnBook::new(history, members) else { return self.reason.perhaps(false) };
         if self.reason.operations.len() > SMALLER_MAX {
             return self.reason.perhaps(false);
         }
@@ -311,7 +311,7 @@ impl Found {
             let mut found = again(kept)?;
             for _ in 0..ROUNDS_MAX {
                 let next = again(&found.reason.operations)?;
-                let sorted = |found: &Found| -> BTreeSet<Index> {
+                let sorted = |found: &CycleFound| -> BTreeSet<Index> {
                     found.reason.operations.iter().copied().collect()
                 };
                 if sorted(&next) == sorted(&found) {
@@ -350,17 +350,17 @@ impl Found {
 /// Returns a history of `kept` and the transactions whose writes they read. The outcomes of the latter become
 /// unknown.
 fn let_off<D: Database>(
-    book: &Book<'_, D::Seen>,
+    book: &TxnBook<'_, D::Seen>,
     history: &Txns<D>,
     kept: &[Index],
-) -> (Txns<D>, Vec<Member>) {
+) -> (Txns<D>, Vec<TxnMember>) {
     let mut all: BTreeSet<Index> = kept.iter().copied().collect();
     for node in kept.iter().filter_map(|index| book.node(*index)) {
         for read in book.reads(node) {
             for value in D::values(read.seen) {
                 match book.write(read.key, value).map(|write| write.by) {
-                    Some(By::Txn(writer)) => all.insert(book.index(writer)),
-                    Some(By::Failed(writer)) => all.insert(writer),
+                    Some(TxnBy::Txn(writer)) => all.insert(book.index(writer)),
+                    Some(TxnBy::Failed(writer)) => all.insert(writer),
                     None => false,
                 };
             }
@@ -373,7 +373,7 @@ fn let_off<D: Database>(
         if !kept.contains(&index) && matches!(operation.outcome, Outcome::Ok { .. }) {
             operation.outcome = Outcome::Unknown { at: None };
         }
-        members.push(Member { place: rest.len(), index });
+        members.push(TxnMember { place: rest.len(), index });
         rest.push(operation);
     }
     (rest, members)

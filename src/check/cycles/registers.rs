@@ -10,10 +10,10 @@
 
 use std::collections::BTreeMap;
 
-use super::book::{Book, By};
-use super::graph::{Arrows, Key, Kind, Node};
+use super::book::{TxnBook, TxnBy};
+use super::graph::{Arrows, EdgeKind, Key, Node};
 use super::level::Level;
-use super::search::Step;
+use super::search::CycleStep;
 use super::{Database, Evidence, rules};
 use crate::check::history::At;
 use crate::check::models::RegisterTxn;
@@ -35,7 +35,7 @@ struct Version {
 
 #[derive(Debug)]
 pub(super) struct Registers<'b, 'a> {
-    book: &'b Book<'a, Seen>,
+    book: &'b TxnBook<'a, Seen>,
     /// Versions by key and value.
     versions: BTreeMap<(Key, Option<&'a Value>), Version>,
     /// For each transaction, one transaction that read a value of it.
@@ -46,7 +46,7 @@ pub(super) struct Registers<'b, 'a> {
 }
 
 impl<'b, 'a> Registers<'b, 'a> {
-    fn gather(book: &'b Book<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
+    fn gather(book: &'b TxnBook<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
         let mut registers = Self {
             book,
             versions: BTreeMap::new(),
@@ -63,7 +63,7 @@ impl<'b, 'a> Registers<'b, 'a> {
                     return Err(rules::from_nowhere(book, by, read.key, value).into());
                 }
                 let writer = match write.flatten().map(|write| write.by) {
-                    Some(By::Txn(node)) => Some(node),
+                    Some(TxnBy::Txn(node)) => Some(node),
                     _ => None,
                 };
                 if writer == Some(by) || !read.own.is_empty() {
@@ -101,11 +101,11 @@ impl<'b, 'a> Registers<'b, 'a> {
             let value = read.seen.as_ref()?;
             let write = book.write(read.key, value)?;
             match write.by {
-                By::Failed(_) => Some(rules::aborted(book, by, read.key, value)),
-                By::Txn(node) if !write.is_last && node != by => {
+                TxnBy::Failed(_) => Some(rules::aborted(book, by, read.key, value)),
+                TxnBy::Txn(node) if !write.is_last && node != by => {
                     Some(rules::intermediate(book, node, by, read.key, value))
                 }
-                By::Txn(_) => None,
+                TxnBy::Txn(_) => None,
             }
         })
     }
@@ -116,7 +116,7 @@ impl<'b, 'a> Registers<'b, 'a> {
         for read in book.reads(by) {
             let value = read.seen.as_ref();
             let own = value.and_then(|value| book.write(read.key, value));
-            let is_own = own.is_some_and(|write| write.by == By::Txn(by));
+            let is_own = own.is_some_and(|write| write.by == TxnBy::Txn(by));
             let expected = match read.own.last() {
                 Some(own) => Some(Some(*own)),
                 None => held.get(&read.key).copied(),
@@ -161,7 +161,7 @@ impl<'b, 'a> Registers<'b, 'a> {
     }
 
     /// Returns a value that `from` read and its writer, if that writer had ended before `to` was called.
-    fn before(&self, step: &Step) -> Option<(Option<Node>, Option<&'a Value>)> {
+    fn before(&self, step: &CycleStep) -> Option<(Option<Node>, Option<&'a Value>)> {
         let called = self.book.one(step.to).invoked;
         let had_ended = |by: Node| self.book.one(by).completed.is_some_and(|ended| ended < called);
         let mut versions = self.of_key(step.key);
@@ -182,12 +182,12 @@ fn shown(value: Option<&Value>) -> String {
     value.map_or_else(|| "none".to_owned(), Value::to_string)
 }
 
-fn missed(readers: &[Node], kind: Kind) -> Vec<(Node, Kind)> {
+fn missed(readers: &[Node], kind: EdgeKind) -> Vec<(Node, EdgeKind)> {
     readers.iter().map(|reader| (*reader, kind)).collect()
 }
 
 impl<'b, 'a> Registers<'b, 'a> {
-    fn new(book: &'b Book<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
+    fn new(book: &'b TxnBook<'a, Seen>, level: Level) -> Result<Self, Box<Counterexample>> {
         let registers = Self::gather(book, level)?;
         if level >= Level::ReadCommitted
             && let Some(why) = book.nodes().find_map(|by| registers.uncommitted(by))
@@ -214,7 +214,7 @@ impl Database for Registers<'_, '_> {
     }
 
     fn evidence<'b>(
-        book: &'b Book<'_, Seen>,
+        book: &'b TxnBook<'_, Seen>,
         level: Level,
     ) -> Result<Box<dyn Evidence + 'b>, Box<Counterexample>> {
         Ok(Box::new(Registers::new(book, level)?))
@@ -239,21 +239,21 @@ impl Evidence for Registers<'_, '_> {
         self.seen_by[node as usize]
     }
 
-    fn witness(&self, step: &Step) -> Option<Node> {
+    fn witness(&self, step: &CycleStep) -> Option<Node> {
         match step.kind {
-            Kind::RwByTime => self.before(step).and_then(|(by, _)| by),
+            EdgeKind::RwByTime => self.before(step).and_then(|(by, _)| by),
             _ => None,
         }
     }
 
-    fn joined(&self, cycle: Vec<Step>, _apart: bool) -> Vec<Step> {
+    fn joined(&self, cycle: Vec<CycleStep>, _apart: bool) -> Vec<CycleStep> {
         cycle
     }
 
     fn arrows(&self, level: Level) -> Arrows {
         let mut arrows = Arrows::new(self.book.txns.len());
         for ((key, value), version) in &self.versions {
-            let readers = missed(&version.readers, Kind::Rw);
+            let readers = missed(&version.readers, EdgeKind::Rw);
             if value.is_none() {
                 let mut writers = self.writers[*key as usize].clone();
                 writers.sort_unstable();
@@ -262,41 +262,41 @@ impl Evidence for Registers<'_, '_> {
             }
             let Some(by) = version.by else { continue };
             for reader in &version.readers {
-                arrows.add(by, *reader, Kind::Wr, *key);
+                arrows.add(by, *reader, EdgeKind::Wr, *key);
             }
             // A transaction that reads uncommitted values may read a value that is later than its own write.
             if level >= Level::ReadCommitted {
                 for over in &version.over {
-                    arrows.add(by, *over, Kind::Ww, *key);
+                    arrows.add(by, *over, EdgeKind::Ww, *key);
                 }
                 arrows.fan(&readers, &version.over, *key);
             }
             if level.has_time() {
-                let readers = missed(&version.readers, Kind::RwByTime);
+                let readers = missed(&version.readers, EdgeKind::RwByTime);
                 arrows.fan(&readers, &self.next(by, *key), *key);
             }
         }
         arrows
     }
 
-    fn why(&self, step: &Step) -> String {
-        let Step { from, to, kind, key } = *step;
+    fn why(&self, step: &CycleStep) -> String {
+        let CycleStep { from, to, kind, key } = *step;
         let name = self.book.name(key);
         let find = |wanted: &dyn Fn(&Version) -> bool| {
             self.of_key(key).find(|(_, version)| wanted(version)).map(|(value, _)| value)
         };
         let has = |readers: &[Node], one: Node| readers.contains(&one);
         match kind {
-            Kind::Wr => {
+            EdgeKind::Wr => {
                 let value = find(&|version| version.by == Some(from) && has(&version.readers, to));
                 format!("it wrote {} to {name}, which the other read", shown(value.flatten()))
             }
-            Kind::Ww => {
+            EdgeKind::Ww => {
                 let value = find(&|version| version.by == Some(from) && has(&version.over, to));
                 let value = shown(value.flatten());
                 format!("it wrote {value} to {name}, which the other read and overwrote")
             }
-            Kind::Rw => {
+            EdgeKind::Rw => {
                 let over =
                     |version: &Version| has(&version.readers, from) && has(&version.over, to);
                 match find(&over) {
@@ -308,7 +308,7 @@ impl Evidence for Registers<'_, '_> {
                     _ => format!("it read {name} as none, before the other wrote to it"),
                 }
             }
-            Kind::RwByTime => {
+            EdgeKind::RwByTime => {
                 let (writer, value) = self.before(step).unwrap_or_default();
                 let writer = writer.map_or(0, |writer| self.book.index(writer));
                 format!(
@@ -316,7 +316,7 @@ impl Evidence for Registers<'_, '_> {
                     shown(value)
                 )
             }
-            Kind::Time | Kind::On => rules::time(self.book, from, to),
+            EdgeKind::Time | EdgeKind::On => rules::time(self.book, from, to),
         }
     }
 }

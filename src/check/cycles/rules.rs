@@ -1,8 +1,8 @@
 //! Names of the anomalies and the sentences that describe them.
 
-use super::book::{Book, By};
-use super::graph::{Key, Kind, Node};
-use super::search::Step;
+use super::book::{TxnBook, TxnBy};
+use super::graph::{EdgeKind, Key, Node};
+use super::search::CycleStep;
 use crate::check::value::Value;
 use crate::check::verdict::Counterexample;
 
@@ -15,16 +15,16 @@ pub(super) const INTERNAL: &str = "self-contradicting transaction (internal)";
 pub(super) const LOST_UPDATE: &str = "lost update";
 
 /// Returns the name of a cycle, which depends on the number of its read-write edges and on whether it needs time.
-pub(super) fn of_cycle(cycle: &[Step], apart: bool, is_session: bool) -> &'static str {
-    let count = |kinds: &[Kind]| cycle.iter().filter(|step| kinds.contains(&step.kind)).count();
-    let missed = count(&[Kind::Rw, Kind::RwByTime]);
-    let time = match count(&[Kind::Time, Kind::RwByTime]) {
+pub(super) fn of_cycle(cycle: &[CycleStep], apart: bool, is_session: bool) -> &'static str {
+    let count = |kinds: &[EdgeKind]| cycle.iter().filter(|step| kinds.contains(&step.kind)).count();
+    let missed = count(&[EdgeKind::Rw, EdgeKind::RwByTime]);
+    let time = match count(&[EdgeKind::Time, EdgeKind::RwByTime]) {
         0 => 0,
         _ if is_session => 1,
         _ => 2,
     };
     let names = match missed {
-        0 if count(&[Kind::Wr]) == 0 => {
+        0 if count(&[EdgeKind::Wr]) == 0 => {
             ["write cycle (G0)", "write cycle (G0-process)", "write cycle (G0-realtime)"]
         }
         0 => [
@@ -52,7 +52,7 @@ pub(super) fn of_cycle(cycle: &[Step], apart: bool, is_session: bool) -> &'stati
 }
 
 pub(super) fn from_nowhere<Seen>(
-    book: &Book<'_, Seen>,
+    book: &TxnBook<'_, Seen>,
     by: Node,
     key: Key,
     value: &Value,
@@ -66,7 +66,7 @@ pub(super) fn from_nowhere<Seen>(
 }
 
 pub(super) fn twice<Seen>(
-    book: &Book<'_, Seen>,
+    book: &TxnBook<'_, Seen>,
     by: Node,
     key: Key,
     value: &Value,
@@ -78,7 +78,7 @@ pub(super) fn twice<Seen>(
 
 /// Reports that `by` read a value of a failed transaction.
 pub(super) fn aborted<Seen>(
-    book: &Book<'_, Seen>,
+    book: &TxnBook<'_, Seen>,
     by: Node,
     key: Key,
     value: &Value,
@@ -87,15 +87,20 @@ pub(super) fn aborted<Seen>(
     let name = book.name(key);
     let why = |writer| format!("#{index} read {value} of {name}, which the failed #{writer} wrote");
     match book.write(key, value).map(|write| write.by) {
-        Some(By::Failed(writer)) => Counterexample::new(ABORTED, "", [writer, index], why(writer))
-            .link(writer, index, "it failed, but the other read its write"),
-        Some(By::Txn(_)) | None => unreachable!("it failed"),
+        Some(TxnBy::Failed(writer)) => {
+            Counterexample::new(ABORTED, "", [writer, index], why(writer)).link(
+                writer,
+                index,
+                "it failed, but the other read its write",
+            )
+        }
+        Some(TxnBy::Txn(_)) | None => unreachable!("it failed"),
     }
 }
 
 /// Reports that `by` read a value that its `writer` overwrote itself.
 pub(super) fn intermediate<Seen>(
-    book: &Book<'_, Seen>,
+    book: &TxnBook<'_, Seen>,
     writer: Node,
     by: Node,
     key: Key,
@@ -115,7 +120,7 @@ pub(super) fn intermediate<Seen>(
 
 /// Reports that both transactions read the same version of a key and wrote to the key.
 pub(super) fn lost_update<Seen>(
-    book: &Book<'_, Seen>,
+    book: &TxnBook<'_, Seen>,
     one: Node,
     other: Node,
     key: Key,
@@ -134,7 +139,7 @@ pub(super) fn lost_update<Seen>(
 }
 
 /// Describes that `from` had ended before `to` was called.
-pub(super) fn time<Seen>(book: &Book<'_, Seen>, from: Node, to: Node) -> String {
+pub(super) fn time<Seen>(book: &TxnBook<'_, Seen>, from: Node, to: Node) -> String {
     let (one, other) = (book.one(from), book.one(to));
     let ended = one.completed.map_or(0, |at| at.0);
     let process = if one.process == other.process { " by the same process" } else { "" };

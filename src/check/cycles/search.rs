@@ -9,30 +9,30 @@
 
 use std::collections::VecDeque;
 
-use super::graph::{Arrow, Graph, Key, Kind, Kinds, Node};
+use super::graph::{Arrow, EdgeKind, Graph, Key, Kinds, Node};
 
 /// Maximum number of edges that the search for a shorter cycle visits. After that it returns the shortest one so far.
 const ARROWS_MAX: u64 = 10_000_000;
 
 /// One edge of a cycle, from one transaction to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Step {
+pub(super) struct CycleStep {
     pub(super) from: Node,
     pub(super) to: Node,
-    pub(super) kind: Kind,
+    pub(super) kind: EdgeKind,
     pub(super) key: Key,
 }
 
 /// A graph with a filter for its edges.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct View<'a> {
+pub(super) struct GraphView<'a> {
     pub(super) graph: &'a Graph,
     pub(super) kinds: Kinds,
-    /// Whether two edges of kind [`Kind::Rw`] must not follow each other.
+    /// Whether two edges of kind [`EdgeKind::Rw`] must not follow each other.
     pub(super) apart: bool,
 }
 
-impl View<'_> {
+impl GraphView<'_> {
     fn places(&self) -> usize {
         self.graph.nodes() as usize * self.copies()
     }
@@ -60,9 +60,9 @@ impl View<'_> {
         }
         let reached = place % 2;
         match arrow.kind {
-            Kind::On => Some(2 * to + reached),
-            Kind::Rw | Kind::RwByTime => (reached == 0).then_some(2 * to + 1),
-            Kind::Ww | Kind::Wr | Kind::Time => Some(2 * to),
+            EdgeKind::On => Some(2 * to + reached),
+            EdgeKind::Rw | EdgeKind::RwByTime => (reached == 0).then_some(2 * to + 1),
+            EdgeKind::Ww | EdgeKind::Wr | EdgeKind::Time => Some(2 * to),
         }
     }
 
@@ -73,7 +73,7 @@ impl View<'_> {
 
     /// Returns a shortest cycle, or a short one if the search limit is reached. Returns `None` if no cycle has at
     /// most `most` transactions.
-    pub(super) fn cycle(&self, most: usize) -> Option<Vec<Step>> {
+    pub(super) fn cycle(&self, most: usize) -> Option<Vec<CycleStep>> {
         let parts = self.parts();
         let mut part_of = vec![usize::MAX; self.places()];
         // Small components come first, because the errors in them are easier to understand.
@@ -88,7 +88,7 @@ impl View<'_> {
         }
         starts.sort_unstable();
         let mut walk = Walk::new(self.places());
-        let mut best: Option<Vec<Step>> = None;
+        let mut best: Option<Vec<CycleStep>> = None;
         for (_, start) in starts {
             let most = best.as_ref().map_or(most, |best| best.len() - 1);
             best = self.cycle_from(start, most, &part_of, &mut walk).or(best);
@@ -108,7 +108,7 @@ impl View<'_> {
         most: usize,
         part_of: &[usize],
         walk: &mut Walk,
-    ) -> Option<Vec<Step>> {
+    ) -> Option<Vec<CycleStep>> {
         walk.begin();
         let mut queue = VecDeque::from([(0, start)]);
         let mut back: Option<Reached> = None;
@@ -123,7 +123,7 @@ impl View<'_> {
                 walk.arrows += 1;
                 let Some(to) = self.follow(place, arrow) else { continue };
                 let by = Reached {
-                    length: length + usize::from(arrow.kind != Kind::On),
+                    length: length + usize::from(arrow.kind != EdgeKind::On),
                     from: place,
                     arrow: *arrow,
                 };
@@ -140,7 +140,7 @@ impl View<'_> {
                 }
                 walk.set(to, by);
                 match arrow.kind {
-                    Kind::On => queue.push_front((by.length, to)),
+                    EdgeKind::On => queue.push_front((by.length, to)),
                     _ => queue.push_back((by.length, to)),
                 }
             }
@@ -149,15 +149,15 @@ impl View<'_> {
     }
 
     /// Returns the steps of the path that led back to `start`.
-    fn steps(&self, start: usize, back: Reached, walk: &Walk) -> Vec<Step> {
+    fn steps(&self, start: usize, back: Reached, walk: &Walk) -> Vec<CycleStep> {
         let mut steps = Vec::new();
         let mut to = self.node(start);
         let mut by = back;
         loop {
-            if by.arrow.kind != Kind::On {
+            if by.arrow.kind != EdgeKind::On {
                 // An edge into a joint starts at a transaction, like every other edge that has a cost.
                 let from = self.node(by.from);
-                steps.push(Step { from, to, kind: by.arrow.kind, key: by.arrow.key });
+                steps.push(CycleStep { from, to, kind: by.arrow.kind, key: by.arrow.key });
                 to = from;
             }
             if by.from == start {
@@ -241,7 +241,7 @@ struct Walk {
 
 impl Walk {
     fn new(places: usize) -> Self {
-        let arrow = Arrow { to: 0, kind: Kind::On, key: 0 };
+        let arrow = Arrow { to: 0, kind: EdgeKind::On, key: 0 };
         let nothing = Reached { length: 0, from: 0, arrow };
         Self { round: 0, reached: vec![(0, nothing); places], arrows: 0 }
     }

@@ -86,12 +86,12 @@ impl fmt::Display for Form {
 }
 
 /// A reader that returns one form after the other.
-pub(super) struct Reader<'a> {
+pub(super) struct EdnReader<'a> {
     rest: &'a str,
     line: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> EdnReader<'a> {
     pub(super) fn new(text: &'a str) -> Self {
         Self { rest: text, line: 1 }
     }
@@ -110,7 +110,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     ///
-    /// Returns a message about the form at [`Reader::line`].
+    /// Returns a message about the form at [`EdnReader::line`].
     pub(super) fn forms(&mut self) -> Result<Vec<(usize, Form)>, String> {
         let line = self.line;
         match self.rest.chars().next() {

@@ -33,7 +33,7 @@ use std::io::Read;
 use serde_json::{Map, Value as Json};
 
 use super::lines::{self, LineError, LineFault, Lines, Written};
-use form::{Form, Reader};
+use form::{EdnReader, Form};
 
 /// The vocabulary of a history: the possible `:f` and the meaning of `:value`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,7 +95,7 @@ pub fn read<C: Written>(
 }
 
 /// A call and its completion, if it has one.
-struct Operation {
+struct EdnOperation {
     line: usize,
     process: i64,
     name: String,
@@ -106,8 +106,8 @@ struct Operation {
 }
 
 /// Pairs calls with their completions.
-fn operations(text: &str) -> Result<Vec<Operation>, LineError> {
-    let mut reader = Reader::new(text);
+fn operations(text: &str) -> Result<Vec<EdnOperation>, LineError> {
+    let mut reader = EdnReader::new(text);
     let (mut all, mut open, mut now) = (Vec::new(), BTreeMap::new(), 0);
     loop {
         let fault = |line, why| LineError { line, fault: LineFault::NotEdn(why) };
@@ -126,7 +126,7 @@ fn take(
     form: Form,
     line: usize,
     now: u64,
-    all: &mut Vec<Operation>,
+    all: &mut Vec<EdnOperation>,
     open: &mut BTreeMap<i64, usize>,
 ) -> Result<(), String> {
     if !matches!(form, Form::Map(_)) {
@@ -154,7 +154,7 @@ fn take(
                 return Err(format!("process {process} calls before its previous call has ended"));
             }
             let (process, called) = (*process, value);
-            all.push(Operation { line, process, name, called, invoked: now, ended: None });
+            all.push(EdnOperation { line, process, name, called, invoked: now, ended: None });
         }
         "ok" | "fail" | "info" => {
             let call = open.remove(process);
@@ -167,7 +167,7 @@ fn take(
     Ok(())
 }
 
-impl Operation {
+impl EdnOperation {
     /// Returns the value of the reply, if the operation took effect.
     fn reply(&self) -> Option<&Form> {
         match &self.ended {
@@ -350,7 +350,7 @@ fn in_set(set: &str, element: &Form) -> Json {
 struct Sets(BTreeMap<String, BTreeSet<String>>);
 
 impl Sets {
-    fn of(operations: &[Operation]) -> Result<Self, LineError> {
+    fn of(operations: &[EdnOperation]) -> Result<Self, LineError> {
         let mut sets = Self::default();
         let mut added = BTreeSet::new();
         for operation in operations {

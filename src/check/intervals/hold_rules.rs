@@ -31,7 +31,7 @@ impl Default for Holds {
 
 /// A hold, from the first moment at which its owner believed in it to the last.
 #[derive(Clone, Copy)]
-struct Belief<'a> {
+struct HoldBelief<'a> {
     index: Index,
     begin: u64,
     end: u64,
@@ -68,7 +68,7 @@ struct Belief<'a> {
 /// assert!(holds(&Holds { slack: 2, ..Holds::default() }, &history).is_ok());
 /// ```
 pub fn holds(rules: &Holds, history: &History<HoldCall, HoldReply>) -> Verdict {
-    let mut objects: BTreeMap<&str, Vec<Belief<'_>>> = BTreeMap::new();
+    let mut objects: BTreeMap<&str, Vec<HoldBelief<'_>>> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
         let begin = operation.invoked.0;
         let (end, lost) = match operation.outcome {
@@ -78,7 +78,7 @@ pub fn holds(rules: &Holds, history: &History<HoldCall, HoldReply>) -> Verdict {
         };
         let HoldCall::Hold { owner, kind, token } = &operation.call;
         let (kind, token) = (*kind, *token);
-        let belief = Belief { index, begin, end, owner, kind, token, lost };
+        let belief = HoldBelief { index, begin, end, owner, kind, token, lost };
         objects.entry(&operation.object).or_default().push(belief);
     }
     for (object, mut beliefs) in objects {
@@ -100,18 +100,18 @@ struct Lock<'l, 'a> {
     rules: &'l Holds,
     object: &'l str,
     /// Sorted by the time at which they began.
-    beliefs: &'l [Belief<'a>],
+    beliefs: &'l [HoldBelief<'a>],
 }
 
-fn is_write(belief: &Belief<'_>) -> bool {
+fn is_write(belief: &HoldBelief<'_>) -> bool {
     belief.kind == HoldKind::Write
 }
 
 /// The two best holds seen so far that belong to different parties. At least one of them belongs to another party
 /// than any given hold.
 struct BestTwo<'l, 'a> {
-    best: Option<&'l Belief<'a>>,
-    other: Option<&'l Belief<'a>>,
+    best: Option<&'l HoldBelief<'a>>,
+    other: Option<&'l HoldBelief<'a>>,
 }
 
 impl<'l, 'a> BestTwo<'l, 'a> {
@@ -119,9 +119,9 @@ impl<'l, 'a> BestTwo<'l, 'a> {
 
     fn add(
         &mut self,
-        belief: &'l Belief<'a>,
-        by: impl Fn(&Belief<'_>) -> u64,
-        is_one: impl Fn(&Belief<'_>, &Belief<'_>) -> bool,
+        belief: &'l HoldBelief<'a>,
+        by: impl Fn(&HoldBelief<'_>) -> u64,
+        is_one: impl Fn(&HoldBelief<'_>, &HoldBelief<'_>) -> bool,
     ) {
         match self.best {
             Some(best) if by(best) >= by(belief) => {
@@ -141,25 +141,25 @@ impl<'l, 'a> BestTwo<'l, 'a> {
 
     fn but(
         &self,
-        belief: &Belief<'_>,
-        is_one: impl Fn(&Belief<'_>, &Belief<'_>) -> bool,
-    ) -> Option<&'l Belief<'a>> {
+        belief: &HoldBelief<'_>,
+        is_one: impl Fn(&HoldBelief<'_>, &HoldBelief<'_>) -> bool,
+    ) -> Option<&'l HoldBelief<'a>> {
         self.best.filter(|best| !is_one(best, belief)).or(self.other)
     }
 }
 
 impl Lock<'_, '_> {
     /// Returns whether two holds belong to one party, which does not exclude itself.
-    fn is_one(&self, one: &Belief<'_>, other: &Belief<'_>) -> bool {
+    fn is_one(&self, one: &HoldBelief<'_>, other: &HoldBelief<'_>) -> bool {
         one.index == other.index || self.rules.is_reentrant && one.owner == other.owner
     }
 
     fn exclusion(&self) -> Option<Counterexample> {
         let slack = self.rules.slack;
-        let mut by_end: Vec<&Belief<'_>> = self.beliefs.iter().collect();
+        let mut by_end: Vec<&HoldBelief<'_>> = self.beliefs.iter().collect();
         by_end.sort_by_key(|belief| (belief.end, belief.index));
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
-        let is_one = |one: &Belief<'_>, other: &Belief<'_>| self.is_one(one, other);
+        let is_one = |one: &HoldBelief<'_>, other: &HoldBelief<'_>| self.is_one(one, other);
         let mut begun = self.beliefs.iter().peekable();
         for belief in by_end {
             while let Some(next) =
@@ -181,7 +181,7 @@ impl Lock<'_, '_> {
         None
     }
 
-    fn overlap(&self, one: &Belief<'_>, other: &Belief<'_>) -> Counterexample {
+    fn overlap(&self, one: &HoldBelief<'_>, other: &HoldBelief<'_>) -> Counterexample {
         let in_order = (one.begin, one.index) <= (other.begin, other.index);
         let (first, second) = if in_order { (one, other) } else { (other, one) };
         let why = format!(
@@ -202,16 +202,16 @@ impl Lock<'_, '_> {
     /// and end after its begin.
     fn enough_permits(&self) -> Option<Counterexample> {
         let Holds { permits, slack, .. } = *self.rules;
-        let held = |belief: &Belief<'_>| match belief.kind {
+        let held = |belief: &HoldBelief<'_>| match belief.kind {
             HoldKind::Permits(held) => u128::from(held),
             HoldKind::Write | HoldKind::Read => 0,
         };
-        let mut by_end: Vec<&Belief<'_>> =
+        let mut by_end: Vec<&HoldBelief<'_>> =
             self.beliefs.iter().filter(|one| held(one) > 0).collect();
         by_end.sort_by_key(|belief| (belief.end, belief.index));
         let mut begun = self.beliefs.iter().filter(|one| held(one) > 0).peekable();
         // Holds that have begun and not ended, by their end, with the sum of their permits.
-        let mut now: BTreeMap<(u64, Index), &Belief<'_>> = BTreeMap::new();
+        let mut now: BTreeMap<(u64, Index), &HoldBelief<'_>> = BTreeMap::new();
         let mut sum: u128 = 0;
         for first in by_end {
             while let Some(next) =
@@ -231,7 +231,7 @@ impl Lock<'_, '_> {
             if with_first <= u128::from(permits) {
                 continue;
             }
-            let mut most: Vec<&Belief<'_>> = now
+            let mut most: Vec<&HoldBelief<'_>> = now
                 .into_values()
                 .filter(|one| one.end > first.begin.saturating_add(slack))
                 .collect();
@@ -243,7 +243,7 @@ impl Lock<'_, '_> {
                 sum += held(one);
                 is_short
             });
-            let enough: Vec<&Belief<'_>> = enough.copied().collect();
+            let enough: Vec<&HoldBelief<'_>> = enough.copied().collect();
             let at = enough.iter().map(|one| one.begin).max().unwrap_or(first.begin);
             let mut enough: Vec<Index> = enough.iter().map(|one| one.index).collect();
             enough.sort_unstable();
@@ -259,10 +259,10 @@ impl Lock<'_, '_> {
 
     /// Checks that a later hold has a higher token.
     fn rising_tokens(&self) -> Option<Counterexample> {
-        let told: Vec<&Belief<'_>> =
+        let told: Vec<&HoldBelief<'_>> =
             self.beliefs.iter().filter(|belief| belief.token.is_some()).collect();
-        let token = |belief: &Belief<'_>| belief.token.expect("only such are looked at");
-        let is_one = |one: &Belief<'_>, other: &Belief<'_>| self.is_one(one, other);
+        let token = |belief: &HoldBelief<'_>| belief.token.expect("only such are looked at");
+        let is_one = |one: &HoldBelief<'_>, other: &HoldBelief<'_>| self.is_one(one, other);
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
         let mut begun = told.iter().copied().peekable();
         for belief in &told {
@@ -327,7 +327,7 @@ impl Lock<'_, '_> {
         let delay = at_least(lock_delay, drift_percent);
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
         // Nested holds of one owner with one token count as one hold, which is lost as a whole.
-        let is_same = |one: &Belief<'_>, other: &Belief<'_>| {
+        let is_same = |one: &HoldBelief<'_>, other: &HoldBelief<'_>| {
             one.index == other.index || self.is_one(one, other) && one.token == other.token
         };
         for belief in self.beliefs {

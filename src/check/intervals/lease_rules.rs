@@ -22,7 +22,7 @@ pub struct Leases {
 
 /// A reply of known outcome about one lease.
 #[derive(Clone, Copy)]
-struct Fact<'a> {
+struct LeaseFact<'a> {
     index: Index,
     invoked: u64,
     ended: u64,
@@ -56,17 +56,17 @@ struct Fact<'a> {
 /// assert!(leases(&Leases { drift_percent: 10, ..Leases::default() }, &history).is_ok());
 /// ```
 pub fn leases(rules: &Leases, history: &History<LeaseCall, LeaseReply>) -> Verdict {
-    let mut all: BTreeMap<(&str, &Value), Lease<'_>> = BTreeMap::new();
+    let mut all: BTreeMap<(&str, &Value), CheckedLease<'_>> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
         let lease = all
             .entry((&operation.object, operation.call.lease()))
-            .or_insert_with(|| Lease::new(rules, operation));
+            .or_insert_with(|| CheckedLease::new(rules, operation));
         let (invoked, call) = (operation.invoked.0, &operation.call);
         match operation.outcome {
             Outcome::Failed { .. } => {}
             Outcome::Unknown { .. } => lease.unsure.push((invoked, call)),
             Outcome::Ok { at, reply } => {
-                lease.facts.push(Fact { index, invoked, ended: at.0, call, reply });
+                lease.facts.push(LeaseFact { index, invoked, ended: at.0, call, reply });
             }
         }
     }
@@ -79,16 +79,16 @@ pub fn leases(rules: &Leases, history: &History<LeaseCall, LeaseReply>) -> Verdi
     Verdict::Ok
 }
 
-struct Lease<'a> {
+struct CheckedLease<'a> {
     rules: &'a Leases,
     object: &'a str,
     name: &'a Value,
     /// Sorted by the time of the call.
-    facts: Vec<Fact<'a>>,
+    facts: Vec<LeaseFact<'a>>,
     unsure: Vec<(u64, &'a LeaseCall)>,
 }
 
-impl<'a> Lease<'a> {
+impl<'a> CheckedLease<'a> {
     fn new(
         rules: &'a Leases,
         operation: &'a crate::check::history::Operation<LeaseCall, LeaseReply>,
@@ -107,7 +107,7 @@ impl<'a> Lease<'a> {
     }
 
     /// Returns the grants and renewals, each with the TTL that counts from then on.
-    fn life(&self) -> Vec<(Fact<'a>, u64)> {
+    fn life(&self) -> Vec<(LeaseFact<'a>, u64)> {
         let mut granted = None;
         let mut lives = Vec::new();
         let grants = self.facts.iter().filter_map(|fact| match fact.call {
@@ -145,7 +145,7 @@ impl<'a> Lease<'a> {
     }
 
     fn used_once(&self) -> Option<Counterexample> {
-        let is_grant = |fact: &&Fact<'_>| matches!(fact.call, LeaseCall::Grant { .. });
+        let is_grant = |fact: &&LeaseFact<'_>| matches!(fact.call, LeaseCall::Grant { .. });
         let mut grants = self.facts.iter().filter(is_grant);
         let (first, second) = (grants.next()?.index, grants.next()?.index);
         let why = format!("granted by both #{first} and #{second}");
@@ -175,7 +175,7 @@ impl<'a> Lease<'a> {
 
     /// Returns the replies that found the lease gone after it was certainly granted: it had been seen before, or the
     /// history has no grant of it.
-    fn ends(&self) -> impl Iterator<Item = &Fact<'a>> {
+    fn ends(&self) -> impl Iterator<Item = &LeaseFact<'a>> {
         let is_grant = |call: &LeaseCall| matches!(call, LeaseCall::Grant { .. });
         let mut grants = self.facts.iter().map(|fact| fact.call);
         let mut unsure = self.unsure.iter().map(|(_, call)| *call);
@@ -201,7 +201,7 @@ impl<'a> Lease<'a> {
         let mut lives = self.life();
         lives.sort_by_key(|(fact, _)| fact.ended);
         let mut lives = lives.into_iter().peekable();
-        let mut longest: Option<(u64, Fact<'_>, u64)> = None;
+        let mut longest: Option<(u64, LeaseFact<'_>, u64)> = None;
         let revoked = self.revoked().unwrap_or(u64::MAX);
         for gone in self.facts.iter().filter(|fact| !fact.reply.there) {
             while let Some((fact, ttl)) =
@@ -228,7 +228,7 @@ impl<'a> Lease<'a> {
     /// succeeded, so the lease was gone only later, which was too early.
     fn never_early_at_once(&self) -> Option<Counterexample> {
         let Leases { drift_percent, slack, .. } = *self.rules;
-        let until = |(fact, ttl): &(Fact<'a>, u64)| {
+        let until = |(fact, ttl): &(LeaseFact<'a>, u64)| {
             fact.invoked.saturating_add(at_least(*ttl, drift_percent))
         };
         let (fact, ttl) = self.life().into_iter().max_by_key(until)?;
@@ -245,11 +245,12 @@ impl<'a> Lease<'a> {
     }
 
     fn gone_is_gone(&self) -> Option<Counterexample> {
-        let is_revoke =
-            |fact: &&Fact<'_>| matches!(fact.call, LeaseCall::Revoke { .. }) && fact.reply.there;
+        let is_revoke = |fact: &&LeaseFact<'_>| {
+            matches!(fact.call, LeaseCall::Revoke { .. }) && fact.reply.there
+        };
         let revokes = self.facts.iter().filter(is_revoke);
         let gone = self.ends().chain(revokes).min_by_key(|fact| fact.ended)?;
-        let is_life = |fact: &&Fact<'_>| {
+        let is_life = |fact: &&LeaseFact<'_>| {
             fact.reply.there
                 && !matches!(fact.call, LeaseCall::Grant { .. })
                 && self.is_before(gone.ended, fact.invoked)
@@ -274,8 +275,8 @@ impl<'a> Lease<'a> {
         let unsure = self.unsure.iter().filter(|(_, call)| renewal(call));
         let unsure = unsure.map(|(invoked, _)| *invoked).min().unwrap_or(u64::MAX);
         let mut lives = self.life().into_iter().peekable();
-        let mut longest: Option<(u64, Fact<'_>, u64)> = None;
-        let mut looks: Vec<&Fact<'_>> = self
+        let mut longest: Option<(u64, LeaseFact<'_>, u64)> = None;
+        let mut looks: Vec<&LeaseFact<'_>> = self
             .facts
             .iter()
             .filter(|fact| matches!(fact.call, LeaseCall::Look { .. }) && fact.reply.there)

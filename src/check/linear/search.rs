@@ -19,7 +19,7 @@ pub(super) struct Puzzle<'a, M: Model> {
     /// Sorted by the time of the call.
     firm: Vec<Firm<'a, M>>,
     /// Grouped by call; the members of each group are sorted by the time of the call.
-    loose: Vec<Group<'a, M>>,
+    loose: Vec<CallGroup<'a, M>>,
 }
 
 struct Firm<'a, M: Model> {
@@ -33,7 +33,7 @@ struct Firm<'a, M: Model> {
 }
 
 /// Loose operations with the same call. They differ only in the time of their calls.
-struct Group<'a, M: Model> {
+struct CallGroup<'a, M: Model> {
     call: &'a M::Call,
     members: Vec<(At, Index)>,
 }
@@ -95,7 +95,7 @@ impl<'a, M: Model> Puzzle<'a, M> {
         }
         firm.sort_by_key(|firm| (firm.invoked, firm.index));
         unsure.sort_by_key(|(invoked, index, _)| (*invoked, *index));
-        let mut loose: Vec<Group<'a, M>> = Vec::new();
+        let mut loose: Vec<CallGroup<'a, M>> = Vec::new();
         let mut groups: HashMap<&M::Call, usize, Fixed> = HashMap::default();
         for (invoked, index, call) in unsure {
             let given = model.gives(call);
@@ -105,7 +105,7 @@ impl<'a, M: Model> Puzzle<'a, M> {
             };
             if helps {
                 let group = *groups.entry(call).or_insert_with(|| {
-                    loose.push(Group { call, members: Vec::new() });
+                    loose.push(CallGroup { call, members: Vec::new() });
                     loose.len() - 1
                 });
                 loose[group].members.push((invoked, index));
@@ -115,7 +115,7 @@ impl<'a, M: Model> Puzzle<'a, M> {
     }
 
     pub(super) fn solve(&self, meter: &mut Meter<'_>) -> Answer {
-        let search = Search {
+        let search = LinearSearch {
             puzzle: self,
             meter,
             done: vec![false; self.firm.len()],
@@ -133,7 +133,7 @@ impl<'a, M: Model> Puzzle<'a, M> {
 
 /// A placed operation: a firm one, or the next of a group.
 #[derive(Clone, Copy)]
-enum Placed {
+enum PlacedCall {
     Firm(usize),
     Loose(usize),
 }
@@ -148,10 +148,10 @@ type Used = Box<[(usize, usize)]>;
 /// The remaining choices at a configuration, the best one last, and the length of the trail to return to.
 struct Choices<S> {
     trail: usize,
-    left: Vec<(Placed, S)>,
+    left: Vec<(PlacedCall, S)>,
 }
 
-struct Search<'p, 'a, 'm, 'b, M: Model> {
+struct LinearSearch<'p, 'a, 'm, 'b, M: Model> {
     puzzle: &'p Puzzle<'a, M>,
     meter: &'m mut Meter<'b>,
     /// For each firm operation, whether it is placed.
@@ -163,7 +163,7 @@ struct Search<'p, 'a, 'm, 'b, M: Model> {
     /// Number of placed operations for each group.
     used: BTreeMap<usize, usize>,
     /// Placed operations, in order.
-    trail: Vec<Placed>,
+    trail: Vec<PlacedCall>,
     /// Configurations that failed or are being searched: for each place, the smallest uses of loose operations.
     seen: HashMap<Place<M::State>, Vec<Used>, Fixed>,
     deepest: DeadEnd,
@@ -171,7 +171,7 @@ struct Search<'p, 'a, 'm, 'b, M: Model> {
     deepest_firm: Option<usize>,
 }
 
-impl<M: Model> Search<'_, '_, '_, '_, M>
+impl<M: Model> LinearSearch<'_, '_, '_, '_, M>
 where
     M::State: Debug,
 {
@@ -201,7 +201,7 @@ where
     }
 
     /// Returns the best remaining choice and the length of its trail.
-    fn next_choice(stack: &mut Vec<Choices<M::State>>) -> Option<(usize, (Placed, M::State))> {
+    fn next_choice(stack: &mut Vec<Choices<M::State>>) -> Option<(usize, (PlacedCall, M::State))> {
         let choices = stack.last_mut()?;
         let trail = choices.trail;
         let choice = choices.left.pop().expect("those without choices are not kept");
@@ -244,7 +244,7 @@ where
                     self.puzzle.model.step(state, firm.call, Some(firm.reply), &mut next);
                     assert!(next.iter().all(|next| next == state), "what observes changes nothing");
                     if next.drain(..).next().is_some() {
-                        self.place(Placed::Firm(number));
+                        self.place(PlacedCall::Firm(number));
                         continue;
                     }
                 }
@@ -276,7 +276,7 @@ where
         &mut self,
         state: &M::State,
         (candidates, due): &(Vec<usize>, At),
-    ) -> Result<Vec<(Placed, M::State)>, Undecided> {
+    ) -> Result<Vec<(PlacedCall, M::State)>, Undecided> {
         let Puzzle { model, firm, loose } = self.puzzle;
         let mut left = Vec::new();
         let mut next = Vec::new();
@@ -285,7 +285,7 @@ where
             if !firm.observes {
                 self.meter.step()?;
                 model.step(state, firm.call, Some(firm.reply), &mut next);
-                left.extend(next.drain(..).map(|next| (Placed::Firm(*number), next)));
+                left.extend(next.drain(..).map(|next| (PlacedCall::Firm(*number), next)));
             }
         }
         for (number, group) in loose.iter().enumerate() {
@@ -295,18 +295,18 @@ where
                 model.step(state, group.call, None, &mut next);
                 // A loose operation that changes nothing now is better kept for later.
                 let changed = next.drain(..).filter(|next| next != state);
-                left.extend(changed.map(|next| (Placed::Loose(number), next)));
+                left.extend(changed.map(|next| (PlacedCall::Loose(number), next)));
             }
         }
         left.reverse();
         Ok(left)
     }
 
-    fn place(&mut self, placed: Placed) {
+    fn place(&mut self, placed: PlacedCall) {
         self.trail.push(placed);
         match placed {
-            Placed::Loose(group) => *self.used.entry(group).or_default() += 1,
-            Placed::Firm(number) => {
+            PlacedCall::Loose(group) => *self.used.entry(group).or_default() += 1,
+            PlacedCall::Firm(number) => {
                 self.done[number] = true;
                 self.ahead += 1;
                 while self.done.get(self.base) == Some(&true) {
@@ -321,14 +321,14 @@ where
     fn take_back(&mut self, trail: usize) {
         for placed in self.trail.drain(trail..).rev() {
             match placed {
-                Placed::Loose(group) => {
+                PlacedCall::Loose(group) => {
                     let used = self.used.get_mut(&group).expect("one of it is placed");
                     *used -= 1;
                     if *used == 0 {
                         self.used.remove(&group);
                     }
                 }
-                Placed::Firm(number) => {
+                PlacedCall::Firm(number) => {
                     self.done[number] = false;
                     if number < self.base {
                         // The operations between are still placed, and now come after `base`.
@@ -345,9 +345,9 @@ where
     /// Returns the placed operations as indices into the history.
     fn order(&self) -> Vec<Index> {
         let mut used = vec![0; self.puzzle.loose.len()];
-        let index = |placed: &Placed| match *placed {
-            Placed::Firm(number) => self.puzzle.firm[number].index,
-            Placed::Loose(group) => {
+        let index = |placed: &PlacedCall| match *placed {
+            PlacedCall::Firm(number) => self.puzzle.firm[number].index,
+            PlacedCall::Loose(group) => {
                 used[group] += 1;
                 self.puzzle.loose[group].members[used[group] - 1].1
             }

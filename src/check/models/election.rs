@@ -23,7 +23,7 @@ use crate::check::value::Value;
 
 /// An election without a leader at first. By default there are no tokens.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Election {
+pub struct ElectionModel {
     /// Whether each term of leadership has a token higher than all earlier ones. A reply without a token is then a
     /// violation. If false, tokens in replies are ignored.
     pub is_fenced: bool,
@@ -118,7 +118,7 @@ impl ElectionState {
     }
 }
 
-impl Election {
+impl ElectionModel {
     /// Returns the states after a successful campaign.
     fn campaign(
         &self,
@@ -143,7 +143,7 @@ impl Election {
     }
 }
 
-impl Model for Election {
+impl Model for ElectionModel {
     type Call = ElectionCall;
     type Reply = ElectionReply;
     type State = ElectionState;

@@ -9,10 +9,10 @@ mod register;
 mod semaphore;
 mod transactions;
 
-pub use election::{CurrentLeader, Election, ElectionCall, ElectionReply, ElectionState};
+pub use election::{CurrentLeader, ElectionCall, ElectionModel, ElectionReply, ElectionState};
 pub use kv::{Kv, KvCall, KvReply, KvState, Row, Seen};
-pub use mutex::{Held, Mutex, MutexCall, MutexReply, MutexState};
-pub use queue::{Queue, QueueCall, QueueReply};
+pub use mutex::{Held, MutexCall, MutexModel, MutexReply, MutexState};
+pub use queue::{QueueCall, QueueModel, QueueReply};
 pub use register::{Register, RegisterCall, RegisterReply};
-pub use semaphore::{Semaphore, SemaphoreCall, SemaphoreReply};
-pub use transactions::{ListAppend, ListTxn, RegisterTxn, Step, WriteRead};
+pub use semaphore::{SemaphoreCall, SemaphoreModel, SemaphoreReply};
+pub use transactions::{ListAppend, ListTxn, RegisterTxn, TxnStep, WriteRead};

@@ -17,7 +17,7 @@ use crate::check::value::Value;
 
 /// A lock that knows its owner. By default it is not re-entrant and has no tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Mutex {
+pub struct MutexModel {
     /// Maximum number of times its owner may hold it at once, from 1. Further calls are rejected.
     pub holds_max: u32,
     /// Whether each hold has a token higher than all earlier ones. An owner that acquires the lock again gets the
@@ -75,13 +75,13 @@ pub struct MutexState {
     pub token_before: Option<u64>,
 }
 
-impl Default for Mutex {
+impl Default for MutexModel {
     fn default() -> Self {
         Self { holds_max: 1, is_fenced: false }
     }
 }
 
-impl Mutex {
+impl MutexModel {
     /// Returns the state in which `owner` holds the lock once more, or `None` if that is rejected.
     fn acquired(&self, state: &MutexState, owner: &Value, told: Option<u64>) -> Option<MutexState> {
         let mut held = match &state.held {
@@ -121,7 +121,7 @@ pub(super) fn ended(token: Option<u64>, before: Option<u64>) -> u64 {
     token.unwrap_or(before.map_or(0, |before| before.saturating_add(1)))
 }
 
-impl Model for Mutex {
+impl Model for MutexModel {
     type Call = MutexCall;
     type Reply = MutexReply;
     type State = MutexState;

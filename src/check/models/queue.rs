@@ -13,7 +13,7 @@ use crate::check::value::Value;
 
 /// An unbounded queue, empty at first. `take` removes the value.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Queue;
+pub struct QueueModel;
 
 /// A call on a queue.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -33,7 +33,7 @@ pub enum QueueReply {
     Taken(Option<Value>),
 }
 
-impl Model for Queue {
+impl Model for QueueModel {
     type Call = QueueCall;
     type Reply = QueueReply;
     type State = VecDeque<Value>;

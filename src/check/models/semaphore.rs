@@ -15,7 +15,7 @@ use crate::check::value::Value;
 
 /// A semaphore that knows the owners of its permits: an owner can release only permits that it holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Semaphore {
+pub struct SemaphoreModel {
     /// Total number of permits.
     pub permits: u64,
 }
@@ -48,7 +48,7 @@ pub enum SemaphoreReply {
     Refused,
 }
 
-impl Model for Semaphore {
+impl Model for SemaphoreModel {
     type Call = SemaphoreCall;
     type Reply = SemaphoreReply;
     /// Number of permits by owner. Owners without permits are absent.

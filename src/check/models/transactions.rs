@@ -21,7 +21,7 @@ use crate::check::value::Value;
 
 /// A step of a transaction.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum Step {
+pub enum TxnStep {
     /// Reads a key.
     Read(Arc<str>),
     /// Writes a value to a key: appends it to a list, or sets a register.
@@ -30,11 +30,11 @@ pub enum Step {
 
 /// A transaction on lists: its steps, in order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct ListTxn(pub Vec<Step>);
+pub struct ListTxn(pub Vec<TxnStep>);
 
 /// A transaction on registers: its steps, in order.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct RegisterTxn(pub Vec<Step>);
+pub struct RegisterTxn(pub Vec<TxnStep>);
 
 /// Keys with lists, to which transactions append. A key without appends has the empty list.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -44,7 +44,7 @@ pub struct ListAppend;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct WriteRead;
 
-impl Step {
+impl TxnStep {
     /// Returns a read step.
     pub fn read(key: &str) -> Self {
         Self::Read(key.into())
@@ -66,7 +66,7 @@ impl Step {
 /// Runs a transaction on `state`. Returns `None` if a read has another result than its reply.
 fn run<Held: Clone + Default + PartialEq>(
     state: &BTreeMap<Arc<str>, Held>,
-    steps: &[Step],
+    steps: &[TxnStep],
     reply: Option<&Vec<Held>>,
     write: impl Fn(&mut Held, &Value),
 ) -> Option<BTreeMap<Arc<str>, Held>> {
@@ -74,8 +74,8 @@ fn run<Held: Clone + Default + PartialEq>(
     let mut said = reply.map(|reply| reply.iter());
     for step in steps {
         match step {
-            Step::Write(key, value) => write(after.entry(key.clone()).or_default(), value),
-            Step::Read(key) => {
+            TxnStep::Write(key, value) => write(after.entry(key.clone()).or_default(), value),
+            TxnStep::Read(key) => {
                 if let Some(said) = &mut said {
                     let nothing = Held::default();
                     if said.next()? != after.get(key).unwrap_or(&nothing) {
@@ -136,21 +136,21 @@ impl Model for WriteRead {
     }
 }
 
-fn only_reads(steps: &[Step]) -> bool {
-    steps.iter().all(|step| matches!(step, Step::Read(_)))
+fn only_reads(steps: &[TxnStep]) -> bool {
+    steps.iter().all(|step| matches!(step, TxnStep::Read(_)))
 }
 
 /// Takes `steps`, in which a write is called `write`.
-fn read_steps(write: &str, fields: &mut Fields) -> Result<Vec<Step>, FieldError> {
+fn read_steps(write: &str, fields: &mut Fields) -> Result<Vec<TxnStep>, FieldError> {
     let expected = match write {
         "append" => r#"an array of ["append", key, value] and ["read", key]"#,
         _ => r#"an array of ["write", key, value] and ["read", key]"#,
     };
     let json = fields.take("steps").ok_or(FieldError::Missing("steps"))?;
     let step = |json: &Json| match json.as_array()?.as_slice() {
-        [Json::String(name), Json::String(key)] if name == "read" => Some(Step::read(key)),
+        [Json::String(name), Json::String(key)] if name == "read" => Some(TxnStep::read(key)),
         [Json::String(name), Json::String(key), value] if name == write => {
-            Some(Step::Write(key.as_str().into(), lines::value(value)?))
+            Some(TxnStep::Write(key.as_str().into(), lines::value(value)?))
         }
         _ => None,
     };
@@ -163,12 +163,12 @@ fn read_steps(write: &str, fields: &mut Fields) -> Result<Vec<Step>, FieldError>
 
 /// Takes `results`, with one result per read.
 fn read_results<Seen>(
-    call: &[Step],
+    call: &[TxnStep],
     fields: &mut Fields,
     expected: &'static str,
     seen: impl Fn(&Json) -> Option<Seen>,
 ) -> Result<Vec<Seen>, FieldError> {
-    let reads = call.iter().filter(|step| matches!(step, Step::Read(_))).count();
+    let reads = call.iter().filter(|step| matches!(step, TxnStep::Read(_))).count();
     let json = match fields.take("results") {
         None if reads == 0 => return Ok(Vec::new()),
         None => return Err(FieldError::Missing("results")),
@@ -182,10 +182,10 @@ fn read_results<Seen>(
     results.iter().map(|one| seen(one).ok_or_else(|| wrong(one))).collect()
 }
 
-fn write_steps(write: &str, call: &[Step], fields: &mut Fields) -> &'static str {
-    let step = |step: &Step| match step {
-        Step::Read(key) => Json::from(vec![Json::from("read"), Json::from(key.as_ref())]),
-        Step::Write(key, value) => {
+fn write_steps(write: &str, call: &[TxnStep], fields: &mut Fields) -> &'static str {
+    let step = |step: &TxnStep| match step {
+        TxnStep::Read(key) => Json::from(vec![Json::from("read"), Json::from(key.as_ref())]),
+        TxnStep::Write(key, value) => {
             Json::from(vec![Json::from(write), Json::from(key.as_ref()), lines::json(value)])
         }
     };

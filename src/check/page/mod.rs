@@ -24,7 +24,7 @@ use super::lines::{self, Written};
 use super::verdict::{Counterexample, DeadEnd};
 pub use text::escaped;
 use text::{label, words};
-use timeline::{Bar, Mark, Timeline};
+use timeline::{Bar, Mark, PageTimeline};
 use window::Window;
 
 /// Maximum number of drawn operations, in addition to those of the reason, which are always drawn.
@@ -73,7 +73,7 @@ impl<'a> Page<'a> {
     pub fn of<C: Written>(&self, history: &History<C, C::Reply>, why: &Counterexample) -> String {
         let window = Window::around(history, why, OPERATIONS_DRAWN);
         let bars: Vec<Bar> = window.drawn.iter().map(|index| bar(history, *index, why)).collect();
-        let timeline = Timeline::of(bars);
+        let timeline = PageTimeline::of(bars);
         let mut html = String::with_capacity(64 << 10);
         self.write(&mut html, history, why, &window, &timeline).expect("a String takes everything");
         html
@@ -85,7 +85,7 @@ impl<'a> Page<'a> {
         history: &History<C, C::Reply>,
         why: &Counterexample,
         window: &Window,
-        timeline: &Timeline,
+        timeline: &PageTimeline,
     ) -> std::fmt::Result {
         let title = escaped(self.title);
         writeln!(html, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;

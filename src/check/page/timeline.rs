@@ -34,8 +34,8 @@ pub(super) enum Mark {
 
 /// The layout of all bars, in pixels.
 #[derive(Debug)]
-pub(super) struct Timeline {
-    bars: Vec<Placed>,
+pub(super) struct PageTimeline {
+    bars: Vec<PlacedBar>,
     lanes: Vec<(Process, usize)>,
     moments: Vec<(usize, At)>,
     width: usize,
@@ -43,7 +43,7 @@ pub(super) struct Timeline {
 }
 
 #[derive(Debug)]
-struct Placed {
+struct PlacedBar {
     bar: Bar,
     x: usize,
     y: usize,
@@ -61,7 +61,7 @@ const MARGIN: usize = 24;
 /// Approximate width of a letter in a label.
 const LETTER_WIDTH: usize = 7;
 
-impl Timeline {
+impl PageTimeline {
     /// Lays out bars, which must be sorted by the time of their calls.
     pub(super) fn of(bars: Vec<Bar>) -> Self {
         let ends = bars.iter().filter_map(|bar| bar.ended);
@@ -99,7 +99,7 @@ impl Timeline {
             lanes.push((*process, y));
             y += rows.len() * LANE_HEIGHT;
         }
-        let bars = placed.into_iter().map(|(bar, x, end, row)| Placed {
+        let bars = placed.into_iter().map(|(bar, x, end, row)| PlacedBar {
             x,
             y: tops[&bar.process] + row * LANE_HEIGHT + (LANE_HEIGHT - BAR_HEIGHT) / 2,
             width: end - x,
@@ -177,7 +177,7 @@ impl Timeline {
     }
 }
 
-impl Placed {
+impl PlacedBar {
     fn write(&self, html: &mut String) -> std::fmt::Result {
         let Self { bar, x, y, width, is_open } = self;
         let mark = match bar.mark {

@@ -8,8 +8,8 @@ use super::oracle;
 use super::small::Random;
 use crate::check::lines::{self, Written};
 use crate::check::{
-    At, History, Index, Level, ListAppend, ListTxn, Model, Operation, Outcome, RegisterTxn, Step,
-    Undecided, Value, Verdict, WriteRead, cycles,
+    At, History, Index, Level, ListAppend, ListTxn, Model, Operation, Outcome, RegisterTxn,
+    TxnStep, Undecided, Value, Verdict, WriteRead, cycles,
 };
 
 type Lists = History<ListTxn, Vec<Vec<Value>>>;
@@ -86,8 +86,8 @@ fn register_transactions_are_checked_at_each_level() {
 trait Sample: Model<Reply = Vec<Self::Held>> {
     type Held: Clone + Default + PartialEq + std::fmt::Debug;
 
-    fn call(steps: Vec<Step>) -> Self::Call;
-    fn steps(call: &Self::Call) -> &[Step];
+    fn call(steps: Vec<TxnStep>) -> Self::Call;
+    fn steps(call: &Self::Call) -> &[TxnStep];
     fn write(held: &mut Self::Held, value: &Value);
     /// Returns another possible result of a read.
     fn other(held: &Self::Held, random: &mut Random) -> Self::Held;
@@ -96,11 +96,11 @@ trait Sample: Model<Reply = Vec<Self::Held>> {
 impl Sample for ListAppend {
     type Held = Vec<Value>;
 
-    fn call(steps: Vec<Step>) -> ListTxn {
+    fn call(steps: Vec<TxnStep>) -> ListTxn {
         ListTxn(steps)
     }
 
-    fn steps(call: &ListTxn) -> &[Step] {
+    fn steps(call: &ListTxn) -> &[TxnStep] {
         &call.0
     }
 
@@ -125,11 +125,11 @@ impl Sample for ListAppend {
 impl Sample for WriteRead {
     type Held = Option<Value>;
 
-    fn call(steps: Vec<Step>) -> RegisterTxn {
+    fn call(steps: Vec<TxnStep>) -> RegisterTxn {
         RegisterTxn(steps)
     }
 
-    fn steps(call: &RegisterTxn) -> &[Step] {
+    fn steps(call: &RegisterTxn) -> &[TxnStep] {
         &call.0
     }
 
@@ -166,7 +166,7 @@ fn history<M: Sample>(
                 next_value += 1;
                 M::write(now.entry(key).or_default(), &value);
                 own.entry(key).or_default().push(value.clone());
-                steps.push(Step::Write(key.into(), value));
+                steps.push(TxnStep::Write(key.into(), value));
             } else {
                 let from = if sloppy == 2 && random.below(2) == 0 { &now } else { &base };
                 let mut held = from.get(key).cloned().unwrap_or_default();
@@ -175,7 +175,7 @@ fn history<M: Sample>(
                         M::write(&mut held, value);
                     }
                 }
-                steps.push(Step::Read(key.into()));
+                steps.push(TxnStep::Read(key.into()));
                 seen.push(held);
             }
         }
@@ -239,8 +239,8 @@ fn snapshots_explain<M: Sample>(
         let writes = |index: Index| {
             let steps = M::steps(&history[index].call).iter();
             steps.filter_map(|step| match step {
-                Step::Write(key, _) => Some(key),
-                Step::Read(_) => None,
+                TxnStep::Write(key, _) => Some(key),
+                TxnStep::Read(_) => None,
             })
         };
         let reply = match outcome {
@@ -380,8 +380,8 @@ fn register_checker_reports_no_false_violations() {
     }
 }
 
-fn appends(key: &str, value: i64) -> Step {
-    Step::write(key, value)
+fn appends(key: &str, value: i64) -> TxnStep {
+    TxnStep::write(key, value)
 }
 
 fn list(values: impl IntoIterator<Item = i64>) -> Vec<Value> {
@@ -408,7 +408,7 @@ fn long(count: u64, keys: u64, values_max: usize) -> Lists {
                     generation += 1;
                 }
             } else {
-                steps.push(Step::read(&key));
+                steps.push(TxnStep::read(&key));
                 seen.push(list.clone());
             }
         }
@@ -445,8 +445,8 @@ fn one_stale_read_among_100_000_transactions_is_found() {
 #[test]
 fn many_mutual_anti_dependencies_are_checked_quickly() {
     // All transactions read nothing and append, so each misses the appends of all others.
-    let txn = |n: i64| ListTxn(vec![Step::read("x"), appends("y", n)]);
-    let other = |n: i64| ListTxn(vec![Step::read("y"), appends("x", n)]);
+    let txn = |n: i64| ListTxn(vec![TxnStep::read("x"), appends("y", n)]);
+    let other = |n: i64| ListTxn(vec![TxnStep::read("y"), appends("x", n)]);
     let mut history: Lists = Vec::new();
     for n in 0..5_000 {
         history.push(Operation::ok(1, 9, txn(n), vec![vec![]]));
@@ -477,7 +477,7 @@ fn read_uncommitted_still_needs_one_order_of_committed_appends() {
     let append = |value| ListTxn(vec![appends("x", value)]);
     let read = |values: &[i64]| {
         let values = vec![list(values.iter().copied())];
-        Operation::ok(10, 11, ListTxn(vec![Step::read("x")]), values)
+        Operation::ok(10, 11, ListTxn(vec![TxnStep::read("x")]), values)
     };
     let history = |reads: &[&[i64]]| -> Lists {
         let writes = [
@@ -513,7 +513,7 @@ fn read_uncommitted_still_needs_one_order_of_committed_appends() {
 
 #[test]
 fn objects_are_checked_independently() {
-    let read = ListTxn(vec![Step::read("x")]);
+    let read = ListTxn(vec![TxnStep::read("x")]);
     let history: Lists = vec![
         Operation::ok(1, 2, ListTxn(vec![appends("x", 1)]), vec![]).on("a"),
         Operation::ok(3, 4, read.clone(), vec![list([])]).on("b"),
@@ -532,7 +532,7 @@ fn each_edge_of_a_cycle_is_explained() {
         Operation::ok(
             3,
             4,
-            ListTxn(vec![Step::read("x"), Step::read("y")]),
+            ListTxn(vec![TxnStep::read("x"), TxnStep::read("y")]),
             vec![list([1, 2]), list([2, 1])],
         ),
     ];
@@ -546,11 +546,11 @@ fn each_edge_of_a_cycle_is_explained() {
 
 #[test]
 fn register_cycles_explain_the_write_order() {
-    let write = |n: i64| RegisterTxn(vec![Step::write("x", n)]);
+    let write = |n: i64| RegisterTxn(vec![TxnStep::write("x", n)]);
     let history: Registers = vec![
         Operation::ok(1, 2, write(1), vec![]),
         Operation::ok(3, 4, write(2), vec![]),
-        Operation::ok(5, 6, RegisterTxn(vec![Step::read("x")]), vec![Some(1.into())]),
+        Operation::ok(5, 6, RegisterTxn(vec![TxnStep::read("x")]), vec![Some(1.into())]),
     ];
     let verdict = cycles::registers(&history, Level::default());
     assert_eq!(

@@ -3,8 +3,8 @@
 use crate::check::edn::{self, Dialect};
 use crate::check::lines::Written;
 use crate::check::{
-    Budget, Level, ListTxn, Model, Mutex, MutexCall, Queue, Register, RegisterTxn, Verdict, cycles,
-    linear,
+    Budget, Level, ListTxn, Model, MutexCall, MutexModel, QueueModel, Register, RegisterTxn,
+    Verdict, cycles, linear,
 };
 
 fn searched<M: Model>(model: &M, dialect: Dialect, text: &str) -> Verdict
@@ -135,7 +135,7 @@ fn edn_register_txn_queue_and_lock_histories_are_checked() {
     let bad = "{:type :invoke, :f :txn, :value [[:r 1 nil]], :process 0}
         {:type :ok, :f :txn, :value [[:r 1 nil]], :process 0}";
     judged(registers, good, bad);
-    let queue = |text: &str| searched(&Queue, Dialect::Queue, text);
+    let queue = |text: &str| searched(&QueueModel, Dialect::Queue, text);
     let good = "{:type :invoke, :f :enqueue, :value 1, :process 0}
         {:type :ok, :f :enqueue, :value 1, :process 0}
         {:type :invoke, :f :dequeue, :value nil, :process 0}
@@ -143,7 +143,7 @@ fn edn_register_txn_queue_and_lock_histories_are_checked() {
     let bad = "{:type :invoke, :f :dequeue, :value nil, :process 1}
         {:type :ok, :f :dequeue, :value 1, :process 1}";
     judged(queue, good, bad);
-    let lock = |text: &str| searched(&Mutex::default(), Dialect::Lock, text);
+    let lock = |text: &str| searched(&MutexModel::default(), Dialect::Lock, text);
     let good = "{:type :invoke, :f :acquire, :value nil, :process 0}
         {:type :ok, :f :acquire, :value nil, :process 0}";
     let bad = "{:type :invoke, :f :acquire, :value nil, :process 1}
@@ -154,7 +154,7 @@ fn edn_register_txn_queue_and_lock_histories_are_checked() {
 #[test]
 fn malformed_edn_is_rejected_with_its_line() {
     let cases = [
-        ("{:type :invoke", "line 1: what was opened at line 1 is not closed by }"),
+        ("{:type :invoke", "line 1: missing } for the form that begins at line 1"),
         ("\n\n]", "line 3: a ] that closes nothing"),
         ("{:type :invoke, :f}", "line 1: a map has a key without a value"),
         ("7", "line 1: 7 is not a map"),

@@ -3,10 +3,10 @@
 
 use crate::check::intervals::{self, HoldCall, Holds, Leases};
 use crate::check::lines::{self, LineError, Written};
-use crate::check::watch::{self, Watch, WatchCall};
+use crate::check::watch::{self, RecordedWatchCall, WatchRecord};
 use crate::check::{
-    Budget, Election, ElectionCall, History, Kv, KvCall, Model, Mutex, Queue, Register,
-    RegisterCall, Semaphore, Total, Verdict, linear, total,
+    Budget, ElectionCall, ElectionModel, History, Kv, KvCall, Model, MutexModel, QueueModel,
+    Register, RegisterCall, SemaphoreModel, Total, Verdict, linear, total,
 };
 
 const ELECTION: &str = include_str!("histories/election.txt");
@@ -74,27 +74,27 @@ fn registers() {
 
 #[test]
 fn mutexes() {
-    searched(&Mutex::default(), MUTEX);
+    searched(&MutexModel::default(), MUTEX);
 }
 
 #[test]
 fn reentrant_fenced_mutexes() {
-    searched(&Mutex { holds_max: 2, is_fenced: true }, REENTRANT);
+    searched(&MutexModel { holds_max: 2, is_fenced: true }, REENTRANT);
 }
 
 #[test]
 fn semaphores() {
-    searched(&Semaphore { permits: 3 }, SEMAPHORE);
+    searched(&SemaphoreModel { permits: 3 }, SEMAPHORE);
 }
 
 #[test]
 fn queues() {
-    searched(&Queue, QUEUE);
+    searched(&QueueModel, QUEUE);
 }
 
 #[test]
 fn elections() {
-    searched(&Election { is_fenced: true }, ELECTION);
+    searched(&ElectionModel { is_fenced: true }, ELECTION);
 }
 
 #[test]
@@ -104,7 +104,8 @@ fn election_model_without_fencing_ignores_tokens() {
 {"invoke":5,"complete":6,"outcome":"ok","call":"campaign","candidate":"b","value":"B","token":4}
 {"invoke":7,"complete":8,"outcome":"ok","call":"leader","candidate":"b","value":"B","token":9}"#;
     let history = lines::read::<ElectionCall>(said.as_bytes()).unwrap().history;
-    let judged = |is_fenced| linear::check(&Election { is_fenced }, &history, Budget::default());
+    let judged =
+        |is_fenced| linear::check(&ElectionModel { is_fenced }, &history, Budget::default());
     assert!(judged(false).is_ok(), "{}", judged(false));
     assert!(judged(true).violation().is_some());
 }
@@ -128,7 +129,7 @@ fn stores_are_checked_by_revision_order() {
 
 #[test]
 fn watch_streams() {
-    judge(WATCH, |history| watch::check(&Watch::default(), history));
+    judge(WATCH, |history| watch::check(&WatchRecord::default(), history));
 }
 
 #[test]
@@ -256,10 +257,10 @@ fn duplicate_field_is_detected_per_object() {
         format!(r#"{{"invoke":1,"outcome":"unknown","call":"change","rows":[{rows}]}}"#)
     };
     let said = change(r#"{"key":"a","value":"value"},{"key":"a","value":"\",\"key\":"}"#);
-    assert!(lines::read::<WatchCall>(said.as_bytes()).is_ok(), "{said}");
+    assert!(lines::read::<RecordedWatchCall>(said.as_bytes()).is_ok(), "{said}");
     let said = change(r#"{"key":"a","value":1},{"key":"b","value":1, "value" :2}"#);
     let expected = "line 2: duplicate field `value`";
-    assert_eq!(complaint::<WatchCall>(&said), expected);
+    assert_eq!(complaint::<RecordedWatchCall>(&said), expected);
 }
 
 #[test]

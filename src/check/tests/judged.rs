@@ -3,8 +3,8 @@
 use super::oracle;
 use super::small::{self, Random, Sample};
 use crate::check::{
-    Budget, History, Index, Kv, Model, Mutex, Operation, Outcome, Queue, Register, Semaphore,
-    Verdict, linear,
+    Budget, History, Index, Kv, Model, MutexModel, Operation, Outcome, QueueModel, Register,
+    SemaphoreModel, Verdict, linear,
 };
 
 /// Number of histories of each model.
@@ -88,32 +88,32 @@ fn register_with_initial_value_agrees_with_the_oracle() {
 
 #[test]
 fn mutex_checker_agrees_with_the_oracle() {
-    judge(&Mutex::default());
+    judge(&MutexModel::default());
 }
 
 #[test]
 fn reentrant_mutex_checker_agrees_with_the_oracle() {
-    judge(&Mutex { holds_max: 2, is_fenced: false });
+    judge(&MutexModel { holds_max: 2, is_fenced: false });
 }
 
 #[test]
 fn fenced_mutex_checker_agrees_with_the_oracle() {
-    judge(&Mutex { holds_max: 1, is_fenced: true });
+    judge(&MutexModel { holds_max: 1, is_fenced: true });
 }
 
 #[test]
 fn reentrant_fenced_mutex_checker_agrees_with_the_oracle() {
-    judge(&Mutex { holds_max: 2, is_fenced: true });
+    judge(&MutexModel { holds_max: 2, is_fenced: true });
 }
 
 #[test]
 fn semaphore_checker_agrees_with_the_oracle() {
-    judge(&Semaphore { permits: 2 });
+    judge(&SemaphoreModel { permits: 2 });
 }
 
 #[test]
 fn queue_checker_agrees_with_the_oracle() {
-    judge(&Queue);
+    judge(&QueueModel);
 }
 
 #[test]

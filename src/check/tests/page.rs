@@ -3,7 +3,7 @@
 use crate::check::page::{OPERATIONS_DRAWN, Page};
 use crate::check::{
     Budget, Counterexample, History, Level, ListTxn, Operation, Register, RegisterCall,
-    RegisterReply, Step, cycles, linear,
+    RegisterReply, TxnStep, cycles, linear,
 };
 
 type Registers = History<RegisterCall, RegisterReply>;
@@ -152,7 +152,8 @@ fn long_history_is_drawn_as_a_window_with_a_note() {
 
 #[test]
 fn cycle_is_drawn_with_arrows() {
-    let txn = |read: &str, write: &str| ListTxn(vec![Step::read(read), Step::write(write, 1)]);
+    let txn =
+        |read: &str, write: &str| ListTxn(vec![TxnStep::read(read), TxnStep::write(write, 1)]);
     let history = vec![
         Operation::ok(1, 9, txn("x", "y"), vec![vec![]]).by(1),
         Operation::ok(2, 8, txn("y", "x"), vec![vec![]]).by(2),

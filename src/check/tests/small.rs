@@ -2,9 +2,9 @@
 //! have no explanation.
 
 use crate::check::{
-    At, History, Kv, KvCall, KvReply, Model, Mutex, MutexCall, MutexReply, Operation, Outcome,
-    Queue, QueueCall, QueueReply, Register, RegisterCall, RegisterReply, Semaphore, SemaphoreCall,
-    SemaphoreReply, Value, models::Seen,
+    At, History, Kv, KvCall, KvReply, Model, MutexCall, MutexModel, MutexReply, Operation, Outcome,
+    QueueCall, QueueModel, QueueReply, Register, RegisterCall, RegisterReply, SemaphoreCall,
+    SemaphoreModel, SemaphoreReply, Value, models::Seen,
 };
 
 /// A random number generator with a seed (splitmix64).
@@ -64,7 +64,7 @@ impl Sample for Register {
     }
 }
 
-impl Sample for Mutex {
+impl Sample for MutexModel {
     fn call(&self, random: &mut Random) -> MutexCall {
         let owner = Value::Number(random.below(2) as i64);
         match random.below(5) {
@@ -86,7 +86,7 @@ impl Sample for Mutex {
     }
 }
 
-impl Sample for Semaphore {
+impl Sample for SemaphoreModel {
     fn call(&self, random: &mut Random) -> SemaphoreCall {
         let (owner, permits) = (Value::Number(random.below(2) as i64), 1 + random.below(2));
         match random.below(5) {
@@ -100,7 +100,7 @@ impl Sample for Semaphore {
     }
 }
 
-impl Sample for Queue {
+impl Sample for QueueModel {
     fn call(&self, random: &mut Random) -> QueueCall {
         match random.below(2) {
             0 => QueueCall::Put(random.value()),

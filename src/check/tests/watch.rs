@@ -6,20 +6,23 @@ use std::sync::Arc;
 
 use super::small::Random;
 use crate::check::lines;
-use crate::check::watch::{self, Event, Keys, Kind, Received, Watch, WatchCall, WatchReply};
+use crate::check::watch::{
+    self, Keys, Received, RecordedEvent, RecordedEventKind, RecordedWatchCall, WatchRecord,
+    WatchReply,
+};
 use crate::check::{History, Operation, Outcome, Value};
 
 /// Number of runs.
 const RUNS: u64 = 2_000;
 
-type Recorded = History<WatchCall, WatchReply>;
+type Recorded = History<RecordedWatchCall, WatchReply>;
 
 /// Draws a correct run: changes, some of unknown outcome, and streams, some of which are interrupted and resumed.
 fn run(random: &mut Random) -> Recorded {
     let mut history = Recorded::new();
     let mut rows: BTreeMap<Arc<str>, (Value, u64)> = BTreeMap::new();
     // All events of each revision.
-    let mut events: Vec<Vec<Event>> = Vec::new();
+    let mut events: Vec<Vec<RecordedEvent>> = Vec::new();
     for number in 0..6 + random.below(6) {
         let revision = events.len() as u64 + 2;
         let mut touched: Vec<Arc<str>> = Vec::new();
@@ -42,13 +45,13 @@ fn run(random: &mut Random) -> Recorded {
             }
             let created = value.is_some().then_some(created);
             let previous = Some(before.map(|(value, _)| value));
-            made.push(Event { revision, key, value, previous, created });
+            made.push(RecordedEvent { revision, key, value, previous, created });
         }
         if made.is_empty() {
             continue;
         }
         let rows = made.iter().map(|event| (event.key.clone(), event.value.clone())).collect();
-        let (at, call) = (number, WatchCall::Change { rows });
+        let (at, call) = (number, RecordedWatchCall::Change { rows });
         history.push(match random.below(5) {
             0 => Operation::unknown(at, call),
             _ => Operation::ok(at, at + 5, call, WatchReply::Changed { revision }),
@@ -64,8 +67,8 @@ fn run(random: &mut Random) -> Recorded {
             _ => Keys::Range("b".into(), None),
         };
         let only = match random.below(4) {
-            0 => Some(Kind::Put),
-            1 => Some(Kind::Delete),
+            0 => Some(RecordedEventKind::Put),
+            1 => Some(RecordedEventKind::Delete),
             _ => None,
         };
         tell(random, &mut history, &events, stream, keys, only);
@@ -76,30 +79,30 @@ fn run(random: &mut Random) -> Recorded {
 fn tell(
     random: &mut Random,
     history: &mut Recorded,
-    events: &[Vec<Event>],
+    events: &[Vec<RecordedEvent>],
     stream: &str,
     keys: Keys,
-    only: Option<Kind>,
+    only: Option<RecordedEventKind>,
 ) {
     let is_all = stream == "all";
     let last = events.len() as u64 + 1;
     let start = if is_all { 2 } else { 2 + random.below(3) };
     let stream: Arc<str> = stream.into();
     let mut at = 100;
-    let watch = |start| WatchCall::Watch {
+    let watch = |start| RecordedWatchCall::Watch {
         stream: stream.clone(),
         keys: keys.clone(),
         start: Some(start),
         only,
     };
-    let receive = WatchCall::Receive { stream: stream.clone() };
+    let receive = RecordedWatchCall::Receive { stream: stream.clone() };
     let mut say = |history: &mut Recorded, received| {
         at += 1;
         let reply = WatchReply::Received(received);
         history.push(Operation::ok(at, at, receive.clone(), reply));
     };
     history.push(Operation::ok(100, 100, watch(start), WatchReply::Watching { at: None }));
-    let mut batch: Vec<Event> = Vec::new();
+    let mut batch: Vec<RecordedEvent> = Vec::new();
     for (place, made) in events.iter().enumerate() {
         let revision = place as u64 + 2;
         if revision < start {
@@ -195,10 +198,10 @@ fn valid_watch_run_passes_and_each_fault_fails() {
     for seed in 0..RUNS {
         let random = &mut Random(seed * 1_000_003);
         let mut history = run(random);
-        let verdict = watch::check(&Watch::default(), &history);
+        let verdict = watch::check(&WatchRecord::default(), &history);
         assert!(verdict.is_ok(), "seed {seed}: {verdict}\n{history:#?}");
         let Some(fault) = spoil(random, &mut history) else { continue };
-        let verdict = watch::check(&Watch::default(), &history);
+        let verdict = watch::check(&WatchRecord::default(), &history);
         let Some(reason) = verdict.violation() else {
             panic!("seed {seed}: {fault}, and {verdict}\n{history:#?}");
         };
@@ -211,8 +214,8 @@ fn valid_watch_run_passes_and_each_fault_fails() {
 
 /// Checks a stream of a store that other programs change as well.
 fn among_others(lines: &str) -> crate::check::Verdict {
-    let history = lines::read::<WatchCall>(lines.as_bytes()).unwrap().history;
-    watch::check(&Watch { others: true }, &history)
+    let history = lines::read::<RecordedWatchCall>(lines.as_bytes()).unwrap().history;
+    watch::check(&WatchRecord { others: true }, &history)
 }
 
 #[test]

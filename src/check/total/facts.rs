@@ -5,7 +5,7 @@ use crate::check::value::Value;
 
 /// A fact about a row.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sight<'a> {
+pub(super) enum TotalSight<'a> {
     /// The row had this value (`None`: it did not exist), last changed at this revision, if the reply states it.
     Is(Option<&'a Value>, Option<u64>),
     /// The row existed.
@@ -18,14 +18,14 @@ pub(super) enum Sight<'a> {
 
 /// The current state of a row: its value and the revision of its last change.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Live<'a> {
+pub(super) struct TotalLive<'a> {
     pub(super) value: &'a Value,
     pub(super) modified: u64,
 }
 
-impl Sight<'_> {
+impl TotalSight<'_> {
     /// Returns whether the fact is true of this row.
-    pub(super) fn fits(&self, row: Option<Live<'_>>) -> bool {
+    pub(super) fn fits(&self, row: Option<TotalLive<'_>>) -> bool {
         let modified = row.map(|row| row.modified);
         match *self {
             Self::Is(value, told) => {
@@ -66,13 +66,13 @@ pub(super) fn changed(seen: &Seen) -> bool {
 }
 
 /// Returns the fact that a reply states about the row just before the call.
-pub(super) fn sight<'a>(call: &KvCall, seen: &'a Seen) -> Option<Sight<'a>> {
+pub(super) fn sight<'a>(call: &KvCall, seen: &'a Seen) -> Option<TotalSight<'a>> {
     Some(match (call, seen) {
-        (_, Seen::Read { value, modified }) => Sight::Is(value.as_ref(), *modified),
-        (KvCall::Delete { .. }, Seen::Changed(true)) => Sight::Exists,
-        (KvCall::Delete { .. }, Seen::Changed(false)) => Sight::At(None),
-        (KvCall::CompareAndSet { expect, .. }, Seen::Changed(true)) => Sight::At(*expect),
-        (KvCall::CompareAndSet { expect, .. }, Seen::Changed(false)) => Sight::NotAt(*expect),
+        (_, Seen::Read { value, modified }) => TotalSight::Is(value.as_ref(), *modified),
+        (KvCall::Delete { .. }, Seen::Changed(true)) => TotalSight::Exists,
+        (KvCall::Delete { .. }, Seen::Changed(false)) => TotalSight::At(None),
+        (KvCall::CompareAndSet { expect, .. }, Seen::Changed(true)) => TotalSight::At(*expect),
+        (KvCall::CompareAndSet { expect, .. }, Seen::Changed(false)) => TotalSight::NotAt(*expect),
         _ => return None,
     })
 }
@@ -89,10 +89,10 @@ pub(super) fn written(call: &KvCall) -> Option<Option<&Value>> {
 
 /// Returns the fact that must be true for a call of unknown outcome to change the store, or `None` if there is no
 /// condition.
-pub(super) fn condition(call: &KvCall) -> Option<Sight<'_>> {
+pub(super) fn condition(call: &KvCall) -> Option<TotalSight<'_>> {
     match call {
-        KvCall::Delete { .. } => Some(Sight::Exists),
-        KvCall::CompareAndSet { expect, .. } => Some(Sight::At(*expect)),
+        KvCall::Delete { .. } => Some(TotalSight::Exists),
+        KvCall::CompareAndSet { expect, .. } => Some(TotalSight::At(*expect)),
         KvCall::Put { .. } | KvCall::Get { .. } => None,
     }
 }

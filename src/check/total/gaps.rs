@@ -5,8 +5,8 @@ use std::collections::hash_map::{DefaultHasher, HashMap};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::BuildHasherDefault;
 
-use super::facts::{self, Live, Sight};
-use super::order::{Order, Placed, Unsure, said};
+use super::facts::{self, TotalLive, TotalSight};
+use super::order::{Placed, TotalOrder, Unsure, said};
 use super::spare::{Pool, Quiet, Spare};
 use super::{Total, replay};
 use crate::check::history::Index;
@@ -26,14 +26,14 @@ const GAPS_MIN: u64 = 100_000;
 #[derive(Debug, Default)]
 pub(super) struct Chosen<'a> {
     /// Sorted by revision.
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<GapChange>,
     /// Keys of rows whose history involved a choice. A contradiction in such a row may be caused by the choice.
     pub(super) guessed: HashSet<&'a str, Fixed>,
 }
 
 /// A change of unknown outcome that made a revision.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Change {
+pub(super) struct GapChange {
     pub(super) revision: u64,
     pub(super) index: Index,
     /// The operation that observed it, or `None` if the assignment was chosen.
@@ -51,9 +51,9 @@ struct Pin<'a> {
 
 /// A row that a change of unknown outcome may have changed.
 #[derive(Default)]
-struct Row<'a> {
+struct GapRow<'a> {
     key: &'a str,
-    /// Indices into [`Order::unsure`].
+    /// Indices into [`TotalOrder::unsure`].
     unsure: Vec<usize>,
     /// The same, grouped by the value that they write.
     by_value: HashMap<Option<&'a Value>, Vec<usize>, Fixed>,
@@ -65,11 +65,11 @@ struct Row<'a> {
 }
 
 struct Choosing<'o, 'a> {
-    order: &'o Order<'a>,
+    order: &'o TotalOrder<'a>,
     gaps: Vec<u64>,
-    rows: Vec<Row<'a>>,
+    rows: Vec<GapRow<'a>>,
     pins: BTreeMap<u64, Pin<'a>>,
-    /// For each of [`Order::unsure`], the revision that it made.
+    /// For each of [`TotalOrder::unsure`], the revision that it made.
     made: Vec<Option<u64>>,
     /// Free revisions that are assigned.
     used: HashSet<u64, Fixed>,
@@ -86,7 +86,7 @@ struct Needed {
 
 impl<'a> Chosen<'a> {
     /// Chooses an assignment. The error is a verdict: no assignment explains the replies, or several may.
-    pub(super) fn of(rules: &Total, order: &Order<'a>) -> Result<Self, Verdict> {
+    pub(super) fn of(rules: &Total, order: &TotalOrder<'a>) -> Result<Self, Verdict> {
         let gaps = gaps(rules, order)?;
         if gaps.is_empty() || rules.others && order.unsure.is_empty() {
             return Ok(Self::default());
@@ -108,7 +108,7 @@ impl<'a> Chosen<'a> {
 }
 
 /// Returns the free revisions.
-fn gaps(rules: &Total, order: &Order<'_>) -> Result<Vec<u64>, Verdict> {
+fn gaps(rules: &Total, order: &TotalOrder<'_>) -> Result<Vec<u64>, Verdict> {
     let mut gaps = Vec::new();
     let mut next = rules.first + 1;
     let Some(last) = order.placed.last() else { return Ok(gaps) };
@@ -126,14 +126,14 @@ fn gaps(rules: &Total, order: &Order<'_>) -> Result<Vec<u64>, Verdict> {
 }
 
 /// Returns the rows that a change of unknown outcome may have changed.
-fn rows<'a>(order: &Order<'a>) -> Vec<Row<'a>> {
+fn rows<'a>(order: &TotalOrder<'a>) -> Vec<GapRow<'a>> {
     let history = order.history;
-    let mut rows: Vec<Row<'a>> = Vec::new();
+    let mut rows: Vec<GapRow<'a>> = Vec::new();
     let mut numbers: HashMap<&str, usize, Fixed> = HashMap::default();
     for (place, unsure) in order.unsure.iter().enumerate() {
         let key: &str = history[unsure.index].call.key();
         let number = *numbers.entry(key).or_insert_with(|| {
-            rows.push(Row { key, ..Row::default() });
+            rows.push(GapRow { key, ..GapRow::default() });
             rows.len() - 1
         });
         let written = facts::written(&history[unsure.index].call).expect("it may change a row");
@@ -148,7 +148,7 @@ fn rows<'a>(order: &Order<'a>) -> Vec<Row<'a>> {
     rows
 }
 
-pub(super) fn ambiguous(order: &Order<'_>) -> Verdict {
+pub(super) fn ambiguous(order: &TotalOrder<'_>) -> Verdict {
     Verdict::Undecided {
         object: order.object.to_owned(),
         why: Undecided::Ambiguous,
@@ -157,7 +157,7 @@ pub(super) fn ambiguous(order: &Order<'_>) -> Verdict {
 }
 
 /// Returns the fact that an event states about the row, and the revision at which it was observed.
-fn seen<'a>(order: &Order<'a>, event: Placed) -> Option<(Sight<'a>, u64)> {
+fn seen<'a>(order: &TotalOrder<'a>, event: Placed) -> Option<(TotalSight<'a>, u64)> {
     let history = order.history;
     let sight = facts::sight(&history[event.index].call, said(history, event.index))?;
     Some((sight, event.revision - u64::from(!event.only_read)))
@@ -178,7 +178,7 @@ impl<'a> Choosing<'_, 'a> {
         facts::written(call).expect("what is unsure may change a row")
     }
 
-    fn condition(&self, place: usize) -> Option<Sight<'a>> {
+    fn condition(&self, place: usize) -> Option<TotalSight<'a>> {
         let history = self.order.history;
         facts::condition(&history[self.unsure(place).index].call)
     }
@@ -199,9 +199,9 @@ impl<'a> Choosing<'_, 'a> {
                     continue;
                 }
                 let value = match sight {
-                    Sight::Is(Some(value), _) => Some(value),
+                    TotalSight::Is(Some(value), _) => Some(value),
                     // "The row did not exist" does not identify the change.
-                    Sight::Is(None, _) => continue,
+                    TotalSight::Is(None, _) => continue,
                     _ => None,
                 };
                 let told = event.index;
@@ -297,13 +297,13 @@ impl<'a> Choosing<'_, 'a> {
             row.filter_map(|place| Some((self.made[*place]?, self.written(*place)))).collect();
         pins.sort_unstable_by_key(|(revision, _)| *revision);
         let mut pins = pins.into_iter().peekable();
-        let mut now: Option<Live<'a>> = None;
+        let mut now: Option<TotalLive<'a>> = None;
         // The revision of the row's last change, and the end of the range without changes.
         let (mut since, mut until) = (0, 0);
         for event in events {
             let upto = event.revision - u64::from(!event.only_read);
             while let Some((revision, value)) = pins.next_if(|(revision, _)| *revision <= upto) {
-                now = value.map(|value| Live { value, modified: revision });
+                now = value.map(|value| TotalLive { value, modified: revision });
                 since = revision;
             }
             if let Some((sight, at)) = seen(self.order, event) {
@@ -312,16 +312,16 @@ impl<'a> Choosing<'_, 'a> {
                         self.needed(number, sight, since.max(until) + 1, at)
                 {
                     self.make(revision, place);
-                    now = self.written(place).map(|value| Live { value, modified: revision });
+                    now = self.written(place).map(|value| TotalLive { value, modified: revision });
                     since = revision;
                 }
                 match sight {
-                    Sight::Is(..) | Sight::At(_) if sight.fits(now) => {
+                    TotalSight::Is(..) | TotalSight::At(_) if sight.fits(now) => {
                         self.be_quiet(number, sight, since + 1, at);
                         until = at;
                     }
                     // Either the row did not change at that revision, or it changed again later.
-                    Sight::NotAt(Some(not)) if since < not && not <= at => {
+                    TotalSight::NotAt(Some(not)) if since < not && not <= at => {
                         let all = self.rows[number].unsure.iter();
                         let puts = all.clone().filter(|place| self.written(**place).is_some());
                         let (puts, all) = (puts.count(), all.count());
@@ -338,7 +338,7 @@ impl<'a> Choosing<'_, 'a> {
             if !event.only_read {
                 let call = &self.order.history[event.index].call;
                 let value = facts::written(call).expect("it changed something");
-                now = value.map(|value| Live { value, modified: event.revision });
+                now = value.map(|value| TotalLive { value, modified: event.revision });
                 since = event.revision;
             }
         }
@@ -346,7 +346,7 @@ impl<'a> Choosing<'_, 'a> {
     }
 
     /// Records that the row cannot have changed in a range, as far as that is certain.
-    fn be_quiet(&mut self, number: usize, sight: Sight<'a>, from: u64, to: u64) {
+    fn be_quiet(&mut self, number: usize, sight: TotalSight<'a>, from: u64, to: u64) {
         if from > to {
             return;
         }
@@ -359,18 +359,24 @@ impl<'a> Choosing<'_, 'a> {
     }
 
     /// Returns the changes that may make the fact true, and perhaps others.
-    fn able(&self, row: usize, sight: Sight<'a>) -> &[usize] {
+    fn able(&self, row: usize, sight: TotalSight<'a>) -> &[usize] {
         let row = &self.rows[row];
         match sight {
-            Sight::Is(value, _) => row.by_value.get(&value).map_or(&[], |all| all),
-            Sight::At(None) => row.by_value.get(&None).map_or(&[], |all| all),
-            Sight::Exists | Sight::At(Some(_)) | Sight::NotAt(_) => &row.unsure,
+            TotalSight::Is(value, _) => row.by_value.get(&value).map_or(&[], |all| all),
+            TotalSight::At(None) => row.by_value.get(&None).map_or(&[], |all| all),
+            TotalSight::Exists | TotalSight::At(Some(_)) | TotalSight::NotAt(_) => &row.unsure,
         }
     }
 
     /// Returns the first free revision and a change that makes the fact true, if both exist. Records whether others
     /// would do as well.
-    fn needed(&mut self, row: usize, sight: Sight<'a>, from: u64, to: u64) -> Option<(u64, usize)> {
+    fn needed(
+        &mut self,
+        row: usize,
+        sight: TotalSight<'a>,
+        from: u64,
+        to: u64,
+    ) -> Option<(u64, usize)> {
         if sight.modified().is_some() || from > to {
             return None;
         }
@@ -457,7 +463,7 @@ impl<'a> Choosing<'_, 'a> {
             let Some(revision) = *made else { continue };
             let index = self.order.unsure[place].index;
             let told = self.pins.get(&revision).map(|pin| pin.told);
-            changes.push(Change { revision, index, told });
+            changes.push(GapChange { revision, index, told });
             // A conditional change may not have happened as assigned.
             if self.condition(place).is_some() {
                 guessed.insert(self.order.history[index].call.key());

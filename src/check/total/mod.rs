@@ -36,7 +36,7 @@ use super::linear::{self, Budget};
 use super::models::{Kv, KvCall, KvReply};
 use super::verdict::{Undecided, Verdict};
 use gaps::Chosen;
-use order::Order;
+use order::TotalOrder;
 
 /// Assumptions about a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,7 +118,7 @@ pub(super) fn by_revision(
     object: &str,
     members: &[Index],
 ) -> Verdict {
-    let order = match Order::of(rules, history, object, members) {
+    let order = match TotalOrder::of(rules, history, object, members) {
         Ok(order) => order,
         Err(verdict) => return verdict,
     };

@@ -28,7 +28,7 @@ pub(super) struct Unsure {
 }
 
 /// The operations of one store.
-pub(super) struct Order<'a> {
+pub(super) struct TotalOrder<'a> {
     pub(super) history: &'a Store,
     pub(super) object: &'a str,
     /// Sorted by revision.
@@ -47,7 +47,7 @@ pub(super) fn said(history: &Store, index: Index) -> &Seen {
     }
 }
 
-impl<'a> Order<'a> {
+impl<'a> TotalOrder<'a> {
     /// Orders the operations of one store. The error is a verdict: no such order exists, or a reply has no revision.
     pub(super) fn of(
         rules: &Total,

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::Total;
-use super::facts::{self, Live, Sight};
-use super::gaps::{Change, Chosen, Fixed, ambiguous};
-use super::order::{Order, Placed, said};
+use super::facts::{self, TotalLive, TotalSight};
+use super::gaps::{Chosen, Fixed, GapChange, ambiguous};
+use super::order::{Placed, TotalOrder, said};
 use crate::check::history::Index;
 use crate::check::value::Value;
 use crate::check::verdict::{Counterexample, Verdict};
@@ -16,7 +16,7 @@ const ELSEWHERE_MAX: usize = 4;
 /// A row at the current point of the replay.
 #[derive(Clone, Copy, Default)]
 struct Story<'a> {
-    now: Option<Live<'a>>,
+    now: Option<TotalLive<'a>>,
     /// The last known change: its revision, and the operation that made or observed it.
     known: Option<(u64, Index)>,
     /// Whether that operation made the change.
@@ -24,20 +24,20 @@ struct Story<'a> {
 }
 
 /// Replays the placed operations and the chosen changes.
-pub(super) fn play(rules: &Total, order: &Order<'_>, chosen: &Chosen<'_>) -> Verdict {
+pub(super) fn play(rules: &Total, order: &TotalOrder<'_>, chosen: &Chosen<'_>) -> Verdict {
     let history = order.history;
     let mut rows: HashMap<&str, Story<'_>, Fixed> = HashMap::default();
     let mut changes = chosen.changes.iter().copied().peekable();
     for placed in &order.placed {
         while let Some(change) = changes.next_if(|change| change.revision <= placed.revision) {
-            let Change { revision, index, told } = change;
+            let GapChange { revision, index, told } = change;
             let call = &history[index].call;
             let row = rows.entry(call.key()).or_default();
             if facts::condition(call).is_some_and(|condition| !condition.fits(row.now)) {
                 return ambiguous(order);
             }
             let value = facts::written(call).expect("what was chosen changes something");
-            row.now = value.map(|value| Live { value, modified: revision });
+            row.now = value.map(|value| TotalLive { value, modified: revision });
             if let Some(told) = told {
                 row.known = Some((revision, told));
                 row.is_maker = false;
@@ -60,7 +60,7 @@ pub(super) fn play(rules: &Total, order: &Order<'_>, chosen: &Chosen<'_>) -> Ver
         }
         if !only_read {
             let value = facts::written(call).expect("it changed something");
-            row.now = value.map(|value| Live { value, modified: revision });
+            row.now = value.map(|value| TotalLive { value, modified: revision });
             row.known = Some((revision, index));
             row.is_maker = true;
         }
@@ -70,7 +70,7 @@ pub(super) fn play(rules: &Total, order: &Order<'_>, chosen: &Chosen<'_>) -> Ver
 
 /// Returns the operations that may have written to a row if they took effect, without those in `except`.
 pub(super) fn writers(
-    order: &Order<'_>,
+    order: &TotalOrder<'_>,
     key: &str,
     except: &[Index],
     fits: impl Fn(Option<&Value>) -> bool,
@@ -87,10 +87,10 @@ pub(super) fn writers(
 /// A reply that contradicts the replayed store.
 struct Wrong<'p, 'a> {
     rules: &'p Total,
-    order: &'p Order<'a>,
+    order: &'p TotalOrder<'a>,
     index: Index,
     key: &'p str,
-    sight: Sight<'p>,
+    sight: TotalSight<'p>,
     /// The revision of the reply.
     at: u64,
     row: Story<'a>,
@@ -101,13 +101,15 @@ impl Wrong<'_, '_> {
     fn seen(&self) -> String {
         let Self { index, key, at, .. } = self;
         let what = match self.sight {
-            Sight::Is(Some(value), Some(modified)) => format!("{value}, changed at {modified},"),
-            Sight::Is(Some(value), None) => format!("{value}"),
-            Sight::Is(None, None) | Sight::At(None) => "nothing".to_owned(),
-            Sight::Is(None, Some(modified)) => format!("nothing, changed at {modified},"),
-            Sight::Exists | Sight::NotAt(None) => "something".to_owned(),
-            Sight::At(Some(modified)) => format!("a change of revision {modified}"),
-            Sight::NotAt(Some(modified)) => format!("a change other than that of {modified}"),
+            TotalSight::Is(Some(value), Some(modified)) => {
+                format!("{value}, changed at {modified},")
+            }
+            TotalSight::Is(Some(value), None) => format!("{value}"),
+            TotalSight::Is(None, None) | TotalSight::At(None) => "nothing".to_owned(),
+            TotalSight::Is(None, Some(modified)) => format!("nothing, changed at {modified},"),
+            TotalSight::Exists | TotalSight::NotAt(None) => "something".to_owned(),
+            TotalSight::At(Some(modified)) => format!("a change of revision {modified}"),
+            TotalSight::NotAt(Some(modified)) => format!("a change other than that of {modified}"),
         };
         format!("#{index} observed {what} in row {key:?} at revision {at}")
     }
@@ -126,7 +128,7 @@ impl Wrong<'_, '_> {
     fn certain(&self) -> Option<Counterexample> {
         let Self { index, at, .. } = *self;
         let told = self.sight.modified();
-        if let Sight::Is(Some(_), _) = self.sight {
+        if let TotalSight::Is(Some(_), _) = self.sight {
             let maker =
                 writers(self.order, self.key, &[], |written| self.sight.is_made_by(written));
             if maker.is_empty() {
@@ -138,7 +140,7 @@ impl Wrong<'_, '_> {
                 let why = "but the reported revision did not exist yet";
                 return Some(self.because("future revision", [index], why));
             }
-            if modified <= self.rules.first || matches!(self.sight, Sight::Is(None, _)) {
+            if modified <= self.rules.first || matches!(self.sight, TotalSight::Is(None, _)) {
                 let why = "but no change can have left this state";
                 return Some(self.because("unwritten value", [index], why));
             }

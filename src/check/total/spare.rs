@@ -85,13 +85,13 @@ pub(super) fn matched(free: &[u64], pools: &[Pool<'_>]) -> Result<Vec<(u64, usiz
 
 /// The changes of a pool that are left and may have made the current revision.
 #[derive(Clone, Default)]
-struct Left {
+struct SpareRest {
     /// Changes that certainly take effect; those called last are at the end.
     sure: Vec<usize>,
     perhaps: Vec<usize>,
 }
 
-impl Left {
+impl SpareRest {
     /// Returns the sort key of a pool: pools with a certain change first, then those with more changes.
     fn fullness(&self) -> (bool, usize) {
         (!self.sure.is_empty(), self.sure.len() + self.perhaps.len())
@@ -109,7 +109,7 @@ impl Matching<'_> {
         }
         coming.sort_unstable();
         let mut coming = coming.into_iter().peekable();
-        let mut left = vec![Left::default(); self.pools.len()];
+        let mut left = vec![SpareRest::default(); self.pools.len()];
         // The heap may contain outdated entries of pools that have become smaller. They are skipped.
         let mut ready: BinaryHeap<((bool, usize), Reverse<usize>)> = BinaryHeap::new();
         let mut quiet: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
@@ -117,7 +117,7 @@ impl Matching<'_> {
         for revision in free.iter().copied() {
             while let Some((_, (pool, place))) = coming.next_if(|(first, _)| *first <= revision) {
                 let is_sure = self.pools[pool].spare[place].is_sure;
-                let Left { sure, perhaps } = &mut left[pool];
+                let SpareRest { sure, perhaps } = &mut left[pool];
                 if is_sure {
                     sure.push(place)
                 } else {
@@ -139,7 +139,7 @@ impl Matching<'_> {
                 match self.pools[pool].quiet_until(revision) {
                     Some(until) => quiet.push(Reverse((until, pool))),
                     None => {
-                        let Left { sure, perhaps } = &mut left[pool];
+                        let SpareRest { sure, perhaps } = &mut left[pool];
                         let place = sure.pop().or_else(|| perhaps.pop());
                         let Some(place) = place else { continue };
                         ready.push((left[pool].fullness(), Reverse(pool)));

@@ -26,7 +26,7 @@ use crate::check::value::Value;
 
 /// A call on a store, or a message of a stream.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum WatchCall {
+pub enum RecordedWatchCall {
     /// Changes the store in one revision.
     Change {
         /// Each row with its new value, or `None` if it is deleted.
@@ -46,7 +46,7 @@ pub enum WatchCall {
         /// The first revision to report, or `None` for "from now on".
         start: Option<u64>,
         /// The only kind of change to report, if there is a filter.
-        only: Option<Kind>,
+        only: Option<RecordedEventKind>,
     },
     /// Receives a message.
     Receive {
@@ -80,7 +80,7 @@ pub enum Received {
     /// Events.
     Events {
         /// The events, in order.
-        events: Vec<Event>,
+        events: Vec<RecordedEvent>,
         /// Whether the next message continues the last revision.
         more: bool,
     },
@@ -93,7 +93,7 @@ pub enum Received {
 
 /// A change of one row.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Event {
+pub struct RecordedEvent {
     /// Revision of the change.
     pub revision: u64,
     /// Key of the row.
@@ -117,7 +117,7 @@ pub enum Keys {
 
 /// A kind of change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Kind {
+pub enum RecordedEventKind {
     /// The row was written.
     Put,
     /// The row was deleted.
@@ -134,22 +134,24 @@ impl Keys {
     }
 }
 
-impl Event {
+impl RecordedEvent {
     /// Returns the kind of the change.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> RecordedEventKind {
         kind(self.value.as_ref())
     }
 }
 
-pub(super) fn kind(value: Option<&Value>) -> Kind {
-    if value.is_some() { Kind::Put } else { Kind::Delete }
+pub(super) fn kind(value: Option<&Value>) -> RecordedEventKind {
+    if value.is_some() { RecordedEventKind::Put } else { RecordedEventKind::Delete }
 }
 
 /// Converts an operation on a store into the change that watch streams may report. Returns `None` if it changes
 /// nothing.
 ///
 /// This turns a history for [`total`](crate::check::total) into one half of a history for this checker.
-pub fn change(operation: &Operation<KvCall, KvReply>) -> Option<Operation<WatchCall, WatchReply>> {
+pub fn change(
+    operation: &Operation<KvCall, KvReply>,
+) -> Option<Operation<RecordedWatchCall, WatchReply>> {
     let (key, value) = match &operation.call {
         KvCall::Put { key, value } | KvCall::CompareAndSet { key, value, .. } => {
             (key.clone(), Some(value.clone()))
@@ -170,7 +172,7 @@ pub fn change(operation: &Operation<KvCall, KvReply>) -> Option<Operation<WatchC
         process: operation.process,
         object: operation.object.clone(),
         invoked: operation.invoked,
-        call: WatchCall::Change { rows: vec![(key, value)] },
+        call: RecordedWatchCall::Change { rows: vec![(key, value)] },
         outcome,
     })
 }
@@ -179,7 +181,7 @@ fn needed<T>(name: &'static str, found: Option<T>) -> Result<T, FieldError> {
     found.ok_or(FieldError::Missing(name))
 }
 
-impl Written for WatchCall {
+impl Written for RecordedWatchCall {
     type Reply = WatchReply;
 
     fn read(name: &str, fields: &mut Fields) -> Result<Option<Self>, FieldError> {
@@ -207,7 +209,8 @@ impl Written for WatchCall {
                 };
                 let start = fields.number("start")?;
                 let only = fields.one_of("only", &["puts", "deletes"])?;
-                let only = only.map(|place| [Kind::Put, Kind::Delete][place]);
+                let only =
+                    only.map(|place| [RecordedEventKind::Put, RecordedEventKind::Delete][place]);
                 Self::Watch { stream, keys, start, only }
             }
             _ => return Ok(None),
@@ -229,7 +232,7 @@ impl Written for WatchCall {
                 } else {
                     let mut events = Vec::new();
                     for mut event in needed("events", fields.list("events")?)? {
-                        events.push(Event {
+                        events.push(RecordedEvent {
                             revision: needed("revision", event.number("revision")?)?,
                             key: needed("key", event.text("key")?)?.into(),
                             value: event.value_or_null("value")?,
@@ -276,8 +279,8 @@ impl Written for WatchCall {
                     fields.put("start", *start);
                 }
                 match only {
-                    Some(Kind::Put) => fields.put("only", "puts"),
-                    Some(Kind::Delete) => fields.put("only", "deletes"),
+                    Some(RecordedEventKind::Put) => fields.put("only", "puts"),
+                    Some(RecordedEventKind::Delete) => fields.put("only", "deletes"),
                     None => {}
                 }
                 "watch"
@@ -301,7 +304,7 @@ impl Written for WatchCall {
                 fields.put("compacted", *revision);
             }
             WatchReply::Received(Received::Events { events, more }) => {
-                let event = |event: &Event| {
+                let event = |event: &RecordedEvent| {
                     let mut fields = Fields::default();
                     fields.put("revision", event.revision);
                     fields.put("key", event.key.as_ref());

@@ -38,12 +38,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::history::{History, Index, Operation, Outcome};
 use super::verdict::Verdict;
-pub use calls::{Event, Keys, Kind, Received, WatchCall, WatchReply, change};
-use truth::Truth;
+pub use calls::{
+    Keys, Received, RecordedEvent, RecordedEventKind, RecordedWatchCall, WatchReply, change,
+};
+use truth::StreamTruth;
 
 /// Assumptions about a watched store.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Watch {
+pub struct WatchRecord {
     /// Whether the store is also changed from outside the history: by other programs, or by leases that expire. Such
     /// changes are learned from the streams. By default there are none, and an event for a change that was not called
     /// is a violation.
@@ -56,20 +58,20 @@ pub struct Watch {
 /// number of concurrent streams. Deterministic; uses no clock and no thread.
 ///
 /// ```
-/// use bowline::check::watch::{Event, Keys, Received, Watch, WatchCall, WatchReply, check};
+/// use bowline::check::watch::{RecordedEvent, Keys, Received, Watch, RecordedWatchCall, WatchReply, check};
 /// use bowline::check::Operation;
 ///
-/// let put = |value: i64| WatchCall::Change { rows: vec![("a".into(), Some(value.into()))] };
-/// let watch = WatchCall::Watch {
+/// let put = |value: i64| RecordedWatchCall::Change { rows: vec![("a".into(), Some(value.into()))] };
+/// let watch = RecordedWatchCall::Watch {
 ///     stream: "w".into(), keys: Keys::One("a".into()), start: Some(2), only: None,
 /// };
 /// let event = |revision, value: i64| WatchReply::Received(Received::Events {
-///     events: vec![Event {
+///     events: vec![RecordedEvent {
 ///         revision, key: "a".into(), value: Some(value.into()), previous: None, created: None,
 ///     }],
 ///     more: false,
 /// });
-/// let receive = WatchCall::Receive { stream: "w".into() };
+/// let receive = RecordedWatchCall::Receive { stream: "w".into() };
 /// let history = vec![
 ///     Operation::ok(1, 2, put(7), WatchReply::Changed { revision: 2 }),
 ///     Operation::ok(3, 4, put(8), WatchReply::Changed { revision: 3 }),
@@ -80,7 +82,7 @@ pub struct Watch {
 /// // The stream omitted the change #0.
 /// assert_eq!(verdict.violation().unwrap().operations, [2, 0, 3]);
 /// ```
-pub fn check(rules: &Watch, history: &History<WatchCall, WatchReply>) -> Verdict {
+pub fn check(rules: &WatchRecord, history: &History<RecordedWatchCall, WatchReply>) -> Verdict {
     let mut objects: BTreeMap<&str, Vec<Index>> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
         objects.entry(&operation.object).or_default().push(index);
@@ -91,13 +93,13 @@ pub fn check(rules: &Watch, history: &History<WatchCall, WatchReply>) -> Verdict
         // Messages come after everything else at the same moment.
         members.sort_by_key(|index| {
             let is_told = match &history[*index].call {
-                WatchCall::Receive { .. } => true,
-                WatchCall::Watch { .. } => !first.contains(index),
-                WatchCall::Change { .. } | WatchCall::Compact { .. } => false,
+                RecordedWatchCall::Receive { .. } => true,
+                RecordedWatchCall::Watch { .. } => !first.contains(index),
+                RecordedWatchCall::Change { .. } | RecordedWatchCall::Compact { .. } => false,
             };
             (history[*index].invoked, is_told, *index)
         });
-        let judged = Truth::of(rules, history, object, &members)
+        let judged = StreamTruth::of(rules, history, object, &members)
             .and_then(|truth| stream::judge(&truth, &members));
         if let Err(reason) = judged {
             return (*reason).into();
@@ -107,11 +109,14 @@ pub fn check(rules: &Watch, history: &History<WatchCall, WatchReply>) -> Verdict
 }
 
 /// Returns the watch that began each stream for the first time.
-fn first_watches(history: &History<WatchCall, WatchReply>, members: &[Index]) -> BTreeSet<Index> {
+fn first_watches(
+    history: &History<RecordedWatchCall, WatchReply>,
+    members: &[Index],
+) -> BTreeSet<Index> {
     let mut first: BTreeMap<&str, Index> = BTreeMap::new();
     for &index in members {
         let Operation { call, outcome, .. } = &history[index];
-        if let WatchCall::Watch { stream, .. } = call
+        if let RecordedWatchCall::Watch { stream, .. } = call
             && !matches!(outcome, Outcome::Failed { .. })
         {
             first.entry(stream).or_insert(index);

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use super::calls::{Event, Keys, Kind, Received, WatchCall, WatchReply, kind};
-use super::truth::{Reason, Step, Truth, events, reason, shown};
+use super::calls::{
+    Keys, Received, RecordedEvent, RecordedEventKind, RecordedWatchCall, WatchReply, kind,
+};
+use super::truth::{Reason, StreamTruth, TruthStep, events, reason, shown};
 use crate::check::history::{Index, Outcome};
 
 /// Checks every stream. `members` must be sorted by time.
-pub(super) fn judge<'t>(truth: &'t Truth<'t>, members: &'t [Index]) -> Result<(), Reason> {
+pub(super) fn judge<'t>(truth: &'t StreamTruth<'t>, members: &'t [Index]) -> Result<(), Reason> {
     let history = truth.history;
-    let mut streams: BTreeMap<&str, Option<Session<'t>>> = BTreeMap::new();
+    let mut streams: BTreeMap<&str, Option<StreamSession<'t>>> = BTreeMap::new();
     // The highest compaction called so far.
     let mut compacted = None;
     for &index in members {
@@ -22,14 +24,16 @@ pub(super) fn judge<'t>(truth: &'t Truth<'t>, members: &'t [Index]) -> Result<()
             _ => None,
         };
         match (&operation.call, reply) {
-            (WatchCall::Compact { revision }, _) => compacted = compacted.max(Some(*revision)),
-            (WatchCall::Watch { stream, keys, start, only }, reply) => {
+            (RecordedWatchCall::Compact { revision }, _) => {
+                compacted = compacted.max(Some(*revision))
+            }
+            (RecordedWatchCall::Watch { stream, keys, start, only }, reply) => {
                 let at = match reply {
                     Some(WatchReply::Watching { at }) => *at,
                     _ => None,
                 };
                 let start = start.or(at.map(|at| at.saturating_add(1)));
-                let mut session = Session::new(truth, members, index, keys, *only);
+                let mut session = StreamSession::new(truth, members, index, keys, *only);
                 match (start, &operation.outcome) {
                     (Some(start), _) => session.begin(start),
                     (None, Outcome::Ok { at, .. }) => session.latest = truth.first_after(*at),
@@ -37,7 +41,7 @@ pub(super) fn judge<'t>(truth: &'t Truth<'t>, members: &'t [Index]) -> Result<()
                 }
                 streams.insert(stream, Some(session));
             }
-            (WatchCall::Receive { stream }, Some(WatchReply::Received(received))) => {
+            (RecordedWatchCall::Receive { stream }, Some(WatchReply::Received(received))) => {
                 let Some(session) = streams.get_mut(&**stream) else {
                     let why = format!(
                         "#{index} is a message of stream {stream:?}, which was never requested"
@@ -62,12 +66,12 @@ pub(super) fn judge<'t>(truth: &'t Truth<'t>, members: &'t [Index]) -> Result<()
     Ok(())
 }
 
-struct Session<'t> {
-    truth: &'t Truth<'t>,
+struct StreamSession<'t> {
+    truth: &'t StreamTruth<'t>,
     members: &'t [Index],
     watch: Index,
     keys: &'t Keys,
-    only: Option<Kind>,
+    only: Option<RecordedEventKind>,
     /// The first revision that may be reported. Unknown until the first message if the watch did not state it.
     start: Option<u64>,
     /// If the start is unknown, its upper bound: changes called after the stream had begun must be reported.
@@ -84,13 +88,13 @@ struct Session<'t> {
     cursor: usize,
 }
 
-impl<'t> Session<'t> {
+impl<'t> StreamSession<'t> {
     fn new(
-        truth: &'t Truth<'t>,
+        truth: &'t StreamTruth<'t>,
         members: &'t [Index],
         watch: Index,
         keys: &'t Keys,
-        only: Option<Kind>,
+        only: Option<RecordedEventKind>,
     ) -> Self {
         Self {
             truth,
@@ -165,10 +169,10 @@ impl<'t> Session<'t> {
     fn event(
         &mut self,
         index: Index,
-        event: &'t Event,
+        event: &'t RecordedEvent,
         before: Option<(u64, Index, bool)>,
     ) -> Result<(), Reason> {
-        let Event { revision, key, value, .. } = event;
+        let RecordedEvent { revision, key, value, .. } = event;
         let (revision, watch) = (*revision, self.watch);
         let what = format!("#{index} reports row {key:?} at revision {revision}");
         let start = self.start.expect("the first event begins it");
@@ -223,7 +227,7 @@ impl<'t> Session<'t> {
         let steps = &self.truth.steps;
         while let Some(step) = steps.get(self.cursor).filter(|step| step.revision < revision) {
             self.cursor += 1;
-            let Step { revision: missed, key, value, by, .. } = *step;
+            let TruthStep { revision: missed, key, value, by, .. } = *step;
             let is_asked =
                 self.keys.contains(key) && self.only.is_none_or(|only| only == kind(value));
             let is_begun = self.last.is_some_and(|(last, ..)| last == missed);
@@ -261,12 +265,14 @@ impl<'t> Session<'t> {
     /// Returns the message, from `from` on, in which the stream reports a change of a row.
     fn told_later(&self, from: Index, revision: u64, key: &str) -> Option<Index> {
         let history = self.truth.history;
-        let WatchCall::Watch { stream: name, .. } = &history[self.watch].call else { return None };
+        let RecordedWatchCall::Watch { stream: name, .. } = &history[self.watch].call else {
+            return None;
+        };
         let from = self.members.iter().position(|member| *member == from)?;
         for &index in &self.members[from..] {
             match &history[index].call {
-                WatchCall::Watch { stream, .. } if stream == name => break,
-                WatchCall::Receive { stream } if stream == name => {
+                RecordedWatchCall::Watch { stream, .. } if stream == name => break,
+                RecordedWatchCall::Receive { stream } if stream == name => {
                     let mut told = events(history, index).iter();
                     if told.any(|event| event.revision == revision && *event.key == *key) {
                         return Some(index);
@@ -279,8 +285,8 @@ impl<'t> Session<'t> {
     }
 
     /// Checks the previous value and the revision of creation.
-    fn compare(&self, index: Index, event: &Event) -> Result<(), Reason> {
-        let Event { revision, key, value, previous, created } = event;
+    fn compare(&self, index: Index, event: &RecordedEvent) -> Result<(), Reason> {
+        let RecordedEvent { revision, key, value, previous, created } = event;
         let truth = self.truth;
         let place = truth.steps.partition_point(|step| step.revision < *revision);
         let Some(step) = truth.steps[place..].iter().find(|step| *step.key == **key) else {

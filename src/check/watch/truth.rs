@@ -4,8 +4,8 @@ use std::collections::hash_map::{DefaultHasher, HashMap};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::BuildHasherDefault;
 
-use super::calls::{Received, WatchCall, WatchReply};
-use super::{Event, Watch};
+use super::calls::{Received, RecordedWatchCall, WatchReply};
+use super::{RecordedEvent, WatchRecord};
 use crate::check::history::{At, History, Index, Outcome};
 use crate::check::value::Value;
 use crate::check::verdict::Counterexample;
@@ -13,7 +13,7 @@ use crate::check::verdict::Counterexample;
 /// A hasher without a random seed, so that every run is the same.
 type Fixed = BuildHasherDefault<DefaultHasher>;
 
-pub(super) type Recorded = History<WatchCall, WatchReply>;
+pub(super) type Recorded = History<RecordedWatchCall, WatchReply>;
 
 /// A violation.
 pub(super) type Reason = Box<Counterexample>;
@@ -23,7 +23,7 @@ type Row<'a> = (&'a str, Option<&'a Value>);
 
 /// One change of one row.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step<'a> {
+pub(super) struct TruthStep<'a> {
     pub(super) revision: u64,
     pub(super) key: &'a str,
     pub(super) value: Option<&'a Value>,
@@ -38,12 +38,12 @@ pub(super) struct Step<'a> {
 }
 
 /// All known changes of a store.
-pub(super) struct Truth<'a> {
-    pub(super) rules: &'a Watch,
+pub(super) struct StreamTruth<'a> {
+    pub(super) rules: &'a WatchRecord,
     pub(super) history: &'a Recorded,
     pub(super) object: &'a str,
     /// Sorted by revision, then by the order of calls.
-    pub(super) steps: Vec<Step<'a>>,
+    pub(super) steps: Vec<TruthStep<'a>>,
     /// Other changes that may have happened, by row.
     pub(super) besides: HashMap<&'a str, Vec<Option<&'a Value>>, Fixed>,
     /// For each revision, the latest call among the changes up to it.
@@ -73,7 +73,7 @@ pub(super) fn shown(value: Option<&Value>) -> String {
 }
 
 /// Returns the events of a message, if it has any.
-pub(super) fn events(history: &Recorded, index: Index) -> &[Event] {
+pub(super) fn events(history: &Recorded, index: Index) -> &[RecordedEvent] {
     match &history[index].outcome {
         Outcome::Ok { reply: WatchReply::Received(Received::Events { events, .. }), .. } => events,
         _ => &[],
@@ -83,16 +83,16 @@ pub(super) fn events(history: &Recorded, index: Index) -> &[Event] {
 /// Returns the rows of a change.
 fn rows(history: &Recorded, index: Index) -> impl Iterator<Item = Row<'_>> {
     let rows: &[_] = match &history[index].call {
-        WatchCall::Change { rows } => rows,
+        RecordedWatchCall::Change { rows } => rows,
         _ => &[],
     };
     rows.iter().map(|(key, value)| (&**key, value.as_ref()))
 }
 
-impl<'a> Truth<'a> {
+impl<'a> StreamTruth<'a> {
     /// Reconstructs the changes, or returns a violation.
     pub(super) fn of(
-        rules: &'a Watch,
+        rules: &'a WatchRecord,
         history: &'a Recorded,
         object: &'a str,
         members: &[Index],
@@ -104,7 +104,7 @@ impl<'a> Truth<'a> {
                 (_, Outcome::Ok { reply: WatchReply::Changed { revision }, .. }) => {
                     known.push((*revision, index));
                 }
-                (WatchCall::Change { .. }, Outcome::Unknown { .. }) => unsure.push(index),
+                (RecordedWatchCall::Change { .. }, Outcome::Unknown { .. }) => unsure.push(index),
                 _ => {}
             }
         }
@@ -147,7 +147,7 @@ impl<'a> Truth<'a> {
         let history = self.history;
         let mut told: BTreeMap<u64, Told<'a>> = BTreeMap::new();
         for &index in members {
-            for Event { revision, key, value, .. } in events(history, index) {
+            for RecordedEvent { revision, key, value, .. } in events(history, index) {
                 let row: Row<'a> = (key, value.as_ref());
                 let place = known.binary_search_by_key(revision, |(revision, _)| *revision);
                 if let Ok(place) = place {
@@ -323,7 +323,7 @@ impl<'a> Truth<'a> {
                     continue;
                 }
                 let before = before.map(|(value, by, _)| (value, by));
-                self.steps.push(Step { revision, key, value, by, before, since, created });
+                self.steps.push(TruthStep { revision, key, value, by, before, since, created });
             }
         }
     }

@@ -39,7 +39,7 @@ use super::seal::Sealed;
 use super::snapshot::{self, Offer, Stepped, Taken};
 #[cfg(test)]
 use super::status::Status;
-use super::status::{PeerState, PeerStatus, Role};
+use super::status::{PeerState, PeerStatus, RaftRole};
 use super::store::{OlderEntries, RaftStore, to_wal};
 use super::timeout::ElectionTimeouts;
 use super::wire;

@@ -4,7 +4,7 @@ use super::*;
 
 impl Consensus {
     /// Returns the role of this member.
-    pub(crate) fn role(&self) -> Role {
+    pub(crate) fn role(&self) -> RaftRole {
         self.raw.raft.state.into()
     }
 
@@ -148,7 +148,7 @@ impl Standpoint for Consensus {
         self.members.is_removed(node)
     }
 
-    fn role(&self) -> Role {
+    fn role(&self) -> RaftRole {
         self.role()
     }
 

@@ -18,7 +18,7 @@ use crate::consensus::gate::Standpoint;
 use crate::consensus::membership::{self, Configuration};
 use crate::consensus::round::RoundContext;
 use crate::consensus::{
-    Consensus, ConsensusConfig, Offer, Outbound, Role, RoundId, Stepped, Taken, snapshot, wire,
+    Consensus, ConsensusConfig, Offer, Outbound, RaftRole, RoundId, Stepped, Taken, snapshot, wire,
 };
 use crate::fuzz::{Came, Feed};
 use crate::model::{
@@ -116,7 +116,7 @@ impl Subject {
     }
 
     /// Returns its observable state.
-    fn seen(&self) -> (Role, Term, Option<NodeId>, Option<NodeId>, LogIndex, LogIndex) {
+    fn seen(&self) -> (RaftRole, Term, Option<NodeId>, Option<NodeId>, LogIndex, LogIndex) {
         let it = &self.consensus;
         (it.role(), it.term(), it.vote(), it.leader(), it.commit(), it.last_index())
     }
@@ -431,7 +431,7 @@ fn message(feed: &mut Feed<'_>, it: &Subject) -> Message {
     // In most cases of this term, or of the next one if it requests a vote or replies to a
     // pre-candidate.
     let asks = matches!(kind, M::MsgRequestVote | M::MsgRequestPreVote);
-    let of_now = term + u64::from(asks || it.consensus.role() == Role::PreCandidate);
+    let of_now = term + u64::from(asks || it.consensus.role() == RaftRole::PreCandidate);
     message.term = if feed.once_in(4) { feed.near(of_now) } else { of_now };
     let places = matches!(kind, M::MsgAppend | M::MsgAppendResponse) || asks;
     if places || feed.once_in(32) {

@@ -10,7 +10,7 @@ use crate::consensus::gate::GateRejection;
 use crate::consensus::membership::Configuration;
 use crate::consensus::snapshot;
 use crate::consensus::wire::{self, WireError};
-use crate::consensus::{Outbound, Role, RoundId, Stepped, Taken};
+use crate::consensus::{Outbound, RaftRole, RoundId, Stepped, Taken};
 use crate::model::{Incarnation, LogIndex, PeerMessage, SnapshotId, Term};
 use crate::wal;
 
@@ -530,7 +530,7 @@ fn generated_messages_never_panic() {
             message.reject = draw(&mut rng).is_multiple_of(4);
             if draw(&mut rng).is_multiple_of(2) {
                 // Use the current term, so that members do get elected.
-                message.term = me.term.get() + u64::from(me.role == Role::PreCandidate);
+                message.term = me.term.get() + u64::from(me.role == RaftRole::PreCandidate);
             }
             if kinds[place] == M::MsgAppend {
                 let first = message.index.wrapping_add(1);

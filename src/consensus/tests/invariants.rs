@@ -7,7 +7,7 @@ use raft::eraftpb::MessageType;
 use super::world::{Flying, Member, World};
 use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::Standpoint;
-use crate::consensus::{Outbound, Role};
+use crate::consensus::{Outbound, RaftRole};
 use crate::model::{LogIndex, Members, NodeId, PeerMessage, Term};
 use crate::wal;
 
@@ -132,7 +132,7 @@ impl World {
         let (term, commit) = member.highest;
         assert!(status.term >= term && status.commit >= commit, "R-TERM, R-COMMIT: {status:?}");
         member.highest = (status.term, status.commit);
-        if status.role == Role::Leader {
+        if status.role == RaftRole::Leader {
             let leader = *self.leaders.entry(status.term).or_insert(id);
             assert_eq!(leader, id, "R-ELECT: two leaders of term {}", status.term);
             assert!(member.machine.members.is_voter(id), "R-LEARNER: {id} leads");

@@ -7,10 +7,10 @@ use super::world::{ELECTION, HEARTBEAT, members_of, node};
 use crate::consensus::{Consensus, ConsensusConfig};
 use crate::env::{Env, OsEntropy};
 use crate::model::{ClusterId, LogIndex};
-use crate::wal::{self, Identity, LogOptions, Writer};
+use crate::wal::{self, Identity, LogOptions, LogWriter};
 
 /// Starts a member that is the only voter from the contents of `dir`.
-fn start(dir: &Path) -> (Consensus, Writer) {
+fn start(dir: &Path) -> (Consensus, LogWriter) {
     let identity = Identity { cluster: ClusterId(7), node: node(1) };
     let opened = wal::open(&Env::real(), dir, identity, LogOptions::default()).unwrap();
     let entropy = Arc::new(OsEntropy);
@@ -23,7 +23,7 @@ fn start(dir: &Path) -> (Consensus, Writer) {
 }
 
 /// Does all outstanding work and returns the committed entries.
-fn work(consensus: &mut Consensus, writer: &mut Writer) -> Vec<wal::Entry> {
+fn work(consensus: &mut Consensus, writer: &mut LogWriter) -> Vec<wal::Entry> {
     let mut committed = Vec::new();
     while let Some(turn) = consensus.turn().unwrap() {
         if let Some(last) = turn.commit.last() {

@@ -10,7 +10,9 @@ use super::disk::Disk;
 use super::machine::Machine;
 use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::GateRejection;
-use crate::consensus::{Consensus, ConsensusConfig, Offer, Role, RoundId, Stepped, Taken, wire};
+use crate::consensus::{
+    Consensus, ConsensusConfig, Offer, RaftRole, RoundId, Stepped, Taken, wire,
+};
 use crate::env::Entropy;
 use crate::model::{
     DiskId, Incarnation, LogIndex, MemberChange, Members, NodeId, SnapshotId, Term,
@@ -477,7 +479,7 @@ impl World {
         self.at(id).campaign();
         self.run(node(id));
         self.settle();
-        assert_eq!(self.at(id).role(), Role::Leader);
+        assert_eq!(self.at(id).role(), RaftRole::Leader);
     }
 
     pub(super) fn leader(&self) -> Option<NodeId> {

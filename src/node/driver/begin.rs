@@ -7,19 +7,19 @@ impl Driver {
     pub(super) fn found(&mut self, now: Moment) {
         self.report_founding(now);
         let founders = match &self.stage {
-            Stage::Founding(founding) => founding.done(),
-            Stage::Restoring { .. } => None,
-            Stage::Recording(_) | Stage::Running(_) => return,
+            DriverStage::Founding(founding) => founding.done(),
+            DriverStage::Restoring { .. } => None,
+            DriverStage::Recording(_) | DriverStage::Running(_) => return,
         };
         if let Some(founders) = founders {
             let group = wal::Group { founding: Some(founders.clone()), ..wal::Group::default() };
-            self.stage = Stage::Recording(Recording::Founders(founders));
+            self.stage = DriverStage::Recording(Recording::Founders(founders));
             self.log.push(group);
         } else if now >= self.next_hello {
             self.next_hello = now + self.shared.settings.heartbeat;
             for peer in self.roster.peers() {
                 let message = match self.stage {
-                    Stage::Restoring { least, .. } => PeerMessage::SnapshotWanted { least },
+                    DriverStage::Restoring { least, .. } => PeerMessage::SnapshotWanted { least },
                     _ => PeerMessage::Hello(self.identity.hello(peer)),
                 };
                 self.send(peer, message);
@@ -29,7 +29,7 @@ impl Driver {
 
     /// Logs which founding members this one waits for.
     fn report_founding(&mut self, now: Moment) {
-        let Stage::Founding(founding) = &mut self.stage else { return };
+        let DriverStage::Founding(founding) = &mut self.stage else { return };
         let Some(waits_for) = founding.report(now) else { return };
         let waiting_for = self.roster.places(&waits_for).join(", ");
         tracing::warn!(
@@ -78,7 +78,7 @@ impl Driver {
         let mut consensus = Consensus::new(config, self.log_reader.clone(), hard_state, applied)
             .map_err(|fault| fault.to_string())?;
         consensus.offer_snapshot(self.snapshots.newest().map(|(id, members)| (*id, members)));
-        self.stage = Stage::Running(Box::new(consensus));
+        self.stage = DriverStage::Running(Box::new(consensus));
         self.release_at_least(self.shared.reader.revision());
         Ok(())
     }

@@ -89,7 +89,7 @@ impl Driver {
         if let Some(follower) = self.shared.follower.get() {
             Arc::clone(follower).applied(&changes, visible, came);
         }
-        if let Stage::Running(consensus) = &mut self.stage {
+        if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.applied(last);
         }
         if self.is_alone() {

@@ -10,7 +10,7 @@ impl Driver {
         if self.proposals.len() > 0 && self.known_leader.1.is_some() && waited < FAREWELL {
             return false;
         }
-        let Stage::Running(consensus) = &mut self.stage else { return true };
+        let DriverStage::Running(consensus) = &mut self.stage else { return true };
         if self.leading.is_none() || waited > FAREWELL * 2 {
             return true;
         }

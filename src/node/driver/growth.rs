@@ -134,7 +134,7 @@ impl Driver {
         self.say_space();
         // A peer that needed the front of the log may not need it any more.
         self.cut_log(now);
-        let Stage::Running(consensus) = &mut self.stage else { return };
+        let DriverStage::Running(consensus) = &mut self.stage else { return };
         if self.leading.is_none() || consensus.is_transferring() {
             return;
         }

@@ -27,7 +27,7 @@ impl Driver {
             }
             Input::Disconnected(peer) => {
                 self.peer_versions.remove(&peer);
-                if let Stage::Running(consensus) = &mut self.stage {
+                if let DriverStage::Running(consensus) = &mut self.stage {
                     consensus.unreachable(peer);
                 }
             }
@@ -35,7 +35,7 @@ impl Driver {
             Input::Durable(proof, synced) => self.take_proof(proof, synced, now)?,
             Input::Space(space) => self.take_space(space, now),
             Input::LogCut => {
-                if let Stage::Running(consensus) = &mut self.stage {
+                if let DriverStage::Running(consensus) = &mut self.stage {
                     consensus.log_cut().map_err(|fault| fault.to_string())?;
                 }
             }
@@ -99,7 +99,7 @@ impl Driver {
             self.hear(hello)?;
             // Two members on new disks would answer each other endlessly. They introduce themselves at each heartbeat
             // anyway.
-            let is_founding = matches!(self.stage, Stage::Founding(_));
+            let is_founding = matches!(self.stage, DriverStage::Founding(_));
             if matches!(hello.standing, crate::model::FoundingState::Blank) && !is_founding {
                 self.send(from, PeerMessage::Hello(self.identity.hello(from)));
             }
@@ -129,7 +129,7 @@ impl Driver {
             }
             message => message,
         };
-        let Stage::Running(consensus) = &mut self.stage else {
+        let DriverStage::Running(consensus) = &mut self.stage else {
             // A member on a new disk does not take part.
             return Ok(());
         };
@@ -255,7 +255,7 @@ impl Driver {
         now: Moment,
     ) -> Result<(), Fatal> {
         match &mut self.stage {
-            Stage::Running(consensus) => {
+            DriverStage::Running(consensus) => {
                 self.shared.env.points.reach(Point::DriverBeforeSend);
                 let proven = proof.number();
                 tracing::trace!(group = proven, "synced");
@@ -268,11 +268,11 @@ impl Driver {
                     self.install(id, now)?;
                 }
             }
-            Stage::Recording(recording) => {
+            DriverStage::Recording(recording) => {
                 let recording = recording.clone();
                 self.recorded(recording)?;
             }
-            Stage::Founding(_) | Stage::Restoring { .. } => {}
+            DriverStage::Founding(_) | DriverStage::Restoring { .. } => {}
         }
         Ok(())
     }
@@ -306,8 +306,10 @@ impl Driver {
 
     pub(super) fn hear(&mut self, hello: &crate::model::Hello) -> Result<(), Fatal> {
         match &mut self.stage {
-            Stage::Founding(founding) => founding.hear(hello),
-            Stage::Recording(_) | Stage::Restoring { .. } | Stage::Running(_) => Ok(()),
+            DriverStage::Founding(founding) => founding.hear(hello),
+            DriverStage::Recording(_) | DriverStage::Restoring { .. } | DriverStage::Running(_) => {
+                Ok(())
+            }
         }
     }
 }

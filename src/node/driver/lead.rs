@@ -8,11 +8,14 @@ use crate::node::quota::growth;
 impl Driver {
     /// Detects changes of the leader, and informs the parts that depend on it.
     pub(super) fn follow_leader(&mut self, now: Moment) {
-        let Stage::Running(consensus) = &self.stage else { return };
+        let DriverStage::Running(consensus) = &self.stage else { return };
         let known = (consensus.term(), consensus.leader());
         let (me, leads) = (self.shared.settings.node, consensus.is_leader());
         if known != self.known_leader || leads != self.leading.is_some() {
-            if matches!(consensus.role(), consensus::Role::Candidate | consensus::Role::Leader) {
+            if matches!(
+                consensus.role(),
+                consensus::RaftRole::Candidate | consensus::RaftRole::Leader
+            ) {
                 self.shared.meters.elections_total.add(u64::from(known.0 > self.stood_in));
                 self.stood_in = known.0;
             }
@@ -56,7 +59,7 @@ impl Driver {
     }
 
     pub(super) fn start_lessor(&mut self, now: Moment) {
-        let Stage::Running(consensus) = &self.stage else { return };
+        let DriverStage::Running(consensus) = &self.stage else { return };
         let Some(leading) = &mut self.leading else { return };
         if leading.lessor.is_none() && consensus.is_ready_to_lead() {
             let leases = self.machine.leases();
@@ -88,7 +91,7 @@ impl Driver {
     }
 
     pub(super) fn transfer(&mut self, to: Option<NodeId>, deadline: Moment, reply: ReplyTo<()>) {
-        let Stage::Running(consensus) = &mut self.stage else {
+        let DriverStage::Running(consensus) = &mut self.stage else {
             return reply.send(Err(CallError::NoTransferee));
         };
         if self.leading.is_none() || to == Some(self.shared.settings.node) {
@@ -120,7 +123,7 @@ impl Driver {
     pub(super) fn hand_over_from_dead_disk(&mut self, now: Moment) {
         let patience = self.shared.settings.election_timeout * 2;
         let stuck = self.log_owes_since.is_some_and(|since| now.since(since) > patience);
-        if let Stage::Running(consensus) = &mut self.stage
+        if let DriverStage::Running(consensus) = &mut self.stage
             && stuck
             && self.leading.is_some()
             && !consensus.is_transferring()
@@ -223,13 +226,15 @@ impl Driver {
     /// proposer had applied all earlier membership changes.
     pub(super) fn propose_nothing(&mut self) -> Result<LogIndex, ProposeRejection> {
         match &self.stage {
-            Stage::Running(consensus) if consensus.is_changing() => Err(ProposeRejection::Busy),
+            DriverStage::Running(consensus) if consensus.is_changing() => {
+                Err(ProposeRejection::Busy)
+            }
             _ => self.propose_entry_of(&[]),
         }
     }
 
     fn propose_entry_of(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRejection> {
-        let Stage::Running(consensus) = &mut self.stage else {
+        let DriverStage::Running(consensus) = &mut self.stage else {
             return Err(ProposeRejection::NotLeader(None));
         };
         let (term, index) = consensus.propose(codec::encode_items(items))?;
@@ -272,7 +277,7 @@ impl Driver {
 
     /// As the leader: starts a round of the consensus for the questions that wait.
     pub(super) fn start_rounds(&mut self, now: Moment) {
-        let Stage::Running(consensus) = &mut self.stage else { return };
+        let DriverStage::Running(consensus) = &mut self.stage else { return };
         while self.leading.is_some()
             && let Some(round) = self.rounds.start(now)
         {

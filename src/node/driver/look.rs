@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Driver, Lessor, Stage};
+use super::{Driver, DriverStage, Lessor};
 use crate::model::{LeaseId, LogIndex, Members, NodeId, Revision, Term};
 
 /// A summary of the state of a node.
@@ -30,12 +30,12 @@ impl Driver {
     pub(crate) fn look(&self) -> Look {
         let applied = self.machine.applied();
         let (term, vote, commit, ticks) = match &self.stage {
-            Stage::Running(consensus) => {
+            DriverStage::Running(consensus) => {
                 (consensus.term(), consensus.vote(), consensus.commit(), consensus.ticks())
             }
-            Stage::Founding(_) | Stage::Restoring { .. } | Stage::Recording(_) => {
-                (Term(0), None, applied, 0)
-            }
+            DriverStage::Founding(_)
+            | DriverStage::Restoring { .. }
+            | DriverStage::Recording(_) => (Term(0), None, applied, 0),
         };
         Look {
             term,
@@ -56,23 +56,23 @@ impl Driver {
 
     /// Returns whether it has released an entry to be applied that its log has not written yet.
     pub(crate) fn is_ahead_of_disk(&self) -> bool {
-        matches!(&self.stage, Stage::Running(consensus) if consensus.is_ahead_of_disk())
+        matches!(&self.stage, DriverStage::Running(consensus) if consensus.is_ahead_of_disk())
     }
 
     /// Returns whether a request to its log is unanswered.
     pub(crate) fn owes_log(&self) -> bool {
-        matches!(&self.stage, Stage::Running(consensus) if consensus.owes_log())
+        matches!(&self.stage, DriverStage::Running(consensus) if consensus.owes_log())
     }
 
     /// Returns whether it is transferring leadership, or has no possible successor.
     pub(crate) fn gives_way(&self) -> bool {
-        let Stage::Running(consensus) = &self.stage else { return true };
+        let DriverStage::Running(consensus) = &self.stage else { return true };
         consensus.is_transferring() || consensus.best_transferee().is_none()
     }
 
     /// Returns whether it has applied its whole log.
     pub(crate) fn has_applied_all(&self) -> bool {
-        matches!(&self.stage, Stage::Running(it) if it.last_index() == self.machine.applied())
+        matches!(&self.stage, DriverStage::Running(it) if it.last_index() == self.machine.applied())
     }
 
     /// Returns the lessor, while it counts leases.

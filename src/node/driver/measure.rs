@@ -121,7 +121,7 @@ impl Driver {
 
     pub(super) fn last_index(&self) -> LogIndex {
         match &self.stage {
-            Stage::Running(consensus) => consensus.last_index(),
+            DriverStage::Running(consensus) => consensus.last_index(),
             _ => self.machine.applied(),
         }
     }
@@ -129,7 +129,7 @@ impl Driver {
     /// Returns the members as of the applied entries, with their progress if this node leads.
     pub(super) fn member_statuses(&self) -> Vec<MemberStatus> {
         let mut progress = BTreeMap::new();
-        if let Stage::Running(consensus) = &self.stage
+        if let DriverStage::Running(consensus) = &self.stage
             && consensus.is_leader()
         {
             let last = consensus.last_index();
@@ -157,7 +157,7 @@ impl Driver {
     /// Records the last contact with a leader, or of this leader with a quorum. The record outlives the connection
     /// and the term, because an election that follows may succeed.
     fn record_contact(&mut self, now: Moment) {
-        let Stage::Running(consensus) = &self.stage else { return };
+        let DriverStage::Running(consensus) = &self.stage else { return };
         let Some(leader) = consensus.leader() else { return };
         let ticks = consensus.out_of_touch().map(|ticks| u32::try_from(ticks).unwrap_or(u32::MAX));
         let at = ticks.map(|ticks| now - self.shared.settings.tick().saturating_mul(ticks));
@@ -188,12 +188,12 @@ impl Driver {
         };
         let name = |id: NodeId| self.roster.name_of(id);
         match &self.stage {
-            Stage::Founding(founding) => {
+            DriverStage::Founding(founding) => {
                 sample.founding = Some(self.roster.places(&founding.waits_for()));
             }
-            Stage::Recording(_) => sample.founding = Some(Vec::new()),
-            Stage::Restoring { .. } => sample.restoring = true,
-            Stage::Running(consensus) => {
+            DriverStage::Recording(_) => sample.founding = Some(Vec::new()),
+            DriverStage::Restoring { .. } => sample.restoring = true,
+            DriverStage::Running(consensus) => {
                 let applied = self.machine.applied().get();
                 let me = self.shared.settings.node;
                 sample.leads = self.leading.is_some();
@@ -240,7 +240,7 @@ impl Driver {
         meters.has_leader.set(self.known_leader.1.is_some().into());
         meters.term.set(self.known_leader.0.get());
         meters.applied_index.set(self.machine.applied().get());
-        let Stage::Running(consensus) = &self.stage else { return };
+        let DriverStage::Running(consensus) = &self.stage else { return };
         meters.commit_index.set(consensus.commit().get());
         let last = consensus.last_index();
         let lag = |peer: &consensus::PeerStatus| PeerLag {

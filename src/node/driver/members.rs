@@ -132,7 +132,7 @@ impl Driver {
             true => MemberAnswer::NotLeader(None),
             false => MemberAnswer::Refused(rejection),
         };
-        let Stage::Running(consensus) = &mut self.stage else {
+        let DriverStage::Running(consensus) = &mut self.stage else {
             return Err(MemberAnswer::NotLeader(None));
         };
         if self.leading.is_none() || !consensus.is_ready_to_lead() {
@@ -211,7 +211,7 @@ impl Driver {
     }
 
     fn propose_step(&mut self, id: NodeId, change: MemberChange) -> Option<&mut UnderWay> {
-        let Stage::Running(consensus) = &mut self.stage else { return None };
+        let DriverStage::Running(consensus) = &mut self.stage else { return None };
         let (term, index) = consensus.propose_membership(&change).ok()?;
         tracing::info!(%id, ?change, %index, "proposed membership change");
         let leading = self.leading.as_mut()?;
@@ -221,7 +221,7 @@ impl Driver {
     /// As the leader: promotes new members that have caught up, if they were added to replace a voter or to fill
     /// their own reserved place.
     pub(super) fn replace_voters(&mut self) {
-        let Stage::Running(consensus) = &mut self.stage else { return };
+        let DriverStage::Running(consensus) = &mut self.stage else { return };
         let Some(leading) = &self.leading else { return };
         if leading.step.is_some() || !consensus.is_ready_to_lead() {
             return;
@@ -257,7 +257,7 @@ impl Driver {
     /// Updates the consensus after the machine has applied a membership entry. This happens at once, because the new
     /// configuration applies to all later entries.
     pub(super) fn follow_membership(&mut self, entry: &wal::Entry) -> Result<(), Fatal> {
-        let Stage::Running(consensus) = &mut self.stage else {
+        let DriverStage::Running(consensus) = &mut self.stage else {
             return Err("membership change committed before consensus was started".to_owned());
         };
         consensus
@@ -294,7 +294,7 @@ impl Driver {
     /// Returns whether this node leads and is the only member, counting learners and reserved places, and no former
     /// member can have applied more than this replica.
     pub(super) fn is_alone(&self) -> bool {
-        let Stage::Running(consensus) = &self.stage else { return false };
+        let DriverStage::Running(consensus) = &self.stage else { return false };
         let (members, me) = (self.machine.members(), self.shared.settings.node);
         let is_only =
             members.is_voter(me) && members.rows().len() == 1 && members.outgoing().is_empty();
@@ -364,7 +364,7 @@ impl Driver {
 
     /// Processes the request of a node that knows the cluster's token and wants to join. Any member may receive it.
     pub(super) fn take_join(&mut self, ask: JoinAsk, reply: JoinReply, now: Moment) {
-        if !matches!(self.stage, Stage::Running(_)) || self.stopping.is_some() {
+        if !matches!(self.stage, DriverStage::Running(_)) || self.stopping.is_some() {
             return reply.send(JoinAnswer::Later("this member is starting or stopping".to_owned()));
         }
         let JoinAsk { disk, name, address, replaces } = ask;

@@ -142,7 +142,7 @@ pub(crate) struct Driver {
     log: Arc<LogQueue>,
     log_reader: wal::LogReader,
     machine: Machine,
-    stage: Stage,
+    stage: DriverStage,
     /// Holds the next inputs while the present ones are processed.
     input_room: Vec<Input>,
     proposals: Proposals,
@@ -206,7 +206,7 @@ pub(crate) struct Driver {
     stopped: bool,
 }
 
-enum Stage {
+enum DriverStage {
     /// The disk is new, and the member has to meet the other founders.
     Founding(Founding),
     /// The log is whole, but the state that it begins with is lost and must be fetched.
@@ -351,7 +351,7 @@ impl Driver {
             has_announced: false,
             unsettled: None,
             raising: None,
-            stage: Stage::Founding(Founding::new(
+            stage: DriverStage::Founding(Founding::new(
                 node,
                 identity.disk(),
                 settings.members.keys().copied().collect(),
@@ -379,7 +379,7 @@ impl Driver {
             machine,
         };
         if let Some(least) = state_lost {
-            driver.stage = Stage::Restoring { least, hard_state };
+            driver.stage = DriverStage::Restoring { least, hard_state };
         } else if founded {
             driver.start_consensus(hard_state)?;
         }
@@ -434,7 +434,7 @@ impl Driver {
         if now >= self.next_tick {
             self.tick(now)?;
         }
-        if matches!(self.stage, Stage::Running(_)) {
+        if matches!(self.stage, DriverStage::Running(_)) {
             self.follow_leader(now);
             self.end_leases(now);
             self.propose(now);
@@ -457,7 +457,7 @@ impl Driver {
         let tick = self.shared.settings.tick();
         let has_stood_still = now.since(self.next_tick) > tick && !mutant::is(Mutant::B44);
         self.next_tick = if has_stood_still { now + tick } else { self.next_tick + tick };
-        if let Stage::Running(consensus) = &mut self.stage {
+        if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.tick();
         }
         self.proposals.resend(now);
@@ -500,7 +500,7 @@ impl Driver {
 
     fn run_consensus(&mut self, now: Moment) -> Result<(), Fatal> {
         loop {
-            let Stage::Running(consensus) = &mut self.stage else { return Ok(()) };
+            let DriverStage::Running(consensus) = &mut self.stage else { return Ok(()) };
             let turn = match consensus.turn() {
                 Ok(Some(turn)) => turn,
                 Ok(None) => return Ok(()),
@@ -543,7 +543,7 @@ impl Driver {
     fn send_raft(&mut self, messages: Vec<Outbound>) {
         for Outbound { to, lane, message } in messages {
             let outcome = self.post(to, lane, message);
-            let Stage::Running(consensus) = &mut self.stage else { continue };
+            let DriverStage::Running(consensus) = &mut self.stage else { continue };
             match outcome {
                 SendOutcome::Queued => {}
                 SendOutcome::Full => consensus.not_sent(to),
@@ -555,22 +555,26 @@ impl Driver {
     fn publish_status(&self) {
         let settings = &self.shared.settings;
         let (role, term, leader, commit, unmet) = match &self.stage {
-            Stage::Running(consensus) => (
+            DriverStage::Running(consensus) => (
                 match consensus.role() {
-                    consensus::Role::Leader => Role::Leader,
-                    consensus::Role::Candidate | consensus::Role::PreCandidate => Role::Candidate,
-                    consensus::Role::Follower => Role::Follower,
+                    consensus::RaftRole::Leader => Role::Leader,
+                    consensus::RaftRole::Candidate | consensus::RaftRole::PreCandidate => {
+                        Role::Candidate
+                    }
+                    consensus::RaftRole::Follower => Role::Follower,
                 },
                 consensus.term(),
                 consensus.leader(),
                 consensus.commit(),
                 Vec::new(),
             ),
-            Stage::Founding(founding) => {
+            DriverStage::Founding(founding) => {
                 (Role::Founding, Term(0), None, LogIndex(1), founding.missing())
             }
-            Stage::Restoring { .. } => (Role::Restoring, Term(0), None, LogIndex(1), Vec::new()),
-            Stage::Recording(_) => (Role::Founding, Term(0), None, LogIndex(1), Vec::new()),
+            DriverStage::Restoring { .. } => {
+                (Role::Restoring, Term(0), None, LogIndex(1), Vec::new())
+            }
+            DriverStage::Recording(_) => (Role::Founding, Term(0), None, LogIndex(1), Vec::new()),
         };
         let status = NodeStatus {
             id: settings.node,

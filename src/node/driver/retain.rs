@@ -11,7 +11,7 @@ impl Driver {
     /// Frees compacted versions, and as the leader compacts history, once a tick.
     pub(super) fn forget_history(&mut self, now: Moment) {
         self.machine.sweep(SWEEP_ROWS);
-        let Stage::Running(consensus) = &self.stage else { return };
+        let DriverStage::Running(consensus) = &self.stage else { return };
         if self.leading.is_none() || !consensus.is_ready_to_lead() {
             self.retention = None;
             return;

@@ -6,7 +6,7 @@ use super::*;
 impl Driver {
     /// Takes a snapshot if one is due, and continues a fetch.
     pub(super) fn keep_snapshots(&mut self, now: Moment) {
-        let Stage::Running(consensus) = &mut self.stage else { return };
+        let DriverStage::Running(consensus) = &mut self.stage else { return };
         let wanted = consensus.wants_snapshot();
         let covered = self.snapshots.newest().map_or(LogIndex(1), |(id, _)| id.index);
         let state_bytes = || self.shared.reader.bytes();
@@ -33,22 +33,22 @@ impl Driver {
             self.send(from, PeerMessage::SnapshotAsk { id, offset: id.bytes });
         }
         match &self.stage {
-            Stage::Restoring { .. } => self.snapshots.give_up_stalled(now),
+            DriverStage::Restoring { .. } => self.snapshots.give_up_stalled(now),
             // A newer leader still had the entries, and the log has overtaken the snapshot.
-            Stage::Running(_) => {
+            DriverStage::Running(_) => {
                 if let Some(id) = self.snapshots.end_overtaken_fetch(self.machine.applied()) {
                     self.offer.take_if(|offer| offer.id == id);
                     self.snapshot_queue.push(Job::Discard(id));
                 }
             }
-            Stage::Founding(_) | Stage::Recording(_) => {}
+            DriverStage::Founding(_) | DriverStage::Recording(_) => {}
         }
         self.ask_for_parts();
     }
 
     /// Truncates the front of the log, as far as no member needs it.
     pub(super) fn cut_log(&mut self, now: Moment) {
-        let Stage::Running(consensus) = &self.stage else { return };
+        let DriverStage::Running(consensus) = &self.stage else { return };
         let peers = consensus.peers();
         let slowest = peers.iter().filter(|peer| peer.active).map(|peer| peer.matched).min();
         let (log_bytes, state_bytes) = (self.log_reader.bytes(), self.shared.reader.bytes());
@@ -80,7 +80,7 @@ impl Driver {
                     Ok(data) => {
                         // Only a snapshot that exists here holds the log for a peer.
                         self.snapshots.serve(to, id, now);
-                        if let Stage::Running(consensus) = &mut self.stage {
+                        if let DriverStage::Running(consensus) = &mut self.stage {
                             consensus.snapshot_progress(to);
                         }
                         self.shared.meters.snapshot_sent_bytes_total.add(data.len() as u64);
@@ -112,7 +112,7 @@ impl Driver {
     fn offer_newest(&mut self, now: Moment) {
         let Some((id, members)) = self.snapshots.newest() else { return };
         let id = *id;
-        if let Stage::Running(consensus) = &mut self.stage {
+        if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.offer_snapshot(Some((id, members)));
         }
         let served = self.snapshots.served(now);
@@ -130,7 +130,7 @@ impl Driver {
         }
         tracing::error!(index = %id.index, why, "newest snapshot is unreadable, taking another");
         self.shared.meters.snapshots_unsound_total.one();
-        if let Stage::Running(consensus) = &mut self.stage {
+        if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.offer_snapshot(None);
         }
     }
@@ -150,7 +150,7 @@ impl Driver {
             _ => {
                 if self.machine.applied() >= least
                     && self.snapshots.is_due(|| 0, true, now)
-                    && matches!(self.stage, Stage::Running(_))
+                    && matches!(self.stage, DriverStage::Running(_))
                 {
                     self.begin_snapshot();
                 }
@@ -178,7 +178,7 @@ impl Driver {
 
     /// Fetches a snapshot from a peer after this node's own state was lost.
     pub(super) fn found_state(&mut self, from: NodeId, id: SnapshotId, now: Moment) {
-        if matches!(&self.stage, Stage::Restoring { least, .. } if id.index >= *least)
+        if matches!(&self.stage, DriverStage::Restoring { least, .. } if id.index >= *least)
             && self.snapshots.fetching().is_none()
             && self.snapshots.may_fetch(id, now)
         {
@@ -218,7 +218,7 @@ impl Driver {
     /// Processes a snapshot that is durable and loaded.
     fn loaded(&mut self, id: SnapshotId, machine: Box<Machine>, now: Moment) -> Result<(), Fatal> {
         self.snapshots.fetched(id);
-        if let Stage::Restoring { .. } = self.stage {
+        if let DriverStage::Restoring { .. } = self.stage {
             return self.restored(id, machine, now);
         }
         self.loaded = Some((id, machine));
@@ -230,7 +230,7 @@ impl Driver {
     pub(super) fn put_before_consensus(&mut self) {
         let Some((id, _)) = &self.loaded else { return };
         let taken = match (&mut self.stage, &self.offer) {
-            (Stage::Running(consensus), Some(offer)) if offer.id == *id => {
+            (DriverStage::Running(consensus), Some(offer)) if offer.id == *id => {
                 consensus.take_snapshot(offer)
             }
             _ => Taken::Needless,
@@ -260,7 +260,7 @@ impl Driver {
             return Err(format!("the snapshot to install at index {} is missing", id.index));
         };
         self.put_in_place(*machine)?;
-        if let Stage::Running(consensus) = &mut self.stage {
+        if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.installed(self.machine.members()).map_err(|fault| fault.to_string())?;
         }
         self.snapshots.installed(id, Members::clone(self.machine.members()));
@@ -314,7 +314,7 @@ impl Driver {
         machine: Box<Machine>,
         now: Moment,
     ) -> Result<(), Fatal> {
-        let Stage::Restoring { hard_state, .. } = &self.stage else { return Ok(()) };
+        let DriverStage::Restoring { hard_state, .. } = &self.stage else { return Ok(()) };
         // A vote belongs to its term.
         let (term, vote) = match id.term > hard_state.term {
             true => (id.term, None),
@@ -324,7 +324,7 @@ impl Driver {
         let hard_state = wal::HardState { term, vote, commit };
         self.put_in_place(*machine)?;
         self.snapshots.installed(id, Members::clone(self.machine.members()));
-        self.stage = Stage::Recording(Recording::Base(hard_state.clone()));
+        self.stage = DriverStage::Recording(Recording::Base(hard_state.clone()));
         self.log.push(wal::Group {
             base: Some(wal::Base { index: id.index, term: id.term }),
             hard_state: Some(hard_state),

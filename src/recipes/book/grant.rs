@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::super::error::LockError;
-use super::super::place::{Act, Acts, Inner, Phase, Place, Turn};
+use super::super::place::{Act, Acts, EntryInner, Phase, Place, Turn};
 use super::super::rule::{LockKind, Misfit, Rank, Rule};
 use super::super::view::{self, LockEntry};
 use super::{Book, fail_all, no_more, queue_of, update_value};
@@ -166,7 +166,7 @@ impl Book {
         &mut self,
         shared: &Shared,
         place: &Arc<Place>,
-        inner: &mut Inner,
+        inner: &mut EntryInner,
         since: Revision,
         acts: &mut Acts,
     ) {

@@ -22,7 +22,7 @@ use super::error::{LockError, LostReason};
 use super::head_count::{HeadCount, HeadCounts, Part};
 use super::line::{Ask, parent, prefix_of};
 use super::place::{Acts, Parting, Phase, Place, Stage, Turn};
-use super::rule::{Queue, Rank};
+use super::rule::{LockQueue, Rank};
 use super::stance::Stance;
 use super::token::Token;
 use super::view;
@@ -49,7 +49,7 @@ pub(super) struct Book {
 #[derive(Default)]
 struct Line {
     /// Entries of all nodes. `None` until the outcome of the first local enqueue is known.
-    queue: Option<Queue>,
+    queue: Option<LockQueue>,
     /// This node's entries by key, until their keys are known to be deleted.
     local: BTreeMap<Bytes, Arc<Place>>,
     /// The waiting entries among them in queue order, possibly with some that have left.
@@ -463,8 +463,8 @@ pub(super) fn end_place(place: &Arc<Place>, loss: LostReason, why: &LockError, a
 }
 
 /// Builds a lock queue from its rows.
-fn queue_of(rows: Vec<KeyValue>) -> Queue {
-    let mut queue = Queue::default();
+fn queue_of(rows: Vec<KeyValue>) -> LockQueue {
+    let mut queue = LockQueue::default();
     for row in rows {
         let rule = Stance::rule_in_line(&row.key, &row.value);
         queue.insert((row.create_revision, row.key), rule);
@@ -498,7 +498,7 @@ mod tests {
         assert!(place.lock().give(SINCE, SINCE, &mut acts));
         book.welcome(&place);
         // The key is missing from the queue, as after a manual deletion or an expired lease.
-        book.lines.get_mut(&prefix).unwrap().queue = Some(Queue::default());
+        book.lines.get_mut(&prefix).unwrap().queue = Some(LockQueue::default());
         (book, place, turns)
     }
 

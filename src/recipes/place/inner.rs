@@ -15,7 +15,7 @@ use crate::model::{LeaseId, Moment, Reply, Revision};
 use crate::node::ReplyTo;
 
 /// The mutable state of a queue entry, protected by its lock.
-pub(crate) struct Inner {
+pub(crate) struct EntryInner {
     /// Keys of the entry, one for each queue.
     pub(crate) keys: Arc<[Bytes]>,
     /// Value of their rows.
@@ -52,7 +52,7 @@ pub(crate) struct Inner {
     pub(super) counts: HeadCounts,
 }
 
-impl Inner {
+impl EntryInner {
     /// Adds a waiter.
     pub(crate) fn queue(
         &mut self,
@@ -137,7 +137,7 @@ impl Inner {
         (self.successor, self.is_told) = (None, false);
     }
 
-    /// Like [`Inner::lose`], after a change by another client: also deletes the keys attached to
+    /// Like [`EntryInner::lose`], after a change by another client: also deletes the keys attached to
     /// the hold, and replies to the releasing task.
     pub(crate) fn lose_all(&mut self, lease: LeaseId, acts: &mut Acts) {
         let bound = std::mem::take(&mut self.bound);

@@ -34,7 +34,7 @@ use crate::node::{ReplyTo, SessionEndReason, SharedSession};
 mod inner;
 mod turn;
 
-pub(crate) use inner::Inner;
+pub(crate) use inner::EntryInner;
 pub(crate) use turn::{Grant, Share, Stage, Turn};
 
 use super::book::no_more;
@@ -85,7 +85,7 @@ pub(crate) struct Place {
     pub(crate) asked: LockKind,
     /// Whether other nodes have entries after it.
     pub(crate) is_contended: AtomicBool,
-    inner: Mutex<Inner>,
+    inner: Mutex<EntryInner>,
 }
 
 /// A key that is attached to a hold.
@@ -203,7 +203,7 @@ impl Place {
         counts: HeadCounts,
     ) -> Self {
         let asked = Stance::rule_of(&keys[0], &value).kind();
-        let inner = Inner {
+        let inner = EntryInner {
             keys,
             value,
             phase: Phase::Entering,
@@ -227,7 +227,7 @@ impl Place {
         Self { id, prefixes, session, is_shared, asked, is_contended, inner }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, EntryInner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -494,7 +494,7 @@ impl Place {
     /// Advances an entry without a holder: hands it off, releases it or re-enqueues it.
     pub(crate) fn rest(
         self: &Arc<Self>,
-        inner: &mut Inner,
+        inner: &mut EntryInner,
         reply: ReplyTo<Reply>,
         acts: &mut Acts,
     ) {
@@ -534,7 +534,7 @@ impl Place {
 
     pub(crate) fn leave(
         self: &Arc<Self>,
-        inner: &mut Inner,
+        inner: &mut EntryInner,
         since: Revision,
         reply: ReplyTo<Reply>,
         acts: &mut Acts,
@@ -544,7 +544,7 @@ impl Place {
         acts.0.push(Act::Part { place, parting, reply });
     }
 
-    fn may_pass(&self, inner: &mut Inner) -> bool {
+    fn may_pass(&self, inner: &mut EntryInner) -> bool {
         if inner.is_spent || !inner.bound.is_empty() || inner.successor.is_some() {
             return false;
         }

@@ -29,9 +29,9 @@ use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEndReason};
 use crate::watch::waking;
 
-use super::delivery::{Claim, Delivery};
-use super::index::{Chooser, Index};
-use super::{ItemId, Keys, Part, QueueError};
+use super::delivery::{Delivery, DeliveryClaim};
+use super::index::{Chooser, ItemIndex};
+use super::{ItemId, KeyPart, QueueError, QueueKeys};
 
 /// Maximum number of items that one transaction claims.
 const CLAIMS_MAX: usize = 32;
@@ -43,14 +43,14 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// The board; see the module.
 pub(super) struct Board {
     session: Session,
-    keys: Keys,
+    keys: QueueKeys,
     /// Its id among the waiting boards.
     idle: Bytes,
     attempts_max: Option<u64>,
     notes: Mutex<Vec<Note>>,
     /// Whether there is something to process.
     due: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<BoardState>,
 }
 
 /// The item for a taker: `None` if it only tried and no item was available.
@@ -65,13 +65,13 @@ enum Note {
     Leave {
         ticket: u64,
     },
-    Outcome(Proposed, CallResult<Reply>),
+    Outcome(ProposedTake, CallResult<Reply>),
     /// Patience has run out for this item, if it is still the first one.
     Late(Bytes),
 }
 
 /// A proposal in flight.
-struct Proposed {
+struct ProposedTake {
     /// Items to be claimed, in the order of the operations.
     claims: Vec<Bytes>,
     /// Revision of the replica at that time. Older claims do not belong to this proposal.
@@ -83,8 +83,8 @@ struct Proposed {
     may_stand: bool,
 }
 
-struct State {
-    index: Index,
+struct BoardState {
+    index: ItemIndex,
     watch: Option<Watch>,
     takers: BTreeMap<u64, Taker>,
     /// Whether a proposal is in flight.
@@ -110,17 +110,17 @@ struct Work {
     /// Claimed items without a taker. Dropping them releases them.
     unwanted: Vec<Delivery>,
     replies: Vec<(oneshot::Sender<Taken>, Taken)>,
-    proposal: Option<(Txn, Proposed)>,
+    proposal: Option<(Txn, ProposedTake)>,
     /// Start the patience timer for this item.
     count: Option<Bytes>,
 }
 
 impl Board {
-    pub(super) fn new(session: Session, keys: Keys, attempts_max: Option<u64>) -> Arc<Self> {
+    pub(super) fn new(session: Session, keys: QueueKeys, attempts_max: Option<u64>) -> Arc<Self> {
         let unique = session.shared().env.entropy.next_u64();
         let idle = format!("{}-{unique:016x}", session.lease()).into();
-        let state = State {
-            index: Index::new(keys.clone()),
+        let state = BoardState {
+            index: ItemIndex::new(keys.clone()),
             watch: None,
             takers: BTreeMap::new(),
             flying: false,
@@ -182,7 +182,7 @@ impl Board {
         }
     }
 
-    fn work_off(self: &Arc<Self>, state: &mut State) -> Work {
+    fn work_off(self: &Arc<Self>, state: &mut BoardState) -> Work {
         let mut work = Work::default();
         let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
         for note in notes {
@@ -214,7 +214,7 @@ impl Board {
     }
 
     /// Reads all available events of the watch. Later events start a new turn.
-    fn follow(self: &Arc<Self>, state: &mut State) -> Result<(), Error> {
+    fn follow(self: &Arc<Self>, state: &mut BoardState) -> Result<(), Error> {
         let waker = Waker::from(Arc::new(Ring(Arc::downgrade(self))));
         let mut context = Context::from_waker(&waker);
         loop {
@@ -234,12 +234,12 @@ impl Board {
     }
 
     /// Reads a snapshot and starts a watch after it.
-    fn look(&self, state: &mut State) -> Result<(), Error> {
+    fn look(&self, state: &mut BoardState) -> Result<(), Error> {
         let shared = self.session.shared();
         if let Some(reason) = shared.stop_reason() {
             return Err(CallError::Stopped { reason, maybe_applied: false }.into());
         }
-        let parts = [Part::Item, Part::Delay, Part::Claim, Part::Idle];
+        let parts = [KeyPart::Item, KeyPart::Delay, KeyPart::Claim, KeyPart::Idle];
         let keys_of = |part| {
             let mut range = Range::new(self.keys.part(part));
             range.keys_only = true;
@@ -247,7 +247,7 @@ impl Board {
         };
         let read = Txn { success: parts.map(keys_of).into(), ..Txn::default() };
         let reply = shared.reader.read_txn(&read)?;
-        state.index = Index::new(self.keys.clone());
+        state.index = ItemIndex::new(self.keys.clone());
         for result in reply.results {
             let TxnResult::Range(range) = result else {
                 unreachable!("the transaction has only ranges")
@@ -262,8 +262,8 @@ impl Board {
     /// Processes the outcome of a proposal, which this replica has applied.
     fn settle(
         &self,
-        state: &mut State,
-        proposed: Proposed,
+        state: &mut BoardState,
+        proposed: ProposedTake,
         outcome: CallResult<Reply>,
         work: &mut Work,
     ) {
@@ -273,7 +273,7 @@ impl Board {
                 // There are no takers any more. If the board's row exists, the next proposal
                 // deletes it.
                 state.stands = proposed.may_stand;
-                let Proposed { claims, known, .. } = proposed;
+                let ProposedTake { claims, known, .. } = proposed;
                 match error {
                     CallError::Deadline { maybe_applied: true } => {
                         state.doubtful.extend(claims.into_iter().map(|id| (id, known)));
@@ -320,7 +320,7 @@ impl Board {
     fn won(&self, id: &Bytes, since: Revision) -> Option<Delivery> {
         let reader = &self.session.shared().reader;
         let (session, keys) = (self.session.clone(), self.keys.clone());
-        let claim = Claim { session, keys, id: ItemId(id.clone()), since };
+        let claim = DeliveryClaim { session, keys, id: ItemId(id.clone()), since };
         let (row, _) = reader.get(&claim.key());
         row.filter(|row| row.create_revision == since && row.value == self.idle)?;
         match reader.get(&claim.item_key()).0 {
@@ -334,7 +334,7 @@ impl Board {
     }
 
     /// Decides what to propose, if anything.
-    fn decide(&self, state: &mut State, work: &mut Work) {
+    fn decide(&self, state: &mut BoardState, work: &mut Work) {
         if let Some(end) = self.session.end() {
             // The lease of a detached session lives on, and so does the board's row, until the
             // board is dropped.
@@ -348,7 +348,7 @@ impl Board {
             let txn = Txn { success: back.collect(), ..Txn::default() };
             let (claims, may_stand) = (Vec::new(), state.stands);
             state.flying = true;
-            work.proposal = Some((txn, Proposed { claims, known, before: 0, may_stand }));
+            work.proposal = Some((txn, ProposedTake { claims, known, before: 0, may_stand }));
             return;
         }
         let takers = state.takers.len().min(CLAIMS_MAX);
@@ -398,11 +398,11 @@ impl Board {
         state.stands = waits && (stood || claims.is_empty());
         state.flying = true;
         let may_stand = !state.takers.is_empty() && (stood || state.stands);
-        work.proposal = Some((txn, Proposed { claims, known, before, may_stand }));
+        work.proposal = Some((txn, ProposedTake { claims, known, before, may_stand }));
     }
 
     fn idle_key(&self) -> Bytes {
-        self.keys.key(Part::Idle, &self.idle)
+        self.keys.key(KeyPart::Idle, &self.idle)
     }
 
     /// Returns the operation that puts the board at the end of the waiting boards.
@@ -414,7 +414,7 @@ impl Board {
 
     /// Returns the transaction that claims an item if it is available, and counts the attempt.
     fn claim(&self, id: &[u8]) -> Txn {
-        let (item, claim) = (self.keys.key(Part::Item, id), self.keys.key(Part::Claim, id));
+        let (item, claim) = (self.keys.key(KeyPart::Item, id), self.keys.key(KeyPart::Claim, id));
         let mut taken = Put::new(claim.clone(), self.idle.clone());
         taken.lease = PutLease::Attach(self.session.lease());
         let mut counted = Put::new(item.clone(), Bytes::new());
@@ -422,7 +422,7 @@ impl Board {
         let free = [
             Compare::exists(item),
             Compare::missing(claim),
-            Compare::missing(self.keys.key(Part::Delay, id)),
+            Compare::missing(self.keys.key(KeyPart::Delay, id)),
         ];
         let mut compares = Vec::from(free);
         if mutant::is(Mutant::B13) {
@@ -433,7 +433,7 @@ impl Board {
 
     /// Returns the transaction that releases an item if this board has claimed it after `known`.
     fn unclaim(&self, id: &[u8], known: Revision) -> Txn {
-        let claim = self.keys.key(Part::Claim, id);
+        let claim = self.keys.key(KeyPart::Claim, id);
         let compares = vec![
             Compare::value(claim.clone()).eq(self.idle.clone()),
             Compare::create_revision(claim.clone()).gt(known),
@@ -442,20 +442,20 @@ impl Board {
     }
 
     /// Returns the operation that moves an item to the dead-letter queue.
-    fn burial(&self, id: &Bytes, index: &Index) -> Option<Op> {
-        let key = self.keys.key(Part::Item, id);
+    fn burial(&self, id: &Bytes, index: &ItemIndex) -> Option<Op> {
+        let key = self.keys.key(KeyPart::Item, id);
         let known = index.item(id)?;
         let (row, _) = self.session.shared().reader.get(&key);
         let row = row.filter(|row| row.mod_revision == known.modified)?;
         let compares = vec![
             Compare::mod_revision(key.clone()).eq(row.mod_revision),
-            Compare::missing(self.keys.key(Part::Claim, id)),
+            Compare::missing(self.keys.key(KeyPart::Claim, id)),
         ];
-        let dead = Op::put(self.keys.dead().key(Part::Item, id), row.value);
+        let dead = Op::put(self.keys.dead().key(KeyPart::Item, id), row.value);
         Some(Txn { compares, success: vec![Op::delete(key), dead], failure: vec![] }.into())
     }
 
-    fn propose(self: &Arc<Self>, txn: Txn, proposed: Proposed) {
+    fn propose(self: &Arc<Self>, txn: Txn, proposed: ProposedTake) {
         assert!(proposed.claims.len() <= CLAIMS_MAX, "more claims than CLAIMS_MAX");
         let board = Arc::clone(self);
         let reply = ReplyTo::Call(Box::new(move |outcome| {
@@ -481,7 +481,7 @@ impl Board {
     }
 }
 
-impl State {
+impl BoardState {
     fn fail_all(&mut self, error: &QueueError, work: &mut Work) {
         let takers = std::mem::take(&mut self.takers).into_values();
         work.replies.extend(takers.map(|taker| (taker.reply, Err(error.clone()))));
@@ -526,7 +526,7 @@ mod tests {
         for item in ["older", "lost"] {
             kv.queue("jobs").put(item).block().unwrap();
         }
-        let board = Board::new(session.clone(), Keys { name: "jobs".into() }, None);
+        let board = Board::new(session.clone(), QueueKeys { name: "jobs".into() }, None);
         let take = |ticket| board.enter(ticket, false).block().unwrap().unwrap().unwrap();
         let older = take(1);
         let rows = kv.range(KeyRange::prefix("jobs/item/")).block().unwrap().kvs;
@@ -534,9 +534,9 @@ mod tests {
             rows.iter().map(|row| row.key.slice("jobs/item/".len()..)).collect();
         let known = session.shared().reader.revision();
         // The claim was created, but the board did not receive the outcome.
-        let claim = board.keys.key(Part::Claim, &claims[1]);
+        let claim = board.keys.key(KeyPart::Claim, &claims[1]);
         kv.put(claim, board.idle.clone()).lease(session.lease()).block().unwrap();
-        let proposed = Proposed { claims, known, before: 0, may_stand: false };
+        let proposed = ProposedTake { claims, known, before: 0, may_stand: false };
         let unknown = Err(CallError::Deadline { maybe_applied: true });
         board.note(Note::Outcome(proposed, unknown));
         let lost = take(2);

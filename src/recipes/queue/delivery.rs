@@ -18,25 +18,25 @@ use crate::recipes::conditional::Granted;
 use crate::recipes::{LostReason, Token};
 use crate::watch::{WatchError, waking};
 
-use super::{ItemId, Keys, Part, QueueError};
+use super::{ItemId, KeyPart, QueueError, QueueKeys};
 
 /// The claim of one delivery of an item.
 #[derive(Clone, Debug)]
-pub(super) struct Claim {
+pub(super) struct DeliveryClaim {
     pub(super) session: Session,
-    pub(super) keys: Keys,
+    pub(super) keys: QueueKeys,
     pub(super) id: ItemId,
     /// Create revision of the claim.
     pub(super) since: Revision,
 }
 
-impl Claim {
+impl DeliveryClaim {
     pub(super) fn key(&self) -> Bytes {
-        self.keys.key(Part::Claim, &self.id.0)
+        self.keys.key(KeyPart::Claim, &self.id.0)
     }
 
     pub(super) fn item_key(&self) -> Bytes {
-        self.keys.key(Part::Item, &self.id.0)
+        self.keys.key(KeyPart::Item, &self.id.0)
     }
 
     /// Returns the operations that acknowledge the item.
@@ -100,7 +100,7 @@ impl Claim {
 /// For effects outside the store, use [`Delivery::token`] as a fencing token.
 #[must_use = "the item is released when this is dropped"]
 pub struct Delivery {
-    claim: Claim,
+    claim: DeliveryClaim,
     value: Bytes,
     attempt: u64,
     priority: i16,
@@ -110,7 +110,7 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    pub(super) fn new(claim: Claim, item: KeyValue) -> Self {
+    pub(super) fn new(claim: DeliveryClaim, item: KeyValue) -> Self {
         let priority = super::index::priority(&claim.id.0);
         let (attempt, put_at) = (item.version - 1, item.create_revision);
         Self { claim, value: item.value, attempt, priority, put_at, open: true }
@@ -239,7 +239,7 @@ impl Delivery {
     /// this taker. So the effects of an item are applied once, however often it is delivered.
     /// Returns the results of the operations.
     ///
-    /// Keys are whole keys: no client [prefix](Client::with_prefix) is added. To put into another
+    /// QueueKeys are whole keys: no client [prefix](Client::with_prefix) is added. To put into another
     /// queue, see [`Queue::op`](super::Queue::op). Locks of this taker are not checked; for work
     /// under a lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once started, the operation is
     /// carried out even if this future is dropped.
@@ -374,7 +374,7 @@ impl Delivery {
         // Until the delay is attached to it, the lease is revoked if this future is dropped.
         let granted = Granted::of(&client, delay, &Until::by(shared, deadline)).await?;
         let lease = granted.lease();
-        let mut delayed = Put::new(self.claim.keys.key(Part::Delay, &self.claim.id.0), "");
+        let mut delayed = Put::new(self.claim.keys.key(KeyPart::Delay, &self.claim.id.0), "");
         delayed.lease = PutLease::Attach(lease);
         let command = Command::Txn(Txn {
             compares: vec![self.claim.is_ours()],

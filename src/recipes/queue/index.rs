@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::model::{Event, EventKind, KeyValue, LeaseId, Revision};
 use crate::mutant::{self, Mutant};
 
-use super::{Keys, Part};
+use super::{KeyPart, QueueKeys};
 
 /// Sort key of an item: lower priority numbers first, then in the order of the puts, then by id.
 /// The ids of items that were put in one transaction are numbered.
@@ -16,9 +16,9 @@ type Place = (i16, Revision, Bytes);
 
 /// The index; see the module.
 #[derive(Debug)]
-pub(super) struct Index {
-    keys: Keys,
-    items: BTreeMap<Bytes, Item>,
+pub(super) struct ItemIndex {
+    keys: QueueKeys,
+    items: BTreeMap<Bytes, IndexedItem>,
     delayed: BTreeSet<Bytes>,
     claimed: BTreeMap<Bytes, Option<LeaseId>>,
     /// Number of claims of each session.
@@ -31,7 +31,7 @@ pub(super) struct Index {
 
 /// State of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Item {
+pub(super) struct IndexedItem {
     since: Revision,
     /// Revision at which it was last taken, or put.
     pub(super) modified: Revision,
@@ -51,8 +51,8 @@ pub(super) struct Chooser<'a> {
     pub(super) impatient: bool,
 }
 
-impl Index {
-    pub(super) fn new(keys: Keys) -> Self {
+impl ItemIndex {
+    pub(super) fn new(keys: QueueKeys) -> Self {
         Self {
             keys,
             items: BTreeMap::new(),
@@ -69,8 +69,8 @@ impl Index {
     pub(super) fn put(&mut self, row: &KeyValue) {
         let Some((part, id)) = self.keys.parse(&row.key) else { return };
         match part {
-            Part::Item => {
-                let item = Item {
+            KeyPart::Item => {
+                let item = IndexedItem {
                     since: row.create_revision,
                     modified: row.mod_revision,
                     attempts: row.version - 1,
@@ -80,15 +80,15 @@ impl Index {
                     self.free.remove(&place(&id, before));
                 }
             }
-            Part::Delay => drop(self.delayed.insert(id.clone())),
-            Part::Claim => {
+            KeyPart::Delay => drop(self.delayed.insert(id.clone())),
+            KeyPart::Claim => {
                 self.unclaim(&id);
                 self.claimed.insert(id.clone(), row.lease);
                 if let Some(lease) = row.lease {
                     *self.claims.entry(lease).or_default() += 1;
                 }
             }
-            Part::Idle => {
+            KeyPart::Idle => {
                 self.leave_line(&id);
                 self.line.insert((row.mod_revision, id.clone()));
                 self.idle.insert(id, row.mod_revision);
@@ -105,14 +105,14 @@ impl Index {
         }
         let Some((part, id)) = self.keys.parse(&event.kv.key) else { return };
         match part {
-            Part::Item => {
+            KeyPart::Item => {
                 if let Some(item) = self.items.remove(&id) {
                     self.free.remove(&place(&id, item));
                 }
             }
-            Part::Delay => drop(self.delayed.remove(&id)),
-            Part::Claim => self.unclaim(&id),
-            Part::Idle => return self.leave_line(&id),
+            KeyPart::Delay => drop(self.delayed.remove(&id)),
+            KeyPart::Claim => self.unclaim(&id),
+            KeyPart::Idle => return self.leave_line(&id),
         }
         self.judge(id);
     }
@@ -148,7 +148,7 @@ impl Index {
     }
 
     /// Returns the state of an item.
-    pub(super) fn item(&self, id: &Bytes) -> Option<Item> {
+    pub(super) fn item(&self, id: &Bytes) -> Option<IndexedItem> {
         self.items.get(id).copied()
     }
 
@@ -197,7 +197,7 @@ impl Index {
     }
 }
 
-fn place(id: &Bytes, item: Item) -> Place {
+fn place(id: &Bytes, item: IndexedItem) -> Place {
     (priority(id), item.since, id.clone())
 }
 
@@ -232,8 +232,8 @@ mod tests {
 
     use super::*;
 
-    fn index() -> Index {
-        Index::new(Keys { name: "q".into() })
+    fn index() -> ItemIndex {
+        ItemIndex::new(QueueKeys { name: "q".into() })
     }
 
     fn lease(id: u64) -> LeaseId {
@@ -257,12 +257,12 @@ mod tests {
         Event { kind: EventKind::Delete, kv, prev: None }
     }
 
-    fn first(index: &Index, takers: usize) -> Vec<String> {
+    fn first(index: &ItemIndex, takers: usize) -> Vec<String> {
         chosen(index, takers, 1, "me", true)
     }
 
     fn chosen(
-        index: &Index,
+        index: &ItemIndex,
         takers: usize,
         who: u64,
         idle: &'static str,

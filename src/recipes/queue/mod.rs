@@ -130,7 +130,7 @@ impl std::fmt::Debug for ItemId {
 
 /// Kind of a key below a queue's name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
+enum KeyPart {
     Item,
     Delay,
     Claim,
@@ -139,27 +139,27 @@ enum Part {
 
 /// The keys of a queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Keys {
+struct QueueKeys {
     name: Bytes,
 }
 
-impl Keys {
+impl QueueKeys {
     fn all(&self) -> KeyRange {
         KeyRange::prefix([&self.name[..], b"/"].concat())
     }
 
-    fn part(&self, part: Part) -> KeyRange {
+    fn part(&self, part: KeyPart) -> KeyRange {
         KeyRange::prefix(self.key(part, b""))
     }
 
-    fn key(&self, part: Part, id: &[u8]) -> Bytes {
+    fn key(&self, part: KeyPart, id: &[u8]) -> Bytes {
         [&self.name[..], part.infix(), id].concat().into()
     }
 
     /// Returns the kind of a key, and the id that it contains.
-    fn parse(&self, key: &Bytes) -> Option<(Part, Bytes)> {
+    fn parse(&self, key: &Bytes) -> Option<(KeyPart, Bytes)> {
         let rest = key.strip_prefix(&self.name[..])?;
-        let parts = [Part::Item, Part::Delay, Part::Claim, Part::Idle];
+        let parts = [KeyPart::Item, KeyPart::Delay, KeyPart::Claim, KeyPart::Idle];
         let part = parts.into_iter().find(|part| rest.starts_with(part.infix()))?;
         let id = key.slice(self.name.len() + part.infix().len()..);
         // Keys that are nested deeper do not belong to the queue.
@@ -167,18 +167,18 @@ impl Keys {
     }
 
     /// Returns the keys of the dead-letter queue.
-    fn dead(&self) -> Keys {
-        Keys { name: [&self.name[..], b"/dead"].concat().into() }
+    fn dead(&self) -> QueueKeys {
+        QueueKeys { name: [&self.name[..], b"/dead"].concat().into() }
     }
 }
 
-impl Part {
+impl KeyPart {
     fn infix(self) -> &'static [u8] {
         match self {
-            Part::Item => b"/item/",
-            Part::Delay => b"/delay/",
-            Part::Claim => b"/claim/",
-            Part::Idle => b"/idle/",
+            KeyPart::Item => b"/item/",
+            KeyPart::Delay => b"/delay/",
+            KeyPart::Claim => b"/claim/",
+            KeyPart::Idle => b"/idle/",
         }
     }
 }
@@ -189,12 +189,12 @@ mod tests {
 
     #[test]
     fn only_direct_children_belong_to_a_queue() {
-        let keys = Keys { name: "jobs".into() };
+        let keys = QueueKeys { name: "jobs".into() };
         let cases = [
-            ("jobs/item/a", Some((Part::Item, "a"))),
-            ("jobs/claim/a", Some((Part::Claim, "a"))),
-            ("jobs/delay/a", Some((Part::Delay, "a"))),
-            ("jobs/idle/a", Some((Part::Idle, "a"))),
+            ("jobs/item/a", Some((KeyPart::Item, "a"))),
+            ("jobs/claim/a", Some((KeyPart::Claim, "a"))),
+            ("jobs/delay/a", Some((KeyPart::Delay, "a"))),
+            ("jobs/idle/a", Some((KeyPart::Idle, "a"))),
             ("jobs/item/", None),
             ("jobs/item/a/b", None),
             ("jobs/dead/item/a", None),

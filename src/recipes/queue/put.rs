@@ -17,7 +17,7 @@ use crate::recipes::call::Until;
 use crate::recipes::conditional::Granted;
 
 use super::index::{item_id, priority};
-use super::{ItemId, Keys, Part, QueueError};
+use super::{ItemId, KeyPart, QueueError, QueueKeys};
 
 impl Client {
     /// Returns the queue with this name, to put items. Each item is delivered to one taker. If that
@@ -39,7 +39,7 @@ impl Client {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn queue(&self, name: impl Into<Bytes>) -> Queue {
-        let keys = Keys { name: name.into() };
+        let keys = QueueKeys { name: name.into() };
         let name = self.scope.key(keys.name.clone());
         Queue { client: self.clone(), keys, name, limit: None }
     }
@@ -55,7 +55,7 @@ impl Client {
 #[derive(Clone, Debug)]
 pub struct Queue {
     client: Client,
-    keys: Keys,
+    keys: QueueKeys,
     /// Name including the prefix of the client.
     name: Bytes,
     limit: Option<u64>,
@@ -121,7 +121,7 @@ impl Queue {
     /// ```
     pub fn op(&self, value: impl Into<Bytes>, priority: i16) -> Op {
         let id = item_id(priority, self.client.shared.env.entropy.next_u64(), 0);
-        Op::put(self.keys.key(Part::Item, &id), value)
+        Op::put(self.keys.key(KeyPart::Item, &id), value)
     }
 
     /// Returns the number of items, including delayed and taken ones. Linearizable.
@@ -129,7 +129,7 @@ impl Queue {
     /// # Errors
     /// See [`Error`].
     pub async fn len(&self) -> Result<u64, Error> {
-        Ok(self.client.range(self.keys.part(Part::Item)).count_only().await?.count)
+        Ok(self.client.range(self.keys.part(KeyPart::Item)).count_only().await?.count)
     }
 
     /// Reports whether the queue has no items. Linearizable.
@@ -147,7 +147,7 @@ impl Queue {
     /// See [`Error`].
     pub async fn items(&self) -> Result<Vec<QueuedItem>, Error> {
         let mut txn = self.client.txn();
-        for part in [Part::Item, Part::Delay, Part::Claim] {
+        for part in [KeyPart::Item, KeyPart::Delay, KeyPart::Claim] {
             txn = txn.then(Range::new(self.keys.part(part)));
         }
         let mut rows = txn.commit().await?.results.into_iter().map(|result| match result {
@@ -199,7 +199,7 @@ impl Queue {
     /// Checks that the limit allows `more` items.
     async fn check_room(&self, more: usize) -> Result<(), QueueError> {
         let Some(limit) = self.limit else { return Ok(()) };
-        let count = self.client.range(self.keys.part(Part::Item)).count_only().local();
+        let count = self.client.range(self.keys.part(KeyPart::Item)).count_only().local();
         if count.await?.count.saturating_add(more as u64) > limit {
             return Err(QueueError::Full { limit });
         }
@@ -340,9 +340,9 @@ impl IntoFuture for PutMany {
             let ops = |lease: Option<PutLease>| {
                 let mut ops = Vec::new();
                 for (id, value) in ids.iter().zip(&self.values) {
-                    ops.push(Op::put(keys.key(Part::Item, id), value.clone()));
+                    ops.push(Op::put(keys.key(KeyPart::Item, id), value.clone()));
                     ops.extend(lease.map(|lease| {
-                        let mut delay = Put::new(keys.key(Part::Delay, id), Bytes::new());
+                        let mut delay = Put::new(keys.key(KeyPart::Delay, id), Bytes::new());
                         delay.lease = lease;
                         Op::Put(delay)
                     }));

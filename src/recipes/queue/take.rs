@@ -13,7 +13,7 @@ use crate::api::{Client, Session};
 use crate::node::SessionEndReason;
 
 use super::board::{Board, Taken};
-use super::{Delivery, Keys, Queue, QueueError};
+use super::{Delivery, Queue, QueueError, QueueKeys};
 
 impl Session {
     /// Returns the queue with this name, to take items; it also has all methods of
@@ -61,10 +61,10 @@ impl Session {
 pub struct QueueTaker {
     queue: Queue,
     attempts_max: Option<u64>,
-    inner: Arc<Inner>,
+    inner: Arc<TakerInner>,
 }
 
-struct Inner {
+struct TakerInner {
     board: Arc<Board>,
     tickets: AtomicU64,
 }
@@ -72,8 +72,12 @@ struct Inner {
 impl QueueTaker {
     fn new(session: Session, name: Bytes, attempts_max: Option<u64>) -> Self {
         let queue = Client::new(Arc::clone(session.shared())).queue(name.clone());
-        let board = Board::new(session, Keys { name }, attempts_max);
-        Self { queue, attempts_max, inner: Arc::new(Inner { board, tickets: AtomicU64::new(0) }) }
+        let board = Board::new(session, QueueKeys { name }, attempts_max);
+        Self {
+            queue,
+            attempts_max,
+            inner: Arc::new(TakerInner { board, tickets: AtomicU64::new(0) }),
+        }
     }
 
     /// Returns a handle that limits delivery attempts: an item that was taken this many times
@@ -109,7 +113,7 @@ impl QueueTaker {
     async fn wait(&self, only_try: bool, deadline: Option<crate::Moment>) -> Taken {
         let board = &self.inner.board;
         let ticket = self.inner.tickets.fetch_add(1, Ordering::Relaxed);
-        let mut place = Place { board, ticket, waits: true };
+        let mut place = TakerEntry { board, ticket, waits: true };
         let reply = board.enter(ticket, only_try);
         let (session, shared) = (board.session(), board.session().shared());
         let late = async {
@@ -192,13 +196,13 @@ impl IntoFuture for TakeCall {
 }
 
 /// The registration of a taker at the board, removed when this is dropped.
-struct Place<'a> {
+struct TakerEntry<'a> {
     board: &'a Arc<Board>,
     ticket: u64,
     waits: bool,
 }
 
-impl Drop for Place<'_> {
+impl Drop for TakerEntry<'_> {
     fn drop(&mut self) {
         if self.waits {
             self.board.leave(self.ticket);

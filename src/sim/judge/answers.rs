@@ -18,7 +18,7 @@ use crate::model::{
 const DEADLINE_GRACE: Duration = Duration::from_millis(500);
 
 /// A call that has not returned.
-struct Call {
+struct AnswersCall {
     node: NodeId,
     what: &'static str,
     began: Duration,
@@ -73,7 +73,7 @@ pub(crate) enum Sign<'a> {
 pub(super) struct Callers {
     /// The newest revision that any linearizable reply has shown.
     pub(super) floor: Revision,
-    calls: BTreeMap<CallId, Call>,
+    calls: BTreeMap<CallId, AnswersCall>,
     watches: BTreeMap<WatchId, Watching>,
     /// The newest revision at which a compaction was ever requested.
     compaction_asked: Revision,
@@ -113,7 +113,7 @@ impl Judge {
         self.next += 1;
         let paused_before = self.seen[place(node)].paused;
         let began = self.timeline.now();
-        self.callers.calls.insert(id, Call { node, what, began, paused_before, may_take });
+        self.callers.calls.insert(id, AnswersCall { node, what, began, paused_before, may_take });
         id
     }
 

@@ -1,7 +1,7 @@
 //! Judges requests about many keys: the whole reply must equal the result of applying the request at its place in the
 //! history.
 
-use super::super::plain::{self, Draft, Path, State, Step};
+use super::super::plain::{self, Draft, Path, PlainStep, State};
 use super::Judge;
 use crate::model::{
     Event, KeyRange, Put, PutLease, Range, RangeReply, Rejection, Revision, Txn, TxnReply,
@@ -80,10 +80,10 @@ impl Judge {
                     let state = self.broad_at(Revision(at));
                     let path = Path::choose(txn, &state);
                     path.flat().iter().any(|step| match (step, why) {
-                        (Step::Put(put), Rejection::LeaseNotFound(lease)) => {
+                        (PlainStep::Put(put), Rejection::LeaseNotFound(lease)) => {
                             put.lease == PutLease::Attach(*lease)
                         }
-                        (Step::Put(put), Rejection::KeyNotFound) => keeps_nothing(put, &state),
+                        (PlainStep::Put(put), Rejection::KeyNotFound) => keeps_nothing(put, &state),
                         _ => false,
                     })
                 });
@@ -99,8 +99,7 @@ impl Judge {
     fn means(&self, txn: &Txn, base: Revision) -> Option<(TxnReply, Vec<Event>)> {
         let state = self.broad_at(base);
         let path = Path::choose(txn, &state);
-        let refused =
-            |step: &&Step<'_>| matches!(step, Step::Put(put) if keeps_nothing(put, &state));
+        let refused = |step: &&PlainStep<'_>| matches!(step, PlainStep::Put(put) if keeps_nothing(put, &state));
         if path.flat().iter().any(refused) {
             return None;
         }

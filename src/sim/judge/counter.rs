@@ -42,7 +42,7 @@ enum Became {
 
 /// The calls on the counter.
 #[derive(Default)]
-pub(super) struct Counts {
+pub(super) struct CounterCounts {
     calls: BTreeMap<Amount, Became>,
     adds: u64,
     sets: u64,

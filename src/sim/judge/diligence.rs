@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::super::process::Process;
+use super::super::process::SimProcess;
 use super::Judge;
 use crate::model::NodeId;
 use crate::node::Look;
@@ -36,12 +36,12 @@ const ENDS_IN_QUIET_WITHIN: Duration = Duration::from_secs(2);
 /// The observations of all nodes.
 #[derive(Default)]
 pub(super) struct Diligence {
-    nodes: BTreeMap<NodeId, Worker>,
+    nodes: BTreeMap<NodeId, DiligenceWorker>,
 }
 
 /// The observations of one node in this incarnation.
 #[derive(Default)]
-struct Worker {
+struct DiligenceWorker {
     ticks: u64,
     /// Time at which that number of ticks was reached.
     ticked: Duration,
@@ -63,7 +63,7 @@ impl Diligence {
 
 impl Judge {
     /// Checks a node after a turn of its driver.
-    pub(super) fn check_diligence(&mut self, id: NodeId, process: &Process, look: &Look) {
+    pub(super) fn check_diligence(&mut self, id: NodeId, process: &SimProcess, look: &Look) {
         self.check_ticks(id, look);
         self.check_disk(id, process, look);
         if look.leads {
@@ -90,7 +90,7 @@ impl Judge {
     }
 
     /// Checks that a leader whose disk does not respond transfers leadership if another member can take it.
-    fn check_disk(&mut self, id: NodeId, process: &Process, look: &Look) {
+    fn check_disk(&mut self, id: NodeId, process: &SimProcess, look: &Look) {
         let now = self.timeline.now();
         let worker = self.diligence.nodes.entry(id).or_default();
         let Some(log_turns) = process.log_debt() else {
@@ -113,7 +113,7 @@ impl Judge {
     }
 
     /// Checks that a leader ends the leases that have expired.
-    fn check_ends(&mut self, id: NodeId, process: &Process) {
+    fn check_ends(&mut self, id: NodeId, process: &SimProcess) {
         let Some(lessor) = process.lessor() else { return };
         // The end of a lease that counts as expiring is in an entry that is not applied yet.
         let in_no_entry = lessor.expiring() > 0 && process.has_applied_all();

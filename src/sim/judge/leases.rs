@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::super::process::Process;
+use super::super::process::SimProcess;
 use super::Judge;
 use crate::model::{Event, LeaseId, LogIndex, NodeId, Rejection, Revision};
 use crate::node::SessionEndReason;
@@ -23,7 +23,7 @@ struct CountedOn {
 
 /// The state of the judge for leases.
 #[derive(Default)]
-pub(super) struct Leases {
+pub(super) struct LeaseJudge {
     /// The leases that programs rely on. Each has a key that only its end deletes.
     counted: BTreeMap<LeaseId, CountedOn>,
     /// The TTL of the lease of each session.
@@ -124,7 +124,7 @@ impl Judge {
     }
 
     /// Follows the set of leases in the newest state that any replica has reached.
-    pub(super) fn follow_leases(&mut self, applied: LogIndex, process: &Process) {
+    pub(super) fn follow_leases(&mut self, applied: LogIndex, process: &SimProcess) {
         if applied <= self.leases.table.0 {
             return;
         }

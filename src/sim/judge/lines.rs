@@ -10,7 +10,7 @@ use crate::model::{Event, EventKind, KeyRange, KeyValue, LeaseId, Revision};
 
 /// The share of a lock that a hold takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Share {
+pub(crate) enum EntryShare {
     /// The whole lock: no other hold is allowed.
     All,
     /// A read share: other readers are allowed.
@@ -49,7 +49,7 @@ pub(super) struct Line {
 
 /// All lock queues, and the keys that were created together.
 #[derive(Default)]
-pub(super) struct Lines {
+pub(super) struct LockQueueJudge {
     /// The queues, by the name of the lock and a slash.
     lines: BTreeMap<Bytes, Line>,
     /// The keys of requests that are in several queues, by each key and its revision of creation.
@@ -60,19 +60,19 @@ pub(super) struct Lines {
     pub(super) handed_over: Vec<&'static str>,
 }
 
-impl Share {
+impl EntryShare {
     /// Returns the number of permits.
     pub(super) fn permits(self) -> u64 {
         match self {
-            Share::Permits(permits) => permits.into(),
-            Share::All | Share::Read | Share::Any => 0,
+            EntryShare::Permits(permits) => permits.into(),
+            EntryShare::All | EntryShare::Read | EntryShare::Any => 0,
         }
     }
 
     /// Returns the condition of a guarded write. Held permits remain held if the limit is reduced below them.
     pub(super) fn when_writing(self) -> Self {
         match self {
-            Share::Permits(_) => Share::Any,
+            EntryShare::Permits(_) => EntryShare::Any,
             other => other,
         }
     }
@@ -93,13 +93,13 @@ impl Share {
             return Err(format!("it is not among {places:?}"));
         };
         let fits = match self {
-            Share::All => mine == 0,
-            Share::Read => places[..mine].iter().all(|row| matches!(says(row), Says::Reads)),
-            Share::Permits(_) => {
+            EntryShare::All => mine == 0,
+            EntryShare::Read => places[..mine].iter().all(|row| matches!(says(row), Says::Reads)),
+            EntryShare::Permits(_) => {
                 let (least, sum) = permits(&places[..=mine]);
                 sum <= least
             }
-            Share::Any => true,
+            EntryShare::Any => true,
         };
         if fits { Ok(()) } else { Err(format!("before it is {:?}", &places[..mine])) }
     }
@@ -146,7 +146,7 @@ fn says(row: &KeyValue) -> Says {
     }
 }
 
-impl Lines {
+impl LockQueueJudge {
     /// Returns the queue of a lock, if it ever had an entry.
     pub(super) fn of(&self, lock: &str) -> Option<&Line> {
         self.lines.get(format!("{lock}/").as_bytes())

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::super::world::place;
 use super::Judge;
-use super::lines::{Line, Lines, Share, limit_at};
+use super::lines::{EntryShare, Line, LockQueueJudge, limit_at};
 use super::observers::{Observer, ObserverId};
 use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Revision};
 use crate::recipes::{LostReason, PASSES_MAX, Token};
@@ -28,7 +28,7 @@ pub(crate) struct WorkId(u64);
 pub(crate) struct Belief {
     pub(crate) lock: &'static str,
     /// The share of the lock.
-    pub(crate) share: Share,
+    pub(crate) share: EntryShare,
     pub(crate) node: NodeId,
     /// The key of the holder in the lock queue, and its revision of creation.
     pub(crate) key: Bytes,
@@ -103,7 +103,7 @@ struct Tokens {
 
 /// The state of the judge for locks.
 #[derive(Default)]
-pub(super) struct Locks {
+pub(super) struct LockJudge {
     holders: BTreeMap<&'static str, BTreeMap<HolderId, Holder>>,
     tokens: BTreeMap<&'static str, Tokens>,
     /// The last token of each slot, by lock and slot number.
@@ -116,12 +116,12 @@ pub(super) struct Locks {
     reserved: BTreeMap<&'static str, (LeaseId, Duration)>,
     /// Nodes in a graceful shutdown. Losing a hold and ending it are one step for their holders.
     pub(super) stopping: BTreeSet<NodeId>,
-    pub(super) lines: Lines,
+    pub(super) lines: LockQueueJudge,
     pub(super) observers: BTreeMap<ObserverId, Observer>,
     pub(super) calm_since: Option<Duration>,
 }
 
-impl Locks {
+impl LockJudge {
     /// Forgets the holders and waiters of a process that has ended.
     pub(super) fn ended(&mut self, node: NodeId) {
         self.stopping.remove(&node);
@@ -150,7 +150,7 @@ impl Judge {
         self.keeps_the_delay(&belief);
         let (share, key, since) = (belief.share, belief.key.clone(), belief.since);
         self.stands_to_hold(lock, share, &key, since, token.revision());
-        if share == Share::All {
+        if share == EntryShare::All {
             self.passes_on(&belief);
         }
         self.done(what);
@@ -164,7 +164,7 @@ impl Judge {
         let id = HolderId(self.next);
         self.next += 1;
         let limit = match belief.share {
-            Share::Permits(_) => {
+            EntryShare::Permits(_) => {
                 limit_at(&self.truth, belief.lock, &belief.key, belief.token.revision())
             }
             _ => 0,
@@ -190,15 +190,15 @@ impl Judge {
     }
 
     /// Checks that a token is higher than those of all earlier holds that exclude this one.
-    fn token_rises(&mut self, lock: &'static str, share: Share, token: Token) {
+    fn token_rises(&mut self, lock: &'static str, share: EntryShare, token: Token) {
         let Tokens { alone, any } = self.locks.tokens.entry(lock).or_default();
         let last = match share {
-            Share::All => *any,
-            Share::Read => *alone,
-            Share::Permits(_) | Share::Any => None,
+            EntryShare::All => *any,
+            EntryShare::Read => *alone,
+            EntryShare::Permits(_) | EntryShare::Any => None,
         };
         *any = (*any).max(Some(token));
-        if share == Share::All {
+        if share == EntryShare::All {
             *alone = (*alone).max(Some(token));
         }
         if last.is_some_and(|last| token <= last) {
@@ -260,7 +260,7 @@ impl Judge {
     /// Records that the holder releases the lock, or knows that it has lost it.
     pub(crate) fn believes_no_more(&mut self, lock: &'static str, id: HolderId) {
         self.check_holders();
-        let Locks { holders, reserved, .. } = &mut self.locks;
+        let LockJudge { holders, reserved, .. } = &mut self.locks;
         let Some(holder) = holders.get_mut(lock).and_then(|holders| holders.remove(&id)) else {
             return;
         };
@@ -274,13 +274,13 @@ impl Judge {
     pub(crate) fn stands_to_hold(
         &mut self,
         lock: &'static str,
-        share: Share,
+        share: EntryShare,
         key: &Bytes,
         since: Revision,
         at: Revision,
     ) {
         let found = match share {
-            Share::All => self.locks.lines.is_first(lock, key, since, at),
+            EntryShare::All => self.locks.lines.is_first(lock, key, since, at),
             _ => share.may_hold(&self.truth, lock, key, since, at),
         };
         if let Err(found) = found {
@@ -378,7 +378,7 @@ impl Judge {
     pub(super) fn check_holders(&mut self) {
         let now = self.timeline.now();
         let (mut together, mut robbed) = (None, None);
-        let Locks { holders, believed, reserved, stopping, .. } = &mut self.locks;
+        let LockJudge { holders, believed, reserved, stopping, .. } = &mut self.locks;
         for (lock, holders) in holders {
             let mut believers = Vec::new();
             for holder in holders.values() {
@@ -458,7 +458,7 @@ impl Judge {
     /// Checks that in the calm phase no deadlock lasts long.
     fn check_circles(&mut self, calm: Duration) {
         let now = self.timeline.now();
-        let Locks { attempts, holders, .. } = &self.locks;
+        let LockJudge { attempts, holders, .. } = &self.locks;
         let long = |attempt: &&LockAttempt| now - attempt.since.max(calm) > CIRCLE_MAX;
         // The piece of work that holds what `work` waits for.
         let next = |work: WorkId| {
@@ -485,7 +485,7 @@ impl Judge {
         self.check_circles(calm);
         self.check_takers(calm);
         let now = self.timeline.now();
-        let Locks { attempts, believed, .. } = &self.locks;
+        let LockJudge { attempts, believed, .. } = &self.locks;
         let idle = |attempt: &LockAttempt| {
             let believed = attempt.group.iter().filter_map(|lock| believed.get(lock)).max();
             now - attempt.since.max(calm).max(believed.copied().unwrap_or_default())
@@ -504,7 +504,7 @@ impl Judge {
 
 /// Returns the conflict between these holders of one lock, if there is one.
 fn misfit(believers: &[&Holder]) -> Option<&'static str> {
-    let is_alone = believers.iter().any(|holder| holder.belief.share == Share::All);
+    let is_alone = believers.iter().any(|holder| holder.belief.share == EntryShare::All);
     if is_alone && believers.len() > 1 {
         return Some("K-LOCAL");
     }

@@ -8,7 +8,7 @@ use super::{Before, Judge};
 use crate::model::{LogIndex, MemberChange, Members, MembershipRequest, NodeId, Term};
 use crate::node::Look;
 
-use super::super::process::Process;
+use super::super::process::SimProcess;
 
 /// The voters that decide from a log index on.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -55,7 +55,7 @@ impl Deciders {
 }
 
 /// A requested membership change and its known outcome.
-struct Wanted {
+struct MembersWanted {
     change: MemberChange,
     /// Number of requests for it.
     askings: u32,
@@ -65,7 +65,7 @@ struct Wanted {
     is_refused: bool,
 }
 
-impl Wanted {
+impl MembersWanted {
     /// Returns whether it was rejected and applied all the same. With several requests, another one may have been
     /// granted.
     fn is_wrong(&self) -> bool {
@@ -87,7 +87,7 @@ pub(super) struct Roll {
     committed: (LogIndex, Term, Term),
     /// The last term in which each process was observed to lead.
     led: BTreeMap<NodeId, Term>,
-    wanted: Vec<Wanted>,
+    wanted: Vec<MembersWanted>,
 }
 
 /// Returns the log entry that a request leads to, if it identifies the request. Ids of new members are assigned by
@@ -120,7 +120,12 @@ impl Judge {
         match wanted.iter_mut().find(|wanted| wanted.change == change) {
             Some(wanted) => wanted.askings += 1,
             None => {
-                wanted.push(Wanted { change, askings: 1, is_taken: false, is_refused: false });
+                wanted.push(MembersWanted {
+                    change,
+                    askings: 1,
+                    is_taken: false,
+                    is_refused: false,
+                });
             }
         }
     }
@@ -137,8 +142,12 @@ impl Judge {
         self.learn_of_step(Some(change), |wanted| wanted.is_taken = true);
     }
 
-    fn learn_of_step(&mut self, change: Option<&MemberChange>, learn: impl FnOnce(&mut Wanted)) {
-        let of = |wanted: &&mut Wanted| Some(&wanted.change) == change;
+    fn learn_of_step(
+        &mut self,
+        change: Option<&MemberChange>,
+        learn: impl FnOnce(&mut MembersWanted),
+    ) {
+        let of = |wanted: &&mut MembersWanted| Some(&wanted.change) == change;
         let Some(wanted) = self.roll.wanted.iter_mut().find(of) else { return };
         learn(wanted);
         if wanted.is_wrong() {
@@ -162,7 +171,7 @@ impl Judge {
     }
 
     /// Follows the members after a turn of a node. `before` is the index that it had applied before the turn.
-    pub(crate) fn follow_members(&mut self, id: NodeId, process: &Process, before: LogIndex) {
+    pub(crate) fn follow_members(&mut self, id: NodeId, process: &SimProcess, before: LogIndex) {
         let applied = process.look().applied;
         let members = process.members();
         // Most turns do not change the members.
@@ -215,7 +224,7 @@ impl Judge {
     }
 
     /// Checks that a leader is a voter and has at most one change in progress.
-    pub(super) fn check_leading(&mut self, id: NodeId, process: &Process) {
+    pub(super) fn check_leading(&mut self, id: NodeId, process: &SimProcess) {
         let members = process.members();
         self.expect(members.is_voter(id), "R-LEARNER", || {
             format!("{id:?} leads, and there are {members:?}")
@@ -223,7 +232,7 @@ impl Judge {
     }
 
     /// Checks that the log of a leader contains every entry that an earlier leader has committed.
-    pub(crate) fn check_complete(&mut self, id: NodeId, process: &Process, term: Term) {
+    pub(crate) fn check_complete(&mut self, id: NodeId, process: &SimProcess, term: Term) {
         let (index, of, by) = self.roll.committed;
         if by < term && !process.has(index, of) {
             self.broken("R-COMPLETE", || {

@@ -22,22 +22,22 @@ mod toolbox;
 use answers::Callers;
 pub(crate) use answers::{CallId, Sign};
 pub(crate) use broad::BROAD;
-use counter::Counts;
+use counter::CounterCounts;
 pub(crate) use counter::{Amount, COUNTER};
 use diligence::Diligence;
-use leases::Leases;
-pub(crate) use lines::Share;
-use locks::Locks;
+use leases::LeaseJudge;
+pub(crate) use lines::EntryShare;
+use locks::LockJudge;
 pub(crate) use locks::{Belief, HolderId, WorkId};
 use members::Roll;
-use peers::Peers;
+use peers::PeerJudge;
 use queues::Queues;
-pub(crate) use queues::{DeliveryId, Taken};
+pub(crate) use queues::{DeliveryId, QueuesTaken};
 pub(crate) use toolbox::NUMBERED;
 use toolbox::Toolbox;
 
 use super::clock::Timeline;
-use super::process::Process;
+use super::process::SimProcess;
 use super::scenario::{Rows, RowsCheck};
 use super::truth::Truth;
 use super::violation::Violation;
@@ -57,7 +57,7 @@ const DIGESTS_KEPT: usize = 20_000;
 
 /// The observations of one node.
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct JudgeSeen {
     /// The term in this incarnation.
     term: Term,
     commit: LogIndex,
@@ -80,9 +80,9 @@ pub(crate) struct Before {
     pub(crate) applied: LogIndex,
 }
 
-/// Counts of operations and events.
+/// CounterCounts of operations and events.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct JudgeTally {
     /// Operations with a definite reply, by name.
     pub(crate) done: BTreeMap<&'static str, u64>,
     /// Operations that were reported as not applied.
@@ -103,7 +103,7 @@ pub(crate) struct Tally {
     pub(crate) passes_max: u32,
 }
 
-impl Tally {
+impl JudgeTally {
     pub(crate) fn acknowledged(&self) -> u64 {
         self.done.values().sum()
     }
@@ -123,7 +123,7 @@ pub(crate) struct Judge {
     timeline: Arc<Timeline>,
     truth: Truth,
     violation: Option<Violation>,
-    seen: Vec<Seen>,
+    seen: Vec<JudgeSeen>,
     leaders: BTreeMap<Term, NodeId>,
     roll: Roll,
     /// The checks of a user's scenario on the rows of each revision.
@@ -132,16 +132,16 @@ pub(crate) struct Judge {
     entries: BTreeMap<LogIndex, (Term, u64)>,
     digests: BTreeMap<LogIndex, (u64, NodeId)>,
     callers: Callers,
-    peers: Peers,
-    locks: Locks,
+    peers: PeerJudge,
+    locks: LockJudge,
     queues: Queues,
     toolbox: Toolbox,
-    counts: Counts,
-    leases: Leases,
+    counts: CounterCounts,
+    leases: LeaseJudge,
     diligence: Diligence,
     /// The next id to assign.
     next: u64,
-    pub(crate) tally: Tally,
+    pub(crate) tally: JudgeTally,
 }
 
 impl Judge {
@@ -151,22 +151,22 @@ impl Judge {
             timeline,
             truth: Truth::default(),
             violation: None,
-            seen: (0..nodes).map(|_| Seen::default()).collect(),
+            seen: (0..nodes).map(|_| JudgeSeen::default()).collect(),
             leaders: BTreeMap::new(),
             roll: Roll::default(),
             of_rows: None,
             entries: BTreeMap::new(),
             digests: BTreeMap::new(),
             callers: Callers::default(),
-            peers: Peers::default(),
-            locks: Locks::default(),
+            peers: PeerJudge::default(),
+            locks: LockJudge::default(),
             queues: Queues::default(),
             toolbox: Toolbox::default(),
-            counts: Counts::default(),
-            leases: Leases::default(),
+            counts: CounterCounts::default(),
+            leases: LeaseJudge::default(),
             diligence: Diligence::default(),
             next: 0,
-            tally: Tally::default(),
+            tally: JudgeTally::default(),
         }
     }
 
@@ -215,7 +215,7 @@ impl Judge {
         }
     }
 
-    /// Counts an event.
+    /// CounterCounts an event.
     pub(crate) fn count(&mut self, what: &'static str) {
         *self.tally.others.entry(what).or_default() += 1;
     }
@@ -225,10 +225,10 @@ impl Judge {
         // Its last state need not have been durable. The facts that its replies stated are durable. They are checked
         // when this incarnation is first looked at.
         if self.seen.len() <= place(id) {
-            self.seen.resize(place(id) + 1, Seen::default());
+            self.seen.resize(place(id) + 1, JudgeSeen::default());
         }
         let seen = &mut self.seen[place(id)];
-        *seen = Seen { paused: seen.paused, ..Seen::default() };
+        *seen = JudgeSeen { paused: seen.paused, ..JudgeSeen::default() };
         self.peers.started(id);
         self.diligence.started(id);
     }
@@ -258,18 +258,18 @@ impl Judge {
 
     /// Returns the total time that a node was paused.
     pub(crate) fn stood_still(&self, id: NodeId) -> Duration {
-        let Seen { paused, paused_since, .. } = self.seen[place(id)];
+        let JudgeSeen { paused, paused_since, .. } = self.seen[place(id)];
         paused + paused_since.map_or(Duration::ZERO, |since| self.timeline.now() - since)
     }
 
     /// Checks a node after a turn of its driver. Returns its progress before the turn.
-    pub(crate) fn look(&mut self, id: NodeId, process: &Process, look: &Look) -> Before {
+    pub(crate) fn look(&mut self, id: NodeId, process: &SimProcess, look: &Look) -> Before {
         let is_news = look.revision > self.truth.newest();
         if is_news || look.revision.get() >= process.shown().get() + HEAR_AT_ONCE {
             self.hear(process);
         }
         self.follow_members(id, process, self.seen[place(id)].applied);
-        let Seen { term, commit, applied, revision, .. } = self.seen[place(id)];
+        let JudgeSeen { term, commit, applied, revision, .. } = self.seen[place(id)];
         if look.term < term {
             self.broken("R-TERM", || format!("{id:?} goes from {term:?} back to {:?}", look.term));
         }
@@ -324,13 +324,13 @@ impl Judge {
     }
 
     /// Takes what a node applied before it stopped by itself.
-    pub(crate) fn last_look(&mut self, id: NodeId, process: &Process) {
+    pub(crate) fn last_look(&mut self, id: NodeId, process: &SimProcess) {
         self.hear(process);
         self.follow_members(id, process, self.seen[place(id)].applied);
     }
 
     /// Adds what a node has applied to the history.
-    pub(crate) fn hear(&mut self, process: &Process) {
+    pub(crate) fn hear(&mut self, process: &SimProcess) {
         for change in process.take_changes() {
             self.learn(change.revision, &change.events);
         }
@@ -401,13 +401,13 @@ impl Judge {
     }
 
     /// Compares everything that a node has applied and that was not compared yet.
-    pub(crate) fn compare_rest(&mut self, id: NodeId, process: &Process) {
+    pub(crate) fn compare_rest(&mut self, id: NodeId, process: &SimProcess) {
         self.hear(process);
-        let Seen { compared, applied, .. } = self.seen[place(id)];
+        let JudgeSeen { compared, applied, .. } = self.seen[place(id)];
         self.check_entries(id, process, compared, applied);
     }
 
-    fn check_entries(&mut self, id: NodeId, process: &Process, from: LogIndex, to: LogIndex) {
+    fn check_entries(&mut self, id: NodeId, process: &SimProcess, from: LogIndex, to: LogIndex) {
         // A node that has just received a snapshot has not put it into its log yet. The entries that the log still contains up to
         // there was not applied.
         if process.look().term == Term(0) {

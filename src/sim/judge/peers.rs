@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::process::Process;
+use super::super::process::SimProcess;
 use super::super::world::place;
 use super::Judge;
 use super::members::Deciders;
@@ -19,7 +19,7 @@ const LEADS_ALONE_MAX: Duration = Duration::from_millis(2_000);
 
 /// The state of the judge for the messages between nodes.
 #[derive(Default)]
-pub(super) struct Peers {
+pub(super) struct PeerJudge {
     votes: BTreeMap<(NodeId, Term), NodeId>,
     /// Time at which each renewal first arrived at a leader.
     renewals: BTreeMap<(NodeId, Incarnation, u64), Duration>,
@@ -48,7 +48,7 @@ struct Leads {
     since: Duration,
 }
 
-impl Peers {
+impl PeerJudge {
     /// Records that a process has started and heard from no other node.
     pub(super) fn started(&mut self, id: NodeId) {
         self.heard.remove(&id);
@@ -58,7 +58,7 @@ impl Peers {
     }
 }
 
-impl Peers {
+impl PeerJudge {
     /// Records what a message states about the disk of its sender.
     fn says(&mut self, durable: Option<Durable>) {
         let Some(Durable { of, term, has }) = durable else { return };
@@ -105,7 +105,7 @@ impl Judge {
     }
 
     /// Checks that a restarted node still has what its messages stated about its disk.
-    pub(super) fn check_memory(&mut self, id: NodeId, process: &Process, look: &Look) {
+    pub(super) fn check_memory(&mut self, id: NodeId, process: &SimProcess, look: &Look) {
         if look.leads && look.commit > self.peers.committed.1 {
             self.peers.committed = (look.term, look.commit);
         }
@@ -160,7 +160,7 @@ impl Judge {
     }
 
     /// Checks after a turn of a driver that an isolated node stops leading and does not increase its term.
-    pub(super) fn check_company(&mut self, id: NodeId, process: &Process, look: &Look) {
+    pub(super) fn check_company(&mut self, id: NodeId, process: &SimProcess, look: &Look) {
         let cast = self.peers.votes.get(&(id, look.term)).copied();
         if cast.is_some() && cast != look.vote {
             self.broken("R-VOTE", || {

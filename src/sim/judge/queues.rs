@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::Judge;
-use super::standing::{Change, Standing};
+use super::standing::{MemberListChange, Standing};
 use crate::model::{Event, EventKind, NodeId, Revision};
 
 /// In the calm phase, maximum time until a taker gets an item while items are available all the time. It covers an
@@ -19,7 +19,7 @@ const HUNGER_MAX: Duration = Duration::from_secs(6);
 pub(crate) struct DeliveryId(u64);
 
 /// A delivered item as its taker sees it.
-pub(crate) struct Taken {
+pub(crate) struct QueuesTaken {
     pub(crate) node: NodeId,
     /// The name of the item, and its value.
     pub(crate) item: Bytes,
@@ -32,7 +32,7 @@ pub(crate) struct Taken {
 
 /// The parameters of a put.
 #[derive(Clone, Copy)]
-struct Put {
+struct QueuesPut {
     /// The item must not be taken before this time.
     not_before: Duration,
     priority: i16,
@@ -53,7 +53,7 @@ struct Hunger {
 #[derive(Default)]
 pub(super) struct Queues {
     /// Deliveries that have not ended.
-    deliveries: BTreeMap<DeliveryId, Taken>,
+    deliveries: BTreeMap<DeliveryId, QueuesTaken>,
     /// Keys of the items, by value.
     keys: BTreeMap<Bytes, Bytes>,
     /// Number of items in all queues.
@@ -61,7 +61,7 @@ pub(super) struct Queues {
     /// Items whose put was not applied.
     refused: BTreeSet<Bytes>,
     /// The put of each value.
-    puts: BTreeMap<Bytes, Put>,
+    puts: BTreeMap<Bytes, QueuesPut>,
     /// The order of each queue.
     standing: BTreeMap<Bytes, Standing>,
     /// Claims that were acknowledged or may have been, by item and revision of the claim.
@@ -85,7 +85,7 @@ impl Judge {
     /// Records that an item will be put with a priority and a delay.
     pub(crate) fn puts_item(&mut self, value: &Bytes, priority: i16, delay: Duration) {
         let not_before = self.timeline.now() + delay;
-        self.queues.puts.insert(value.clone(), Put { not_before, priority });
+        self.queues.puts.insert(value.clone(), QueuesPut { not_before, priority });
     }
 
     /// Returns the number of items in all queues at the newest revision.
@@ -145,7 +145,7 @@ impl Judge {
     }
 
     /// Records a delivery to a taker.
-    pub(crate) fn takes(&mut self, taken: Taken) -> DeliveryId {
+    pub(crate) fn takes(&mut self, taken: QueuesTaken) -> DeliveryId {
         let id = DeliveryId(self.next);
         self.next += 1;
         let now = self.timeline.now();
@@ -288,10 +288,10 @@ impl Judge {
 
     /// Follows the order of the queues: a taker without competition gets the first item.
     fn follow_standing(&mut self, revision: Revision, events: &[Event]) {
-        let mut changes: BTreeMap<Bytes, Vec<Change<'_>>> = BTreeMap::new();
+        let mut changes: BTreeMap<Bytes, Vec<MemberListChange<'_>>> = BTreeMap::new();
         for event in events.iter().filter(|event| event.kv.key.starts_with(b"queue/")) {
             let priority = self.queues.puts.get(&event.kv.value).map_or(0, |put| put.priority);
-            if let Some((queue, change)) = Change::of(event, priority) {
+            if let Some((queue, change)) = MemberListChange::of(event, priority) {
                 changes.entry(queue).or_default().push(change);
             }
         }

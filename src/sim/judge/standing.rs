@@ -24,7 +24,7 @@ const CLAIMS_MAX: usize = 32;
 type Place = (i16, Revision, Bytes);
 
 /// A change to a row of a queue.
-pub(super) struct Change<'a> {
+pub(super) struct MemberListChange<'a> {
     part: &'a [u8],
     /// The part of the key after the kind of row.
     name: Bytes,
@@ -33,7 +33,7 @@ pub(super) struct Change<'a> {
     event: &'a Event,
 }
 
-impl<'a> Change<'a> {
+impl<'a> MemberListChange<'a> {
     /// Returns the queue and the change, for an item with this priority.
     pub(super) fn of(event: &'a Event, priority: i16) -> Option<(Bytes, Self)> {
         let key = &event.kv.key;
@@ -82,10 +82,10 @@ impl Standing {
     ///
     /// # Errors
     /// Returns a description of a claim out of order.
-    pub(super) fn follow(&mut self, changes: &[Change<'_>]) -> Result<bool, String> {
+    pub(super) fn follow(&mut self, changes: &[MemberListChange<'_>]) -> Result<bool, String> {
         let judged = self.check(changes);
         changes.iter().for_each(|change| self.change(change));
-        if let Some(board) = changes.iter().find_map(Change::board) {
+        if let Some(board) = changes.iter().find_map(MemberListChange::board) {
             self.alone = Some(Alone { board: board.clone(), firsts: Vec::new() });
         }
         self.alone = self.alone.take().filter(|alone| self.is_alone(&alone.board));
@@ -98,10 +98,11 @@ impl Standing {
         judged
     }
 
-    fn check(&self, changes: &[Change<'_>]) -> Result<bool, String> {
+    fn check(&self, changes: &[MemberListChange<'_>]) -> Result<bool, String> {
         let Some(Alone { board, firsts }) = &self.alone else { return Ok(false) };
-        let is_claim =
-            |change: &&Change<'_>| change.part == b"claim" && change.board() == Some(board);
+        let is_claim = |change: &&MemberListChange<'_>| {
+            change.part == b"claim" && change.board() == Some(board)
+        };
         let claims: BTreeSet<Bytes> =
             changes.iter().filter(is_claim).map(|change| change.name.clone()).collect();
         if claims.is_empty() {
@@ -119,7 +120,7 @@ impl Standing {
         self.claimed.values().chain(&self.idle).all(|of| of == board)
     }
 
-    fn change(&mut self, change: &Change<'_>) {
+    fn change(&mut self, change: &MemberListChange<'_>) {
         let (name, kv) = (&change.name, &change.event.kv);
         match (change.part, change.is_put()) {
             (b"item", true) => {
@@ -160,7 +161,7 @@ mod tests {
             let events: Vec<(Event, i16)> =
                 words.split(", ").map(|words| event(words, at as u64 + 2)).collect();
             let changes = events.iter().map(|(event, priority)| {
-                let (queue, change) = Change::of(event, *priority).unwrap();
+                let (queue, change) = MemberListChange::of(event, *priority).unwrap();
                 assert_eq!(queue, "queue/q");
                 change
             });

@@ -21,7 +21,7 @@ pub(crate) type Member = (Bytes, Revision);
 
 /// The sums of the steps of a counter or latch.
 #[derive(Clone, Copy, Default, Debug)]
-struct Steps {
+struct ToolboxSteps {
     /// Steps whose calls were acknowledged.
     known: u64,
     /// Steps that may have been made.
@@ -33,7 +33,7 @@ struct Steps {
 /// The state of the judge for these recipes.
 #[derive(Default)]
 pub(super) struct Toolbox {
-    steps: BTreeMap<&'static str, Steps>,
+    steps: BTreeMap<&'static str, ToolboxSteps>,
     results: BTreeMap<Bytes, Bytes>,
     /// Number of numbered keys.
     numbers: u64,

@@ -1,6 +1,6 @@
 //! Programs that campaign, proclaim, resign, try to lead longer than they may, and observe who leads.
 
-use super::super::judge::Share;
+use super::super::judge::EntryShare;
 use super::super::plan::one_in;
 use super::{Holding, PATIENCE, Player, leading};
 use crate::api::{Effect, Session};
@@ -78,7 +78,7 @@ async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
                 return judge.expect(false, "X-LIN", || format!("{value:?} was not proclaimed"));
             };
             judge.wrote("proclaim", floor, at, &puts);
-            judge.stands_to_hold(holding.lock(), Share::All, &key, holding.held.since(), at);
+            judge.stands_to_hold(holding.lock(), EntryShare::All, &key, holding.held.since(), at);
         }
         Err(
             GuardError::NotHeld

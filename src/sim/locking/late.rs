@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::super::plan::{between, one_in};
-use super::{Held, Holding, PATIENCE, Player};
+use super::{Holding, LockingHeld, PATIENCE, Player};
 use crate::api::Session;
 use crate::recipes::{Guard, LockError};
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::plan::{between, one_in};
-use super::{Held, Holding, PATIENCE, Player};
+use super::{Holding, LockingHeld, PATIENCE, Player};
 use crate::api::{OwnSession, Session};
 use crate::env::Entropy;
 use crate::recipes::{Hold, LeadError, LeaderTask, Leadership, LockError};
@@ -22,15 +22,15 @@ impl Deref for Led {
     }
 }
 
-impl Held for Led {}
+impl LockingHeld for Led {}
 
 /// The running work. When it ends in any way, it tells the judge that it no longer relies on the leadership.
-struct Work<'a> {
+struct LeadingWork<'a> {
     player: &'a Player,
     holding: Option<Holding<Led>>,
 }
 
-impl Drop for Work<'_> {
+impl Drop for LeadingWork<'_> {
     fn drop(&mut self) {
         if let Some(holding) = self.holding.take() {
             drop(self.player.stop_believing(holding));
@@ -86,7 +86,7 @@ async fn run(
 
 async fn work(player: &Player, election: &'static str, leadership: Arc<Leadership>) {
     let holding = player.believe("leadership for work", election, Led(leadership));
-    let work = Work { player, holding: Some(holding) };
+    let work = LeadingWork { player, holding: Some(holding) };
     let holding = work.holding.as_ref().expect("put there a line ago");
     for _ in 0..=player.rng.below(3) {
         player.scene.timers.sleep(player.while_held()).await;

@@ -33,8 +33,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::caller::Caller;
-use super::judge::{Belief, CallId, HolderId, Share, WorkId};
+use super::caller::SimCaller;
+use super::judge::{Belief, CallId, EntryShare, HolderId, WorkId};
 use super::plan::{between, one_in};
 use super::rng::Rng;
 use super::workload::Scene;
@@ -53,7 +53,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// A program on a node.
 pub(crate) struct Player {
     pub(crate) scene: Scene,
-    pub(crate) caller: Caller,
+    pub(crate) caller: SimCaller,
     pub(crate) node: NodeId,
     /// Index of the node in its world.
     pub(crate) at: usize,
@@ -228,7 +228,7 @@ impl Player {
 
     /// Tells the judge that this program believes that it holds a lock. `what` is the name under which such holds are
     /// counted.
-    pub(super) fn believe<H: Held>(
+    pub(super) fn believe<H: LockingHeld>(
         &self,
         what: &'static str,
         lock: &'static str,
@@ -238,7 +238,7 @@ impl Player {
     }
 
     /// Like `believe`, for a piece of work.
-    fn believe_as<H: Held>(
+    fn believe_as<H: LockingHeld>(
         &self,
         what: &'static str,
         lock: &'static str,
@@ -249,7 +249,7 @@ impl Player {
     }
 
     /// Like `believe`, for several locks in the order of the keys of the hold.
-    fn believe_all<H: Held>(
+    fn believe_all<H: LockingHeld>(
         &self,
         what: &'static str,
         locks: &[&'static str],
@@ -267,14 +267,14 @@ impl Player {
     }
 
     /// Tells the judge that an earlier hold continues as this one.
-    fn believe_still<H: Held>(&self, lock: &'static str, held: H) -> Holding<H> {
+    fn believe_still<H: LockingHeld>(&self, lock: &'static str, held: H) -> Holding<H> {
         let held = Rc::new(held);
         let belief = self.belief(lock, held.key(), None, &held);
         let id = self.scene.judge.borrow_mut().believes_still(belief);
         Holding { parts: vec![(lock, id)], held }
     }
 
-    fn belief<H: Held>(
+    fn belief<H: LockingHeld>(
         &self,
         lock: &'static str,
         key: &Bytes,
@@ -305,7 +305,7 @@ impl Player {
 
     /// Reads a row and writes it under the lock right before the release. Sometimes drops the write half-way: it may
     /// then be applied or not, but not after another program holds the lock.
-    async fn update_at_last<H: Held>(&self, holding: &Holding<H>) {
+    async fn update_at_last<H: LockingHeld>(&self, holding: &Holding<H>) {
         if !one_in(&self.rng, 6) {
             self.update(holding).await;
             return;
@@ -319,31 +319,31 @@ impl Player {
     }
 
     /// Reads a row and writes it under the lock.
-    async fn update<H: Held>(&self, holding: &Holding<H>) -> Written {
+    async fn update<H: LockingHeld>(&self, holding: &Holding<H>) -> LockingWritten {
         let lock = holding.lock();
-        let Some(read) = self.guarded(lock).await else { return Written::Decided };
+        let Some(read) = self.guarded(lock).await else { return LockingWritten::Decided };
         self.write_back(holding, lock, read).await
     }
 
     /// Writes a row that was read under one of the locks.
-    async fn write_back<H: Held>(
+    async fn write_back<H: LockingHeld>(
         &self,
         holding: &Holding<H>,
         lock: &'static str,
         read: Option<KeyValue>,
-    ) -> Written {
+    ) -> LockingWritten {
         if one_in(&self.rng, 4) {
             self.scene.timers.sleep(Duration::from_millis(self.rng.below(200))).await;
         }
         let key = Bytes::from(format!("guarded/{lock}"));
         let value = self.scene.value("held");
         let txn = holding.held.txn().then(Op::put(key.clone(), value.clone()));
-        let write = Write { of: key.clone(), key, value, read };
+        let write = LockingWrite { of: key.clone(), key, value, read };
         self.write(holding, "guarded write", write, txn).await
     }
 
     /// Writes to a row other than the one that was read, under a lock that others may hold as well.
-    async fn write_beside<H: Held>(
+    async fn write_beside<H: LockingHeld>(
         &self,
         holding: &Holding<H>,
         what: &'static str,
@@ -353,18 +353,18 @@ impl Player {
         let key = Bytes::from(format!("beside/{}", holding.lock()));
         let value = self.scene.value("seen");
         let txn = holding.held.txn().then(Op::put(key.clone(), value.clone()));
-        self.write(holding, what, Write { of, key, value, read }, txn).await;
+        self.write(holding, what, LockingWrite { of, key, value, read }, txn).await;
     }
 
     /// Performs a write under a lock.
-    async fn write<H: Held>(
+    async fn write<H: LockingHeld>(
         &self,
         holding: &Holding<H>,
         what: &'static str,
-        write: Write,
+        write: LockingWrite,
         txn: GuardTxn,
-    ) -> Written {
-        let Write { of, key, value, read } = write;
+    ) -> LockingWritten {
+        let LockingWrite { of, key, value, read } = write;
         let puts = [(key, value)];
         let floor = self.scene.judge.borrow().floor();
         let may_take = self.caller.deadline();
@@ -400,11 +400,11 @@ impl Player {
                 Effect::NotApplied => judge.not_applied(&puts),
                 Effect::Unknown | Effect::Applied => {
                     judge.unknown();
-                    return Written::Perhaps;
+                    return LockingWritten::Perhaps;
                 }
             },
         }
-        Written::Decided
+        LockingWritten::Decided
     }
 
     /// Releases the hold: by a drop, or by a release that is awaited.
@@ -416,7 +416,7 @@ impl Player {
     }
 
     /// Ends the belief in a hold, whatever the store replies later.
-    pub(super) fn stop_believing<H: Held>(&self, holding: Holding<H>) -> H {
+    pub(super) fn stop_believing<H: LockingHeld>(&self, holding: Holding<H>) -> H {
         let Holding { parts, held } = holding;
         for (lock, id) in parts {
             self.scene.judge.borrow_mut().believes_no_more(lock, id);
@@ -471,7 +471,7 @@ enum GaveUp {
 }
 
 /// A write of one row under a lock.
-struct Write {
+struct LockingWrite {
     key: Bytes,
     value: Bytes,
     /// Key of the row that was read before, under the lock.
@@ -482,7 +482,7 @@ struct Write {
 
 /// Whether the outcome of a write is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Written {
+enum LockingWritten {
     /// The write was applied or never will be.
     Decided,
     /// The write may still be applied while its holder holds the lock.
@@ -504,10 +504,10 @@ impl<H> Holding<H> {
 }
 
 /// A hold of any kind.
-pub(super) trait Held: Deref<Target = Hold> + 'static {
+pub(super) trait LockingHeld: Deref<Target = Hold> + 'static {
     /// Returns the share of the lock.
-    fn share(&self) -> Share {
-        Share::All
+    fn share(&self) -> EntryShare {
+        EntryShare::All
     }
 
     /// Returns why the hold was lost, if it was.
@@ -520,24 +520,24 @@ pub(super) trait Held: Deref<Target = Hold> + 'static {
 }
 
 /// A guard of any kind, which can be released.
-pub(super) trait Release: Held {
+pub(super) trait Release: LockingHeld {
     fn release(self) -> impl Future<Output = Result<Released, Error>>;
 }
 
-impl Held for Guard {}
-impl Held for Leadership {}
-impl Held for MultiGuard {}
-impl Held for WriteGuard {}
+impl LockingHeld for Guard {}
+impl LockingHeld for Leadership {}
+impl LockingHeld for MultiGuard {}
+impl LockingHeld for WriteGuard {}
 
-impl Held for ReadGuard {
-    fn share(&self) -> Share {
-        Share::Read
+impl LockingHeld for ReadGuard {
+    fn share(&self) -> EntryShare {
+        EntryShare::Read
     }
 }
 
-impl Held for Permit {
-    fn share(&self) -> Share {
-        Share::Permits(self.permits())
+impl LockingHeld for Permit {
+    fn share(&self) -> EntryShare {
+        EntryShare::Permits(self.permits())
     }
 }
 

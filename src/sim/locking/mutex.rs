@@ -24,7 +24,7 @@ async fn live(player: Player, lock: &'static str) {
     while !player.is_closing() {
         player.think().await;
         let Some(session) = player.session().await else { continue };
-        let (mut left, mut lonely) = (Left::Free, None);
+        let (mut left, mut lonely) = (MutexLeft::Free, None);
         match resuming::saved(&player, lock) {
             Some(ticket) => {
                 if let Some(holding) = resuming::take_up(&player, &session, lock, ticket).await {
@@ -35,7 +35,7 @@ async fn live(player: Player, lock: &'static str) {
             // acquisition of a session.
             None => lonely = Some(session.lease()),
         }
-        while session.end().is_none() && left == Left::Free && !player.is_closing() {
+        while session.end().is_none() && left == MutexLeft::Free && !player.is_closing() {
             if let Some((what, guard)) = take(&player, &session, lock, lonely.take()).await {
                 left = hold(&player, player.believe(what, lock, guard)).await;
             }
@@ -45,8 +45,8 @@ async fn live(player: Player, lock: &'static str) {
             }
         }
         match left {
-            Left::Free => player.close(&session).await,
-            Left::ToTheNext => drop(session.detach()),
+            MutexLeft::Free => player.close(&session).await,
+            MutexLeft::ToTheNext => drop(session.detach()),
         }
     }
 }
@@ -63,25 +63,25 @@ pub(super) async fn once(player: &Player, session: &Session, lock: &'static str)
 
 /// How a hold was given up.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Left {
+enum MutexLeft {
     /// Released for the next waiter.
     Free,
     /// Left to the next session of the program.
     ToTheNext,
 }
 
-async fn hold(player: &Player, holding: Holding<Guard>) -> Left {
+async fn hold(player: &Player, holding: Holding<Guard>) -> MutexLeft {
     let lock = holding.lock();
     resuming::save(player, &holding);
     player.scene.timers.sleep(player.while_held()).await;
     player.update_at_last(&holding).await;
     if one_in(&player.rng, 10) {
         resuming::leave(player, holding);
-        return Left::ToTheNext;
+        return MutexLeft::ToTheNext;
     }
     resuming::forget(player, lock);
     player.let_go(holding).await;
-    Left::Free
+    MutexLeft::Free
 }
 
 /// Acquires the lock, with or without waiting. `lonely` is the lease if this is the first acquisition with it.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::super::judge::{DeliveryId, Taken};
+use super::super::judge::{DeliveryId, QueuesTaken};
 use super::super::plan::{between, one_in};
 use super::Player;
 use crate::api::Effect;
@@ -138,7 +138,7 @@ async fn take(player: &Player, taker: &QueueTaker) -> Result<Option<Delivery>, Q
 /// Tells the judge of a delivery.
 fn has(player: &Player, delivery: &Rc<Delivery>) -> DeliveryId {
     let watched = Rc::downgrade(delivery);
-    let taken = Taken {
+    let taken = QueuesTaken {
         node: player.node,
         item: delivery.id().as_bytes().clone(),
         value: delivery.value().clone(),

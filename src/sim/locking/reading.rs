@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::super::plan::one_in;
-use super::{GaveUp, Holding, PATIENCE, Player, Program, Written, orders};
+use super::{GaveUp, Holding, LockingWritten, PATIENCE, Player, Program, orders};
 use crate::api::Session;
 use crate::env::Entropy;
 use crate::model::KeyValue;
@@ -106,7 +106,7 @@ async fn step_down(
     player: &Player,
     lock: &'static str,
     writer: Holding<WriteGuard>,
-    written: Written,
+    written: LockingWritten,
 ) {
     let Some(read_before) = player.guarded(lock).await else { return };
     let guard = player.stop_believing(writer);
@@ -123,9 +123,9 @@ async fn step_down(
     player.scene.judge.borrow_mut().count("downgrade");
     let reader = player.believe_still(lock, guard);
     let read = match (written, is_confirmed) {
-        (Written::Decided, _) => Some(read_before),
-        (Written::Perhaps, true) => player.guarded(lock).await,
-        (Written::Perhaps, false) => None,
+        (LockingWritten::Decided, _) => Some(read_before),
+        (LockingWritten::Perhaps, true) => player.guarded(lock).await,
+        (LockingWritten::Perhaps, false) => None,
     };
     player.scene.timers.sleep(player.while_held() / 4).await;
     if let Some(read) = read {

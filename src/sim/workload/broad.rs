@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::super::caller::Fate;
 use super::super::judge::{BROAD, Sign};
 use super::super::plan::{index, one_in};
-use super::Client;
+use super::WorkloadClient;
 use crate::env::Entropy;
 use crate::model::{
     Compare, CompareBuilder, Delete, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue,
@@ -40,7 +40,7 @@ fn key(at: usize) -> Bytes {
     format!("{BROAD}{at}").into()
 }
 
-impl Client {
+impl WorkloadClient {
     pub(super) async fn broad(&mut self) {
         match self.rng.below(4) {
             0 => self.broad_read().await,

@@ -8,11 +8,11 @@ use bytes::Bytes;
 use super::super::caller::Fate;
 use super::super::judge::Sign;
 use super::super::plan::{between, one_in};
-use super::Client;
+use super::WorkloadClient;
 use crate::env::Entropy;
 use crate::model::{Command, LeaseId, Put, PutLease, PutValue, Rejection, Reply};
 
-impl Client {
+impl WorkloadClient {
     /// Grants a lease with a key, and lets it expire or revokes it.
     pub(super) async fn lease(&mut self) {
         let ttl = between(&self.rng, Duration::from_millis(500), Duration::from_secs(4));

@@ -6,14 +6,14 @@ use bytes::Bytes;
 use super::super::caller::Fate;
 use super::super::judge::{CallId, Sign};
 use super::super::plan::one_in;
-use super::Client;
+use super::WorkloadClient;
 use crate::model::Revision;
 use crate::recipes::{CasOutcome, Expected};
 
 /// Maximum number of keys that were put again and stay. A seed rarely has more.
 const KEPT_MAX: usize = 128;
 
-impl Client {
+impl WorkloadClient {
     /// Puts a key of the client's own, or deletes the existing one and perhaps puts it again.
     pub(super) async fn come_or_go(&mut self) {
         match self.own.take() {

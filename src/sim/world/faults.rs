@@ -12,20 +12,20 @@ const STEPS_OF_STARTS: u64 = 10;
 
 impl World {
     /// Starts a fault.
-    pub(crate) fn strike(&mut self, fault: Fault) {
+    pub(crate) fn strike(&mut self, fault: PlanFault) {
         self.note(11, &[], || format!("fault: {fault:?}"));
         self.judge.borrow_mut().count(fault.name());
         match fault {
-            Fault::Kill { who, down } => self.down(who, Ending::Killed, down),
-            Fault::PowerLoss { who, down } => self.down(who, Ending::PowerLost, down),
-            Fault::Blackout { down } => {
+            PlanFault::Kill { who, down } => self.down(who, Ending::Killed, down),
+            PlanFault::PowerLoss { who, down } => self.down(who, Ending::PowerLost, down),
+            PlanFault::Blackout { down } => {
                 for at in 0..self.nodes.len() {
                     self.crash(at, Ending::PowerLost);
                     let wait = between(&self.rng, Duration::ZERO, down);
                     self.start_in(at, wait);
                 }
             }
-            Fault::PointCrash { who, point, down } => {
+            PlanFault::PointCrash { who, point, down } => {
                 let Some(at) = self.find(who) else { return };
                 self.nodes[at].armed_down = down;
                 self.nodes[at].points.arm(point);
@@ -33,25 +33,27 @@ impl World {
                 let patience = Duration::from_secs(10);
                 self.schedule_in(patience, Happening::ArmedTooLong { node: at, life });
             }
-            Fault::Pause { who, time } => {
+            PlanFault::Pause { who, time } => {
                 if let Some(at) = self.find(who) {
                     self.pause(at, time);
                 }
             }
-            Fault::Stupor { who, still, alone } => {
+            PlanFault::Stupor { who, still, alone } => {
                 if let Some(at) = self.find(who) {
                     self.stupor(at, still, alone);
                 }
             }
-            Fault::ResumeStupor { still, alone } => self.stupor_of_resumer = Some((still, alone)),
-            Fault::PauseAll { time } => {
+            PlanFault::ResumeStupor { still, alone } => {
+                self.stupor_of_resumer = Some((still, alone))
+            }
+            PlanFault::PauseAll { time } => {
                 for at in 0..self.nodes.len() {
                     let time = between(&self.rng, time / 2, time);
                     self.pause(at, time);
                 }
             }
-            Fault::Partition { split, time } => self.part(split, time),
-            Fault::Clog { time } => {
+            PlanFault::Partition { split, time } => self.part(split, time),
+            PlanFault::Clog { time } => {
                 let many = self.nodes.len();
                 if many > 1 {
                     // A node has no link to itself.
@@ -61,17 +63,17 @@ impl World {
                     self.net.clog(self.nodes[from].id, self.nodes[to].id, until);
                 }
             }
-            Fault::SlowDisk { who, extra, time } => {
+            PlanFault::SlowDisk { who, extra, time } => {
                 let Some(at) = self.find(who) else { return };
                 self.nodes[at].slow_disk = extra;
                 self.disk_recovers_in(at, time);
             }
-            Fault::SlowSnapshots { who, extra, time } => {
+            PlanFault::SlowSnapshots { who, extra, time } => {
                 let Some(at) = self.find(who) else { return };
                 self.nodes[at].slow_snapshots = extra;
                 self.disk_recovers_in(at, time);
             }
-            Fault::DiskError { who, down } => {
+            PlanFault::DiskError { who, down } => {
                 let Some(at) = self.find(who) else { return };
                 self.nodes[at].armed_down = down;
                 self.nodes[at].may_stop = true;
@@ -81,45 +83,45 @@ impl World {
                     false => disk.fail_next_sync(),
                 }
             }
-            Fault::Drift => {
+            PlanFault::Drift => {
                 for node in &self.nodes {
                     node.clock.set_drift(drift(&self.rng));
                 }
             }
-            Fault::Seesaw => self.begin_seesaw(),
-            Fault::Transfer => {
+            PlanFault::Seesaw => self.begin_seesaw(),
+            PlanFault::Transfer => {
                 if let Some(at) = self.find(Who::Leader) {
                     self.transfer(at);
                 }
             }
-            Fault::Rot { who, what, down } => {
+            PlanFault::Rot { who, what, down } => {
                 if let Some(at) = self.find(who) {
                     self.rot(at, what, down);
                 }
             }
-            Fault::Full { who, room_bytes, time } => {
+            PlanFault::Full { who, room_bytes, time } => {
                 let Some(at) = self.find(who) else { return };
                 let node = &mut self.nodes[at];
                 node.disk.limit(Some(node.disk.used() + room_bytes));
                 node.full = true;
                 self.disk_recovers_in(at, time);
             }
-            Fault::Stop { who, down } => {
+            PlanFault::Stop { who, down } => {
                 if let Some(at) = self.find(who) {
                     self.stop(at, down);
                 }
             }
-            Fault::Rolling { down, every } => {
+            PlanFault::Rolling { down, every } => {
                 for at in 0..self.nodes.len() {
                     let wait = every * u32::try_from(at).expect("few");
                     let storm = self.storm;
                     self.schedule_in(wait, Happening::Stop { node: at, down, storm });
                 }
             }
-            Fault::Join => self.arrive_newcomer(None),
-            Fault::Replace { lost } => self.replace(lost),
-            Fault::Promote => self.promote(),
-            Fault::Remove => self.remove(),
+            PlanFault::Join => self.arrive_newcomer(None),
+            PlanFault::Replace { lost } => self.replace(lost),
+            PlanFault::Promote => self.promote(),
+            PlanFault::Remove => self.remove(),
         }
     }
 
@@ -171,7 +173,7 @@ impl World {
             match (answer, *led) {
                 (Ok(Ok(())), Some(term)) => {
                     judge.count("leadership moved");
-                    let look = nodes[*at].running().map(Process::look);
+                    let look = nodes[*at].running().map(SimProcess::look);
                     let leads = look.is_some_and(|look| look.leads && look.term == term);
                     judge.expect(!leads, "R-TRANSFER", || {
                         let id = nodes[*at].id;

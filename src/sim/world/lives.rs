@@ -15,9 +15,9 @@ impl World {
             return Ok(());
         }
         let beginning = match node.restored_from.clone() {
-            RestoredFrom::Nobody => return Ok(()),
-            RestoredFrom::Founder => Some(Beginning::Founder { nodes: self.options.nodes }),
-            RestoredFrom::Newcomer(contact) => {
+            WorldRestoredFrom::Nobody => return Ok(()),
+            WorldRestoredFrom::Founder => Some(SimBeginning::Founder { nodes: self.options.nodes }),
+            WorldRestoredFrom::Newcomer(contact) => {
                 self.end_stopped(at);
                 self.begin_again(at, &contact)
             }
@@ -37,7 +37,7 @@ impl World {
     }
 
     /// Starts a process where none runs.
-    pub(super) fn start_as(&mut self, at: usize, beginning: Beginning) -> Result<(), Violation> {
+    pub(super) fn start_as(&mut self, at: usize, beginning: SimBeginning) -> Result<(), Violation> {
         self.end_stopped(at);
         self.counts.starts += 1;
         // The boot-time clock of a machine that was switched on starts at an arbitrary value.
@@ -61,7 +61,7 @@ impl World {
         if let Some(steps) = self.nodes[at].start_breaks_off.take() {
             self.nodes[at].disk.stop_after(steps);
         }
-        let started = Process::start(parts);
+        let started = SimProcess::start(parts);
         if self.nodes[at].disk.has_stopped() {
             drop(started);
             self.note(37, &[id.get()], || format!("{id:?} loses power while it starts"));

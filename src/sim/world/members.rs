@@ -27,7 +27,7 @@ impl World {
         let is_there = |node: &SimNode| {
             !node.gone
                 && !node.has_rotten_log()
-                && !matches!(node.restored_from, RestoredFrom::Nobody)
+                && !matches!(node.restored_from, WorldRestoredFrom::Nobody)
         };
         self.nodes.get(place(id)).is_some_and(is_there)
     }

@@ -33,15 +33,15 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::caller::Caller;
+use super::caller::SimCaller;
 use super::clock::{DriftPpm, SimClock, Timeline};
 use super::disk::SimDisk;
 use super::executor::{Executor, Owner, Spawner, Timers};
 use super::judge::{Before, CallId, Judge};
 use super::net::{Arrival, Flight, NetConditions, SimNet};
-use super::plan::{DRIFT_PPM_MAX, Fault, Split, Who, between, index, one_in};
+use super::plan::{DRIFT_PPM_MAX, PlanFault, Split, Who, between, index, one_in};
 use super::point::{CutOff, SimPoints};
-use super::process::{Beginning, Durable, Process, ProcessParts, TurnEnd, Wakes};
+use super::process::{ProcessParts, SimBeginning, SimDurable, SimProcess, TurnEnd, Wakes};
 use super::rng::Rng;
 use super::rot::Rot;
 use super::trace::Trace;
@@ -126,9 +126,9 @@ struct SimNode {
     disk: Arc<SimDisk>,
     points: Arc<SimPoints>,
     wakes: Arc<Wakes>,
-    process: Option<Process>,
+    process: Option<SimProcess>,
     /// The durable log of its last process when that ended.
-    left: Option<Durable>,
+    left: Option<SimDurable>,
     /// Number of processes that have ended. Events that were scheduled for an earlier process are ignored.
     life: u64,
     paused: bool,
@@ -152,7 +152,7 @@ struct SimNode {
     /// Whether it has stopped. Its program continues with errors until the process ends.
     stopped: bool,
     /// How it became a member.
-    restored_from: RestoredFrom,
+    restored_from: WorldRestoredFrom,
     /// Whether the machine is gone for good with its disk: it was destroyed, or its node was removed from the
     /// cluster.
     gone: bool,
@@ -166,7 +166,7 @@ struct SimNode {
 
 /// How a node became a member.
 #[derive(Clone)]
-enum RestoredFrom {
+enum WorldRestoredFrom {
     /// It is one of the founders.
     Founder,
     /// It asked to join, under this name and address.
@@ -182,7 +182,7 @@ pub(crate) type OnStart = Rc<dyn Fn(&Started<'_>)>;
 pub(crate) struct Started<'a> {
     pub(crate) place: usize,
     pub(crate) id: NodeId,
-    pub(crate) process: &'a Process,
+    pub(crate) process: &'a SimProcess,
 }
 
 /// Counts of events on the nodes.
@@ -234,7 +234,7 @@ impl World {
         let timeline = Arc::new(Timeline::default());
         let net = SimNet::new(timeline.clone(), options.net.clone(), Rng::new(rng.next_u64()));
         let timers = Timers::new(timeline.clone());
-        let founder = |id| new_node(id, RestoredFrom::Founder, &timeline, &rng);
+        let founder = |id| new_node(id, WorldRestoredFrom::Founder, &timeline, &rng);
         let nodes = (1..=options.nodes).map(founder).collect();
         let judge = Rc::new(RefCell::new(Judge::new(timeline.clone(), options.nodes)));
         let trace = Trace::new(options.verbose);
@@ -308,7 +308,7 @@ impl World {
     }
 
     /// Returns the running processes with the indices of their nodes.
-    pub(crate) fn processes(&self) -> impl Iterator<Item = (usize, &Process)> {
+    pub(crate) fn processes(&self) -> impl Iterator<Item = (usize, &SimProcess)> {
         let nodes = self.nodes.iter().enumerate();
         nodes.filter_map(|(at, node)| node.running().map(|process| (at, process)))
     }
@@ -317,7 +317,7 @@ impl World {
     pub(crate) fn callers<'a>(
         &'a self,
         places: &'a [usize],
-    ) -> impl Iterator<Item = (usize, NodeId, Caller)> + 'a {
+    ) -> impl Iterator<Item = (usize, NodeId, SimCaller)> + 'a {
         places.iter().filter_map(|&at| {
             let process = self.nodes[at].running()?;
             Some((at, self.nodes[at].id, process.caller()))
@@ -327,7 +327,7 @@ impl World {
     /// Returns whether these nodes run, follow one leader, have applied the same log, and have no open calls.
     pub(crate) fn is_settled(&self, core: &[usize]) -> bool {
         let looks: Vec<Option<Look>> =
-            core.iter().map(|&at| self.nodes[at].running().map(Process::look)).collect();
+            core.iter().map(|&at| self.nodes[at].running().map(SimProcess::look)).collect();
         let Some(Some(first)) = looks.first() else { return false };
         let together = looks.iter().flatten().all(|look| {
             (look.term, look.commit, look.applied) == (first.term, first.commit, first.commit)
@@ -553,7 +553,12 @@ impl World {
     }
 }
 
-fn new_node(id: u64, restored_from: RestoredFrom, timeline: &Arc<Timeline>, rng: &Rng) -> SimNode {
+fn new_node(
+    id: u64,
+    restored_from: WorldRestoredFrom,
+    timeline: &Arc<Timeline>,
+    rng: &Rng,
+) -> SimNode {
     SimNode {
         id: NodeId::new(id).expect("ids start at 1"),
         clock: Arc::new(SimClock::new(timeline.clone(), Duration::ZERO, 0)),
@@ -586,7 +591,7 @@ fn new_node(id: u64, restored_from: RestoredFrom, timeline: &Arc<Timeline>, rng:
 
 impl SimNode {
     /// Returns the process, if it exists and its node has not stopped.
-    fn running(&self) -> Option<&Process> {
+    fn running(&self) -> Option<&SimProcess> {
         self.process.as_ref().filter(|_| !self.stopped)
     }
 

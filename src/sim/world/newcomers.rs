@@ -69,8 +69,10 @@ impl World {
     /// Returns the name of a node.
     pub(super) fn name_of(&self, at: usize) -> String {
         match &self.nodes[at].restored_from {
-            RestoredFrom::Newcomer(contact) => contact.name.clone(),
-            RestoredFrom::Founder | RestoredFrom::Nobody => format!("n{}", self.nodes[at].id.get()),
+            WorldRestoredFrom::Newcomer(contact) => contact.name.clone(),
+            WorldRestoredFrom::Founder | WorldRestoredFrom::Nobody => {
+                format!("n{}", self.nodes[at].id.get())
+            }
         }
     }
 
@@ -132,7 +134,7 @@ impl World {
         let at = place(joined.node);
         while self.nodes.len() <= at {
             let id = self.nodes.len() as u64 + 1;
-            let nobody = new_node(id, RestoredFrom::Nobody, &self.timeline, &self.rng);
+            let nobody = new_node(id, WorldRestoredFrom::Nobody, &self.timeline, &self.rng);
             self.nodes.push(nobody);
         }
         let Newcomer { contact, disk, entropy, .. } = newcomer;
@@ -140,13 +142,13 @@ impl World {
         self.judge.borrow_mut().count("joined");
         let members = contacts(&joined);
         let node = &mut self.nodes[at];
-        node.restored_from = RestoredFrom::Newcomer(contact.clone());
+        node.restored_from = WorldRestoredFrom::Newcomer(contact.clone());
         node.disk = disk.clone();
         node.entropy = entropy;
         let disk = self.disk_of(at);
         was_told(&self.env_at(at), Path::new(DIR), &joined).expect("its disk is sound");
         let joined = Some(crate::node::Joined { disk, founders: joined.founding });
-        self.start_as(at, Beginning::Newcomer { contact, members, joined })
+        self.start_as(at, SimBeginning::Newcomer { contact, members, joined })
     }
 
     /// Returns the disk id of a newcomer.
@@ -160,7 +162,7 @@ impl World {
     }
 
     /// Returns how a node starts that was admitted before, or `None` if it has to ask again, which it then does.
-    pub(super) fn begin_again(&mut self, at: usize, contact: &Contact) -> Option<Beginning> {
+    pub(super) fn begin_again(&mut self, at: usize, contact: &Contact) -> Option<SimBeginning> {
         let env = self.env_at(at);
         // An unreadable directory is detected and named by the code that opens it.
         let known = whose(&env, Path::new(DIR));
@@ -168,7 +170,7 @@ impl World {
             let told = |known| told_of(&env, Path::new(DIR), known);
             let members = known.ok().flatten().map(told).unwrap_or_default();
             let joined = None;
-            return Some(Beginning::Newcomer { contact: contact.clone(), members, joined });
+            return Some(SimBeginning::Newcomer { contact: contact.clone(), members, joined });
         }
         let node = &self.nodes[at];
         let (disk, entropy) = (node.disk.clone(), node.entropy.clone());

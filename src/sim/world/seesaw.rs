@@ -32,13 +32,13 @@ pub(super) struct Seesaw {
     other: usize,
     /// The term of the last leader.
     term: Term,
-    act: Act,
+    act: SeesawAct,
     /// The partition of the current step. Another partition ends the fault.
     partition: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Act {
+enum SeesawAct {
     Together,
     Another,
     Again,
@@ -47,7 +47,7 @@ enum Act {
 impl World {
     pub(super) fn begin_seesaw(&mut self) {
         let running: Vec<usize> = self.processes().map(|(at, _)| at).collect();
-        let leads = |at: &usize| self.nodes[*at].running().is_some_and(Process::leads);
+        let leads = |at: &usize| self.nodes[*at].running().is_some_and(SimProcess::leads);
         let Some(leader) = running.iter().copied().rfind(leads) else { return };
         if running.len() < NODES_MIN {
             return;
@@ -58,8 +58,14 @@ impl World {
         self.disk_recovers_in(follower, OVER);
         let term = self.nodes[leader].running().expect("it leads").look().term;
         let partition = self.only(|a, b| [a, b].iter().all(|at| [leader, follower].contains(at)));
-        self.seesaw =
-            Some(Seesaw { leader, follower, other: leader, term, act: Act::Together, partition });
+        self.seesaw = Some(Seesaw {
+            leader,
+            follower,
+            other: leader,
+            term,
+            act: SeesawAct::Together,
+            partition,
+        });
         self.schedule_in(TOGETHER, Happening::Seesaw { partition });
     }
 
@@ -68,7 +74,7 @@ impl World {
         let Some(seesaw) = self.seesaw else { return };
         let Seesaw { leader, .. } = seesaw;
         let partition = self.only(|a, b| a != leader && b != leader);
-        self.seesaw = Some(Seesaw { act: Act::Another, partition, ..seesaw });
+        self.seesaw = Some(Seesaw { act: SeesawAct::Another, partition, ..seesaw });
     }
 
     /// Checks a node after its turn: if it has begun to lead, starts the next step before any other node hears of it.
@@ -79,14 +85,14 @@ impl World {
             self.seesaw = None;
             return;
         }
-        if act == Act::Together || !look.leads || look.term <= term || at == follower {
+        if act == SeesawAct::Together || !look.leads || look.term <= term || at == follower {
             return;
         }
-        if act == Act::Another {
+        if act == SeesawAct::Another {
             // Its first messages reach only the follower.
             let apart = |at: usize, other: usize| [at, follower].contains(&other);
             let partition = self.only(|a, b| apart(at, a) == apart(at, b));
-            let (other, term, act) = (at, look.term, Act::Again);
+            let (other, term, act) = (at, look.term, SeesawAct::Again);
             self.seesaw = Some(Seesaw { other, term, act, partition, ..seesaw });
             return;
         }

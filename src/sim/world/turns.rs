@@ -234,7 +234,7 @@ mod tests {
         let process = world.nodes[leader].running().unwrap();
         let (index, id) = (process.look().commit, world.nodes[leader].id);
         let term = process.term_of(index).unwrap();
-        let nobody = new_node(4, RestoredFrom::Nobody, &world.timeline, &world.rng);
+        let nobody = new_node(4, WorldRestoredFrom::Nobody, &world.timeline, &world.rng);
         world.nodes.push(nobody);
         let has = |id| world.has(NodeId::new(id).unwrap(), index, term);
         assert!(has(id.get()) && !has(4) && !has(5));

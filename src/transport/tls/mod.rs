@@ -128,12 +128,12 @@ impl PeerTls {
 pub(super) struct Tls {
     env: Env,
     paths: PeerTls,
-    seen: Mutex<Seen>,
+    seen: Mutex<TlsSeen>,
     trust: watch::Sender<Arc<Trust>>,
 }
 
 /// The results of reading the files.
-struct Seen {
+struct TlsSeen {
     /// Their contents when they were last read, valid or not.
     files: Files,
     /// The reason why the last read failed, if it did.
@@ -180,7 +180,7 @@ impl Tls {
             );
         }
         warn_of_own(&trust);
-        let seen = Mutex::new(Seen { files, unreadable: None });
+        let seen = Mutex::new(TlsSeen { files, unreadable: None });
         let trust = watch::Sender::new(Arc::new(trust));
         Ok(Self { env: env.clone(), paths, seen, trust })
     }

@@ -195,7 +195,7 @@ fn reader_reports_entries_truncated_during_its_read() {
     for opened_before in 0..4_u32 {
         // Truncates the log when the reader opens a later segment. Holds the number of files to open
         // before that, and the writer.
-        let cutter = Arc::new(Mutex::new((opened_before, None::<Writer>)));
+        let cutter = Arc::new(Mutex::new((opened_before, None::<LogWriter>)));
         let cuts = Arc::clone(&cutter);
         let disk = HookedDisk::new(Arc::new(disk.copy()), move |_, mode| {
             let (openings, writer) = &mut *cuts.lock().unwrap();

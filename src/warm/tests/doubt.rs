@@ -130,9 +130,9 @@ fn copy_of_another_member_cluster_or_disk_is_rejected() {
     let (mut world, _) = killed();
     let right = world.origin;
     for wrong in [
-        RestoredFrom { cluster: ClusterId(8), ..right },
-        RestoredFrom { node: node(2), ..right },
-        RestoredFrom { disk: DiskId(9), ..right },
+        CopyRestoredFrom { cluster: ClusterId(8), ..right },
+        CopyRestoredFrom { node: node(2), ..right },
+        CopyRestoredFrom { disk: DiskId(9), ..right },
     ] {
         world.origin = wrong;
         expect_doubt(&mut world, "another origin");
@@ -166,7 +166,7 @@ fn copy_that_does_not_match_the_log_is_rejected() {
 
 #[test]
 fn failing_store_costs_only_the_copy() {
-    for fault in [Fault::Fails, Fault::Panics] {
+    for fault in [StoreFault::Fails, StoreFault::Panics] {
         for calls in 0..40 {
             let (mut world, store) = killed();
             store.fail_after(calls, fault);
@@ -187,15 +187,15 @@ fn failing_store_costs_only_the_copy() {
 fn store_that_always_fails_is_abandoned() {
     let (mut world, store) = killed();
     for _ in 0..3 {
-        store.fail_after(0, Fault::Panics);
+        store.fail_after(0, StoreFault::Panics);
         if world.process.is_none() {
             world.start();
-            store.fail_after(0, Fault::Panics);
+            store.fail_after(0, StoreFault::Panics);
         }
         world.settle();
         *world.clock.now.lock().unwrap() += Duration::from_secs(60);
     }
-    store.fail_after(u64::MAX, Fault::Fails);
+    store.fail_after(u64::MAX, StoreFault::Fails);
     for _ in 0..10 {
         *world.clock.now.lock().unwrap() += Duration::from_secs(60);
         world.settle();
@@ -217,14 +217,14 @@ fn a_process_may_die_after_every_call() {
                 world.compact();
             }
         }
-        store.fail_after(calls, Fault::Panics);
+        store.fail_after(calls, StoreFault::Panics);
         for number in 0..10 {
             world.put(&format!("k{number}"), "w");
             // The process dies at the first failure.
             while world.process().worker.as_ref().unwrap().failures() == 0 && world.turn() {}
         }
         world.kill();
-        store.fail_after(u64::MAX, Fault::Fails);
+        store.fail_after(u64::MAX, StoreFault::Fails);
         world.start();
         world.settle();
         world.kill();

@@ -17,7 +17,7 @@ fn killed() -> Real {
     let dir = tempfile::tempdir().unwrap();
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let store = Arc::new(DiskShelf::new(Arc::clone(&disk)));
-    let sizes = Sizes { record_bytes: 1000, ..Sizes::default() };
+    let sizes = CopySizes { record_bytes: 1000, ..CopySizes::default() };
     let mut world = World::on(disk, store, dir.path(), sizes);
     world.start();
     write(&mut world, "before");

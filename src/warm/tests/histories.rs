@@ -207,7 +207,7 @@ fn image_older_than_the_copied_rows_does_not_become_the_head() {
 #[test]
 fn worker_pauses_under_load() {
     let (mut world, store) = World::new();
-    world.sizes = Sizes::default();
+    world.sizes = CopySizes::default();
     world.start();
     world.settle();
     // All of these since the last turn, two seconds ago.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 
-use super::memory::{Fault, MemoryShelf};
+use super::memory::{MemoryShelf, StoreFault};
 use super::worker::WarmTurn;
 use super::*;
 use crate::env::{BootId, Clock, Disk, NoPoints, OsEntropy};
@@ -64,8 +64,8 @@ struct World {
     disk: Arc<dyn Disk>,
     store: Arc<dyn CopyStore>,
     data: PathBuf,
-    origin: RestoredFrom,
-    sizes: Sizes,
+    origin: CopyRestoredFrom,
+    sizes: CopySizes,
     /// The applied entries, from index 2 on.
     log: Vec<Vec<Item>>,
     /// The state after each entry.
@@ -86,11 +86,11 @@ impl World {
     fn new() -> (Self, MemoryShelf) {
         let store = MemoryShelf::default();
         let disk = Arc::new(SimDisk::new(1));
-        let sizes = Sizes { record_bytes: 150, batch_bytes: 400, growth_bytes: 2000 };
+        let sizes = CopySizes { record_bytes: 150, batch_bytes: 400, growth_bytes: 2000 };
         (Self::on(disk, Arc::new(store.clone()), Path::new(DATA), sizes), store)
     }
 
-    fn on(disk: Arc<dyn Disk>, store: Arc<dyn CopyStore>, data: &Path, sizes: Sizes) -> Self {
+    fn on(disk: Arc<dyn Disk>, store: Arc<dyn CopyStore>, data: &Path, sizes: CopySizes) -> Self {
         let clock = Arc::new(StillClock::default());
         *clock.boot.lock().unwrap() = Some(BootId(1));
         Self {
@@ -250,8 +250,8 @@ fn node(id: u64) -> NodeId {
     NodeId::new(id).unwrap()
 }
 
-fn origin(id: u64) -> RestoredFrom {
-    RestoredFrom { cluster: ClusterId(7), node: node(id), disk: DiskId(id.into()) }
+fn origin(id: u64) -> CopyRestoredFrom {
+    CopyRestoredFrom { cluster: ClusterId(7), node: node(id), disk: DiskId(id.into()) }
 }
 
 fn founders() -> Members {

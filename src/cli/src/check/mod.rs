@@ -11,11 +11,11 @@ use bowline::check::edn::{self, Dialect};
 use bowline::check::intervals::{self, HoldCall, Holds, LeaseCall, Leases};
 use bowline::check::lines::{self, FieldError, LineError, LineFault, Lines, Written};
 use bowline::check::page::Page;
-use bowline::check::watch::{self, Watch, WatchCall};
+use bowline::check::watch::{self, RecordedWatchCall, WatchRecord};
 use bowline::check::{
-    Budget, Election, ElectionReply, History, Kv, KvCall, Level, ListTxn, Model, Mutex, MutexReply,
-    Operation, Outcome, Queue, Register, RegisterTxn, Semaphore, Step, Total, Undecided, Value,
-    Verdict, cycles, linear, total,
+    Budget, ElectionModel, ElectionReply, History, Kv, KvCall, Level, ListTxn, Model, MutexModel,
+    MutexReply, Operation, Outcome, QueueModel, Register, RegisterTxn, SemaphoreModel, Total,
+    TxnStep, Undecided, Value, Verdict, cycles, linear, total,
 };
 use clap::{Args, ValueEnum};
 use thiserror::Error;
@@ -120,21 +120,21 @@ enum ModelName {
     /// A store of rows with revisions, like etcd's: put, get, delete, cas
     Kv,
     /// A FIFO queue: put, take
-    Queue,
+    QueueModel,
     /// A lock with one owner: acquire, release
-    Mutex,
+    MutexModel,
     /// A lock that its owner may hold several times
     Reentrant,
     /// A lock whose holds have increasing tokens
     Fenced,
     /// A semaphore: acquire, release
-    Semaphore,
+    SemaphoreModel,
     /// An election with one leader at a time: campaign, proclaim, resign, expire, leader
-    Election,
+    ElectionModel,
     /// Like kv, for replies with revisions; handles millions of operations
     Revisions,
     /// Watches of a store and the events they received: change, compact, watch, receive
-    Watch,
+    WatchRecord,
     /// Time intervals in which owners believed to hold a resource: hold
     Holds,
     /// Lifetimes of leases by the clock: grant, renew, revoke, look
@@ -152,10 +152,12 @@ impl ModelName {
         match self {
             Self::Register => "read, write and cas",
             Self::Kv | Self::Revisions => "put, get, delete and cas",
-            Self::Queue => "put and take",
-            Self::Mutex | Self::Reentrant | Self::Fenced | Self::Semaphore => "acquire and release",
-            Self::Election => "campaign, proclaim, resign, expire and leader",
-            Self::Watch => "change, compact, watch and receive",
+            Self::QueueModel => "put and take",
+            Self::MutexModel | Self::Reentrant | Self::Fenced | Self::SemaphoreModel => {
+                "acquire and release"
+            }
+            Self::ElectionModel => "campaign, proclaim, resign, expire and leader",
+            Self::WatchRecord => "change, compact, watch and receive",
             Self::Holds => "hold",
             Self::Leases => "grant, renew, revoke and look",
             Self::ListAppend | Self::WriteRead => "txn",
@@ -167,8 +169,8 @@ impl ModelName {
     fn dialect(self) -> Option<Dialect> {
         Some(match self {
             Self::Register => Dialect::Register,
-            Self::Queue => Dialect::Queue,
-            Self::Mutex | Self::Reentrant | Self::Semaphore => Dialect::Lock,
+            Self::QueueModel => Dialect::Queue,
+            Self::MutexModel | Self::Reentrant | Self::SemaphoreModel => Dialect::Lock,
             Self::ListAppend => Dialect::ListAppend,
             Self::WriteRead => Dialect::WriteRead,
             Self::Set => Dialect::Set,
@@ -186,7 +188,7 @@ impl CheckOptions {
     fn promise(&self) -> &'static str {
         match self.model {
             ModelName::ListAppend | ModelName::WriteRead | ModelName::Set => self.level.name(),
-            ModelName::Watch => "every event was received once and in order",
+            ModelName::WatchRecord => "every event was received once and in order",
             ModelName::Holds => "mutual exclusion",
             ModelName::Leases => "each lease lived for its TTL",
             _ => "linearizable",
@@ -242,27 +244,27 @@ fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
         ModelName::Kv => {
             by_order(options, read(options, from)?, &Kv { first: options.first_revision })
         }
-        ModelName::Queue => by_order(options, read(options, from)?, &Queue),
-        ModelName::Mutex => locked(options, from, 1, options.fenced),
+        ModelName::QueueModel => by_order(options, read(options, from)?, &QueueModel),
+        ModelName::MutexModel => locked(options, from, 1, options.fenced),
         ModelName::Fenced => locked(options, from, 1, true),
         ModelName::Reentrant => locked(options, from, options.holds, options.fenced),
-        ModelName::Semaphore => {
-            by_order(options, read(options, from)?, &Semaphore { permits: options.permits })
+        ModelName::SemaphoreModel => {
+            by_order(options, read(options, from)?, &SemaphoreModel { permits: options.permits })
         }
-        ModelName::Election => {
+        ModelName::ElectionModel => {
             let lines = read(options, from)?;
             if options.fenced {
                 each_has_a_token(options, &lines, &ElectionReply::Elected { token: None })?;
             }
-            by_order(options, lines, &Election { is_fenced: options.fenced })
+            by_order(options, lines, &ElectionModel { is_fenced: options.fenced })
         }
         ModelName::Revisions => {
             let rules = Total { first: options.first_revision, others: options.others };
             judge::<KvCall>(options, &read(options, from)?, |history| total::check(&rules, history))
         }
-        ModelName::Watch => {
-            let rules = Watch { others: options.others };
-            judge::<WatchCall>(options, &read(options, from)?, |history| {
+        ModelName::WatchRecord => {
+            let rules = WatchRecord { others: options.others };
+            judge::<RecordedWatchCall>(options, &read(options, from)?, |history| {
                 watch::check(&rules, history)
             })
         }
@@ -325,7 +327,7 @@ fn locked(
     if is_fenced {
         each_has_a_token(options, &lines, &MutexReply::Acquired { token: None })?;
     }
-    by_order(options, lines, &Mutex { holds_max, is_fenced })
+    by_order(options, lines, &MutexModel { holds_max, is_fenced })
 }
 
 /// Requires a token in each grant, because a token missing in the history is not the lock's fault.
@@ -354,7 +356,7 @@ fn each_has_a_token<C, R: PartialEq>(
 fn transactions<C: Written>(
     options: &CheckOptions,
     from: impl BufRead,
-    steps: impl Fn(&C) -> &[Step],
+    steps: impl Fn(&C) -> &[TxnStep],
     check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
 ) -> Result<ExitCode, CheckError> {
     let lines = read::<C>(options, from)?;
@@ -365,7 +367,7 @@ fn transactions<C: Written>(
     // A transaction that reads an empty set has no step.
     let is_read = |operation: &Operation<C, C::Reply>| {
         let steps = steps(&operation.call);
-        steps.is_empty() || steps.iter().any(|step| matches!(step, Step::Read(_)))
+        steps.is_empty() || steps.iter().any(|step| matches!(step, TxnStep::Read(_)))
     };
     judge(options, &lines, |history| match check(history) {
         Verdict::Ok if !history.iter().any(|one| is_answered(one) && is_read(one)) => {

@@ -20,7 +20,8 @@ const (
 	accounts    = 4
 )
 
-// One writes, one watches: every change once, in order, with the row that was before, and now and then how far it is.
+// One goroutine writes and one watches. The watch must receive every change once, in order, with the previous key-value
+// pair, and progress notifications in between.
 func watched(w *world) {
 	acknowledged := make(chan int64, 1<<20)
 	var last int64
@@ -33,7 +34,7 @@ func watched(w *world) {
 				acknowledged <- response.Header.Revision
 				last = response.Header.Revision
 			}
-			// So that there is something to be said about silence too.
+			// Pauses give the server a reason to send progress notifications.
 			time.Sleep(again / 4)
 		}
 		close(acknowledged)
@@ -56,15 +57,15 @@ func watched(w *world) {
 		ctx, cancel := context.WithCancel(w.ctx)
 		for response := range w.Watch(clientv3.WithRequireLeader(ctx), watchedKeys, options...) {
 			if err := response.Err(); err != nil {
-				// It asked for a server with a leader, and begins anew where it was.
+				// The watch requires a leader, and is resumed after the last event.
 				if !errors.Is(err, rpctypes.ErrNoLeader) {
-					log.Fatal("a watch has ended: ", err)
+					log.Fatal("a watch ended: ", err)
 				}
 				break
 			}
 			if response.IsProgressNotify() {
 				if response.Header.Revision < highest {
-					log.Fatal("progress goes back")
+					log.Fatal("the progress has gone back")
 				}
 				told = true
 			}
@@ -73,12 +74,12 @@ func watched(w *world) {
 				before := rows[key]
 				switch {
 				case event.Kv.ModRevision <= highest:
-					log.Fatal("a change comes twice, or too late: ", event)
+					log.Fatal("duplicate or late event: ", event)
 				case before == nil && (event.PrevKv != nil || event.Kv.Version != 1),
 					before != nil && event.PrevKv == nil,
 					before != nil && string(event.PrevKv.Value) != string(before.Kv.Value),
 					before != nil && event.Kv.Version != before.Kv.Version+1:
-					log.Fatal("a change is missing before ", event)
+					log.Fatal("missing event before ", event)
 				}
 				highest = event.Kv.ModRevision
 				rows[key] = event
@@ -100,13 +101,13 @@ func watched(w *world) {
 			at++
 		}
 		if at == len(seen) || seen[at] != revision {
-			log.Fatal("what was acknowledged was not seen: revision ", revision)
+			log.Fatal("no event for the acknowledged write at revision ", revision)
 		}
 	}
 }
 
-// Many move money between few accounts, each move with a mark by which its outcome is known: what was not answered is
-// tried again, and done once. Somebody adds up meanwhile.
+// Several goroutines move money between few accounts. Each transaction writes a key of its own, so that a retry after a
+// lost response applies it only once. Another goroutine adds up the accounts meanwhile.
 func transactions(w *world) {
 	var all sync.WaitGroup
 	for worker := range 4 {
@@ -120,14 +121,14 @@ func transactions(w *world) {
 	all.Go(func() {
 		for w.going() {
 			if sum, err := w.sum(); err == nil && sum != 0 {
-				log.Fatal("the accounts add up to ", sum)
+				log.Fatal("the sum of the accounts is not 0, but ", sum)
 			}
 		}
 	})
 	all.Wait()
 	moves := w.get("moves/", clientv3.WithPrefix(), clientv3.WithCountOnly()).Count
 	if total, _ := w.row("total"); total != moves {
-		log.Fatalf("%d moves were counted %d times", moves, total)
+		log.Fatalf("there are %d moves, but the total is %d", moves, total)
 	}
 }
 
@@ -149,7 +150,7 @@ func (w *world) move(mark string, worker, number int) {
 			return
 		}
 		if time.Since(begun) > patience {
-			log.Fatal("no transaction: ", err)
+			log.Fatal("a transaction failed: ", err)
 		}
 	}
 }

@@ -13,19 +13,19 @@ import (
 
 const (
 	failoverKey = "failover"
-	// Each client has connections and streams of its own, as each program that uses etcd has.
+	// Each client has its own connections and streams, like a separate program.
 	failoverClients = 8
 	// TTL of the sessions, in seconds.
 	failoverSeconds = 30
 )
 
-// One program with a session and a watch, both of which require a leader.
+// A client with a session and a watch, both of which require a leader.
 type follower struct {
 	session *concurrency.Session
 	seen    atomic.Int64
 }
 
-// Sessions and watches that require a leader, while leaders are killed. None may end.
+// Sessions and watches that require a leader must not end while leaders are killed.
 func failover(w *world) {
 	var followers []*follower
 	for range failoverClients {
@@ -38,14 +38,14 @@ func failover(w *world) {
 				break
 			}
 			if time.Since(begun) > patience {
-				log.Fatal("nothing is written: ", err)
+				log.Fatal("no put succeeded: ", err)
 			}
 		}
 		for at, follower := range followers {
 			for begun := time.Now(); follower.seen.Load() < number; time.Sleep(again) {
 				alive(follower.session)
 				if time.Since(begun) > patience {
-					log.Fatalf("watch %d stands still before %d", at, number)
+					log.Fatalf("watch %d has not received event %d", at, number)
 				}
 			}
 		}
@@ -68,7 +68,7 @@ func (w *world) follow() *follower {
 	go func() {
 		for response := range watch {
 			if err := response.Err(); err != nil {
-				log.Fatal("a watch has ended: ", err)
+				log.Fatal("a watch ended: ", err)
 			}
 			for _, event := range response.Events {
 				number, err := strconv.ParseInt(string(event.Kv.Value), 10, 64)
@@ -76,9 +76,9 @@ func (w *world) follow() *follower {
 				follower.seen.Store(number)
 			}
 		}
-		// The program ends its watches when it ends.
+		// At its end, the program ends its watches.
 		if w.going() {
-			log.Fatal("a watch has ended without a reason")
+			log.Fatal("a watch ended without an error")
 		}
 	}()
 	return follower

@@ -10,13 +10,13 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// The lock, and what is counted under it. Other kinds of clients stand in the same line.
+// The lock, and the counter that it guards. Other kinds of clients use the same lock queue.
 const (
 	lockName    = "shared"
 	lockCounter = "shared-counter"
 )
 
-// Two goroutines, each with a session, and one mutex.
+// Two goroutines, each with a session, contend for one mutex.
 func mutexes(w *world) {
 	var inside atomic.Int32
 	var all sync.WaitGroup
@@ -30,7 +30,7 @@ func mutexes(w *world) {
 	all.Wait()
 }
 
-// Takes and releases with one session, until it is not known whether one of both was done.
+// Locks and unlocks with one session, until a call fails, so that its outcome is unknown.
 func (w *world) contend(inside *atomic.Int32) {
 	session := w.session()
 	defer w.end(session)
@@ -40,7 +40,7 @@ func (w *world) contend(inside *atomic.Int32) {
 			return
 		}
 		if inside.Add(1) != 1 {
-			log.Fatal("two goroutines hold one lock")
+			log.Fatal("two goroutines hold the lock")
 		}
 		created := w.get(mutex.Key()).Kvs[0].CreateRevision
 		value, _ := w.row(lockCounter)
@@ -53,7 +53,7 @@ func (w *world) contend(inside *atomic.Int32) {
 	}
 }
 
-// A put, guarded by nothing but the lock. Where its outcome is not known the holder looks: nobody else writes.
+// Puts a value, guarded only by the lock. If the outcome is unknown, reads the key: only the holder writes it.
 func (w *world) write(key string, value int64) int64 {
 	for {
 		response, err := w.Put(w.ctx, key, strconv.FormatInt(value, 10))
@@ -69,11 +69,12 @@ func (w *world) write(key string, value int64) int64 {
 const (
 	cronName = "cron"
 	cronJobs = "cron-jobs"
-	// How many jobs a leader does before it lets another lead.
+	// Number of jobs that a leader does before it resigns.
 	jobsOfLeader = 3
 )
 
-// Three candidates; who leads does the jobs, each once and in turn. Somebody observes who leads.
+// Three candidates contend for leadership. The leader does jobs, each once and in order. Another goroutine observes the
+// leaders.
 func cron(w *world) {
 	var all sync.WaitGroup
 	go w.observe()
@@ -102,7 +103,7 @@ func (w *world) lead(name string) {
 		for {
 			response, err := w.Txn(w.ctx).If(leads).Then(put).Commit()
 			if err == nil && !response.Succeeded {
-				log.Fatal("a leader has not led")
+				log.Fatal("a job was rejected although its candidate is the leader")
 			}
 			done, revision := w.row(cronJobs)
 			if done == number {
@@ -110,7 +111,7 @@ func (w *world) lead(name string) {
 				break
 			}
 			if err == nil || done > number {
-				log.Fatal("another has done a leader's job")
+				log.Fatal("another candidate has done a job of the leader")
 			}
 		}
 		if job == 0 && election.Proclaim(w.ctx, name+", busy") != nil {
@@ -123,13 +124,13 @@ func (w *world) lead(name string) {
 	}
 }
 
-// What is observed never goes back.
+// Observes the leaders, whose revisions must never go back.
 func (w *world) observe() {
 	session := w.session()
 	defer w.end(session)
 	created, modified, first := int64(0), int64(0), true
 	for w.ctx.Err() == nil {
-		// It ends when a server does, with its client's patience.
+		// The channel is closed when the connection to a server is lost.
 		for seen := range concurrency.NewElection(session, cronName).Observe(w.ctx) {
 			leader := seen.Kvs[0]
 			if leader.CreateRevision < created || leader.CreateRevision == created && leader.ModRevision < modified {

@@ -1,9 +1,9 @@
-// What programs do with etcd's Go client, as its pages show it. The test beside it kills servers meanwhile.
+// Uses etcd's Go client as its documentation shows, while the test that starts this program kills servers.
 //
 //	program SCENE ADDRESS...
 //
-// It goes on until its standard input ends. What it did it says as lines of JSON, which the test judges; what must
-// not be, it says on its standard error, and fails.
+// It runs until its standard input ends, and prints its steps as lines of JSON, which the test checks. If it finds an
+// error, it prints that on standard error and fails.
 package main
 
 import (
@@ -23,13 +23,13 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// How long the longest call may take: an election, and a machine that is busy.
+// Maximum duration of a call: time for an election on a busy machine.
 const patience = 2 * time.Minute
 
-// Longer than any of it takes: no session ends by itself.
+// TTL of sessions, long enough that none expires.
 const sessionSeconds = 60
 
-// How long it waits before it asks again.
+// Pause before a retry.
 const again = 20 * time.Millisecond
 
 var scenes = map[string]func(*world){
@@ -37,7 +37,7 @@ var scenes = map[string]func(*world){
 	"cron":  cron,
 	"watch": watched,
 	"stm":   transactions,
-	// Run alone: it needs a cluster with usual times.
+	// Must run alone: it needs a cluster with default timeouts.
 	"failover": failover,
 }
 
@@ -67,7 +67,7 @@ func main() {
 	scenes[os.Args[1]](w)
 }
 
-// A hold of a lock, or a term of a leader: by which key, and what was counted under it.
+// One count by a lock holder or leader: the create revision of its key, and the value and revision of the counter.
 type hold struct {
 	Created int64 `json:"created"`
 	Value   int64 `json:"value"`
@@ -82,7 +82,7 @@ func (w *world) say(what any) {
 	check(json.NewEncoder(os.Stdout).Encode(what))
 }
 
-// The row of a key, from a server that answers; nil if there is none.
+// Returns the value of a key as a number, and its mod revision; zeros if the key does not exist.
 func (w *world) row(key string) (value int64, revision int64) {
 	response := w.get(key)
 	if len(response.Kvs) == 0 {
@@ -100,7 +100,7 @@ func (w *world) get(key string, options ...clientv3.OpOption) *clientv3.GetRespo
 			return response
 		}
 		if time.Since(begun) > patience {
-			log.Fatal("nobody answers: ", err)
+			log.Fatal("no server responded: ", err)
 		}
 	}
 }
@@ -112,12 +112,12 @@ func (w *world) session() *concurrency.Session {
 			return session
 		}
 		if time.Since(begun) > patience {
-			log.Fatal("no session: ", err)
+			log.Fatal("no session was created: ", err)
 		}
 	}
 }
 
-// Ends a session and all that hangs on it, for certain.
+// Closes a session, and retries until its lease is revoked.
 func (w *world) end(session *concurrency.Session) {
 	err := session.Close()
 	for err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
@@ -126,11 +126,11 @@ func (w *world) end(session *concurrency.Session) {
 	}
 }
 
-// Whoever holds what it holds through a session: it must not have ended.
+// Fails if the session has ended, which no session may do while it is in use.
 func alive(session *concurrency.Session) {
 	select {
 	case <-session.Done():
-		log.Fatal("a session has ended that was renewed")
+		log.Fatal("a session ended although it was renewed")
 	default:
 	}
 }

@@ -14,11 +14,11 @@ fn member_does_not_campaign_while_entries_are_being_written() {
     world.at(2).campaign();
     let term = world.at(2).term().get();
     give(&mut world, &message(MessageType::MsgTimeoutNow, 1, 2, term));
-    assert_eq!(world.at(2).role(), Role::Follower);
+    assert_eq!(world.at(2).role(), RaftRole::Follower);
     world.flying.clear();
     world.sync_all(2);
     world.tick(node(2));
-    assert_eq!(world.at(2).role(), Role::PreCandidate, "its patience was over long ago");
+    assert_eq!(world.at(2).role(), RaftRole::PreCandidate, "its patience was over long ago");
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn member_does_not_campaign_with_entries_not_yet_written() {
         .set_entries(vec![raft::eraftpb::Entry { index: 2, term: 2, ..Default::default() }].into());
     world.at(2).step(node(1), wire::encode(&append)).unwrap();
     world.at(2).campaign();
-    assert_eq!(world.at(2).role(), Role::Follower);
+    assert_eq!(world.at(2).role(), RaftRole::Follower);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn leader_with_a_slow_disk_keeps_sending_heartbeats() {
             world.deliver(flying);
         }
     }
-    assert_eq!(world.at(1).role(), Role::Leader);
+    assert_eq!(world.at(1).role(), RaftRole::Leader);
     assert!(world.at(1).owes_log());
 }
 
@@ -59,14 +59,14 @@ fn member_with_unapplied_entries_does_not_campaign() {
         consensus.tick();
     }
     consensus.campaign();
-    assert_eq!(consensus.role(), Role::Follower);
+    assert_eq!(consensus.role(), RaftRole::Follower);
     while let Some(turn) = consensus.turn().unwrap() {
         if let Some(last) = turn.commit.last() {
             consensus.applied(last.index);
         }
     }
     consensus.tick();
-    assert_eq!(consensus.role(), Role::PreCandidate);
+    assert_eq!(consensus.role(), RaftRole::PreCandidate);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_leader_without_a_quorum_steps_down() {
         world.tick(node(1));
         world.flying.clear();
     }
-    assert_eq!(world.at(1).role(), Role::Follower);
+    assert_eq!(world.at(1).role(), RaftRole::Follower);
 }
 
 #[test]
@@ -113,9 +113,9 @@ fn isolated_member_does_not_raise_its_term() {
 fn only_voter_elects_itself_at_once() {
     let mut world = World::new(1, 1, 1);
     world.tick(node(2));
-    assert_eq!(world.at(2).role(), Role::Follower, "a learner does not lead");
+    assert_eq!(world.at(2).role(), RaftRole::Follower, "a learner does not lead");
     world.tick(node(1));
-    assert_eq!(world.at(1).role(), Role::Leader);
+    assert_eq!(world.at(1).role(), RaftRole::Leader);
 }
 
 #[test]

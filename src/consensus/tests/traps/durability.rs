@@ -7,7 +7,7 @@ fn only_voter_sends_nothing_before_its_term_is_durable() {
     let mut world = World::new(1, 2, 1);
     world.at(1).campaign();
     world.turn(node(1)).unwrap();
-    assert_eq!(world.at(1).role(), Role::Leader, "raft makes it leader at once");
+    assert_eq!(world.at(1).role(), RaftRole::Leader, "raft makes it leader at once");
     world.propose(node(1), b"A");
     assert!(world.flying.is_empty(), "nothing has left: {:?}", kinds(&world.flying));
     world.sync(node(1));

@@ -184,7 +184,7 @@ fn removed_leader_steps_down_and_another_is_elected_at_once() {
     }
     assert!(world.newest().is_removed(node(2)));
     assert_eq!(world.removed_leaders, 1);
-    assert_eq!(world.at(2).role(), Role::Follower);
+    assert_eq!(world.at(2).role(), RaftRole::Follower);
     world.settle();
     let leader = world.leader().expect("it was told to campaign, without waiting");
     assert_ne!(leader, node(2));
@@ -262,7 +262,7 @@ fn removed_member_never_campaigns_even_after_a_restart() {
         tick_long(&mut world, 3);
         world.at(3).campaign();
         give(&mut world, &message(MessageType::MsgTimeoutNow, 1, 3, 2));
-        assert_eq!((world.at(3).role(), world.at(3).term()), (Role::Follower, term));
+        assert_eq!((world.at(3).role(), world.at(3).term()), (RaftRole::Follower, term));
         world.settle();
         world.crash(node(3), 0);
         world.start(node(3));
@@ -281,7 +281,7 @@ fn unaware_removed_member_disturbs_no_member() {
         world.tick(node(1));
         world.settle_without(|flying| flying.to == node(3));
     }
-    assert_eq!((world.at(1).term(), world.at(1).role()), (term, Role::Leader));
+    assert_eq!((world.at(1).term(), world.at(1).role()), (term, RaftRole::Leader));
     let mut heartbeat = message(MessageType::MsgHeartbeat, 3, 2, 99);
     for kind in [MessageType::MsgHeartbeat, MessageType::MsgRequestVoteResponse] {
         heartbeat.set_msg_type(kind);
@@ -368,7 +368,7 @@ fn last_remaining_voter_sends_nothing_before_its_term_is_durable() {
     world.start(node(1));
     world.flying.clear();
     world.tick(node(1));
-    assert_eq!(world.at(1).role(), Role::Leader, "it votes alone, and waits for nobody");
+    assert_eq!(world.at(1).role(), RaftRole::Leader, "it votes alone, and waits for nobody");
     world.propose(node(1), b"A");
     assert!(world.flying.is_empty(), "nothing has left: {:?}", kinds(&world.flying));
     world.sync(node(1));
@@ -384,13 +384,13 @@ fn new_only_voter_does_not_lead_before_its_entries_are_durable() {
     world.propose(node(1), b"A");
     let term = world.at(1).term().get() + 1;
     give(&mut world, &message(MessageType::MsgHeartbeat, 7, 1, term));
-    assert_eq!(world.at(1).role(), Role::Follower);
+    assert_eq!(world.at(1).role(), RaftRole::Follower);
     tick_long(&mut world, 1);
     world.at(1).campaign();
-    assert_eq!(world.at(1).role(), Role::Follower, "raft would panic");
+    assert_eq!(world.at(1).role(), RaftRole::Follower, "raft would panic");
     world.sync_all(1);
     world.tick(node(1));
-    assert_eq!(world.at(1).role(), Role::Leader);
+    assert_eq!(world.at(1).role(), RaftRole::Leader);
 }
 
 // ---- checks before a change

@@ -19,7 +19,7 @@ use crate::consensus::config::ENTRY_BYTES_MAX;
 use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::Standpoint;
 use crate::consensus::round::RoundContext;
-use crate::consensus::{Consensus, ConsensusConfig, Role, RoundId, Stepped, wire};
+use crate::consensus::{Consensus, ConsensusConfig, RaftRole, RoundId, Stepped, wire};
 use crate::env::OsEntropy;
 use crate::model::{Incarnation, Lane, LogIndex, PeerMessage, ProposeRejection, Term};
 use crate::wal;

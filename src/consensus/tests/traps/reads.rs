@@ -8,7 +8,7 @@ fn read_round_waits_for_a_commit_in_the_leaders_term() {
     assert!(!world.read(node(1)), "a follower");
     world.at(1).campaign();
     world.turn(node(1)).unwrap();
-    while world.at(1).role() != Role::Leader {
+    while world.at(1).role() != RaftRole::Leader {
         let flying = world.flying.remove(0);
         world.deliver(flying);
         (1..=3).for_each(|id| world.sync_all(id));

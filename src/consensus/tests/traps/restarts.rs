@@ -255,7 +255,7 @@ fn commit_index_from_a_vote_is_applied_in_chunks() {
     world.start(node(1));
     world.at(1).campaign();
     world.turn(node(1)).unwrap();
-    assert_eq!(world.at(1).role(), Role::PreCandidate);
+    assert_eq!(world.at(1).role(), RaftRole::PreCandidate);
     let mut rejection = message(MessageType::MsgRequestPreVoteResponse, 2, 1, 2);
     (rejection.reject, rejection.commit, rejection.commit_term) = (true, 100, 2);
     assert_eq!(world.at(1).step(node(2), wire::encode(&rejection)), Ok(Stepped::Done));

@@ -150,12 +150,12 @@ fn installing_member_does_not_campaign() {
         tick_long(&mut world, 3);
         world.at(3).campaign();
         give(&mut world, &message(MessageType::MsgTimeoutNow, 1, 3, term));
-        assert_eq!(world.at(3).role(), Role::Follower, "proven: {proven}");
+        assert_eq!(world.at(3).role(), RaftRole::Follower, "proven: {proven}");
         world.sync_all(3);
     }
     world.finish_install(node(3));
     tick_long(&mut world, 3);
-    assert_eq!(world.at(3).role(), Role::PreCandidate);
+    assert_eq!(world.at(3).role(), RaftRole::PreCandidate);
 }
 
 #[test]

@@ -7,7 +7,7 @@ fn leader_is_ready_once_it_applied_an_entry_of_its_term() {
     let mut world = World::new(3, 0, 1);
     world.at(1).campaign();
     world.turn(node(1)).unwrap();
-    while world.at(1).role() != Role::Leader {
+    while world.at(1).role() != RaftRole::Leader {
         let flying = world.flying.remove(0);
         world.deliver(flying);
         (1..=3).for_each(|id| world.sync_all(id));

@@ -8,7 +8,7 @@ use super::*;
 use crate::model::{Caller, LeaseId};
 use crate::mutant::Mutant;
 use crate::node::ReplyTo;
-use crate::node::driver::Stage;
+use crate::node::driver::DriverStage;
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -225,7 +225,9 @@ fn read_rounds_forgotten_by_raft_are_started_again() {
         })
         .collect();
     assert_eq!(rounds(&three, 0) - before, 4);
-    let Stage::Running(consensus) = &mut three.nodes[0].driver.stage else { panic!("it leads") };
+    let DriverStage::Running(consensus) = &mut three.nodes[0].driver.stage else {
+        panic!("it leads")
+    };
     consensus.forget_rounds();
     three.hub.heal_all();
     for read in reads {

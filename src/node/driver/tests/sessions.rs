@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::{LeaseId, PutLease, Rejection, SessionInfo};
-use crate::node::session::Told;
+use crate::node::session::ReportedState;
 use crate::node::{
     Claim, Next, Parting, ResumeSessionError, SessionEndReason, SessionState, SharedSession,
 };
@@ -132,7 +132,7 @@ fn overdue_renewal_is_reported_at_a_tick_and_withdrawn_on_renewal() {
     assert!(!told.has_changed().unwrap());
     three.cut_off(1);
     three.until("it is never overdue", |_| told.has_changed().unwrap());
-    assert_eq!(*told.borrow_and_update(), Told::RenewalOverdue);
+    assert_eq!(*told.borrow_and_update(), ReportedState::RenewalOverdue);
     let SessionState::RenewalOverdue(until) = three.standing(&claim.state) else {
         panic!("not overdue")
     };
@@ -141,7 +141,7 @@ fn overdue_renewal_is_reported_at_a_tick_and_withdrawn_on_renewal() {
     assert!(left < ms(900) && left >= ms(870), "{left:?}");
     three.hub.heal_all();
     three.until("it does not recover", |_| told.has_changed().unwrap());
-    assert_eq!(*told.borrow_and_update(), Told::Active);
+    assert_eq!(*told.borrow_and_update(), ReportedState::Active);
     let SessionState::Active(later) = three.standing(&claim.state) else { panic!("overdue") };
     assert!(later > until);
 }
