@@ -268,14 +268,14 @@ fn read_segment(
             unproven_from = unproven_from.max(record.durable.offset);
         }
         if (record.kind == RecordKind::State) != (offset == HEADER_BYTES as u64) {
-            return Err(corrupt("the LogState record is not the first record, or occurs twice"));
+            return Err(corrupt("the State record is not the first record, or occurs twice"));
         } else if record.kind != RecordKind::State {
             staged.take(number, &found).map_err(corrupt)?;
         } else if is_first && number > 1 {
             let decoded = LogState::decode(found.payload);
-            *state = decoded.ok_or("the LogState record is invalid").map_err(corrupt)?;
+            *state = decoded.ok_or("the State record is invalid").map_err(corrupt)?;
         } else if found.payload != state.encode() {
-            return Err(corrupt("the LogState record contradicts the earlier segments"));
+            return Err(corrupt("the State record contradicts the earlier segments"));
         }
         if !record.ends_group {
             continue;

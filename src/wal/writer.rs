@@ -285,7 +285,7 @@ impl LogWriter {
         self.append_state();
     }
 
-    /// Writes the LogState record, the first one after the header.
+    /// Writes the State record, the first one after the header.
     pub(super) fn append_state(&mut self) {
         let state = self.state.encode();
         self.append(RecordKind::State, 0, 0, &state, true);

@@ -336,7 +336,7 @@ fn restored_directory_starts_only_with_its_own_configuration() {
     };
     let config = place.config("a", "a");
     refused(config.clone().cluster_token("t"), "another token");
-    refused(place.config("b", "a"), "a directory of its own");
+    refused(place.config("b", "a"), "use a separate directory for each member");
     refused(
         config.clone().members(place.addresses[..2].to_vec()),
         "has not founded its cluster yet",
@@ -457,7 +457,7 @@ fn a_joiner_without_a_state_has_nothing_to_recover() {
     assert!(testing::shutdown(b).block().hanging.is_empty());
     let file = dir.path().join("recovered");
     let error = backup::recover(dir.path().join("b"), &file).unwrap_err();
-    assert!(error.to_string().contains("before it had the cluster's state"), "{error}");
+    assert!(error.to_string().contains("before it received the state"), "{error}");
     assert!(!file.exists());
     let info = backup::inspect(dir.path().join("b")).unwrap();
     assert_eq!(info.revision, None);
