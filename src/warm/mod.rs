@@ -15,7 +15,7 @@
 //!                            reader ------^        never waited for, at most a tenth of a core
 //! ```
 //!
-//! A copy becomes a machine only if all of these hold: its [manifest](mark) belongs to this member
+//! A copy becomes a machine only if all of these hold: its [manifest](manifest) belongs to this member
 //! and proves that the machine has not lost power since, its head fits the log, every record exists
 //! with its checksum, and the state has the right digest.
 //!

@@ -34,7 +34,7 @@ const EXIT_SIGNALLED: u8 = 128;
 const AT_ONCE: Duration = Duration::from_millis(200);
 
 /// Name of the hidden command.
-const COMMAND: &str = "held-child";
+const COMMAND: &str = "supervised-child";
 
 /// Signal that tells a supervisor to kill the command. The kernel sends it when `bowline lock` has ended.
 pub(crate) const END: Signal = Signal::USR1;
