@@ -1,10 +1,12 @@
 //! Fuzz targets for every parser of untrusted bytes.
 //!
-//! Feature `fuzzing`, which is not part of the public interface, exports them for `tests/fuzz` and
-//! its counterpart `tests/fuzzing.rs`. A target is a function of bytes that panics if a promise is
-//! broken. Its implementation is in the file `fuzz.rs` of the folder that parses the bytes. Some
-//! targets interpret the bytes as instructions ("commit two entries, flip a bit, open"): they draw
-//! them from a [`Feed`], and correct the checksums, which no fuzzer would guess.
+//! The feature `fuzzing`, which is not part of the public interface, exports the fuzz targets for
+//! `tests/fuzz` and `tests/fuzzing.rs`. A target is a function that takes bytes, and panics if the
+//! parser violates one of its guarantees. The implementation of a target is in the file `fuzz.rs`
+//! of the folder that parses the bytes. Some targets interpret the bytes as a list of operations
+//! ("commit two entries, flip a bit, open"). These targets read the operations from a [`Feed`].
+//! They also correct the checksums in their data, because a fuzzer would hardly find valid
+//! checksums.
 
 use crate::{check, codec, consensus, snapshot, transport, wal};
 
@@ -20,11 +22,11 @@ pub enum Came {
 /// A fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Name of its corpus and of its binary.
+    /// Name of the target, which is also the name of its corpus and of its binary.
     pub name: &'static str,
-    /// The target itself. Panics if a promise is broken.
+    /// The function to run. Panics if the tested code violates one of its guarantees.
     pub run: fn(&[u8]) -> Came,
-    /// Initial inputs, made from data that the library itself writes.
+    /// Returns the initial inputs, which consist of data that the library itself writes.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
@@ -42,8 +44,8 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "histories", run: check::fuzz::histories, seeds: check::fuzz::seeds },
 ];
 
-/// A source of pseudo-random choices that are read from the input. When the input is used up, all
-/// numbers are 0.
+/// Derives choices for a target from the bytes of the input. When the input is used up, all numbers
+/// are 0.
 #[derive(Debug)]
 pub(crate) struct Feed<'a> {
     rest: &'a [u8],

@@ -1,15 +1,16 @@
-//! Breaks promises on purpose, to prove that the judges can fail.
+//! Mutants: deliberate faults in the code, which prove that the tests detect such faults.
 //!
-//! A mutant is one small break at one place of the code: where the right thing is done there, it asks
-//! whether its mutant [is] planted, and then does the wrong one. With neither the feature `mutants`
-//! nor the library's own tests the answer is a constant `false`, and the compiler leaves nothing of it:
-//! a release has no trace of a mutant.
+//! A mutant is a small fault at one place in the code. The code there calls [`is`] to check whether
+//! the mutant is planted (active), and if so, does the wrong thing. Unless the feature `mutants` is
+//! enabled or the library's own tests are compiled, [`is`] is a constant `false`, and the compiler
+//! removes the faulty code. A release therefore contains no mutants.
 //!
-//! A mutant is planted in a thread ([`Mutant::plant`]), which is a whole simulated world, or in a
-//! process ([`Mutant::plant_everywhere`]), for real nodes, which have many threads. `docs/assurance/mutants.md`
-//! says which seed of the simulated world finds which; `benches/mutants.rs` makes that page.
+//! A mutant is planted either in one thread ([`Mutant::plant`]), which is enough for a simulated
+//! cluster, or in the whole process ([`Mutant::plant_everywhere`]), for real nodes, which have many
+//! threads. The page `docs/assurance/mutants.md` lists the seeds of the simulation that detect each
+//! mutant. `benches/mutants.rs` generates that page.
 //!
-//! Invariant: nothing here is ever switched on by a feature of another name.
+//! Invariant: only the feature `mutants` enables mutants. No other feature may enable it.
 
 #![cfg_attr(
     not(feature = "mutants"),
@@ -21,12 +22,13 @@
     )
 )]
 
-/// Declares the mutants, each with what it breaks.
+/// Declares the mutants, each with a description of its fault.
 macro_rules! mutants {
     ($($name:ident $breaks:literal,)*) => {
-        /// A break. `M`: one that every replicated log with leases and locks could have; `B`: one that
-        /// this library could have; `N`: a negative control, where the programs or the disks of the
-        /// simulated world do what they must not.
+        /// A deliberate fault. The first letter of a name tells its kind. `M` is a fault that every
+        /// replicated log with leases and locks could have. `B` is a fault that is specific to this
+        /// library. `N` is a negative control: the library is correct, but the programs or disks of
+        /// the simulation violate their rules.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         #[repr(u8)]
         pub enum Mutant {
@@ -35,10 +37,10 @@ macro_rules! mutants {
 
         #[cfg(any(test, feature = "mutants"))]
         impl Mutant {
-            /// All of them.
+            /// All mutants.
             pub const ALL: &[Mutant] = &[$(Mutant::$name,)*];
 
-            /// The fault that the mutant plants.
+            /// Returns the description of the fault.
             pub fn breaks(self) -> &'static str {
                 match self {
                     $(Mutant::$name => $breaks,)*
@@ -165,7 +167,7 @@ mutants! {
     N03 "disks do not sync",
 }
 
-/// Whether this mutant is planted: never.
+/// Returns whether this mutant is planted, which is never the case in this build.
 #[cfg(not(any(test, feature = "mutants")))]
 #[inline(always)]
 pub(crate) const fn is(_: Mutant) -> bool {
@@ -180,7 +182,7 @@ pub use switch::Planted;
 #[cfg(any(test, feature = "mutants"))]
 pub(crate) use switch::is;
 
-/// The switch.
+/// The switch that plants a mutant.
 #[cfg(any(test, feature = "mutants"))]
 mod switch {
     use std::cell::Cell;
@@ -189,7 +191,7 @@ mod switch {
 
     use super::Mutant;
 
-    /// No mutant has this number.
+    /// The value that means "no mutant". No mutant has this number.
     const NOBODY: u8 = u8::MAX;
 
     static EVERYWHERE: AtomicU8 = AtomicU8::new(NOBODY);
@@ -198,13 +200,13 @@ mod switch {
         static HERE: Cell<u8> = const { Cell::new(NOBODY) };
     }
 
-    /// Whether this mutant is planted.
+    /// Returns whether this mutant is planted in this thread or in the process.
     pub(crate) fn is(mutant: Mutant) -> bool {
         let number = mutant as u8;
         HERE.get() == number || EVERYWHERE.load(Ordering::Relaxed) == number
     }
 
-    /// A mutant in this thread, until this is dropped.
+    /// A guard: the mutant is planted in this thread until the guard is dropped.
     #[derive(Debug)]
     #[must_use = "dropping it takes the mutant out again"]
     pub struct Planted {
@@ -213,17 +215,17 @@ mod switch {
     }
 
     impl Mutant {
-        /// Plants it in this thread, instead of any other.
+        /// Plants this mutant in this thread, and replaces any other mutant there.
         pub fn plant(self) -> Planted {
             Planted { before: HERE.replace(self as u8), _of_this_thread: PhantomData }
         }
 
-        /// Plants it in all threads of this process, for good.
+        /// Plants this mutant in all threads of this process, until the process ends.
         pub fn plant_everywhere(self) {
             EVERYWHERE.store(self as u8, Ordering::Relaxed);
         }
 
-        /// The one of this name, as `M07`.
+        /// Returns the mutant with this name, such as `M07`.
         pub fn named(name: &str) -> Option<Mutant> {
             Mutant::ALL.iter().copied().find(|mutant| format!("{mutant:?}") == name)
         }
@@ -241,7 +243,7 @@ mod tests {
     use super::*;
     use crate::sim;
 
-    /// Whether the world falls in one of the first seeds.
+    /// Returns whether the simulation fails with one of the first seeds.
     fn falls() -> bool {
         (1..=5).any(|seed| sim::run_seed(seed, false).is_err())
     }
@@ -263,8 +265,8 @@ mod tests {
         assert_eq!(Mutant::named("M00"), None);
     }
 
-    /// If this were green the judge of the world would say nothing any more, and no other run of it would
-    /// count.
+    /// If the simulation passed with this mutant, its checks would be broken, and its other runs
+    /// would prove nothing.
     #[test]
     fn canary_mutant_fails_the_simulation() {
         let _planted = Mutant::M26.plant();

@@ -1,4 +1,5 @@
-//! Inspection of a stopped member's directory: its owner and its contents.
+//! Inspects the data directory of a stopped member: which member it belongs to, and what it
+//! contains.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,26 +24,27 @@ pub struct DirectoryInfo {
     pub disk: DiskId,
     /// Number of times that a node has started on this directory.
     pub starts: Incarnation,
-    /// Whether the member has met the other founders, or has joined.
+    /// Whether the member has founded the cluster together with the other founders, or has joined
+    /// it.
     pub founded: bool,
     /// The backup that the cluster was restored from, if any.
     pub from_backup: Option<FromBackup>,
     /// The member's term.
     pub term: Term,
-    /// The member that it voted for in that term.
+    /// The member that this member voted for in `term`.
     pub vote: Option<NodeId>,
     /// Index of the first entry in the log.
     pub first: LogIndex,
-    /// Index of the last entry. If the log has no entries, the index before `first`.
+    /// Index of the last entry in the log. If the log has no entries, the index before `first`.
     pub last: LogIndex,
-    /// Term of the last entry.
+    /// Term of the last entry in the log.
     pub last_term: Term,
     /// Highest index that the member knows to be committed.
     pub commit: LogIndex,
     /// Bytes of the log that are in use.
     pub log_bytes: u64,
-    /// Bytes after the log's end that an interrupted write left behind. The next start truncates
-    /// them.
+    /// Number of bytes after the log's end that an interrupted write has left behind. The next
+    /// start truncates these bytes.
     pub torn_bytes: u64,
     /// The snapshots, newest first.
     pub snapshots: Vec<SnapshotFile>,
@@ -51,7 +53,7 @@ pub struct DirectoryInfo {
     pub members: Arc<Members>,
     /// The revision after applying the whole log, or `None` if the log cannot be applied.
     pub revision: Option<Revision>,
-    /// Number of keys at that revision.
+    /// Number of keys at `revision`.
     pub keys: Option<u64>,
     /// Descriptions of the problems found. Empty if there are none.
     pub troubles: Vec<String>,
@@ -63,7 +65,7 @@ pub struct DirectoryInfo {
 pub struct FromBackup {
     /// Id of the cluster that the backup was taken from.
     pub cluster: ClusterId,
-    /// Id of the backup file, unique to its exact contents.
+    /// Id of the backup file. Files with different contents have different ids.
     pub id: SnapshotId,
     /// Number that was added to the revision on restore.
     pub revision_jump: u64,
@@ -77,25 +79,25 @@ pub struct SnapshotFile {
     pub path: PathBuf,
     /// Index of the last entry that the snapshot covers.
     pub index: LogIndex,
-    /// Term of that entry.
+    /// Term of the last entry that the snapshot covers.
     pub term: Term,
     /// Length in bytes if all checksums match, or `None` if the file is damaged.
     pub sound_bytes: Option<u64>,
 }
 
-/// Reads the whole directory of a stopped member and reports its owner and contents. Changes
-/// nothing. No node may be running on the directory. Needs as much memory as a node with this
-/// state.
+/// Reads the whole directory of a stopped member, and reports which member it belongs to and what
+/// it contains. Changes nothing. No node may be running on the directory. Needs as much memory as a
+/// node with this state.
 ///
 /// # Errors
-/// Returns a [`BackupError`]. Damage that still allows a report is listed in
-/// [`troubles`](DirectoryInfo::troubles) instead.
+/// Returns a [`BackupError`]. If the damage still allows a report, no error is returned, and the
+/// damage is listed in [`troubles`](DirectoryInfo::troubles).
 pub fn inspect(dir: impl AsRef<Path>) -> Result<DirectoryInfo, BackupError> {
     inspect_with(dir, &mut |_, _| {})
 }
 
-/// Does the same as [`inspect`], and reports its progress: in bytes of the snapshot, then in
-/// entries of the log.
+/// Does the same as [`inspect`], and reports the progress, first in bytes of the snapshot and then
+/// in entries of the log.
 ///
 /// # Errors
 /// Same as [`inspect`].

@@ -19,12 +19,13 @@
 //! The first revision of the new cluster is far above every revision that the old cluster can have
 //! reached, and all earlier revisions are compacted. Therefore fencing tokens never repeat, and a
 //! watch from an earlier revision fails with an error. All leases are revoked and their keys
-//! deleted, so no lock of the old cluster is held. Its alarms are cleared too.
+//! deleted, so no lock of the old cluster remains held. The alarms of the old cluster are cleared
+//! too.
 //!
 //! # Recovery
-//! While a majority of the members has its disks, no restore is necessary: replace the lost
+//! While a majority of the members still has its disks, no restore is necessary: replace the lost
 //! members. If the majority is lost permanently, [`recover`] turns the state of one remaining
-//! member into a backup. Its [warning](LossWarning) names the writes that may be lost.
+//! member into a backup. The returned [warning](LossWarning) describes the writes that may be lost.
 //!
 //! ```
 //! use bowline::{Blocking, Config, Node, backup};
@@ -64,16 +65,16 @@ pub use recover::{LossWarning, Recovered, recover, recover_with};
 pub use restore::{RestoreOptions, Restored, restore, restore_with};
 pub use verify::{BackupInfo, verify, verify_with};
 
-/// A callback that receives the progress of a long operation from time to time, as (done, total).
-/// The unit differs between stages, and each stage starts at 0.
+/// A callback that regularly receives the progress of a long operation as the pair (done, total).
+/// The unit may differ between the stages of an operation. Each stage starts at 0.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// The reason why an operation on backups or directories failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BackupError {
-    /// A file cannot be read, is damaged, is not a backup, or has a newer version. The text says
-    /// which. Nothing was changed.
+    /// A file cannot be read, is damaged, is not a backup, or has a newer version. The text names
+    /// the file and the reason. Nothing was changed.
     #[error("{0}")]
     Unreadable(String),
     /// The configuration is invalid. Nothing was changed.
@@ -85,8 +86,8 @@ pub enum BackupError {
          cluster, each with the same list of members"
     )]
     Joins,
-    /// The jump is 0, or it leaves too few revisions to write at: clients can read 2^63 revisions,
-    /// and half of them must remain for the new cluster. Nothing was changed.
+    /// The revision jump is 0, or is so high that too few revisions remain for the new cluster.
+    /// Revisions are below 2^63, and half of them must remain. Nothing was changed.
     #[error(
         "cannot raise the revision {revision} of the backup by {jump}: the jump must be at least 1, and the \
          result at most {RESEEDED_REVISION_MAX}, so that enough revisions are left"
@@ -104,7 +105,7 @@ pub enum BackupError {
     NotEmpty {
         /// The directory.
         dir: PathBuf,
-        /// The name of one file in it.
+        /// The name of one file in the directory.
         found: String,
     },
     /// An earlier restore into the directory was interrupted. Nothing was changed.
@@ -113,7 +114,7 @@ pub enum BackupError {
         /// The directory.
         dir: PathBuf,
     },
-    /// The directory contains no member's data. Nothing was changed.
+    /// The directory does not contain the data of a member. Nothing was changed.
     #[error("{dir} contains no data of a member", dir = dir.display())]
     NoMember {
         /// The directory.
@@ -125,7 +126,7 @@ pub enum BackupError {
         /// The file.
         file: PathBuf,
     },
-    /// Writing failed. The text says where. The output is unusable.
+    /// Writing a file failed. The text names the file and the reason. The output is unusable.
     #[error("{0}")]
     Unwritten(String),
 }

@@ -1,4 +1,5 @@
-//! A backup made from the directory of a stopped member, for use when all other members are lost.
+//! Makes a backup from the data directory of a stopped member, for the case that a majority of the
+//! members is lost.
 
 use std::fmt;
 use std::io;
@@ -15,41 +16,44 @@ use super::{BackupError, Progress};
 /// Size of the chunks in which the state is written, in bytes.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// The result of a recovery: a backup, and a warning about writes that it may lack.
+/// The result of a recovery: a backup, and a warning about writes that the backup may lack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Recovered {
     /// Path of the backup.
     pub file: PathBuf,
-    /// Id of the backup file, unique to its exact contents.
+    /// Id of the backup file. Files with different contents have different ids.
     pub id: SnapshotId,
     /// Id of the cluster that the member belonged to.
     pub cluster: ClusterId,
     /// Number of keys.
     pub keys: u64,
-    /// The possible losses. Show it to the operator who decides whether to use the backup.
+    /// A description of the possible losses. Show it to the operator who decides whether to use the
+    /// backup.
     pub warning: LossWarning,
 }
 
-/// Facts that one member alone cannot determine about the cluster's committed writes. Its `Display` text
-/// explains the risk.
+/// A warning that the backup may lack committed writes, or contain writes that were never
+/// committed, because the data of one member alone does not show which writes the cluster
+/// committed. The `Display` text of the warning explains the risk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LossWarning {
     /// Id of the member.
     pub member: NodeId,
-    /// Name of the member. Empty if it never announced itself.
+    /// Name of the member. Empty if the member never announced its name.
     pub name: String,
-    /// Index of the last entry in its log.
+    /// Index of the last entry in the member's log.
     pub last: LogIndex,
-    /// Term of that entry. If several members are available, the one with the highest term, and
-    /// among those the one with the highest index, has lost the least.
+    /// Term of the last entry in the member's log. If several members are available, use the one
+    /// with the highest term, and among those the one with the highest index: it has lost the
+    /// least.
     pub term: Term,
-    /// The revision after applying that entry.
+    /// The revision after the last entry was applied.
     pub revision: Revision,
     /// Highest index that the member knows to be committed.
     pub committed: LogIndex,
-    /// The revision after applying that index.
+    /// The revision after the entry at `committed` was applied.
     pub committed_revision: Revision,
 }
 
@@ -83,18 +87,18 @@ impl fmt::Display for LossWarning {
     }
 }
 
-/// Writes a backup of everything that a stopped member has, up to the last entry of its log. The
-/// directory is not changed. If a majority of the members is left, do not use this: replace the
-/// lost members.
+/// Writes a backup of the state of a stopped member, including all entries of its log. The
+/// directory is not changed. Do not use this if a majority of the members is left; replace the lost
+/// members instead.
 ///
 /// # Errors
-/// Returns a [`BackupError`]. No file is left in that case.
+/// Returns a [`BackupError`]. In case of an error, no file remains.
 pub fn recover(dir: impl AsRef<Path>, file: impl AsRef<Path>) -> Result<Recovered, BackupError> {
     recover_with(dir, file, &mut |_, _| {})
 }
 
-/// Does the same as [`recover`], and reports its progress: in bytes of the snapshot, then in
-/// entries of the log, then in bytes written.
+/// Does the same as [`recover`], and reports the progress: first in bytes of the snapshot, then in
+/// entries of the log, and then in written bytes.
 ///
 /// # Errors
 /// Same as [`recover`].
@@ -145,7 +149,7 @@ pub(super) fn write(
 ) -> Result<SnapshotId, BackupError> {
     while let Some(piece) = image.next(piece_bytes).map_err(|error| BackupError::written(&error))? {
         writer.write(&piece).map_err(|error| BackupError::written(&error))?;
-        // The file is about as long as the state is large.
+        // The total is an estimate: the file is about as large as the state in memory.
         progress(writer.bytes().min(state_bytes), state_bytes);
     }
     progress(state_bytes, state_bytes);

@@ -1,4 +1,4 @@
-//! The restore of one member of a new cluster from a backup.
+//! Restores one member of a new cluster from a backup.
 //!
 //! ```text
 //!   read and check the whole backup ──▶ lock the directory, check that it is empty
@@ -6,8 +6,9 @@
 //!     ──▶ rename RESTORING to RESTORED
 //! ```
 //!
-//! Before the first durable step the directory is empty. Until the last step, both a node and
-//! another restore reject it.
+//! Before the first durable step, the directory is empty. After that and until the last step, the
+//! directory contains `RESTORING`. While the directory contains `RESTORING`, a node refuses to
+//! start with it, and another restore rejects it.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +25,7 @@ use super::{BackupError, Progress};
 /// Size of the chunks in which the state is written, in bytes.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Options of a restore. They must be the same for all members of the new cluster.
+/// Options of a restore. All members of the new cluster must be restored with the same options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "pass it to restore()"]
 pub struct RestoreOptions {
@@ -39,10 +40,10 @@ impl Default for RestoreOptions {
 
 impl RestoreOptions {
     /// Sets the number that is added to the backup's revision. Default: 1,000,000,000; minimum: 1.
-    /// It must be larger than the number of revisions that the old cluster has written since the
-    /// backup was taken; otherwise fencing tokens repeat. If other clusters were restored from this
-    /// backup before, it must also be larger than the jump of each plus the number of revisions
-    /// that it has written.
+    /// The jump must be larger than the number of revisions that the old cluster has written since
+    /// the backup was taken. Otherwise fencing tokens repeat. If other clusters were restored from
+    /// this backup before, the jump must also be larger than the last revision of each of them
+    /// minus the revision of the backup.
     pub fn revision_jump(mut self, revisions: u64) -> Self {
         self.revision_jump = revisions;
         self
@@ -55,7 +56,8 @@ impl RestoreOptions {
 pub struct Restored {
     /// Path of the directory.
     pub dir: PathBuf,
-    /// Id of the new cluster. It is the same for all members restored from this backup.
+    /// Id of the new cluster. All members that are restored from this backup with the same options
+    /// have the same cluster id.
     pub cluster: ClusterId,
     /// Id of the member.
     pub member: NodeId,
@@ -65,15 +67,15 @@ pub struct Restored {
     pub keys: u64,
     /// Number of leases that were revoked.
     pub leases_ended: usize,
-    /// Number of keys that were deleted with those leases.
+    /// Number of keys that were deleted with the revoked leases.
     pub keys_deleted: u64,
 }
 
-/// Creates the directory of one member of a new cluster from a backup. Call it once for each
-/// founding member, with the same file, the same options, and the configuration that its node will
-/// be started with. [`Config::members`] and the token must be the same for all members. The cluster
-/// begins when all of them have started. The [module](super) page lists what a restore preserves
-/// and what it changes.
+/// Creates the directory of one member of a new cluster from a backup. Call this function once for
+/// each founding member. Pass the same file and options for all members, and for each member the
+/// configuration that its node will be started with. [`Config::members`] and the token must be the
+/// same for all members. The cluster begins when the nodes of all members have started. The
+/// [module](super) page lists what a restore preserves and what it changes.
 ///
 /// # Errors
 /// Returns a [`BackupError`]. After [`BackupError::Unwritten`], or after a crash, nodes and later
@@ -86,7 +88,8 @@ pub fn restore(
     restore_with(file, config, options, &mut |_, _| {})
 }
 
-/// Does the same as [`restore`], and reports its progress: in bytes read, then in bytes written.
+/// Does the same as [`restore`], and reports the progress, first in bytes read and then in bytes
+/// written.
 ///
 /// # Errors
 /// Same as [`restore`].
@@ -137,8 +140,8 @@ fn begin(env: &Env, dir: &Path, restored_from: &RestoredFrom) -> Result<(), Back
     if names.iter().any(|name| name == RESTORING) {
         return Err(BackupError::Interrupted { dir: dir.to_owned() });
     }
-    // `lost+found` belongs to the file system. A lock file may be left over from a node that has
-    // stopped.
+    // The entry `lost+found` belongs to the file system. A lock file may be left over from a node
+    // that has stopped.
     let foreign = |name: &&String| !["lost+found", wal::LOCK].contains(&name.as_str());
     if let Some(found) = names.iter().find(foreign) {
         return Err(BackupError::NotEmpty { dir: dir.to_owned(), found: found.clone() });
@@ -176,7 +179,10 @@ fn write_log(
     let committed = log.writer.commit(&[group]).map_err(|error| BackupError::written(&error))?;
     match committed.waiting {
         0 => Ok(()),
-        _ => Err(BackupError::Unwritten(format!("disk full: {}", dir.display()))),
+        _ => Err(BackupError::Unwritten(format!(
+            "disk full: cannot write the log in {}",
+            dir.display()
+        ))),
     }
 }
 

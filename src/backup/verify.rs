@@ -1,4 +1,4 @@
-//! Verification of a backup file.
+//! Verifies a backup file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,16 +13,17 @@ use super::{BackupError, Progress};
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BackupInfo {
-    /// Id of the backup file. Together with the index of its last log entry and its length, it is
-    /// unique to the exact contents.
+    /// Id of the backup file. The id consists of the index and term of the last log entry, the
+    /// length, and a checksum of the file. Therefore files with different contents have different
+    /// ids.
     pub id: SnapshotId,
-    /// Id of the cluster that it was taken from.
+    /// Id of the cluster that the backup was taken from.
     pub cluster: ClusterId,
-    /// The cluster version at that time.
+    /// The cluster version when the backup was taken.
     pub version: ClusterVersion,
-    /// The newest revision in it.
+    /// The newest revision in the backup.
     pub revision: Revision,
-    /// The oldest revision in it.
+    /// The oldest revision in the backup that can be read.
     pub compacted: Revision,
     /// The members of the cluster.
     pub members: Arc<Members>,
@@ -43,7 +44,7 @@ pub fn verify(file: impl AsRef<Path>) -> Result<BackupInfo, BackupError> {
     verify_with(file, &mut |_, _| {})
 }
 
-/// Does the same as [`verify`], and reports its progress in bytes.
+/// Does the same as [`verify`], and reports the progress in bytes.
 ///
 /// # Errors
 /// Same as [`verify`].

@@ -1,4 +1,5 @@
-//! Encoding of users and roles: the whole table, its changes, and the caller of a request.
+//! Encoding of the table of users and roles, of changes to that table, and of the caller of a
+//! request.
 //!
 //! ```text
 //! access   = enabled u8 | revision | secret bytes | list of user, by name | list of role, by name
@@ -280,7 +281,7 @@ impl Decode for Access {
     }
 }
 
-/// Rejects a name that does not sort after the names read so far. Names are encoded in order and
+/// Returns an error if a name does not sort after the names read so far. Names must be in order and
 /// without duplicates, so that each table has only one encoding.
 fn next_name<T>(named: &BTreeMap<String, T>, name: &str, from: &Decoder) -> Result<(), CodecError> {
     match named.last_key_value() {

@@ -1,5 +1,5 @@
-//! Encoding of alarms: one alarm, a change of the alarm table, and the table in the head of a
-//! state.
+//! Encoding of an alarm, of a change of the alarm table, and of the whole table, which a snapshot
+//! contains.
 //!
 //! ```text
 //! alarm    = member or 0 | kind u8                 1 no space, 2 corrupt

@@ -1,4 +1,4 @@
-//! The decoder, the counterpart of the encoder, with every check that untrusted bytes need.
+//! The decoder: reads numbers, bytes and lists from untrusted bytes, and checks all of them.
 //!
 //! Each method returns either a value that lies completely inside the input, or an error. A length
 //! or a count is compared with the remaining bytes before anything is allocated for it.
@@ -60,7 +60,7 @@ impl Decoder {
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
             if shift == 63 && byte > 1 {
-                return Err(self.malformed("a number of more than 64 bits"));
+                return Err(self.malformed("a number has more than 64 bits"));
             }
             number |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
@@ -70,7 +70,7 @@ impl Decoder {
                 return Ok(number);
             }
         }
-        Err(self.malformed("a number of more than 64 bits"))
+        Err(self.malformed("a number has more than 64 bits"))
     }
 
     /// Reads flags. All of them must be among `known`.

@@ -1,5 +1,5 @@
-//! Fuzz targets for messages and commands. Decoding and encoding again must give the same bytes,
-//! and the machine must accept every command that can be decoded.
+//! Fuzz targets for messages and commands. A decoded value must encode to the same bytes again, and
+//! the state machine must handle every command that can be decoded without a panic.
 
 use bytes::Bytes;
 
@@ -90,7 +90,7 @@ pub(crate) fn commands(data: &[u8]) -> Came {
     let mut whole = machine([0, 1, 64][feed.below(3) as usize]);
     let mut parts = machine(64);
     let mut came = Came::Refused;
-    // Several entries, so that later commands meet the effects of earlier ones.
+    // Applies several entries, so that later commands meet the effects of earlier ones.
     while !feed.is_empty() {
         let bytes = feed.bytes(4096);
         let Ok(items) = decode_items(Bytes::copy_from_slice(bytes)) else { continue };
@@ -117,7 +117,7 @@ pub(crate) fn commands(data: &[u8]) -> Came {
             machine.publish();
         }
         assert_eq!(whole.digest(), parts.digest(), "how items are batched makes a difference");
-        // Its image must restore to the same state.
+        // The image of the machine must restore to the same state.
         let mut image = whole.image();
         let head = image.head().clone();
         let pieces = std::iter::from_fn(|| image.next(1 + bytes.len()).expect("readable"));

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
 use crate::model::{AckWindow, Command, Incarnation, Item, LeaseId, NodeId, Proposal, Term};
 
-/// The format version of log entries that this build writes, and the newest that it reads.
+/// The format version of log entries that this build writes. It is also the newest version that
+/// this build reads.
 const VERSION: u8 = 1;
 
 const PROPOSAL: u8 = 1;

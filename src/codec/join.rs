@@ -1,4 +1,4 @@
-//! Encoding of the request and the reply with which a process joins a cluster.
+//! Encoding of the request of a process to join a cluster, and of the reply.
 //!
 //! ```text
 //! join ask    = version u8 | disk u128 | name bytes | address bytes | 0 | 1 name of a voter bytes
@@ -12,7 +12,7 @@ use super::message::{decode_founding, encode_founding};
 use super::{CodecError, Decode, Decoder, Encode, Encoder};
 use crate::model::{ClusterId, DiskId, JoinAnswer, JoinAsk, Joined, Members, NodeId};
 
-/// The format version that this build writes, and the newest that it reads.
+/// The format version that this build writes. It is also the newest version that this build reads.
 const VERSION: u8 = 1;
 
 /// Appends the encoding of a join request.

@@ -1,4 +1,4 @@
-//! Encoding of the members, of changes to them, and of the related messages between members.
+//! Encoding of the table of members, and of membership changes.
 //!
 //! ```text
 //! membership = version u8 | change
@@ -19,7 +19,8 @@ use crate::model::{
     Members, MembershipError, MembershipRequest, NodeId, SnapshotId, Term,
 };
 
-/// The format version of membership changes that this build writes, and the newest that it reads.
+/// The format version of membership changes that this build writes. It is also the newest version
+/// that this build reads.
 const VERSION: u8 = 1;
 
 /// Encodes the payload of a log entry that changes the membership.
@@ -163,8 +164,8 @@ impl Decode for MembershipRequest {
     }
 }
 
-/// Reads a requested name or address and checks its length. Without the check, a change could be
-/// proposed that its readers reject.
+/// Reads a requested name or address and checks its length. Without the check, the leader could
+/// propose a change that other members cannot decode.
 fn limited_text(from: &mut Decoder) -> Result<String, CodecError> {
     let text = from.text()?;
     match text.len() <= JoinAsk::TEXT_BYTES_MAX {

@@ -8,9 +8,10 @@
 //! raft     = the consensus' own bytes, to the end
 //! ```
 //!
-//! The other bodies are their fields in the order of their declaration in `model`. The hello may
-//! change only in ways that an older member can reject with a clear error: the handshake negotiates
-//! the protocol version before the hello is read.
+//! The body of every other message consists of its fields, in the order of their declaration in
+//! `model`. The encoding of the hello may change with the protocol version, because the handshake
+//! negotiates that version before it reads the hello. A member that does not support the version
+//! rejects the connection with a clear error.
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -23,7 +24,8 @@ use crate::model::{
     SnapshotId,
 };
 
-/// The format version of messages that this build writes, and the newest that it reads.
+/// The format version of messages that this build writes. It is also the newest version that this
+/// build reads.
 const VERSION: u8 = 1;
 
 mod kind {

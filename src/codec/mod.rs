@@ -1,7 +1,8 @@
 //! The encoding of the types in `model`, for log entries and for messages between members.
 //!
-//! The model knows no encoding, and this folder knows nothing else: it opens no file and no socket.
-//! Three things are encoded, and each begins with a version byte of its own:
+//! The types in `model` do not depend on their encoding. This folder only encodes and decodes; it
+//! opens no file and no socket. The encodings of three kinds of values each begin with a version
+//! byte:
 //!
 //! ```text
 //! log entry  = version u8 | list of Item                    encode_items     decode_items
@@ -20,19 +21,19 @@
 //! ```
 //!
 //! **Versions.** An unknown version, kind or flag is an error ([`CodecError::NewerVersion`] or
-//! [`CodecError::Newer`]). It is never skipped, because a replica that skipped a command would
-//! diverge from the others. Golden bytes in `tests/golden/codec.txt` freeze the encoding; cases are
-//! only ever added to that file.
+//! [`CodecError::Newer`]). Unknown data is never skipped, because a replica that skipped a command
+//! would diverge from the other replicas. The file `tests/golden/codec.txt` contains values with
+//! their frozen encodings. Cases may be added to that file, but never changed or removed.
 //!
 //! **Untrusted bytes.** Decoding never panics. A length or a count is compared with the remaining
 //! bytes before anything is allocated. Transactions nest at most [`Limits::TXN_DEPTH_CEILING`]
-//! deep, so input cannot overflow the stack. Bytes after the end are an error. Each value has
-//! exactly one encoding, and only that one is accepted, so equal values have equal bytes. A decoded
-//! value can be larger than its input, because an empty operation takes four bytes encoded and more
-//! in memory. A test states this ratio, and the frame limit of the lane bounds the total size.
+//! deep, so input cannot overflow the stack. Extra bytes after the end of a value are an error.
+//! Each value has exactly one valid encoding, so equal values have equal bytes. A decoded value can
+//! be larger in memory than its encoding: an empty operation, for example, takes only four bytes
+//! encoded. A test bounds this ratio, and the size limit of message frames bounds the total.
 //!
-//! **Copies.** Decoding takes [`Bytes`](bytes::Bytes) and returns slices of it. Keys and values are
-//! not copied, and they keep the input buffer alive.
+//! **Copies.** Decoding takes [`Bytes`](bytes::Bytes) and returns slices of this buffer. Keys and
+//! values are not copied, so they keep the whole input buffer in memory.
 //!
 //! [`Limits::TXN_DEPTH_CEILING`]: crate::model::Limits::TXN_DEPTH_CEILING
 

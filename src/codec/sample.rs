@@ -1,7 +1,7 @@
 //! Random values for tests. The same seed gives the same values.
 //!
-//! Small numbers and extremes are as likely as anything else, lists are short, and every variant
-//! and every optional field occurs.
+//! Small and extreme numbers are drawn often, lists are short, and every variant and every optional
+//! field occurs.
 
 use bytes::Bytes;
 use std::time::Duration;
@@ -448,7 +448,8 @@ impl Sample {
     fn access(&mut self) -> Access {
         let mut access = Access::default();
         for change in self.list(9, Self::access_change) {
-            // Most changes are rejected, but names have few letters, so some of them match.
+            // Most of the random changes are rejected. But the names are very short, so some
+            // changes name an existing user or role.
             let _ = access.apply(change);
         }
         access

@@ -24,7 +24,8 @@ use crate::model::{
     SnapshotRecord, StateHead, Term,
 };
 
-/// The format version of pieces that this build writes, and the newest that it reads.
+/// The format version of pieces that this build writes. It is also the newest version that this
+/// build reads.
 const VERSION: u8 = 1;
 
 /// The version of heads with users and roles. Written if users or roles have ever existed.

@@ -1,5 +1,5 @@
-//! Properties of every encoded value: it decodes to itself, its bytes are frozen, and damage causes
-//! an error.
+//! Tests of the encodings: every value decodes to itself, encodings never change, and damaged bytes
+//! cause an error.
 
 use bytes::Bytes;
 use std::fmt::Write;
@@ -350,7 +350,8 @@ fn truncated_bytes_are_an_error() {
         let bytes = message_bytes(&message);
         for len in 0..bytes.len() {
             let cut = decode_message(bytes.slice(..len));
-            // A part that reaches to the end is validated by its consumer, not by the codec.
+            // If the last field of a message reaches to the end of the bytes, its consumer
+            // validates the field, not the codec.
             let expected = match &message {
                 PeerMessage::Raft(_) => len >= 2,
                 PeerMessage::SnapshotPart { data, .. } => len >= bytes.len() - data.len(),
@@ -431,7 +432,8 @@ fn values_of_a_newer_version_are_named_as_such() {
 
 #[test]
 fn claimed_length_is_checked_against_the_remaining_bytes() {
-    // 2^63 items, 2^63 leases, 2^63 bytes of key: none of them may be allocated.
+    // These inputs claim to have 2^63 items, 2^63 leases, or a key of 2^63 bytes. The decoder must
+    // not allocate that much memory.
     let huge = b"\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01";
     let lists: [&[u8]; 4] = [
         b"\x01",
@@ -453,7 +455,7 @@ fn a_decoded_list_is_not_much_larger_than_its_bytes() {
     assert!(ratio(size_of::<Compare>(), <Compare as Decode>::BYTES_MIN) <= 64);
     assert!(ratio(size_of::<Item>(), <Item as Decode>::BYTES_MIN) <= 64);
     assert!(ratio(size_of::<(u64, Command)>(), 1 + <Command as Decode>::BYTES_MIN) <= 64);
-    // The declared minimum sizes are correct: no value has a shorter encoding.
+    // Checks the declared minimum sizes: no value may have a shorter encoding.
     for seed in 0..2000 {
         let command = Sample::new(seed).command();
         assert!(encoded_len_hint(&command) >= <Command as Decode>::BYTES_MIN);
@@ -474,7 +476,8 @@ fn transactions_nest_up_to_the_ceiling() {
     let max = Limits::TXN_DEPTH_CEILING;
     let deeper = encode_items(&nested(max + 1));
     assert_eq!(decode_items(deeper.into()), Err(CodecError::TooDeep { max }));
-    // Far deeper than any stack: no compares, one operation, which is a transaction, and so on.
+    // A transaction that is nested far too deeply for any stack. Each level has no compares and one
+    // operation, which is the next transaction.
     let mut bytes = b"\x01\x01\x01\x01\x01\x00\x00\x01\x01\x03".to_vec();
     for _ in 0..1_000_000 {
         bytes.extend_from_slice(b"\x00\x01\x03");

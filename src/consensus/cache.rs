@@ -48,7 +48,7 @@ impl Cache {
         self.entries.get(usize::try_from(index.checked_sub(self.first())?).ok()?)
     }
 
-    /// Appends entries. They replace existing ones from the first one's index on.
+    /// Appends entries. They replace all existing entries from the index of the first new entry on.
     pub(super) fn append(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first().map(|entry| entry.index) else { return };
         assert!(first <= self.next, "entry {first} after a log that ends before {}", self.next);
@@ -65,7 +65,8 @@ impl Cache {
         }
     }
 
-    /// Evicts the oldest entries until at most `bytes_max` remain, but none after `up_to`.
+    /// Evicts the oldest entries until at most `bytes_max` bytes remain. Entries after `up_to` are
+    /// never evicted.
     pub(super) fn evict(&mut self, up_to: u64, bytes_max: usize) {
         while self.bytes > bytes_max
             && let Some(entry) = self.entries.front()
@@ -76,8 +77,8 @@ impl Cache {
         }
     }
 
-    /// Returns the entries from `from` to `to` (exclusive) that fit into `bytes_max`, at least one.
-    /// All of them must be cached.
+    /// Returns the entries from `from` to `to` (exclusive), as many as fit into `bytes_max` bytes,
+    /// but at least one. All entries in this range must be cached.
     pub(super) fn range(&self, from: u64, to: u64, bytes_max: u64) -> Vec<Entry> {
         assert!(
             self.first() <= from && from < to && to <= self.next,

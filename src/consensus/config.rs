@@ -1,4 +1,4 @@
-//! The configuration of the consensus, with all its limits.
+//! The configuration of the consensus, including its limits.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ pub(crate) const ENTRY_BYTES_MAX: usize = 7 << 20;
 pub(crate) struct ConsensusConfig {
     /// Id of this member.
     pub(crate) id: NodeId,
-    /// The members as of the applied state. This member may be missing: it has joined but not
-    /// applied its own addition yet, or it was removed.
+    /// The members in the applied state. This member may be missing from them, because it has not
+    /// applied its own addition yet, or because it was removed.
     pub(crate) members: Members,
     /// Interval of a leader's heartbeats in ticks. At least 1.
     pub(crate) heartbeat_ticks: usize,
@@ -28,7 +28,7 @@ pub(crate) struct ConsensusConfig {
     /// Maximum size of the entries in one message, in bytes. A larger entry is sent alone. Default:
     /// 256 KiB.
     pub(crate) append_bytes_max: u64,
-    /// Maximum number of such messages in flight to one follower. Default: 128.
+    /// Maximum number of messages with entries in flight to one follower. Default: 128.
     pub(crate) inflight_max: usize,
     /// Maximum size of the entries that a leader accepts before a quorum has them, in bytes.
     /// Further proposals are rejected as busy. Default: 32 MiB.
@@ -93,7 +93,7 @@ impl ConsensusConfig {
                 false => raft::ReadOnlyOption::Safe,
                 true => raft::ReadOnlyOption::LeaseBased,
             },
-            // Followers learn of a commit at once, because their callers wait for it.
+            // Broadcast a new commit index at once, because callers at followers wait for it.
             skip_bcast_commit: false,
             batch_append: true,
             max_uncommitted_size: self.uncommitted_bytes_max,

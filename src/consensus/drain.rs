@@ -1,5 +1,5 @@
-//! Forwards the raft crate's log messages to `tracing`. The crate logs a lot, so everything below a
-//! warning is dropped.
+//! Forwards the raft crate's log messages to `tracing`. The crate writes many messages, so all
+//! messages below the level of a warning are dropped.
 
 use std::fmt::{self, Write};
 

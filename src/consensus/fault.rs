@@ -4,9 +4,9 @@ use thiserror::Error;
 
 use crate::model::{LogIndex, Term};
 
-/// A fault after which this member must stop: its state contradicts its earlier promises, or its
-/// log cannot be read. The host process keeps running. It is unknown whether pending requests will
-/// be applied.
+/// A fault after which this member must stop: its state contradicts its earlier messages, or its
+/// log cannot be read. The process that embeds the member keeps running. Whether pending requests
+/// will be applied is unknown.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub(crate) enum ConsensusFault {
@@ -14,7 +14,9 @@ pub(crate) enum ConsensusFault {
     #[error("invalid consensus configuration: {0}")]
     Config(String),
     /// The log ends before an entry that this member has acknowledged or known to be committed.
-    #[error("the log ends at {last} but must reach {promised}: synced entries are lost")]
+    #[error(
+        "the log ends at entry {last} but must contain entry {promised}: synced entries are lost"
+    )]
     LogLost {
         /// The index that must exist.
         promised: LogIndex,
@@ -42,15 +44,18 @@ pub(crate) enum ConsensusFault {
         why: String,
     },
     /// The log returned other entries than requested.
-    #[error("the log did not return entry {asked} but {found:?}")]
+    #[error("the log was asked for entry {asked} but returned entry {found:?}")]
     OutOfOrder {
         /// The requested index.
         asked: LogIndex,
         /// The returned index, if any.
         found: Option<LogIndex>,
     },
-    /// The log was truncated beyond the state that this member has.
-    #[error("the log begins at {first}, but the state ends at {applied}: a snapshot is lost")]
+    /// The log was truncated beyond this member's state, so entries between the state and the log
+    /// are missing.
+    #[error(
+        "the log begins at entry {first}, but the state ends at entry {applied}: a snapshot is lost"
+    )]
     StateLost {
         /// The first index of the log.
         first: LogIndex,

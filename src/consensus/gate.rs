@@ -1,17 +1,19 @@
 //! The gate validates every message of a peer before raft processes it.
 //!
-//! The raft crate trusts its input. Several messages that look valid make it panic (a commit index
-//! beyond the log, a gap between entries), overflow (a term near the maximum) or follow a stranger.
-//! A correct member sends none of them. The gate knows which messages a correct member can send to
-//! this one, and rejects all others unprocessed.
+//! The raft crate trusts its input. Some messages that look valid make the crate panic (a commit
+//! index beyond the log, a gap between entries), overflow (a term near the maximum), or accept a
+//! stranger as its leader. A correct member never sends such a message. The gate accepts the
+//! messages that a correct member can send to this member, and rejects every other message before
+//! raft processes it.
 //!
-//! The senders are checked against the applied members, which may be outdated. A message from a
-//! removed member is rejected. An unknown sender is accepted, because its connection has verified
-//! that it belongs to the cluster: it may have joined, and may even lead, while this member was
-//! away. A sender that is known as a learner may be a voter by now.
+//! The gate compares the sender with the members in the applied state, which may be outdated. A
+//! message from a removed member is rejected. An unknown sender is accepted, because the transport
+//! has verified that it belongs to the cluster: it may have joined while this member was
+//! disconnected, and may even be the leader. A sender that the applied state lists as a learner may
+//! have become a voter in the meantime.
 //!
-//! The gate cannot detect a consistent lie, such as a member that claims to have stored an entry
-//! that it has not. Members trust each other not to cheat; they may only crash.
+//! The gate cannot detect a plausible lie: for example, if a member acknowledges an entry that it
+//! has not stored. Bowline tolerates crashed members, but not malicious ones.
 
 use raft::eraftpb::{Message, MessageType};
 use thiserror::Error;
@@ -26,8 +28,8 @@ use super::wire::WireError;
 /// Terms and indices must be below this number, so that incrementing them never overflows.
 const NUMBER_MAX: u64 = 1 << 62;
 
-/// Maximum difference between a peer's term and this member's term. Even a year of endless
-/// elections while a member is down does not reach it.
+/// Maximum difference between a peer's term and this member's term. Even if a member is down for a
+/// year of continuous elections, the difference stays below this limit.
 const TERM_LEAP_MAX: u64 = 1 << 20;
 
 /// The context of a vote request whose sender was told by its leader to campaign.
@@ -38,28 +40,28 @@ const CAMPAIGN_TRANSFER: &[u8] = b"CampaignTransfer";
 #[non_exhaustive]
 pub(crate) enum GateRejection {
     /// The bytes are not a message.
-    #[error("not a raft message: {0}")]
+    #[error("invalid raft message: {0}")]
     Bytes(#[from] WireError),
     /// The message claims another sender.
-    #[error("message claims to be from member {claimed}")]
+    #[error("the message claims to be from member {claimed}, which is not the sender")]
     Sender {
         /// The claimed sender.
         claimed: u64,
     },
     /// The message is addressed to another member.
-    #[error("message is addressed to member {to}")]
+    #[error("the message is addressed to member {to}")]
     Addressee {
         /// The addressee.
         to: u64,
     },
     /// The sender is this member itself.
-    #[error("message claims to be from this member itself")]
+    #[error("the message claims to be from this member itself")]
     Oneself,
     /// The sender was removed from the cluster.
-    #[error("its sender was removed from the cluster")]
+    #[error("the sender was removed from the cluster")]
     Removed,
     /// An invalid snapshot, or one that is not sent to this member.
-    #[error("its snapshot is invalid")]
+    #[error("the message contains an invalid snapshot")]
     Snapshot,
     /// Messages of this kind are never sent to peers.
     #[error("messages of kind {kind} are never sent to peers")]
@@ -68,7 +70,7 @@ pub(crate) enum GateRejection {
         kind: i32,
     },
     /// A term that no member can have.
-    #[error("invalid term {term}: this member is at term {mine}")]
+    #[error("the message has the impossible term {term}: this member is at term {mine}")]
     Term {
         /// The term in the message.
         term: u64,
@@ -76,7 +78,7 @@ pub(crate) enum GateRejection {
         mine: Term,
     },
     /// A field has an impossible value.
-    #[error("invalid {name}: {value}")]
+    #[error("the message has an invalid {name}: {value}")]
     Number {
         /// Name of the field.
         name: &'static str,
@@ -84,27 +86,30 @@ pub(crate) enum GateRejection {
         value: u64,
     },
     /// A field that this kind of message does not have, or that must have other contents.
-    #[error("unexpected {name}")]
+    #[error("the message has an unexpected field: {name}")]
     Field {
         /// Name of the field.
         name: &'static str,
     },
     /// Entries that do not follow one another.
-    #[error("entry {index} of term {term} out of order")]
+    #[error("entry {index} of term {term} does not follow the entry before it")]
     Entries {
         /// Index of the first entry that does not fit.
         index: u64,
         /// Term of that entry.
         term: u64,
     },
-    /// The sender's log differs from this one at a committed index. One of the two is damaged.
-    #[error("its log differs at entry {index}, which is committed here")]
+    /// The sender's log differs from this member's log at a committed index, so one of the two logs
+    /// is damaged.
+    #[error("the sender's log differs from this member's log at the committed entry {index}")]
     Contradiction {
         /// The index.
         index: LogIndex,
     },
     /// The sender claims to lead a term that has another leader.
-    #[error("message claims to lead term {term}, whose leader is {leader}")]
+    #[error(
+        "the sender claims to lead term {term}, but member {leader} is the leader of that term"
+    )]
     SecondLeader {
         /// The term.
         term: Term,
@@ -114,7 +119,8 @@ pub(crate) enum GateRejection {
     /// The leader knows of entries that this member has acknowledged but does not have. This member
     /// has lost synced data and must stop.
     #[error(
-        "the leader knows that this member had entry {promised}, but its log ends at {last}: synced entries are lost"
+        "this member has acknowledged entry {promised} to the leader, but its log ends at entry {last}: synced entries \
+         are lost"
     )]
     LogLost {
         /// The index that this member has acknowledged.
@@ -184,8 +190,8 @@ pub(super) fn judge(
         MessageType::MsgAppendResponse => judge_append_response(message, here),
         MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => judge_vote_request(message),
         MessageType::MsgTimeoutNow => {
-            // Only the current leader of this member may send this. A delayed message has an
-            // earlier term.
+            // Only the current leader of this member may send a message of this kind in this term.
+            // A delayed message of another leader has an earlier term.
             if message.term > here.term().get() {
                 return Err(GateRejection::Term { term: message.term, mine: here.term() });
             }
@@ -281,8 +287,8 @@ fn judge_leader(
 }
 
 fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
-    // Every log starts from (1, 1). Raft would take an index of 0, or a term of 0 at an index
-    // beyond the log, as a point where both logs agree.
+    // Every log starts with a synthetic entry of index 1 and term 1. If a message contains index 0,
+    // or term 0 at an index beyond the log, raft would assume that both logs agree at this index.
     if message.index == 0 {
         return Err(GateRejection::Number { name: "index", value: 0 });
     }
@@ -298,10 +304,12 @@ fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRej
         prev_term = term;
     }
     if message.term < here.term().get() {
-        // Raft only replies with the newer term and does not process the rest.
+        // The message has an old term. Raft only replies with the newer term, so the rest need not
+        // be checked.
         return Ok(());
     }
-    // The leader of this or a later term has every entry that is committed here.
+    // The leader of this term or of a later term has every entry that this member knows to be
+    // committed.
     let commit = here.commit();
     let places = std::iter::once((message.index, message.log_term))
         .chain(message.entries.iter().map(|entry| (entry.index, entry.term)));
@@ -327,8 +335,8 @@ fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateR
     let (id, configuration) =
         snapshot::from_raft(message.get_snapshot()).ok_or(GateRejection::Snapshot)?;
     let SnapshotId { index, term, .. } = id;
-    // Every log starts from (1, 1). Raft panics at an invalid configuration, and ignores one
-    // without this member.
+    // Every log starts with a synthetic entry of index 1 and term 1, so a snapshot has a greater
+    // index. Raft panics at an invalid configuration, and ignores one without this member.
     let makes_sense = (2..NUMBER_MAX).contains(&index.get())
         && (1..=message.term).contains(&term.get())
         && configuration.contains(here.id())
@@ -345,7 +353,8 @@ fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateR
 
 fn judge_append_response(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     if message.reject {
-        // Every log contains (1, 1), so both the rejected index and the hint are greater than 1.
+        // Every log contains the synthetic entry of index 1 and term 1, so both the rejected index
+        // and the hint are greater than 1.
         if message.index < 2 {
             return Err(GateRejection::Number { name: "rejected index", value: message.index });
         }

@@ -21,7 +21,8 @@ use crate::wal;
 
 use super::fault::ConsensusFault;
 
-/// Maximum size of a membership change in bytes. A name and an address make up most of it.
+/// Maximum size of a membership change in bytes. Names and addresses are the largest parts of a
+/// change.
 pub(super) const CHANGE_BYTES_MAX: usize = 4 << 10;
 
 /// The reason why bytes are not a membership change.
@@ -29,7 +30,7 @@ pub(super) const CHANGE_BYTES_MAX: usize = 4 << 10;
 #[non_exhaustive]
 pub(crate) enum ChangeError {
     /// The bytes are longer than any change.
-    #[error("size of {bytes} bytes exceeds the limit of {CHANGE_BYTES_MAX}")]
+    #[error("encoded change of {bytes} bytes exceeds the limit of {CHANGE_BYTES_MAX} bytes")]
     TooLong {
         /// Length in bytes.
         bytes: usize,
@@ -41,7 +42,7 @@ pub(crate) enum ChangeError {
     #[error(transparent)]
     Change(#[from] CodecError),
     /// The encoding differs from the one that a member writes for this change.
-    #[error("not in canonical form")]
+    #[error("the encoded change is not in canonical form")]
     NotCanonical,
 }
 
@@ -78,7 +79,8 @@ pub(super) fn write_change(change: &MemberChange) -> Vec<u8> {
 pub(super) fn to_raft(change: &MemberChange) -> ConfChangeV2 {
     use ConfChangeType::{AddLearnerNode, AddNode, RemoveNode};
     let changes = match change {
-        // An empty change without a context, because raft proposes exactly that.
+        // LeaveJoint is an empty change without a context, because this is what raft itself
+        // proposes.
         MemberChange::LeaveJoint => return ConfChangeV2::default(),
         // A claimed reserved member stays a learner, so raft's configuration does not change.
         MemberChange::Add { id, .. } | MemberChange::Take { id, .. } => vec![(AddLearnerNode, *id)],

@@ -1,8 +1,9 @@
 //! The consensus: one replicated log on several members, based on the raft crate.
 //!
-//! Only this folder uses the crates `raft` and `protobuf`. It takes messages, ticks, proposals and
-//! read rounds, and returns the work to do: messages to send, groups to persist, entries to apply.
-//! It uses no clock, no thread and no socket, and does not interpret the entries.
+//! Only this folder uses the crates `raft` and `protobuf`. The consensus takes messages, ticks,
+//! proposals and read rounds as input. It returns the work to do: messages to send, groups to
+//! persist, and entries to apply. The consensus uses no clock, no thread and no socket, and does
+//! not interpret the entries.
 //!
 //! ```text
 //!            step tick propose read_round
@@ -16,22 +17,23 @@
 //!                                            └─▶ send  messages that were sealed until then
 //! ```
 //!
-//! Disk writes are asynchronous: the driver continues with heartbeats, reads and messages while the
-//! log writes. Three rules keep this safe:
+//! Disk writes are asynchronous: while the log writes, the driver thread continues to handle
+//! heartbeats, reads and messages. Three rules keep this safe:
 //!
-//! - A message that depends on state is [sealed](seal) with the number of the group that makes this
-//!   state durable, and only the log's proof opens it.
-//! - A leader's messages do not wait until its entries are durable, but they wait until its term
-//!   is. Otherwise a single voter could lead one term twice.
-//! - A member campaigns only while none of its entries is on its way to the disk.
+//! - A message that depends on state that is not durable yet is [sealed](seal): it cannot be sent
+//!   before the log has proven that the group of writes with this state is durable.
+//! - A leader may send its entries before they are durable on its own disk. But a new leader sends
+//!   nothing before its term is durable, because a single voter that crashes could otherwise become
+//!   the leader of the same term twice.
+//! - A member starts a campaign only when all its entries are durable.
 //!
 //! The membership is part of the replicated state. The state machine validates a membership change
 //! when it applies it, and the change takes effect then. Only one change is in progress at a time.
 //!
 //! Invariant: every message of a peer passes the [gate] before it reaches raft.
 //!
-//! Invariant: everything here depends only on its inputs and one random number drawn at the start,
-//! so a seed replays a run. See [timeout].
+//! Invariant: the behavior depends only on the inputs and on one random number that is drawn at the
+//! start. Therefore a simulated run can be replayed from its seed. See [timeout].
 
 mod config;
 mod engine;

@@ -1,8 +1,9 @@
-//! Read rounds, with which a leader confirms that it was still the leader when a read arrived.
+//! Read rounds. In a read round, a leader asks a quorum to confirm that it was still the leader
+//! when a read arrived.
 
 use crate::model::{Incarnation, NodeId};
 
-/// The id of a round, chosen by the node. Each attempt needs a new one.
+/// The id of a read round, chosen by the node. Each attempt needs a new id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct RoundId {
     /// The node that chose the id.
@@ -15,10 +16,10 @@ pub(crate) struct RoundId {
 
 /// The context of a round, which is sent with its heartbeats and returned in the replies.
 ///
-/// Raft identifies a round by these bytes alone. If they were reused, a reply to the first round
-/// could confirm the second one, with an index that was committed before the second one began.
-/// Therefore the leader adds an increasing serial number, so that no two rounds have the same
-/// context whatever ids the node chooses.
+/// Raft identifies a round by these bytes alone. If two rounds had the same bytes, a late reply to
+/// the first round could confirm the second one, and a read could miss writes that were committed
+/// in between. Therefore the leader adds an increasing serial number, so that no two rounds have
+/// the same context, even if a node uses an id twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RoundContext {
     /// Number of rounds started in this process.
@@ -40,7 +41,7 @@ impl RoundContext {
         bytes
     }
 
-    /// Decodes a context. Returns `None` if the bytes are not one.
+    /// Decodes a context. Returns `None` if the bytes are not a valid context.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (numbers, rest) = bytes.as_chunks::<8>();
         let (&[serial, node, incarnation, counter], []) = (numbers, rest) else { return None };

@@ -1,8 +1,9 @@
-//! A message that depends on state, inaccessible until that state is durable.
+//! A wrapper for a message that must not be sent before the state that it depends on is durable.
 //!
-//! A vote or an acknowledgement of entries is a promise about this member's disk. It is sealed with
-//! the number of the group that makes the state durable, and only the log's proof opens it. There
-//! is no other access to the contents, so code cannot send such a message too early by mistake.
+//! A vote or an acknowledgement of entries is a promise about this member's disk. A message with
+//! such a promise is sealed with the number of the group of writes that contains the state. The
+//! contents are accessible only with the log's proof that this group is durable. Therefore no code
+//! can send such a message too early by mistake.
 
 use crate::mutant::{self, Mutant};
 use crate::wal::Durable;
@@ -22,8 +23,9 @@ impl<T> Sealed<T> {
         Self { group, inside }
     }
 
-    /// Returns the contents, or itself if `proof` does not cover its group. Without a proof,
-    /// nothing was written since the start, so only values that depend on recovered state open.
+    /// Returns the contents if `proof` covers the group, and the sealed value otherwise. If there
+    /// is no proof, no group was proven since the start. Then only values that depend on the
+    /// recovered state (group 0) can be opened.
     pub(super) fn open(self, proof: Option<&Durable>) -> Result<T, Self> {
         let proven = proof.map_or(0, Durable::number);
         if self.group <= proven || mutant::is(Mutant::M02) { Ok(self.inside) } else { Err(self) }

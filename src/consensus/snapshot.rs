@@ -1,8 +1,9 @@
 //! Snapshots in raft's format: an index, a term, a configuration, and the id of the file with the
 //! state.
 //!
-//! Raft's message contains no state, only the [`SnapshotId`] of a file that the receiver fetches
-//! from the sender with other messages. Raft processes the message only after the file was fetched.
+//! Raft's snapshot message does not contain the state, only the [`SnapshotId`] of a file with the
+//! state. The receiver fetches this file from the sender with separate messages. Raft processes the
+//! snapshot message only after the file was fetched.
 //!
 //! ```text
 //! data = bytes u64 | checksum u64     little-endian; index and term are in the metadata
@@ -20,7 +21,7 @@ use super::membership::Configuration;
 /// [`Consensus::take_snapshot`]: super::Consensus::take_snapshot
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Offer {
-    /// The peer that has it.
+    /// The peer that offers the snapshot.
     pub(crate) from: NodeId,
     /// Id of the file.
     pub(crate) id: SnapshotId,
@@ -41,10 +42,11 @@ pub(crate) enum Stepped {
 pub(crate) enum Taken {
     /// A later turn will contain it in `install`.
     Installing,
-    /// Nothing needs to be installed: its entries have arrived in another way, or raft rejects it.
+    /// The snapshot need not be installed: its entries have arrived in another way, or raft rejects
+    /// it.
     Needless,
-    /// Not possible now: no leader is known, or another snapshot is being installed. The caller may
-    /// retry or drop it.
+    /// The snapshot cannot be accepted now, because no leader is known or another snapshot is being
+    /// installed. The caller may retry or drop the snapshot.
     Later,
 }
 
@@ -77,7 +79,7 @@ pub(super) fn from_raft(snapshot: &Snapshot) -> Option<(SnapshotId, Configuratio
     let configuration = Configuration::from_raft(metadata.get_conf_state())?;
     // A voter that is being replaced is in the configuration although it is no longer a member.
     let fits = configuration.ids().len() <= Members::MEMBERS_MAX + 1;
-    // The encoding must be exactly the one that a member writes.
+    // Accept only the exact encoding that a member writes.
     (fits && *snapshot == to_raft(id, &configuration)).then_some((id, configuration))
 }
 

@@ -13,7 +13,8 @@ pub(crate) enum RaftRole {
     PreCandidate,
     /// Requests votes for the current term.
     Candidate,
-    /// Leads the current term, unless a later one has begun without its knowledge.
+    /// Leads the current term. A later term with another leader may have begun without its
+    /// knowledge.
     Leader,
 }
 
@@ -48,8 +49,8 @@ pub(crate) struct Status {
     pub(crate) last: LogIndex,
     /// Highest index known to be on this member's disk.
     pub(crate) persisted: LogIndex,
-    /// Whether it is the leader and has applied an entry of its own term, so that no older entry
-    /// can follow.
+    /// Whether this member is the leader and has applied an entry of its own term. Then all entries
+    /// of earlier terms are applied too.
     pub(crate) ready_to_lead: bool,
     /// The member that the leadership is being transferred to.
     pub(crate) transferring: Option<NodeId>,
@@ -62,24 +63,27 @@ pub(crate) struct Status {
 pub(crate) struct PeerStatus {
     /// Id of the member.
     pub(crate) id: NodeId,
-    /// Role of the member. One that is being replaced is a voter until the replacement completes.
+    /// Role of the member. A voter that is being replaced counts as a voter until the replacement
+    /// completes.
     pub(crate) role: MemberRole,
     /// Highest index up to which its log is known to match the leader's.
     pub(crate) matched: LogIndex,
-    /// Whether it was heard from within an election timeout.
+    /// Whether the leader has heard from the member within an election timeout.
     pub(crate) active: bool,
-    /// The way in which the leader replicates to it.
+    /// The way in which the leader replicates to this member.
     pub(crate) state: PeerState,
 }
 
 /// The way in which a leader replicates to a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PeerState {
-    /// The end of its log is unknown, or it does not reply: one message per heartbeat.
+    /// The end of the member's log is unknown, or the member does not reply. The leader sends one
+    /// message per heartbeat.
     Probe,
     /// Entries are sent as they arrive.
     Replicate,
-    /// It is too far behind for the log, and fetches a snapshot.
+    /// The member needs entries which the leader's log no longer contains, so it fetches a
+    /// snapshot.
     Snapshot,
 }
 

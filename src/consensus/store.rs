@@ -6,14 +6,14 @@
 //!             (disk)         (some not on disk yet)
 //! ```
 //!
-//! The base is the entry before the oldest one: a snapshot covers everything up to it. It moves
-//! when the front of the log is truncated, and when a snapshot of another member replaces the log.
-//! In the second case it moves at once, before the log on disk does.
+//! The base is the entry before the oldest one: a snapshot covers everything up to it. The base
+//! moves when the front of the log is truncated, and when a snapshot of another member replaces the
+//! log. In the second case, the base in memory moves first, and the log on disk follows.
 //!
 //! The raft crate treats an error as fatal (it panics) or as a reason to send a snapshot. Therefore
-//! a disk error is recorded here as a fault, which stops the member at its next turn, and raft
-//! receives the reply that the entries are *temporarily* unavailable. Where raft does not accept
-//! this reply, the entries are loaded before it asks: see [`RaftStore::prefetch`].
+//! a disk error is recorded here as a fault, which stops the member at its next turn. Raft only
+//! gets the reply that the entries are *temporarily* unavailable. In calls where raft does not
+//! accept this reply, the entries are loaded before the call: see [`RaftStore::prefetch`].
 
 use std::cell::{Cell, RefCell};
 
@@ -30,11 +30,11 @@ use super::snapshot;
 
 /// The entries on disk: the log's reader, or its in-memory counterpart in tests.
 pub(crate) trait OlderEntries: Send {
-    /// Returns consecutive entries from `from` to `to` (exclusive) that fit into `bytes_max`, at
-    /// least one.
+    /// Returns consecutive entries from `from` to `to` (exclusive), as many as fit into `bytes_max`
+    /// bytes, but at least one.
     ///
     /// # Errors
-    /// Returns the reason why they cannot be read.
+    /// Returns the reason why the entries cannot be read.
     fn entries(
         &self,
         from: LogIndex,
@@ -45,8 +45,8 @@ pub(crate) trait OlderEntries: Send {
     /// Returns the term of an entry from memory, or `None` if there is no such entry.
     fn term(&self, index: LogIndex) -> Option<Term>;
 
-    /// Returns the index of the oldest entry, or the next index if there are no entries. The term
-    /// of the index before it is known.
+    /// Returns the index of the oldest entry, or the next index if there are no entries.
+    /// [`term`](Self::term) also returns the term of the index before this one.
     fn first(&self) -> LogIndex;
 
     /// Returns the index of the newest entry, or the index before the first one if there are no
@@ -110,7 +110,7 @@ pub(super) struct RaftStore {
     /// Entries older than the cache that raft is about to request.
     prefetched: Vec<eraftpb::Entry>,
     start: RaftState,
-    /// The snapshot for followers that are too far behind for the log.
+    /// The snapshot for followers that need entries which the log no longer contains.
     offered: Option<(SnapshotId, Configuration)>,
     /// Whether a follower needs another snapshot.
     is_wanted: Cell<bool>,
@@ -171,14 +171,14 @@ impl RaftStore {
         self.prefetched.clear();
     }
 
-    /// Sets the snapshot for followers that are too far behind for the log.
+    /// Sets the snapshot for followers that need entries which the log no longer contains.
     pub(super) fn offer(&mut self, offered: Option<(SnapshotId, Configuration)>) {
         self.offered = offered;
         self.is_wanted.set(false);
     }
 
-    /// Returns whether raft has requested a snapshot since the last offer, and the offered one did
-    /// not fit.
+    /// Returns whether raft has requested a snapshot since the last offer and could not use the
+    /// offered one.
     pub(super) fn is_wanted(&self) -> bool {
         self.is_wanted.get()
     }
@@ -188,8 +188,8 @@ impl RaftStore {
         self.cache.append(entries);
     }
 
-    /// Evicts entries beyond `bytes_max`, but none after `up_to`. Everything up to `up_to` must be
-    /// on disk and applied.
+    /// Evicts the oldest entries until at most `bytes_max` bytes remain. Entries after `up_to` stay
+    /// in memory. Entries up to `up_to` must be on disk and applied.
     pub(super) fn evict(&mut self, up_to: LogIndex, bytes_max: usize) {
         self.cache.evict(up_to.get(), bytes_max);
     }
@@ -206,7 +206,7 @@ impl RaftStore {
     }
 
     /// Loads the entries from `from` to `to` (exclusive) that raft will request next and that are
-    /// not cached, at most one read.
+    /// not cached, with at most one read from disk.
     ///
     /// # Errors
     /// Fails if they cannot be read.
@@ -219,8 +219,8 @@ impl RaftStore {
         Ok(())
     }
 
-    /// Loads entries from `from` to `to` (exclusive) into memory, with at most one read. Returns
-    /// the index of the last one in memory.
+    /// Loads entries from `from` to `to` (exclusive) into memory, with at most one read from disk.
+    /// Returns the index of the last entry that is now in memory.
     ///
     /// # Errors
     /// Fails if they cannot be read.
@@ -241,8 +241,8 @@ impl RaftStore {
         self.fault.get_mut().take()
     }
 
-    /// Reads once from disk. Returns the requested entries or a fault; a result that ends too early
-    /// is never taken as the end of the log.
+    /// Reads once from disk. Returns the requested entries, or a fault if the log does not return
+    /// all of them. A short result is never taken for the end of the log.
     fn read(
         &self,
         from: u64,
@@ -265,7 +265,7 @@ impl RaftStore {
         Ok(entries.into_iter().map(to_raft).collect())
     }
 
-    /// Returns entries older than the cache: prefetched ones, or from disk.
+    /// Returns entries older than the cache, either prefetched or read from disk.
     fn read_older(
         &self,
         from: u64,
@@ -289,7 +289,8 @@ impl RaftStore {
             }
         }
         let Some(bytes_max) = bytes_max else {
-            // Raft needs every entry here, and would take a shorter result for all of them.
+            // Raft needs all entries of this range, and would take a shorter result for the
+            // complete one. Therefore the reads are repeated until the range is complete.
             let mut all = Vec::new();
             while from + (all.len() as u64) < to {
                 all.extend(self.read(from + all.len() as u64, to, self.read_bytes_max)?);
@@ -337,7 +338,7 @@ impl Storage for RaftStore {
                 }
                 Ok(entries)
             }
-            // The log was truncated during the read.
+            // The read failed because the log was truncated at the same time.
             Err(_) if low < self.older.first().get() => Err(StorageError::Compacted.into()),
             Err(fault) => {
                 let text = fault.to_string();
@@ -366,7 +367,7 @@ impl Storage for RaftStore {
         }
         match self.older.term(LogIndex(index)) {
             Some(term) => Ok(term.get()),
-            // The log was truncated, and raft does not know it yet.
+            // The log was truncated, and raft has not been informed yet.
             None if index < self.older.first().get() => Err(StorageError::Compacted.into()),
             None => {
                 self.note(ConsensusFault::OutOfOrder { asked: LogIndex(index), found: None });
@@ -383,9 +384,9 @@ impl Storage for RaftStore {
         Ok(self.cache.last())
     }
 
-    /// Returns the offered snapshot if the log continues after it and the follower is one of its
-    /// members, because raft installs no snapshot on a member that it does not contain. Otherwise
-    /// raft asks again later.
+    /// Returns the offered snapshot if the log contains all entries after it and the follower is
+    /// one of its members. (Raft does not install a snapshot on a member that the snapshot does not
+    /// contain.) Otherwise raft asks again later.
     fn snapshot(&self, _: u64, to: u64) -> raft::Result<eraftpb::Snapshot> {
         match &self.offered {
             Some((id, configuration))

@@ -1,22 +1,24 @@
 //! The election timeout of a member.
 //!
-//! The raft crate draws this number from a source of its own whenever it resets its state, which no
-//! seed could replay. Therefore it is set again after every call, to a number that depends only on
-//! the inputs named here, so an unexpected reset inside the crate has no effect.
+//! Whenever the raft crate resets its state, it draws a new election timeout from its own random
+//! source. A timeout from that source could not be replayed from a seed. Therefore this module
+//! computes the timeout from the fields of [`ElectionTimeouts`] alone, and it is set again after
+//! every call of the crate.
 
 use crate::model::{NodeId, Term};
 
-/// Election timeouts between T and 2 T.
+/// Generates election timeouts between T and 2 T.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ElectionTimeouts {
-    /// Drawn once, at the start.
+    /// A random number that is drawn once, at the start.
     seed: u64,
     node: NodeId,
     /// T in ticks.
     ticks_min: u64,
     /// Number of campaigns so far, so that two members that collided draw new numbers.
     attempts: u64,
-    /// The last number drawn and its term. It is needed after every call of raft.
+    /// The last timeout and its term, stored because the timeout is needed after every call of
+    /// raft.
     drawn: Option<(Term, usize)>,
 }
 

@@ -1,5 +1,5 @@
-//! Decodes votes and acknowledgements in messages, for checkers that observe a cluster from
-//! outside.
+//! Decodes votes and acknowledgements in messages, for the checkers of tests, which observe the
+//! messages of a cluster.
 
 use bytes::Bytes;
 use raft::eraftpb::MessageType;
@@ -39,12 +39,13 @@ impl Vote {
     }
 }
 
-/// A message's claim about its sender's disk. It may be sent only when the claim is true.
+/// The claim of a message about its sender's disk. The message may be sent only when the claim is
+/// true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Durable {
     /// The owner of the disk.
     pub(crate) of: NodeId,
-    /// The term recorded on the disk is this one or a later one.
+    /// The disk contains this term or a later term.
     pub(crate) term: Term,
     /// Highest index up to which the sender's log matches that of the term's leader, if the message
     /// states it.

@@ -1,9 +1,9 @@
 //! The encoding of Raft messages.
 //!
-//! Messages are encoded by the raft crate's own protobuf types. Decoding is stricter than protobuf,
-//! which takes missing bytes for an empty field, keeps unknown fields, and can allocate a hundred
-//! bytes of memory for two bytes of input. Therefore this module decodes a frame field by field,
-//! and accepts only what an honest member writes: the same fields in any order, and no other bytes.
+//! Messages are encoded by the raft crate's own protobuf types. A protobuf decoder takes missing
+//! bytes for an empty field, keeps unknown fields, and can allocate a hundred bytes of memory for
+//! two bytes of input. Therefore this module has its own, stricter decoder. The decoder accepts
+//! exactly the fields that a correct member writes, in any order, and no other bytes.
 
 use bytes::Bytes;
 use protobuf::{Message as _, ProtobufEnum};
@@ -33,16 +33,16 @@ const APPEND_BYTES_MAX: usize = 1 << 20;
 #[non_exhaustive]
 pub(crate) enum WireError {
     /// The input is longer than any message.
-    #[error("size of {bytes} bytes exceeds the limit of {FRAME_BYTES_MAX}")]
+    #[error("message of {bytes} bytes exceeds the limit of {FRAME_BYTES_MAX} bytes")]
     TooLong {
         /// Length in bytes.
         bytes: usize,
     },
     /// More entries than any message contains.
-    #[error("more than {ENTRIES_MAX} entries")]
+    #[error("the message contains more than {ENTRIES_MAX} entries")]
     TooManyEntries,
     /// An entry is longer than any that a member proposes.
-    #[error("an entry of {bytes} bytes, at most {ENTRY_BYTES_MAX}")]
+    #[error("entry of {bytes} bytes exceeds the limit of {ENTRY_BYTES_MAX} bytes")]
     EntryTooLong {
         /// Length in bytes.
         bytes: usize,
@@ -51,13 +51,13 @@ pub(crate) enum WireError {
     #[error("invalid membership change: {0}")]
     Change(#[from] ChangeError),
     /// A snapshot is longer than any that a member sends.
-    #[error("a snapshot of {bytes} bytes, at most {SNAPSHOT_BYTES_MAX}")]
+    #[error("encoded snapshot id of {bytes} bytes exceeds the limit of {SNAPSHOT_BYTES_MAX} bytes")]
     SnapshotTooLong {
         /// Length in bytes.
         bytes: usize,
     },
     /// The input ends inside a field.
-    #[error("ends inside a field")]
+    #[error("the message ends inside a field")]
     Truncated,
     /// A field that this version does not know, or that has another type.
     #[error("unexpected field {field} of wire type {wire_type} in {part}")]
@@ -70,7 +70,7 @@ pub(crate) enum WireError {
         wire_type: u8,
     },
     /// A number of more than 64 bits.
-    #[error("a number of more than 64 bits")]
+    #[error("the message contains a number of more than 64 bits")]
     Overlong,
     /// A kind of message or entry that this version does not know.
     #[error("{part} of unknown kind {kind}")]
@@ -174,7 +174,7 @@ fn read_entry(frame: &Bytes, bytes: &[u8]) -> Result<Entry, WireError> {
         match (field, value) {
             (1, WireValue::Number(kind)) => {
                 entry.entry_type = fields.kind(kind)?;
-                // An outdated encoding of membership changes.
+                // Reject the old encoding of membership changes, which no member writes.
                 if entry.entry_type == EntryType::EntryConfChange {
                     return Err(WireError::Kind { part: fields.part, kind });
                 }
@@ -262,7 +262,8 @@ struct WireFields<'a> {
     rest: &'a [u8],
     /// The field that was read last.
     field: u64,
-    /// Bit sets of the fields that were seen, and of those that may be repeated.
+    /// `seen` is the bit set of the fields that were read, and `lists` is the bit set of the fields
+    /// that may be repeated.
     seen: u64,
     lists: u64,
 }

@@ -1,17 +1,19 @@
-//! The clock trait and its real implementation: boot time, monotonic, counting while the machine is
-//! suspended.
+//! The clock trait and its real implementation. The clock is monotonic and counts from the boot of
+//! the machine, including the time for which the machine was suspended.
 
 use std::time::Duration;
 
 use crate::model::Moment;
 
-/// A clock. Only differences between its moments have a meaning, and only on one machine.
+/// A clock. Only the difference between two moments has a meaning, and only if both come from the
+/// same machine.
 pub trait Clock: Send + Sync + 'static {
     /// Returns the current moment. It never goes backwards.
     fn now(&self) -> Moment;
 
-    /// Returns the id of the machine boot that the moments are counted from, or `None` if it cannot
-    /// be determined. Two equal ids mean that the machine has not rebooted in between.
+    /// Returns the id of the boot of the machine from which moments are counted, or `None` if the
+    /// id cannot be determined. If two calls return equal ids, the machine has not rebooted between
+    /// them.
     fn boot(&self) -> Option<BootId> {
         None
     }
@@ -36,8 +38,8 @@ pub struct BootClock;
 
 impl Clock for BootClock {
     fn now(&self) -> Moment {
-        // CLOCK_BOOTTIME counts time in suspend. macOS does not have it; there, CLOCK_MONOTONIC
-        // counts suspend.
+        // CLOCK_BOOTTIME advances while the machine is suspended. macOS does not have this clock,
+        // but its CLOCK_MONOTONIC advances during suspension too.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let id = rustix::time::ClockId::Boottime;
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -49,7 +51,7 @@ impl Clock for BootClock {
     }
 
     fn boot(&self) -> Option<BootId> {
-        // Linux only: other systems have no such file, so the result is `None`.
+        // Only Linux has this file, so on other systems the result is `None`.
         BootId::parse(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?)
     }
 }

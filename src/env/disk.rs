@@ -1,13 +1,13 @@
 //! The file system operations that the log and the snapshots need.
 //!
-//! The code assumes the following about real disks, and the simulated disk fails in every way that
-//! these assumptions allow:
+//! The code makes the following assumptions about real disks. The simulated disk fails in every way
+//! that these assumptions allow:
 //!
 //! - A write is durable only after a later `sync_data` on the same file has returned.
 //! - After a crash, any part of the unsynced data may be on disk, in sectors of 512 bytes.
 //! - Creating or renaming a file is durable only after `sync_dir` on its directory.
-//! - After a failed sync, the earlier writes may or may not be durable, and the file must not be
-//!   used again.
+//! - After a failed sync, earlier unsynced writes may or may not be durable, and the caller must
+//!   not use the file again.
 
 use std::fs;
 use std::io;
@@ -35,20 +35,21 @@ pub trait Disk: Send + Sync + 'static {
     /// system.
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn File>>;
 
-    /// Renames a file and replaces a file that already has the new name. Durable after `sync_dir`.
+    /// Renames a file and replaces a file that already has the new name. The renaming is durable
+    /// after `sync_dir`.
     ///
     /// # Errors
     /// Returns the file system's error.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Removes a file. Durable after `sync_dir`.
+    /// Removes a file. The removal is durable after `sync_dir`.
     ///
     /// # Errors
     /// Returns the file system's error.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// Removes a directory with all its contents. Succeeds if it does not exist. Durable after
-    /// `sync_dir` on the parent directory.
+    /// Removes a directory with all its contents. Succeeds if the directory does not exist. The
+    /// removal is durable after `sync_dir` on the parent directory.
     ///
     /// # Errors
     /// Returns the file system's error. Part of the contents may already be removed.
@@ -69,10 +70,12 @@ pub trait Disk: Send + Sync + 'static {
     fn lock(&self, path: &Path) -> io::Result<DiskLock>;
 }
 
-/// Writes a small file at `path` atomically and replaces an existing one. Durable when it returns.
+/// Writes a small file at `path` atomically and replaces an existing file. The file is durable when
+/// this function returns.
 pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("new");
-    // A crash may have left a draft behind. Nothing ever reads a draft, so it is safe to remove.
+    // A crash may have left a temporary file behind. No code reads temporary files, so this one can
+    // be removed.
     match disk.remove(&draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -88,11 +91,11 @@ pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<
 /// The mode in which a file is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenMode {
-    /// Read and write; the file must not exist yet.
+    /// Opens the file for reading and writing. The file must not exist yet.
     CreateNew,
-    /// Read and write; the file must exist.
+    /// Opens the file for reading and writing. The file must exist.
     Write,
-    /// Read only; the file must exist.
+    /// Opens the file for reading only. The file must exist.
     Read,
 }
 
@@ -117,11 +120,11 @@ pub trait File: Send + Sync {
     /// Returns the file system's error. Any part of `bytes` may have been written.
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
 
-    /// Makes all earlier writes and the file's length durable.
+    /// Makes all earlier writes to the file, and the length of the file, durable.
     ///
     /// # Errors
-    /// Returns the file system's error. Earlier writes may then be lost, and a later successful
-    /// call does not prove otherwise.
+    /// Returns the file system's error. Earlier writes may be lost in this case, even if a later
+    /// call succeeds.
     fn sync_data(&self) -> io::Result<()>;
 }
 
@@ -157,8 +160,8 @@ impl Disk for RealDisk {
         };
         if dir.is_dir() {
             // The process that created the directory may have been killed before the name was
-            // durable, so sync the parent. If this process may not read the parent, it cannot have
-            // created a directory in it.
+            // durable, so sync the parent. If this process may not read the parent directory, it
+            // cannot have created a directory in the parent.
             return match self.sync_dir(parent) {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
                 result => result,
@@ -175,7 +178,8 @@ impl Disk for RealDisk {
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(dir)? {
-            // This crate writes no file with a name that is not UTF-8.
+            // Names that are not UTF-8 are skipped, because this crate does not create files with
+            // such names.
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);
             }

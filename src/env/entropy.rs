@@ -10,8 +10,8 @@ pub trait Entropy: Send + Sync + 'static {
         u128::from(self.next_u64()) << 64 | u128::from(self.next_u64())
     }
 
-    /// Returns a number below `bound`, which must not be 0. The bias is below 2^-32 for bounds
-    /// below 2^32.
+    /// Returns a random number below `bound`, which must not be 0. The numbers are almost uniformly
+    /// distributed: the bias is below 2^-32 for bounds below 2^32.
     fn below(&self, bound: u64) -> u64 {
         assert!(bound > 0, "a number below 0 was asked for");
         self.next_u64() % bound

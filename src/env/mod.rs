@@ -2,9 +2,9 @@
 //! named crash points where a test may kill the process.
 //!
 //! Each trait has a real implementation (here, or in `transport` for the network) and a simulated
-//! one (in `sim`). Code outside this folder and the edges never asks the operating system for the
-//! time, for random numbers, for a file or for a socket. Therefore one seed replays a whole
-//! cluster.
+//! one (in `sim`). All other parts of the library obtain the time, random numbers, files and
+//! sockets only through these traits, except for a few modules at the boundary to the operating
+//! system. Therefore a simulated cluster is deterministic: the same seed replays the same run.
 
 mod clock;
 mod disk;

@@ -1,4 +1,4 @@
-//! The trait that sends messages to the other members.
+//! The trait through which a node sends messages to the other members.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,8 +11,8 @@ pub(crate) fn accept_ipv4(socket: &impl AsFd) -> io::Result<()> {
     Ok(rustix::net::sockopt::set_ipv6_v6only(socket, false)?)
 }
 
-/// Sends messages to peers. A call never blocks. If a message cannot be sent, it is dropped, and
-/// the returned outcome reports this so that the caller can inform the consensus.
+/// Sends messages to peers. A call never blocks. If a message cannot be sent, the message is
+/// dropped, and the returned [`SendOutcome`] reports the reason to the caller.
 ///
 /// Incoming messages do not pass through this trait: the listener puts them into the node's inbox.
 ///
@@ -28,19 +28,20 @@ pub trait Network: Send + 'static {
         0
     }
 
-    /// Sets the peers to keep connections to, and the addresses (`host:port`) to try for each, in
-    /// order. Must be called whenever the cluster's membership changes: every open connection is
-    /// then checked again. A member that is not listed here may still connect by itself.
+    /// Sets the peers to maintain connections to, and for each peer the addresses (`host:port`) to
+    /// try, in order. Must be called whenever the cluster's membership changes, because the call
+    /// also checks every open connection again. A member that is not in `peers` may still connect
+    /// to this node.
     fn set_peers(&mut self, peers: &BTreeMap<NodeId, Vec<String>>);
 }
 
 /// The result of a send, as far as the sending side knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendOutcome {
-    /// Queued; the message may still be lost.
+    /// The message is queued. It may still be lost.
     Queued,
-    /// There is no connection to that peer.
+    /// The message was dropped, because there is no connection to the peer.
     Unreachable,
-    /// The queue to that peer is full; the message was dropped.
+    /// The message was dropped, because the queue to the peer is full.
     Full,
 }

@@ -1,35 +1,37 @@
 //! Named points in the code where tests inject a crash.
 //!
-//! In production they do nothing. A crash test supplies an implementation that kills the process;
-//! the simulated world supplies one that kills the node.
+//! In production, reaching a point does nothing. In a crash test, it can kill the process. In the
+//! simulation, it can kill the simulated node.
 
-/// A point in the code where a crash must not lose anything.
+/// A point in the code at which a test can crash the node. A crash there must not lose acknowledged
+/// data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Point {
     /// The log is about to write a group.
     LogBeforeWrite,
-    /// The group is written but not synced.
+    /// The log has written a group but not synced it.
     LogAfterWrite,
-    /// The group is synced, but its completion is not reported yet.
+    /// The log has synced a group but not reported this to the driver yet.
     LogAfterSync,
-    /// A new segment is created, but the directory is not synced.
+    /// The log has created a new segment but not synced the directory.
     LogSegmentCreated,
-    /// A new segment is created and the directory is synced.
+    /// The log has created a new segment and synced the directory.
     LogSegmentSynced,
     /// The log is about to record a truncation of its oldest entries.
     LogBeforeCut,
     /// The truncation is recorded durably, but no segment is removed yet.
     LogAfterCut,
-    /// A segment is removed, but the directory is not synced.
+    /// The log has removed a segment but not synced the directory.
     LogSegmentRemoved,
-    /// Segments are removed, and the directory is synced.
+    /// The log has removed segments and synced the directory.
     LogRemovalSynced,
     /// The driver is about to hand a group to the log.
     DriverBeforePersist,
-    /// The driver knows that a group is durable but has not sent the messages that waited for it.
+    /// The driver knows that a group is durable, but has not sent the messages that depend on the
+    /// group.
     DriverBeforeSend,
-    /// The driver has sent the messages that waited for the group.
+    /// The driver has sent the messages that depend on a group.
     DriverAfterSend,
     /// Committed entries are about to be applied.
     DriverBeforeApply,

@@ -1,10 +1,11 @@
-//! Authorization of commands, checked when they are applied: by the same table and the same leases
-//! on every replica.
+//! Authorization of commands. The rights of the caller are checked when a command is applied, so
+//! that every replica uses the same table of users and the same leases.
 //!
-//! Both branches of a transaction are checked at every depth, whichever will be executed, so that
-//! the decision reveals nothing about the compares. A command that returns a row needs the right to
-//! read it. Attaching a key to a lease, or revoking a lease, affects all keys of the lease, so the
-//! caller must have the right to write all of them.
+//! Both branches of a transaction are checked, at every depth of nesting, although only one of them
+//! is executed. If only the executed branch were checked, a rejection would reveal the result of
+//! the compares. A command that returns a row needs the right to read that row. Attaching a key to
+//! a lease, or revoking a lease, affects all keys of the lease, so the caller must have the right
+//! to write all of them.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
@@ -72,7 +73,7 @@ pub(super) fn leases_of(command: &Command) -> BTreeSet<LeaseId> {
     leases
 }
 
-/// Number of checks up to which the rights are not merged.
+/// Number of checks after which the rights of the caller are merged into one set.
 const ASKED_FEW: u32 = 4;
 
 struct AccessJudge<'a> {
@@ -84,8 +85,8 @@ struct AccessJudge<'a> {
     /// The merged ranges that the caller may read and write, computed after several checks.
     readable: OnceCell<Result<OpenKeys, AuthError>>,
     writable: OnceCell<Result<OpenKeys, AuthError>>,
-    /// Leases whose keys the caller may write. Each lease is checked once, however many puts attach
-    /// to it.
+    /// Leases that were already checked: the caller may write all their keys. Each lease is checked
+    /// only once per command.
     judged: RefCell<BTreeSet<LeaseId>>,
 }
 
@@ -115,7 +116,8 @@ impl AccessJudge<'_> {
         self.may(Right::Write, keys)
     }
 
-    /// Checks a lease: attaching a key to it or revoking it affects all of its keys.
+    /// Checks that the caller may write all keys of a lease, because attaching a key to the lease
+    /// or revoking it affects all of them.
     fn lease(&self, lease: LeaseId) -> Result<(), AuthError> {
         let open = self.open(Right::Write)?;
         let is_new = self.judged.borrow_mut().insert(lease);

@@ -1,8 +1,9 @@
 //! The dedup table, which makes sure that a request that arrives twice is applied once.
 //!
-//! A node numbers its requests, and reports with each proposal which of them are completed: they
-//! have a reply, or were given up and will never be sent again. The table keeps the replies to
-//! requests that are not completed. An arriving request is one of three:
+//! A node numbers its requests. With each proposal, the node also reports which of its requests are
+//! completed: the node has received their reply, or will never send them again. All other requests
+//! are open. The table stores the replies to open requests. An arriving request is handled as
+//! follows:
 //!
 //! | | |
 //! |---|---|
@@ -10,16 +11,17 @@
 //! | open, with a recorded reply | gets the same reply again |
 //! | neither | executed, and its reply recorded |
 //!
-//! Everything is bounded:
+//! The size of the table is bounded:
 //!
-//! - A node can have [`WINDOW`] requests between its lowest open one and its newest. A higher
-//!   number completes those that fall below the window. A correct node keeps a smaller window and
-//!   never reaches this limit.
-//! - The rows in replies have a budget. A reply larger than [`ANSWER_BYTES_MAX`], and the oldest
-//!   replies once a node's total exceeds [`NODE_BYTES_MAX`], are reduced to the fact that they were
-//!   applied and the revision.
-//! - A new incarnation completes all requests of earlier ones.
-//! - If more than [`NODES_MAX`] nodes make requests, those of further nodes are rejected.
+//! - The numbers of the open requests of a node span at most [`WINDOW`] numbers. If a request with
+//!   a higher number arrives, all requests that fall below the window are treated as completed. A
+//!   correct node never reaches this limit, because it uses a smaller window itself.
+//! - The rows in stored replies are limited to [`NODE_BYTES_MAX`] for each node. If a reply is
+//!   larger than [`ANSWER_BYTES_MAX`], or is among the oldest when the node's limit is exceeded,
+//!   its rows are dropped. The reply then states only that the request was applied, and the
+//!   revision.
+//! - When a node restarts, all requests of its earlier incarnations count as completed.
+//! - If [`NODES_MAX`] nodes are in the table, requests of further nodes are rejected.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -33,10 +35,12 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 
-/// Number of requests of one node, from its lowest open one up, that are tracked individually.
+/// Number of request numbers of one node that the table tracks individually, starting at the lowest
+/// open one.
 pub(super) const WINDOW: u64 = 1 << 16;
 
-/// Maximum size of a reply that is kept completely: its rows and their overhead in bytes.
+/// Maximum size in bytes of a reply that is stored with its rows. Counts the rows and their
+/// overhead.
 pub(super) const ANSWER_BYTES_MAX: usize = 1 << 10;
 
 /// Maximum total size of the rows in the replies to one node, in bytes.
@@ -61,11 +65,11 @@ pub(super) struct DedupTable {
     nodes: BTreeMap<NodeId, IncarnationReplies>,
 }
 
-/// A recorded reply as an image holds it.
+/// A recorded reply in an image.
 pub(super) struct AnswerRow {
     pub(super) id: RequestId,
     pub(super) outcome: Outcome,
-    /// Size of its rows in bytes.
+    /// Size of the rows of the reply in bytes.
     pub(super) bytes: usize,
 }
 
@@ -96,7 +100,8 @@ impl DedupTable {
             *life = IncarnationReplies::new(incarnation);
         }
         life.open.merge(&OpenSet::new(window.frontier, &window.open));
-        // This also limits the number of spans: a faulty node could leave holes forever.
+        // Closing the numbers below the window also limits the number of open spans, because a
+        // faulty node could leave numbers open forever.
         life.open.close_below(life.open.frontier().saturating_sub(WINDOW));
         life.forget_closed();
     }
@@ -148,7 +153,7 @@ impl DedupTable {
         self.nodes.remove(&node);
     }
 
-    /// Copies the whole table, to be read later.
+    /// Copies the whole table into an image.
     pub(super) fn copy(&self) -> (VecDeque<LifeRow>, VecDeque<AnswerRow>) {
         let (mut lives, mut dedup) = (VecDeque::new(), VecDeque::new());
         for (&node, life) in &self.nodes {
@@ -201,7 +206,7 @@ impl IncarnationReplies {
     fn new(incarnation: Incarnation) -> Self {
         Self {
             incarnation,
-            // There is no request with number 0.
+            // Request numbers start at 1.
             open: OpenSet::new(1, &[]),
             dedup: BTreeMap::new(),
             heavy: BTreeMap::new(),
@@ -261,10 +266,10 @@ pub(super) fn fingerprint(seq: u64, outcome: &Outcome) -> u64 {
     Fingerprint::default().number(seq).outcome(outcome).finish()
 }
 
-/// Size accounted for each part of a reply, in addition to the bytes of keys and values.
+/// Size that each part of a reply counts in addition to the bytes of keys and values.
 const PART_BYTES: usize = 96;
 
-/// Size accounted for an alarm.
+/// Size that an alarm counts.
 const ALARM_BYTES: usize = 16;
 
 /// Returns the memory that a reply takes beyond a fixed size.
@@ -306,7 +311,8 @@ pub(super) fn without_rows(outcome: &Outcome) -> Outcome {
     })
 }
 
-/// Copies a reply into memory of its own, so that its rows do not keep larger buffers alive.
+/// Copies a reply into allocations of its own, so that its rows do not keep larger buffers in
+/// memory.
 fn copied(outcome: &Outcome) -> Outcome {
     fn row(kv: &KeyValue) -> KeyValue {
         let key = Bytes::copy_from_slice(&kv.key);
@@ -405,7 +411,7 @@ mod tests {
         assert!(matches!(dedup.judge(id(1, 3)), DedupVerdict::Closed));
         assert!(matches!(dedup.judge(id(1, 4)), DedupVerdict::Answered(_)));
         assert_eq!(dedup.nodes[&node()].dedup.len(), 2);
-        // An older window that arrives late reopens nothing.
+        // An older window that arrives late opens no request again.
         hear(&mut dedup, 1, 2, &[1..2]);
         assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
         assert_eq!(dedup.answer(id(1, 1)), Some(Err(Rejection::Closed)));

@@ -1,10 +1,11 @@
-//! The digest that replicas compare: one number for everything that was applied.
+//! The digest that replicas compare: one number that represents everything that was applied.
 //!
 //! Each part of the state keeps a sum of the mixed checksums of its items, which is updated when an
-//! item is added or removed. Therefore the cost of a change does not depend on the size of the
-//! state, and the sums do not depend on any order. The rows are covered twice: `live` sums the
-//! newest versions, and `past` chains every change ever applied. Through `past`, the digest covers
-//! the whole history, independent of how much of it a replica has already discarded.
+//! item is added or removed. Therefore updating the digest costs the same for a small and for a
+//! large state, and the sums do not depend on the order of the items. Rows are in two parts of the
+//! digest: `live` sums the newest version of each key, and `past` is a chained checksum of every
+//! change ever applied. Through `past`, the digest covers the whole history, including the part
+//! that a replica has already discarded.
 
 use std::ops::Range as Span;
 
@@ -14,7 +15,7 @@ use crate::model::{
     TxnReply, TxnResult,
 };
 
-/// The values that are compared.
+/// The parts of the state that the digest is computed from.
 pub(super) struct DigestParts {
     pub(super) applied: LogIndex,
     /// `live` and `past`.
@@ -236,7 +237,7 @@ impl Fingerprint {
                 }
             }
             // The texts of these rejections contain instructions for the operator and may change,
-            // so their numbers are used instead.
+            // so the digest uses numbers for them.
             Err(Rejection::Alarm(kind)) => self.number(11).alarm_kind(*kind),
             Err(Rejection::TooManyAlarms { max }) => self.number(12).number(*max as u64),
             // The text identifies the kind of rejection and its values.
@@ -267,9 +268,10 @@ mod tests {
         assert_eq!(prints.len(), outcomes.len());
     }
 
-    /// Members of two versions compare their digests, and a later version reads the state of an
-    /// earlier one. Therefore a rejection must get a number, as alarms have, before its text is
-    /// changed. Returns `None` for a rejection that has a number.
+    /// Returns the text of a rejection that is part of the digest, or `None` if the rejection has a
+    /// number instead. Members that run different versions compare their digests, and a new version
+    /// reads the state of an old one. Therefore such a text must not change. To change the text,
+    /// give the rejection a number first, as for alarms.
     fn words(rejection: &Rejection) -> Option<&'static str> {
         Some(match rejection {
             Rejection::EmptyKey => "key is not provided",

@@ -1,4 +1,4 @@
-//! The execution of commands that are known to be new.
+//! Executes commands that the dedup table has found to be new.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,10 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 
-/// The limits that every command must observe, whatever limits the members are configured with:
-/// keys are not empty, no key is written twice, and the nesting depth cannot overflow the stack.
-/// The sizes are larger than any entry, but small enough that sums do not overflow.
+/// The limits that the state machine itself checks, independent of the configured limits: keys are
+/// not empty, no key is written twice, and the nesting depth cannot overflow the stack. The size
+/// limits here are larger than any entry, so they never apply, but small enough that sums do not
+/// overflow.
 pub(super) const STRUCTURE: Limits = Limits {
     key_bytes_max: usize::MAX / 4,
     value_bytes_max: usize::MAX / 4,
@@ -36,7 +37,7 @@ pub(super) struct ApplyTurn<'a> {
 
 /// The reason why a command was not executed completely.
 pub(super) enum Stop {
-    /// It was rejected and had no effect.
+    /// The command was rejected and had no effect.
     Refused(Rejection),
     /// The node must stop.
     Fault(Fault),
@@ -185,8 +186,8 @@ impl Machine {
         Ok(Reply::Noted { revision: self.store.revision() })
     }
 
-    /// Returns the revisions that a read in the log may use. Whether they are published makes no
-    /// difference there.
+    /// Returns the range of revisions that reads of commands in the log may use. It includes
+    /// revisions that are not published yet.
     pub(super) fn newest(&self) -> Published {
         Published { revision: self.store.revision(), compacted: self.store.compacted() }
     }
@@ -360,8 +361,8 @@ impl Machine {
         Ok(Reply::Grant(GrantReply { revision: self.store.revision(), id, ttl }))
     }
 
-    /// Ends a lease and deletes its keys in key order, in one revision. Returns the number of keys,
-    /// or that there was no such lease.
+    /// Ends a lease and deletes its keys in key order, in one revision. Returns the number of
+    /// deleted keys, or an error if there is no such lease.
     pub(super) fn end_lease(
         &mut self,
         id: LeaseId,

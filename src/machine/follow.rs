@@ -1,11 +1,12 @@
 //! Reads for a background copy of the state.
 //!
-//! The sweep does not wait for such a copy, which may lag for hours. Therefore the data that it
-//! requests may be gone, and it must handle that:
+//! A background copy may lag for hours, so the sweep (which frees compacted versions) does not wait
+//! for it. Therefore the copy must expect that the data that it reads was freed already:
 //!
 //! - If the changes since a revision are no longer available, [`Reader::changes`] returns `None`.
-//! - The rows live at a compacted revision can be read page by page. A row that was superseded and
-//!   swept in between is missing, but its successor is among the changes since that revision.
+//! - The rows that are live at a compacted revision can be read page by page. A row may be missing
+//!   because it was superseded and freed between two pages. If a row is missing, its newer version
+//!   is among the changes since the compacted revision.
 
 use std::ops::Bound;
 
@@ -18,7 +19,7 @@ use crate::model::{Fault, KeyValue, Revision, RowChange};
 /// Number of keys or changes that are visited while the lock is held.
 const HOLD_ROWS: usize = 128;
 
-/// Size accounted for a row or a change, in addition to its bytes.
+/// Size that a row or a change counts in addition to its bytes.
 const PART_BYTES: usize = 64;
 
 /// Some rows in key order.
@@ -33,17 +34,17 @@ pub struct RowsPage {
 /// Some changes, in the order in which they were made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangesPage {
-    /// The changes. Those of one revision are together.
+    /// The changes. All changes of one revision are in the same page.
     pub changes: Vec<RowChange>,
     /// The first revision of the next page.
     pub next: Revision,
-    /// Whether that revision is already published.
+    /// Whether the revision `next` is already published, so that another page is available.
     pub more: bool,
 }
 
 impl Reader {
-    /// Returns the rows live at `at` that still exist, after the key `after`: a page of about
-    /// `bytes_max` bytes, but at least one key.
+    /// Returns a page of the rows that are live at `at` and not freed yet, starting after the key
+    /// `after`. The page has about `bytes_max` bytes, but at least one key.
     ///
     /// # Errors
     /// Fails if a row has changed in memory.
@@ -85,14 +86,14 @@ impl Reader {
         Ok(page)
     }
 
-    /// Returns the changes of the published revisions from `from` on: complete revisions, a page of
-    /// about `bytes_max` bytes, but at least one revision. Returns `None` if `from` is no longer
-    /// available.
+    /// Returns a page of the changes of the published revisions from `from` on. The page consists
+    /// of complete revisions, about `bytes_max` bytes in total, but at least one revision. Returns
+    /// `None` if the changes from `from` on are no longer available.
     ///
     /// # Errors
     /// Fails if a row has changed in memory.
     pub fn changes(&self, from: Revision, bytes_max: usize) -> Result<Option<ChangesPage>, Fault> {
-        // Revision 1 has no changes.
+        // Revision 1 is the empty store, which has no changes.
         let next = from.max(Revision::FIRST.next());
         let mut page = ChangesPage { changes: Vec::new(), next, more: true };
         let mut bytes = 0;

@@ -1,7 +1,8 @@
 //! The changes of each revision, oldest first, for watches that catch up and for the sweep.
 //!
 //! Revisions are consecutive, so a revision determines its position in the list. The list consists
-//! of chunks, so growing it never copies it. Discarding the oldest revisions releases their memory.
+//! of chunks of a fixed size. Therefore the list grows without being copied, and discarding the
+//! oldest revisions frees their memory.
 
 use std::collections::VecDeque;
 
@@ -15,8 +16,8 @@ const CHUNK_REVISIONS: usize = 512;
 #[derive(Debug)]
 pub(super) struct EventHistory {
     first: Revision,
-    /// All chunks except the first had [`CHUNK_REVISIONS`] revisions when the next one was begun.
-    /// The first one lacks the discarded revisions.
+    /// Each chunk except the last was filled with [`CHUNK_REVISIONS`] revisions. The oldest
+    /// revisions of the first chunk may have been discarded since.
     chunks: VecDeque<VecDeque<StoredRows>>,
     len: usize,
 }

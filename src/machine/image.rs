@@ -1,14 +1,15 @@
-//! An image: the whole state as of one log entry, taken at once and read later.
+//! An image is a consistent snapshot of the whole state in memory, as of one log entry. Taking an
+//! image is fast; its contents are read later, while the state continues to change.
 //!
 //! Versions of rows are immutable. Therefore an image copies only the mutable parts (leases, the
-//! dedup table, members, a few numbers). It holds back the sweep of what it has not read yet: the
-//! rows live at the compacted revision, and the history from there on. These are read page by page
-//! on any thread, with the lock held for one page at a time, while entries are applied and
-//! compactions continue.
+//! dedup table, members, a few numbers). The rows that are live at the compacted revision and the
+//! later history are read from the shared state, page by page, on any thread. Reading a page holds
+//! the lock of the state. Between two pages, entries are applied and compactions continue. The
+//! sweep does not free data that an image has not read yet.
 //!
-//! The cost for the writer is the copy and memory: while an image exists, nothing compacted after
-//! it was taken is freed. A worker reads an image to its end or drops it. If its reader hangs,
-//! another thread can release it ([`ImageRelease`]).
+//! An image costs the writer the copy of the mutable parts, and memory: while an image exists, data
+//! that is compacted after the image was taken is not freed. The reader must read the image to its
+//! end or drop it. If the reader hangs, another thread can release the image ([`ImageRelease`]).
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -30,7 +31,7 @@ use crate::model::{
 /// image is not urgent and reads everything.
 const HOLD_ROWS: usize = 128;
 
-/// Size accounted for a lease or a reply without rows in a piece, in bytes.
+/// Size in bytes that a lease, or a reply without rows, counts in a piece.
 const PART_BYTES: usize = 64;
 
 /// The image. See the module page.
@@ -54,7 +55,8 @@ type Kept = Arc<Mutex<Option<Registration>>>;
 pub struct ImageRelease(Weak<Mutex<Option<Registration>>>);
 
 impl ImageRelease {
-    /// Releases the image: it holds back the sweep no longer, and cannot be read further.
+    /// Releases the image. The sweep no longer waits for the image, and the image cannot be read
+    /// any further.
     pub fn let_go(&self) {
         if let Some(kept) = self.0.upgrade() {
             kept.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -64,11 +66,11 @@ impl ImageRelease {
 
 /// The start of the next piece.
 enum ImageNext {
-    /// The first key after this one.
+    /// The first key after `after`, at revision `at`.
     StoredRow { after: Option<Box<[u8]>>, at: Revision },
-    /// This change of this revision.
+    /// The change with this number of this revision.
     Change { revision: Revision, number: usize },
-    /// The copied parts.
+    /// The parts that were copied when the image was taken.
     Rest,
 }
 
@@ -81,7 +83,7 @@ pub enum ImageError {
     /// Reading took too long, and the image was released. Take a new image.
     #[error("the copy of the state took too long and was released")]
     LetGo,
-    /// The state is damaged, so a copy would be too.
+    /// The state in memory is damaged, so a copy of it would be damaged too.
     #[error(transparent)]
     Fault(#[from] Fault),
 }
@@ -103,8 +105,8 @@ impl Image {
         let kept = shared.register(&state, head.compacted.unwrap_or(Revision::FIRST));
         let generation = state.generation();
         drop(state);
-        // Without a compaction the pieces contain no rows, but the rows are still counted for the
-        // digest.
+        // If there was no compaction yet, the pieces contain no rows. The rows are still visited,
+        // because they count for the digest.
         let next = ImageNext::StoredRow { after: None, at: head.compacted.unwrap_or_default() };
         let shared = Arc::clone(shared);
         let kept = Some(Arc::new(Mutex::new(Some(kept))));
@@ -122,7 +124,8 @@ impl Image {
         &self.head
     }
 
-    /// Returns the image without rows and changes, which does not hold back the sweep.
+    /// Removes the rows and changes from the image, so that the sweep no longer waits for the
+    /// image.
     #[must_use]
     pub fn without_rows(mut self) -> Self {
         self.next = ImageNext::Rest;
@@ -130,8 +133,8 @@ impl Image {
         self
     }
 
-    /// Returns the next piece, of about `bytes_max` bytes but at least one row. Returns `None`
-    /// after the last piece, once the digest of all pieces was verified.
+    /// Returns the next piece: about `bytes_max` bytes, but at least one row. After the last piece,
+    /// verifies the digest of all pieces and returns `None`.
     ///
     /// # Errors
     /// Fails if the state no longer exists, or has changed in memory.
@@ -269,7 +272,7 @@ fn image_state<'a>(
     kept.is_some_and(is_kept).then_some(state).ok_or(ImageError::LetGo)
 }
 
-/// Revision 1 has no changes.
+/// Returns the position of the first change. Revision 1 is the empty store, which has no changes.
 fn first_change(compacted: Revision) -> ImageNext {
     let revision = compacted.max(Revision::FIRST.next());
     ImageNext::Change { revision, number: 0 }

@@ -1,9 +1,10 @@
 //! The ordered index from keys to their versions.
 //!
-//! It is a tree of three levels of pages: leaves of up to [`PAGE_KEYS`] neighbouring keys, branches
-//! of up to as many leaves, and one root. A leaf has a fence, a lower bound of its keys. A key is
-//! not stored next to its versions, because each version contains it. Therefore a key costs the
-//! sixteen bytes of its [`StoredRows`], the eight of its hint, and its share of a leaf.
+//! The index is a tree of three levels of pages: leaves of up to [`PAGE_KEYS`] neighbouring keys,
+//! branches of up to as many leaves, and one root. Each leaf has a fence: a lower bound of its
+//! keys. The index does not store the keys themselves, because each version of a key contains the
+//! key. Therefore the index needs sixteen bytes for the [`StoredRows`] of a key, eight bytes for its hint
+//! (see [`page`](super::page)), and a share of the leaf.
 //!
 //! ```text
 //!   root     [ branch                                     branch ... ]
@@ -13,7 +14,8 @@
 //!   leaves   [k0001 ...]    [k0128 ...]     [k0256 ...]                  each sorted, none empty
 //! ```
 //!
-//! The index knows nothing about locks, readable revisions, or the order of compaction.
+//! The index does not deal with locks, readable revisions, or the order of compaction. Its callers
+//! do.
 
 use std::ops::Bound;
 
@@ -21,8 +23,7 @@ use super::page::{Keyed, RowPage};
 use super::row::{RowRef, StoredRow, StoredRows};
 use crate::model::Revision;
 
-/// Maximum number of keys of a leaf, and of leaves of a branch. An insertion moves at most half a
-/// page.
+/// Maximum number of keys in a leaf, and of leaves in a branch.
 const PAGE_KEYS: usize = 128;
 
 /// A page with fewer items is merged with a neighbour if possible.
@@ -107,7 +108,8 @@ impl Index {
         self.len += 1;
         let leaves = &mut self.root.item(branch).leaves;
         if row.view().key() < leaves.items()[leaf].key() {
-            // This is the first leaf: every other leaf contains only keys from its fence on.
+            // Only the first leaf can get a key below its fence, because a key goes to the last
+            // leaf whose fence is not greater.
             leaves.item(leaf).fence = row.view().key().into();
             leaves.keys_have_changed();
             self.root.keys_have_changed();
@@ -123,7 +125,8 @@ impl Index {
         self.root.insert(branch + 1, Branch { leaves: upper });
     }
 
-    /// Moves the versions of `key` that no read at or after `revision` can see to `forgotten`.
+    /// Removes the versions of `key` that no read at or after `revision` can see, and moves them to
+    /// `forgotten`, so that the caller can free them outside the lock.
     pub(super) fn prune(&mut self, key: &[u8], revision: Revision, forgotten: &mut Vec<StoredRow>) {
         let Some(place) = self.place(key) else { return };
         let page = &mut self.leaf_mut(place).rows;
@@ -138,8 +141,9 @@ impl Index {
         }
     }
 
-    /// Handles a leaf that has become small: merges it with its upper neighbour if both fit into
-    /// half a page, or removes it if it is empty. Does the same for its branch.
+    /// Handles a leaf that has become small. An empty leaf is removed. Another leaf is merged with
+    /// its upper neighbour if both fit into half a page. Then the branch of the leaf is handled in
+    /// the same way.
     fn join(&mut self, RowPlace { branch, leaf }: RowPlace) {
         let leaves = &mut self.root.item(branch).leaves;
         match fate(leaves.items(), leaf, |leaf| leaf.rows.len()) {
@@ -164,7 +168,7 @@ impl Index {
             _ => {}
         }
         if leaf == 0 {
-            // The fence of a branch is that of its first leaf.
+            // The fence of a branch is the fence of its first leaf.
             self.root.keys_have_changed();
         }
     }
@@ -200,8 +204,8 @@ impl Index {
         })
     }
 
-    /// Returns the position of the first key from `from` on: its leaf, and the number of earlier
-    /// keys in that leaf.
+    /// Returns the position of the first key from `from` on: the leaf of this key, and its position
+    /// in the leaf.
     fn start(&self, from: Bound<&[u8]>) -> Option<(RowPlace, usize)> {
         let (Bound::Included(key) | Bound::Excluded(key)) = from else { return None };
         let place = self.place(key)?;

@@ -1,11 +1,11 @@
 //! The lease table: the existing leases with their TTLs and attached keys.
 //!
-//! A lease ends only by a command or an expiry in the log. This table has no deadlines, no clock
-//! and no store: `Machine` deletes the keys of an ended lease, and the leader's driver measures the
-//! time.
+//! A lease ends only when the log contains a command or an expiry that ends it. This table has no
+//! deadlines and no clock: the driver of the leader measures the time. The table does not contain
+//! the rows either: `Machine` deletes the keys of an ended lease.
 //!
 //! The ids that the table assigns are small ascending numbers. If a client chooses an id close to
-//! the counter, the counter is moved past it, so that an assigned id was never used before.
+//! the counter, the counter is moved past that id, so that every assigned id is new.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -19,19 +19,20 @@ use super::digest::Fingerprint;
 use crate::model::{Incarnation, LeaseId, LeaseRow, NodeId, SessionInfo};
 use crate::mutant::{self, Mutant};
 
-/// Maximum distance above the counter at which an id chosen by a client moves the counter. The
-/// counter never reaches higher ids, because that would take too many grants.
+/// If a client chooses an id that is at most this far above the counter, the counter moves past the
+/// id. The counter never reaches ids that are further away, because that would take billions of
+/// grants.
 const MINT_REACH: u64 = 1 << 32;
 
 /// The highest id that is assigned, because etcd's clients treat ids as signed numbers.
 const MINT_MAX: u64 = i64::MAX as u64;
 
-/// Size accounted for a lease in addition to its label, in bytes. It is an upper bound of the
-/// memory here and in the timer of the leader.
+/// Size in bytes that a lease counts in addition to its label. This size is an upper bound of the
+/// memory that a lease needs in this table and in the leader's timers.
 pub const LEASE_BYTES: u64 = 256;
 
-/// Size accounted for an attached key in addition to its bytes, of which the table keeps another
-/// copy.
+/// Size in bytes that an attached key counts in addition to its own bytes. The table stores its own
+/// copy of each attached key.
 pub const BOUND_KEY_BYTES: u64 = 64;
 
 /// The information about a lease.
@@ -39,13 +40,13 @@ pub const BOUND_KEY_BYTES: u64 = 64;
 pub struct LeaseInfo {
     /// TTL of the lease.
     pub ttl: Duration,
-    /// Its keys in order.
+    /// The attached keys in order.
     pub keys: Vec<Bytes>,
     /// The session that the lease belongs to, if any.
     pub session: Option<(NodeId, Incarnation, SessionInfo)>,
 }
 
-/// The information about a lease without its keys, of which there may be many.
+/// The information about a lease without its keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeaseHead {
     /// TTL of the lease.
@@ -63,7 +64,7 @@ pub type SessionOf = (NodeId, Incarnation, SessionInfo);
 #[derive(Debug)]
 struct Lease {
     ttl: Duration,
-    /// Shared with images, which copy all leases at once.
+    /// Shared with images, so that copying all leases into an image is cheap.
     session: Option<Arc<SessionOf>>,
     keys: BTreeSet<Box<[u8]>>,
 }
@@ -85,7 +86,7 @@ fn bound(key: &[u8]) -> u64 {
     BOUND_KEY_BYTES + key.len() as u64
 }
 
-/// A lease without its keys, as an image holds it.
+/// A lease in an image, without its keys.
 pub(super) struct LeaseRecord {
     id: LeaseId,
     ttl: Duration,
@@ -93,7 +94,7 @@ pub(super) struct LeaseRecord {
 }
 
 impl LeaseRecord {
-    /// Returns its contribution to the digest, without its keys.
+    /// Returns the contribution of the lease to the digest, without its keys.
     pub(super) fn fingerprint(&self) -> u64 {
         fingerprint(self.id, self.ttl, self.session.as_deref())
     }
@@ -147,7 +148,7 @@ impl LeaseTable {
         self.next
     }
 
-    /// Copies all leases in the order of their ids, to be read later.
+    /// Copies all leases, in the order of their ids, into an image.
     pub(super) fn copy(&self) -> VecDeque<LeaseRecord> {
         let held = |(&id, lease): (&LeaseId, &Lease)| {
             let session = lease.session.as_ref().map(Arc::clone);
@@ -170,12 +171,13 @@ impl LeaseTable {
         self.leases.contains_key(&id)
     }
 
-    /// Returns an id that no lease has or had.
+    /// Returns an id that no lease has or ever had.
     pub(super) fn mint(&mut self) -> LeaseId {
         loop {
             let id = LeaseId::new(self.next).expect("the counter starts at 1");
             self.next = if self.next >= MINT_MAX { 1 } else { self.next + 1 };
-            // Only an id that was chosen far above the counter can be taken.
+            // An id at the counter can only be in use if a client has chosen it when the counter
+            // was far below.
             if !self.contains(id) {
                 return id;
             }
@@ -206,7 +208,8 @@ impl LeaseTable {
         assert!(before.is_none(), "lease {id} granted twice");
     }
 
-    /// Returns the own sessions that incarnations of `node` before `incarnation` have left behind.
+    /// Returns the node sessions that earlier incarnations of `node` than `incarnation` have left
+    /// behind.
     pub(super) fn left_behind(&self, node: NodeId, incarnation: Incarnation) -> Vec<LeaseId> {
         let first = LeaseId::new(1).expect("not 0");
         let lives = (node, Incarnation(0), first)..(node, incarnation, first);

@@ -1,9 +1,10 @@
 //! The state machine, which interprets the log.
 //!
-//! It takes log entries in order. Its results are the reply to each request in them, the changes,
-//! and a state that readers on other threads see. The result is identical on every replica:
-//! applying an entry uses no clock, no randomness, no node-specific data, and no map with a random
-//! order. A [digest](Machine::digest) of the whole state verifies this with one number.
+//! The machine takes log entries in order. For each entry it returns the replies to the requests in
+//! the entry, and the changes of rows. Readers on other threads see the resulting state. The state
+//! is identical on every replica, because applying an entry uses no clock, no randomness, no
+//! node-specific data, and no map with a random order. To verify this, replicas compare a
+//! [digest](Machine::digest) of the whole state.
 //!
 //! ```text
 //!    entry = items
@@ -25,8 +26,8 @@
 //!   Applied: outcomes, changes, leases          publish -> [reader]
 //! ```
 //!
-//! `store` and `lease` do not depend on each other. This module connects them: a put that attaches
-//! a key, and an ended lease whose keys are deleted.
+//! `store` and `lease` do not depend on each other. This module connects the store and the leases:
+//! a put can attach a key to a lease, and when a lease ends, its keys are deleted.
 //!
 //! # Revisions
 //! The store begins empty at revision 1. A request that changes at least one key increases the
@@ -34,14 +35,16 @@
 //! increase it. A rejected request has no effect at all.
 //!
 //! # Time
-//! The machine has no notion of time. A lease ends because the log contains its expiry, an item
-//! like any other. The item is ignored if its term differs from that of its entry, that is, if the
-//! leader that measured the time is not the leader that appended the entry.
+//! The machine has no notion of time. A lease expires when the leader appends an expiry of the
+//! lease to the log. The expiry contains the term of the leader that measured the time. If this
+//! term differs from the term of the log entry, another leader has appended the entry, and the
+//! expiry is ignored.
 //!
 //! # Compaction
-//! After a compaction at R, reads before R are rejected. Everything that a read at R sees is kept,
-//! and so are the changes made at R itself, including deletions. Replies and the digest depend only
-//! on the number R. The memory is freed gradually afterwards (see `store`).
+//! After a compaction at R, reads before R are rejected. All rows that a read at R sees are kept,
+//! and so are the changes made at R itself, including deletions. The older versions are freed
+//! gradually in the background (see `store`). How much was freed affects neither replies nor the
+//! digest; they depend only on the number R.
 
 mod access;
 mod dedup_table;
@@ -88,15 +91,16 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 
-/// Options for the memory management of the machine. They have no observable effect, so members may
-/// differ.
+/// Options for the memory management of the machine. The options do not affect results, so members
+/// may have different options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MachineOptions {
-    /// Number of compacted versions that are freed after each entry. Two more are freed for each
-    /// version that the entry wrote, so that the sweep cannot fall behind. Default: 64.
+    /// Number of compacted versions that are freed after each entry. For each version that the
+    /// entry wrote, two more versions are freed, so that the sweep cannot fall behind. Default: 64.
     pub sweep_rows: usize,
-    /// The newest cluster version that this machine supports. A later version is a fault. Default:
-    /// [`ClusterVersion::NEWEST`]. Tests of upgrades use a lower one.
+    /// The newest cluster version that this machine supports. If the log raises the version above
+    /// it, the machine reports a fault. Default: [`ClusterVersion::NEWEST`]. Tests of upgrades use
+    /// a lower version.
     pub known: ClusterVersion,
 }
 
@@ -120,17 +124,18 @@ pub struct Machine {
     version: ClusterVersion,
     /// Contribution of members, users, alarms and version to the digest.
     configuration: u64,
-    /// The node whose requests get complete replies; all nodes if `None`. Not part of the state.
+    /// The node whose requests get complete replies. If `None`, the requests of all nodes get
+    /// complete replies. Not part of the state.
     asker: Option<(NodeId, Incarnation)>,
 }
 
 /// The result of one log entry.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Applied {
-    /// The outcome of each request in order. Outcomes for [other nodes](Machine::answer_only) have
-    /// no rows.
+    /// The outcome of each request in order. Outcomes of requests of [other
+    /// nodes](Machine::answer_only) contain no rows.
     pub outcomes: Vec<(RequestId, Outcome)>,
-    /// The changes, by revision.
+    /// The changes, grouped by revision.
     pub changes: Vec<Change>,
     /// The leases that were granted or ended, in order.
     pub leases: Vec<LeaseChange>,
@@ -145,13 +150,14 @@ pub struct Applied {
 /// Number of executed operations, inside and outside of transactions. Not part of the state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
-    /// Ranges in the log, that is, in transactions that write.
+    /// Ranges that were read by commands in the log, that is, by transactions that write.
     pub ranges: u64,
     /// Puts.
     pub puts: u64,
-    /// Bytes of their keys and values.
+    /// Bytes of the keys and values of all puts.
     pub put_bytes: u64,
-    /// Deletes, however many keys each has deleted, and deletions of the keys of ended leases.
+    /// Number of delete operations, each counted once for any number of keys, plus the deletions of
+    /// the keys of ended leases.
     pub deletes: u64,
     /// Transactions with more than one operation.
     pub txns: u64,
@@ -168,7 +174,7 @@ impl Tally {
 pub struct Change {
     /// The revision.
     pub revision: Revision,
-    /// Its changes in the order in which the request made them, with the previous rows.
+    /// The changes in the order of the operations of the request, with the previous rows.
     pub events: Arc<[Event]>,
 }
 
@@ -192,8 +198,8 @@ pub enum LeaseChange {
 }
 
 impl Machine {
-    /// Creates an empty state with the synthetic first log entry applied. It has no members until
-    /// [`found`](Machine::found) is called.
+    /// Creates an empty state with the synthetic first log entry applied. The new state has no
+    /// members until [`found`](Machine::found) is called.
     pub fn new(options: MachineOptions) -> Self {
         let (store, dedup) = (RowStore::new(), DedupTable::default());
         let mut machine = Self {
@@ -216,7 +222,7 @@ impl Machine {
     /// Sets the founders of the cluster.
     ///
     /// # Panics
-    /// Panics if an entry has been applied or members are set already: all members must have the
+    /// Panics if an entry was applied or members were set before, because all members must have the
     /// same founders before the first entry.
     pub fn found(&mut self, members: Members) {
         assert!(self.applied <= RESEEDED_AT.0, "members are found before the first entry");
@@ -232,7 +238,7 @@ impl Machine {
     }
 
     /// Applies the next log entry. An entry without items only advances the applied index. Readers
-    /// see nothing of it before [`Machine::publish`].
+    /// see the result only after [`Machine::publish`].
     ///
     /// # Errors
     /// Returns a [`Fault`]. The state can no longer be trusted and must not be published.
@@ -274,8 +280,8 @@ impl Machine {
     }
 
     /// Applies the next log entry, which is a membership change. An invalid change has no effect.
-    /// `None` stands for a change that the consensus has discarded. In both cases only the applied
-    /// index advances.
+    /// `None` stands for a change that the consensus has discarded. An invalid or discarded change
+    /// only advances the applied index.
     ///
     /// # Errors
     /// Returns a [`Fault`]. The state can no longer be trusted and must not be published.
@@ -292,8 +298,8 @@ impl Machine {
         {
             let mut members = Members::clone(&self.members);
             members.apply(index, change);
-            // From now on all requests of removed members count as completed, because their replies
-            // are removed.
+            // The replies to removed members are dropped, so all requests of removed members count
+            // as completed from now on.
             for node in self.dedup.nodes().filter(|id| members.is_removed(*id)).collect::<Vec<_>>()
             {
                 self.dedup.forget(node);
@@ -335,8 +341,8 @@ impl Machine {
     ) -> Result<(), Fault> {
         let Proposal { node, incarnation, window, requests } = proposal;
         let is_asked_here = self.asker.is_none_or(|asker| asker == (node, incarnation));
-        // The replies for a removed member are gone. None of its requests may be executed, because
-        // it may have been executed before.
+        // The replies to a removed member were dropped. Requests of a removed member must not be
+        // executed, because they may have been executed before.
         if !self.members.is_removed(node) {
             self.dedup.hear(node, incarnation, &window);
         }
@@ -366,9 +372,9 @@ impl Machine {
         self.store.publish();
     }
 
-    /// Returns the digest of everything applied. It is equal on all replicas that have applied the
-    /// same entries, regardless of what each has swept. The cost does not depend on the size of the
-    /// state.
+    /// Returns the digest of everything applied. The digest is equal on all replicas that have
+    /// applied the same entries, even if they have freed different compacted versions. Computing it
+    /// takes the same time for a small and for a large state.
     pub fn digest(&self) -> u64 {
         let parts = DigestParts {
             applied: self.applied,
@@ -388,8 +394,8 @@ impl Machine {
         assert!(self.store.shared().leases_mut().rot(), "there is a lease");
     }
 
-    /// Takes an image of the whole state as of the last applied entry, to be read later on any
-    /// thread. It includes changes that are applied but not published.
+    /// Takes an image of the whole state as of the last applied entry. The image can be read later,
+    /// on any thread. An image includes changes that are applied but not published.
     pub fn image(&self) -> Image {
         let (shared, digest) = (self.store.shared(), self.digest());
         let leases = shared.leases();
@@ -413,7 +419,7 @@ impl Machine {
         Image::new(head, shared, copy, dedup)
     }
 
-    /// Rebuilds a machine from the pieces of another one, with everything published.
+    /// Rebuilds a machine from the pieces of another machine, and publishes its whole state.
     ///
     /// # Errors
     /// Fails if the pieces are invalid, or do not belong to the state that `head` describes.
@@ -427,13 +433,14 @@ impl Machine {
         restore.finish()
     }
 
-    /// Installs the state of `later`, a machine that has applied more of the same log, and
-    /// publishes it. Existing readers see it at once. Returns the old state, so that the caller can
-    /// drop it where it delays no other work. Images of the old state cannot be read further.
+    /// Installs and publishes the state of `later`, a machine that has applied more entries of the
+    /// same log. Existing readers see the new state at once. Returns the old state, so that the
+    /// caller can drop it at a time when this delays no other work. Images of the old state cannot
+    /// be read any further.
     ///
     /// # Errors
-    /// Returns a [`Fault`] if the other machine is not later, or does not stem from the same log.
-    /// Nothing has changed in that case.
+    /// Returns a [`Fault`] and changes nothing if `later` is not a later state, or does not come
+    /// from the same log.
     pub fn install(&mut self, mut later: Machine) -> Result<Machine, Fault> {
         let (applied, found) = (self.applied, later.applied);
         if found < applied {
@@ -482,9 +489,9 @@ impl Machine {
         self.store.revision()
     }
 
-    /// Returns what the dedup table knows of a request: its outcome, or [`Rejection::Closed`] if the
-    /// outcome is no longer known and the request will not be applied any more. Returns `None` if
-    /// the request is unknown.
+    /// Looks a request up in the dedup table. Returns its outcome, or [`Rejection::Closed`] if the
+    /// request is completed, its outcome is no longer stored, and it will never be applied. Returns
+    /// `None` if the request is unknown.
     pub fn answer(&self, id: RequestId) -> Option<Outcome> {
         if self.members.is_removed(id.node) {
             return Some(Err(Rejection::Closed));
@@ -492,7 +499,8 @@ impl Machine {
         self.dedup.answer(id)
     }
 
-    /// Verifies the checksums of the next `rows` versions in memory, cyclically.
+    /// Verifies the checksums of the next `rows` versions in memory. After the last version, the
+    /// next call begins again with the first.
     ///
     /// # Errors
     /// Returns [`Fault::Rotten`] for a version that has changed.
@@ -516,8 +524,8 @@ impl Machine {
         self.store.shared().leases().ids().collect()
     }
 
-    /// Returns the leases of the own sessions that incarnations of `node` before `incarnation` have
-    /// left behind.
+    /// Returns the leases of the node sessions that earlier incarnations of `node` than
+    /// `incarnation` have left behind.
     pub fn left_behind(&self, node: NodeId, incarnation: Incarnation) -> Vec<LeaseId> {
         self.store.shared().leases().left_behind(node, incarnation)
     }

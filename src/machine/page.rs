@@ -1,9 +1,10 @@
-//! A sorted page of neighbouring items that is searched by a few bytes of each key.
+//! A sorted page of neighbouring items. A search compares only a few bytes of each key.
 //!
-//! The keys are elsewhere in memory, behind one or two pointers, so a search that compares whole
-//! keys would read a cache line for every step. Neighbouring keys have a common prefix. Therefore a
-//! page stores the length of this prefix, and the next eight bytes of each key in one array: its
-//! hints. A search uses the hints, and reads only the keys that the hints cannot distinguish.
+//! The keys are elsewhere in memory, behind one or two pointers. If a search compared whole keys,
+//! it would load another cache line at every step. Neighbouring keys usually have a common prefix.
+//! Therefore a page stores the length of this prefix, and one array with the next eight bytes of
+//! each key, the hints. A search uses the hints, and reads only those keys that the hints cannot
+//! distinguish.
 //!
 //! ```text
 //!   keys     jobs/item/0000417   jobs/item/0000418   jobs/item/00005
@@ -13,8 +14,8 @@
 
 use std::ops::Range;
 
-/// Number of items by which a page grows. There are many pages, so doubling each would waste
-/// memory.
+/// Number of items by which the capacity of a page grows. There are many pages, so doubling the
+/// capacity of each would waste memory.
 const STEP: usize = 16;
 
 /// An item with a key.
@@ -25,7 +26,8 @@ pub(super) trait Keyed {
 /// Items in the order of their keys, without duplicates.
 #[derive(Debug)]
 pub(super) struct RowPage<T> {
-    /// A length that all keys have in common as a prefix. The actual common prefix may be longer.
+    /// All keys have a common prefix of at least this length. The actual common prefix may be
+    /// longer.
     common: usize,
     /// The eight bytes of each key after the common prefix, zero-padded, as a big-endian number.
     hints: Vec<u64>,
@@ -63,7 +65,7 @@ impl<T: Keyed> RowPage<T> {
         self.items.is_empty()
     }
 
-    /// Returns the position of `key`, or the position where it would be inserted.
+    /// Returns the position of `key` as `Ok`, or the position where it would be inserted as `Err`.
     pub(super) fn find(&self, key: &[u8]) -> Result<usize, usize> {
         if let Some(rest) = key.get(self.common..) {
             let hint = hint(rest);
@@ -76,7 +78,7 @@ impl<T: Keyed> RowPage<T> {
                 Err(_) => {}
             }
         }
-        // It does not have the common prefix, so it is before or after all keys.
+        // `key` does not have the common prefix, so it is before or after all keys of the page.
         match self.items.first() {
             Some(first) if first.key() < key => Err(self.len()),
             Some(_) | None => Err(0),
@@ -119,7 +121,8 @@ impl<T: Keyed> RowPage<T> {
             self.insert(at, item);
             return None;
         }
-        // Keys often arrive in ascending order. In that case the full page stays full.
+        // Keys often arrive in ascending order. If the new key is the last one, start a new page
+        // and leave this page full.
         if at == self.len() {
             return Some(Self::one(item));
         }
@@ -178,9 +181,9 @@ fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// Returns the first eight bytes as a number with the same order. Keys with different numbers are
-/// in the order of the numbers. Keys with equal numbers may still differ, because a zero byte
-/// equals the padding.
+/// Returns the first eight bytes as a big-endian number. Keys with different numbers are in the
+/// order of the numbers. Keys with equal numbers may still differ, because short keys are padded
+/// with zero bytes.
 fn hint(rest: &[u8]) -> u64 {
     if let Some(eight) = rest.first_chunk() {
         return u64::from_be_bytes(*eight);
@@ -202,7 +205,8 @@ mod tests {
         }
     }
 
-    /// Returns keys that are prefixes of each other, contain zeros, or share much or nothing.
+    /// Returns keys of different kinds: prefixes of each other, with zero bytes, and with long,
+    /// short or no common prefixes.
     fn key() -> impl Strategy<Value = Vec<u8>> {
         let byte = prop_oneof![Just(0), Just(1), Just(b'a'), Just(0xff)];
         (0..3usize, vec(byte, 0..14)).prop_map(|(begins, rest)| {
@@ -242,7 +246,7 @@ mod tests {
             if want.is_empty() {
                 return Ok(());
             }
-            // A lower first key, as an index gives it to its first page.
+            // Insert a key that is lower than the first key, as the index does in its first page.
             let short = want[0].len() / 2;
             want[0].truncate(short);
             page.item(0).truncate(short);

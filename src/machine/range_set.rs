@@ -1,8 +1,9 @@
-//! The open numbers of a growing sequence.
+//! The set of open request numbers of one node. The numbers come from a growing sequence.
 //!
-//! Every number below the frontier is closed, unless it is in one of the open spans. Numbers at and
-//! above the frontier are undecided. Closing is permanent: merging two sets closes what either has
-//! closed, so an old set that arrives late reopens nothing.
+//! Every number below the frontier is closed (completed), unless it is in one of the open spans.
+//! Numbers at and above the frontier were not used yet. A closed number is never opened again:
+//! after merging two sets, a number is closed if it was closed in either of them. Therefore merging
+//! an old set that arrives late reopens no number.
 
 use std::ops::Range as Span;
 
@@ -10,12 +11,13 @@ use std::ops::Range as Span;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct OpenSet {
     frontier: u64,
-    /// Sorted, disjoint, not adjacent, not empty, all below `frontier`.
+    /// The open spans. They are sorted, disjoint, not adjacent, not empty, and all below
+    /// `frontier`.
     open: Vec<Span<u64>>,
 }
 
 impl OpenSet {
-    /// Creates a set from untrusted parts, whatever their order or overlap.
+    /// Creates a set from untrusted parts. The spans may be in any order and may overlap.
     pub(super) fn new(frontier: u64, open: &[Span<u64>]) -> Self {
         let mut spans: Vec<Span<u64>> = open
             .iter()
@@ -36,7 +38,8 @@ impl OpenSet {
         }
     }
 
-    /// Returns the spans below `frontier` that are not closed. Undecided numbers count as open.
+    /// Returns the spans below the given `frontier` that are not closed. Numbers above the frontier
+    /// of this set count as open.
     fn not_closed(&self, frontier: u64) -> impl Iterator<Item = Span<u64>> {
         let rest = Some(self.frontier..frontier).filter(|rest| rest.start < rest.end);
         self.open.iter().cloned().chain(rest)
@@ -50,7 +53,7 @@ impl OpenSet {
         !after.checked_sub(1).is_some_and(|at| self.open[at].contains(&number))
     }
 
-    /// Closes what `other` has closed.
+    /// Closes all numbers that are closed in `other`.
     pub(super) fn merge(&mut self, other: &OpenSet) {
         *self = self.with(other);
     }

@@ -1,5 +1,5 @@
-//! The evaluation of ranges and compares on a snapshot. Shared by the reader and by transactions in
-//! the middle of their writes.
+//! Evaluates ranges and compares at one revision. Readers use this module, and so do transactions,
+//! which see their own writes so far.
 
 use std::cmp::Ordering;
 
@@ -11,7 +11,8 @@ use crate::model::{
 };
 use crate::mutant::{self, Mutant};
 
-/// Returns the revision that a range reads at, if it is allowed. As in etcd, 0 means the newest.
+/// Returns the revision at which a range must be read, if that revision exists and is not
+/// compacted. As in etcd, 0 means the newest revision.
 pub(super) fn resolve(
     asked: Option<Revision>,
     Published { revision: newest, compacted }: Published,
@@ -40,7 +41,8 @@ impl Snapshot<'_> {
         Ok(collector.finish(newest))
     }
 
-    /// Does the same, but stops one row after the limit. The count covers only the visited rows.
+    /// Evaluates a range, but stops one row after the limit. The count then covers only the visited
+    /// rows.
     pub(super) fn page(&self, range: &Range, newest: Revision) -> Result<RangeReply, Replaced> {
         let mut collector = Collector::new(range);
         self.scan(&range.range, |row| {
@@ -92,12 +94,12 @@ fn satisfies(row: Option<RowRef<'_>>, compare: &Compare) -> bool {
     }
 }
 
-/// Collects the rows of one range. Rows that the limit will cut off are counted but not stored, if
-/// that is known in advance.
+/// Collects the rows of one range. If rows arrive in the order of the reply, rows after the limit
+/// are counted but not stored.
 pub(super) struct Collector<'a> {
     range: &'a Range,
     limit: usize,
-    /// Rows arrive in the order of the reply, and all of them belong to it.
+    /// Whether rows arrive in the order of the reply, and all of them belong to the reply.
     direct: bool,
     rows: Vec<StoredRow>,
     more: bool,

@@ -1,10 +1,10 @@
-//! The readers' side of the machine: any number of readers on any thread, concurrent with the
-//! single writer.
+//! Reads of the state. Any number of readers on any thread can read while the single writer applies
+//! entries.
 //!
-//! Each read happens at one revision, at most the published one, and sees a consistent state. The
-//! lock is held for at most a few hundred keys at a time, so that neither side waits long for the
-//! other. If the whole state is replaced during a read, the read starts again, and is rejected if
-//! the requested revision is gone.
+//! Each read happens at one revision, which is at most the published revision, and sees a
+//! consistent state. The lock is held for at most a few hundred keys at a time, so that neither
+//! side waits long for the other. If the whole state is replaced during a read, the read starts
+//! again. The read is rejected if the new state no longer contains the requested revision.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,11 +40,11 @@ pub struct Reader {
 /// A page of history. See [`Reader::events`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HistoryPage {
-    /// The revisions that changed keys of the range, oldest first. Each contains all its changes in
-    /// the range.
+    /// The revisions that changed keys of the range, oldest first, each with all its changes in the
+    /// range.
     pub changes: Vec<Change>,
-    /// Start of the next page: all earlier revisions have been visited. Greater than the published
-    /// revision if there was nothing left.
+    /// The first revision of the next page. After the last page, this is greater than the published
+    /// revision.
     pub next: Revision,
 }
 
@@ -128,7 +128,8 @@ impl Reader {
         }
     }
 
-    /// Executes a transaction that [only reads](only_reads), at one revision.
+    /// Executes a transaction that [only reads](only_reads). All its reads see the state at one
+    /// revision.
     ///
     /// # Errors
     /// Returns [`Rejection::Future`] or [`Rejection::Compacted`] if the requested revision of a range
@@ -150,7 +151,7 @@ impl Reader {
     fn try_txn(&self, txn: &Txn) -> Result<TxnReply, Unfit> {
         let state = self.shared.state();
         let (published, generation) = (state.published, state.generation());
-        // Its ranges may read revisions as old as the compacted one.
+        // The ranges of the transaction may read old revisions, down to the compacted one.
         let oldest = published.compacted.unwrap_or(Revision::FIRST);
         let _kept = self.shared.register(&state, oldest);
         drop(state);
@@ -161,8 +162,8 @@ impl Reader {
     }
 
     /// Returns the number of keys that the ranges of a transaction visit in all its branches,
-    /// counted up to `max`. This is the cost of executing it. Deleted keys that are not swept count
-    /// too.
+    /// counted up to `max`. This number is the cost of executing the transaction. Deleted keys that
+    /// are not swept count too.
     pub fn passed_over(&self, txn: &Txn, max: usize) -> usize {
         let mut passed = 0;
         for range in ranges(txn) {
@@ -179,9 +180,10 @@ impl Reader {
         if range.as_single().is_some() { 0 } else { self.shared.width(range, max) }
     }
 
-    /// Returns the changes of keys in `range` from revision `from` on: a page of about `bytes_max`
-    /// bytes of rows, but at least one revision, and always complete revisions. The previous rows
-    /// are included and count, except at the compacted revision itself, where they are gone.
+    /// Returns a page of the changes of keys in `range` from revision `from` on. The page consists
+    /// of complete revisions: about `bytes_max` bytes of rows, but at least one revision. Events
+    /// include the previous rows, which count towards `bytes_max`. At the compacted revision
+    /// itself, the previous rows are no longer available.
     ///
     /// # Errors
     /// Returns [`Rejection::Compacted`] if `from` is before the compacted revision.
@@ -213,17 +215,17 @@ impl Reader {
         {
             return Err(Rejection::Compacted { asked: from, compacted }.into());
         }
-        // From here on nothing that is not compacted now is swept, even if it is compacted
-        // meanwhile.
+        // The registration makes the sweep keep everything that is not compacted yet. Versions that
+        // are compacted during this read are kept until the read ends.
         let oldest = compacted.unwrap_or(Revision::FIRST);
         let generation = state.generation();
         let _kept = self.shared.register(&state, oldest);
-        // Revision 1 has no changes.
+        // Revision 1 is the empty store, which has no changes.
         let mut next = from.max(Revision::FIRST.next());
         let mut found: Vec<(Revision, Vec<StoredRow>)> = Vec::new();
         let (mut looked, mut bytes, mut held) = (0, 0, 0);
         while next <= newest && looked < PAGE_ROWS && bytes < bytes_max.max(1) {
-            // A revision may have more rows than are visited in one hold of the lock.
+            // A revision may have more rows than the reader may visit while it holds the lock once.
             let (mut rows, mut at): (Vec<StoredRow>, _) = (Vec::new(), 0);
             loop {
                 if held == HOLD_KEYS {
@@ -254,7 +256,8 @@ impl Reader {
         drop(state);
         let mut changes = Vec::with_capacity(found.len());
         for (revision, rows) in found {
-            // The rows that a page of deletions has deleted may be much larger than the deletions.
+            // Previous rows count too: the rows that were deleted may be much larger than the
+            // deletions.
             if bytes >= bytes_max && !changes.is_empty() {
                 return Ok(HistoryPage { changes, next: revision });
             }
@@ -300,7 +303,8 @@ impl Reader {
         self.shared.leases().head(id)
     }
 
-    /// Returns whether `is` holds for all keys of a lease, or `None` if there is no such lease.
+    /// Returns whether `is` returns true for all keys of a lease, or `None` if there is no such
+    /// lease.
     pub fn are_lease_keys(&self, id: LeaseId, is: impl Fn(&[u8]) -> bool) -> Option<bool> {
         let leases = self.shared.leases();
         leases.contains(id).then(|| leases.keys(id).all(is))
@@ -312,8 +316,8 @@ impl Reader {
         self.shared.leases().copied()
     }
 
-    /// Returns the information about a lease as of the last applied entry. Copies its keys while
-    /// the writer waits.
+    /// Returns the information about a lease as of the last applied entry. The keys of the lease
+    /// are copied while the writer waits.
     pub fn lease(&self, id: LeaseId) -> Option<LeaseInfo> {
         self.shared.leases().info(id)
     }
@@ -328,21 +332,23 @@ impl Reader {
         self.shared.leases().ids().collect()
     }
 
-    /// Returns a fingerprint of the leases and their attached keys, which almost always changes
-    /// when they do.
+    /// Returns a fingerprint of the leases and their attached keys. If the leases or keys change,
+    /// the fingerprint almost certainly changes too.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn leases_fingerprint(&self) -> [u64; 2] {
         self.shared.leases().fingerprint()
     }
 
-    /// Returns the memory of the stored versions of all keys and of the leases, in bytes. They take
-    /// about as much on disk. Compacted versions count until they are swept.
+    /// Returns the memory of the stored versions of all keys and of the leases, in bytes. A
+    /// snapshot of these versions and leases has about the same size. Compacted versions count
+    /// until the sweep has freed them.
     pub fn bytes(&self) -> u64 {
         let rows = self.shared.state().bytes;
         rows + self.shared.leases().bytes()
     }
 
-    /// Returns the part of [`Reader::bytes`] that belongs to versions that only the history needs.
+    /// Returns the part of [`Reader::bytes`] that belongs to old versions, which only reads and
+    /// watches of the history need.
     pub fn history_bytes(&self) -> u64 {
         let state = self.shared.state();
         state.bytes - state.live.bytes
@@ -378,9 +384,9 @@ impl Reader {
         access::judge(&self.access(), caller, command, &self.shared.leases())
     }
 
-    /// Returns the number of lease keys that must be checked before a command of this caller is
-    /// executed, for the leases that it attaches or revokes. Returns 0 for a caller with all
-    /// rights.
+    /// Returns the number of lease keys for which the caller's rights must be checked before this
+    /// command is executed. The number counts the keys of the leases that the command revokes or
+    /// attaches keys to. Returns 0 for a caller with all rights.
     pub fn judged_by(&self, caller: &Caller, command: &Command) -> usize {
         let attached = access::leases_of(command);
         if attached.is_empty() || self.access().is_root(caller).is_ok() {

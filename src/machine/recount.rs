@@ -1,10 +1,10 @@
 //! Recomputes the digest from the contents of an image.
 //!
 //! The sums of the [digest](super::digest) are updated as the state changes. If a bit of a lease, a
-//! reply or a member flips in memory, the sums stay the same. A copy of such a state would have a
-//! digest that does not match its contents, so no machine could be built from it. Rows have
-//! checksums of their own. Everything else is recounted here while it is copied, before the log is
-//! truncated because of the copy.
+//! reply or a member flips in memory, the sums do not change. A snapshot of such a state would
+//! contain a digest that does not match its contents, so it could not be loaded. Therefore, while a
+//! snapshot is written, the sums are computed again from its contents and compared with the digest.
+//! Only then may the log be truncated. In addition, each row has a checksum of its own.
 
 use std::collections::BTreeMap;
 

@@ -1,21 +1,24 @@
 //! Prepares the state of a backup as the start of a new cluster.
 //!
-//! Everything that the old cluster wrote after the backup is lost, but its clients may still exist.
-//! They remember revisions, and pass them to other systems as fencing tokens. Therefore the
-//! revisions of the new cluster begin far higher (like etcd's restore with `--bump-revision` and
-//! `--mark-compacted`), and everything before is compacted. A watch that continues from an old
-//! revision gets an error, and the new history cannot be mistaken for the old one.
+//! Everything that the old cluster wrote after the backup is lost, but clients of the old cluster
+//! may still run. These clients remember revisions, and pass revisions to other systems as fencing
+//! tokens. Therefore the revisions of the new cluster begin far higher (like etcd's restore with
+//! `--bump-revision` and `--mark-compacted`), and everything before is compacted. A watch that
+//! continues from an old revision gets an error, so no client mistakes the new history for the old
+//! one.
 //!
 //! The log of the new cluster begins one entry later than that of other clusters. Therefore a
 //! member with an empty log is never mistaken for one with this state.
 //!
 //! - StoredRows keep their versions and the revisions at which they were created and modified.
 //! - All leases end at the first revision of the new cluster, because their holders relied on
-//!   another leader. Their keys are deleted, and their ids are not assigned again.
-//! - Users and roles are kept. Tokens issued to users become invalid, because they may be newer
-//!   than the backup.
+//!   another leader. The keys of these leases are deleted, and the ids of the leases are not
+//!   assigned again.
+//! - Users and roles are kept. Authentication tokens that the old cluster issued become invalid,
+//!   because they may be newer than the backup.
 //! - Alarms are cleared, because they concern the members and disks of the old cluster.
-//! - The dedup table is dropped, because its clients wait at members of the old cluster.
+//! - The dedup table is dropped, because only members of the old cluster could retry the requests
+//!   in it.
 
 use std::sync::Arc;
 
@@ -37,25 +40,27 @@ pub const REVISION_JUMP: u64 = 1_000_000_000;
 /// The highest revision, because etcd's clients treat revisions as signed numbers.
 const REVISION_MAX: u64 = i64::MAX as u64;
 
-/// The highest first revision of a new cluster. At least as many revisions are left to write at.
+/// The highest first revision of a new cluster. At least as many revisions remain for the writes of
+/// the new cluster.
 pub const RESEEDED_REVISION_MAX: u64 = REVISION_MAX / 2;
 
 /// The options for starting a new cluster from a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reseed {
-    /// The founders. Empty if they will be set later ([`Machine::found`]).
+    /// The founders of the new cluster. Empty if they will be set later ([`Machine::found`]).
     pub members: Members,
-    /// Number that is added to the revision, at least 1. It must be more than the old cluster wrote
-    /// after the backup was taken; otherwise fencing tokens repeat. See [`REVISION_JUMP`].
+    /// Number that is added to the revision, at least 1. The jump must be larger than the number of
+    /// revisions that the old cluster has written after the backup was taken. Otherwise fencing
+    /// tokens repeat. See [`REVISION_JUMP`].
     pub revision_jump: u64,
 }
 
-/// Index and term of the log entry that the state of a new cluster counts as. See the module page.
+/// Index and term at which the log of a restored cluster begins. See the module page.
 pub const RESEEDED_AT: (LogIndex, Term) = (LogIndex(2), Term(1));
 
 impl Machine {
-    /// Returns the state with which a new cluster begins, at [`RESEEDED_AT`]: the same keys, except
-    /// for those of leases. See the module page.
+    /// Returns the state with which a restored cluster begins, at [`RESEEDED_AT`]. The new state
+    /// contains the same keys, except for the keys of leases. See the module page.
     ///
     /// # Errors
     /// Fails if the jump is 0 or leads beyond [`RESEEDED_REVISION_MAX`], or if a row has changed in

@@ -1,7 +1,8 @@
-//! Rebuilds a machine from the pieces of another one.
+//! Rebuilds a machine from the records of a snapshot.
 //!
-//! The pieces come from a disk or a peer and are not trusted: everything that later steps rely on
-//! is checked. At the end the digest of the result is compared with the one in the head.
+//! The records come from a disk or a peer, and are not trusted: every property that other code
+//! relies on is checked. At the end, the digest of the result is compared with the digest in the
+//! head of the snapshot.
 
 use std::sync::Arc;
 
@@ -45,13 +46,13 @@ enum RestoreStage {
 /// The reason why no machine can be built from these pieces.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum RestoreError {
-    /// They are not the pieces of any state.
+    /// The pieces do not form a valid state.
     #[error("invalid state: {0}")]
     Malformed(String),
-    /// They belong to a cluster that uses features of a newer release.
+    /// The pieces belong to a cluster that uses features of a newer release.
     #[error(transparent)]
     Outgrown(Fault),
-    /// They do not have the digest in the head.
+    /// The digest of the pieces differs from the digest in the head.
     #[error("the digest of the state is {found:016x}, expected {expected:016x}")]
     Digest {
         /// The digest in the head.
@@ -66,7 +67,7 @@ fn malformed(why: impl Into<String>) -> RestoreError {
 }
 
 impl Restore {
-    /// Begins with the values that are known in advance.
+    /// Begins to rebuild the state that `head` describes.
     ///
     /// # Errors
     /// Fails if the head contradicts itself.
@@ -77,7 +78,10 @@ impl Restore {
         }
         let compacted = head.compacted.unwrap_or_default();
         if head.revision < Revision::FIRST || head.revision < compacted {
-            return Err(malformed(format!("revision {}, compacted at {compacted}", head.revision)));
+            return Err(malformed(format!(
+                "invalid revision {} (compacted at {compacted})",
+                head.revision
+            )));
         }
         let leases = LeaseTable::counting_from(head.next_lease)
             .ok_or_else(|| malformed("the next lease id is out of range"))?;
@@ -98,7 +102,7 @@ impl Restore {
     /// Adds the next piece.
     ///
     /// # Errors
-    /// Fails if the piece cannot be the next one of this state.
+    /// Fails if this piece is invalid, or cannot follow the pieces before it.
     pub fn add(&mut self, record: SnapshotRecord) -> Result<(), RestoreError> {
         let stage = match &record {
             SnapshotRecord::Rows(_) => RestoreStage::StoredRows,
@@ -108,7 +112,10 @@ impl Restore {
             SnapshotRecord::DedupTable(_) => RestoreStage::DedupTable,
         };
         if stage < self.stage {
-            return Err(malformed(format!("{stage:?} after {:?}", self.stage)));
+            return Err(malformed(format!(
+                "unexpected records of kind {stage:?} after {:?}",
+                self.stage
+            )));
         }
         self.stage = stage;
         match record {
@@ -152,13 +159,16 @@ impl Restore {
     fn change(&mut self, change: &RowChange) -> Result<(), RestoreError> {
         let revision = change.revision();
         let due = self.open.as_ref().map_or(self.history.next(), |(open, _)| *open);
-        // Only the first revision of a store restored from a backup may have no changes.
+        // A revision without changes is only possible as the first revision of a store that was
+        // restored from a backup.
         let first = self.history.next() == self.history.first();
         let skips = first && self.open.is_none() && Some(due) == self.head.compacted;
         if revision != due {
             let follows = revision == due.next() && (self.open.is_some() || skips);
             if !follows || revision > self.head.revision {
-                return Err(malformed(format!("revision {revision} instead of {due}")));
+                return Err(malformed(format!(
+                    "found changes of revision {revision}, expected {due}"
+                )));
             }
             self.close();
         }
@@ -244,7 +254,7 @@ impl Restore {
         Ok(())
     }
 
-    /// Builds the machine with everything published.
+    /// Builds the machine and publishes its whole state.
     ///
     /// # Errors
     /// Fails if pieces are missing or differ from what was written.

@@ -1,8 +1,8 @@
 //! One version of one key in memory.
 //!
-//! A million small rows must not cost much more than their bytes. Therefore a row is one
-//! reference-counted allocation that contains everything. It is shared by the index (as a version
-//! of its key), by the history (as a change of its revision), and by readers.
+//! A million small rows must not need much more memory than their bytes. Therefore a row is a
+//! single reference-counted allocation that contains all fields. The index (as a version of a key),
+//! the history (as a change of a revision) and readers share this allocation.
 //!
 //! ```text
 //!   0       4          12         16         17
@@ -19,7 +19,7 @@
 //! value are copied from the input, so that a row never keeps a whole log entry or message in
 //! memory.
 //!
-//! This layout is internal to a running process and never written to a disk or the network.
+//! The layout of rows is internal to a running process and never written to a disk or the network.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
@@ -32,8 +32,8 @@ use crate::model::{Event, EventKind, KeyValue, LeaseId, Revision};
 /// Values of at least this length are not copied for readers.
 pub(super) const SHARED_VALUE_BYTES: usize = 1 << 10;
 
-/// Memory of a version in addition to its bytes: the counts of its allocation, its place in the
-/// index, and its place in the history.
+/// Memory in bytes of a version in addition to its own bytes: the reference counts, and its
+/// positions in the index and in the history.
 pub(super) const ROW_BYTES: u64 = 48;
 
 const REVISION_AT: usize = 4;
@@ -46,7 +46,7 @@ const NUMBERS_AT: usize = 17;
 pub(super) struct Meta {
     pub(super) create: Revision,
     pub(super) modified: Revision,
-    /// 0 for a tombstone.
+    /// The version of the key: the number of puts since its creation; 0 for a tombstone.
     pub(super) version: u64,
     pub(super) lease: Option<LeaseId>,
 }
@@ -62,7 +62,7 @@ pub(super) enum StoredRow {
 
 #[derive(Debug)]
 pub(super) struct RowSplit {
-    /// The layout above without the value.
+    /// The row in the layout of the module page, without the value.
     head: Bytes,
     value: Bytes,
 }
@@ -221,7 +221,7 @@ impl<'a> RowRef<'a> {
         KeyValue { key, value, create_revision: create, mod_revision: modified, version, lease }
     }
 
-    /// Returns the change that created this row, after `prev`.
+    /// Returns the change that created this row, with `prev` as the previous row.
     pub(super) fn event(self, prev: Option<KeyValue>) -> Event {
         let mut kv = self.key_value();
         let kind = if self.is_tombstone() {
@@ -287,15 +287,15 @@ fn take_number(from: &mut &[u8]) -> u64 {
     number
 }
 
-/// Rows in the order of writing: the versions of one key, or the changes of one revision. A single
-/// small row, which most keys and most revisions have, takes only these sixteen bytes.
+/// Rows in the order of writing: the versions of one key, or the changes of one revision. Most keys
+/// and most revisions have a single small row, which needs only the sixteen bytes of this type.
 #[derive(Debug)]
 #[allow(clippy::box_collection, reason = "a deque in place would make every list 40 bytes")]
 pub(super) enum StoredRows {
     /// One packed row.
     One(Arc<[u8]>),
-    /// Any number of rows of any kind. It is empty only in the history of a store restored from a
-    /// backup, at its first revision.
+    /// Any number of rows of any kind. The list is empty only for the first revision of a store
+    /// that was restored from a backup.
     Many(Box<VecDeque<StoredRow>>),
 }
 
@@ -349,7 +349,7 @@ impl StoredRows {
     pub(super) fn until(&self, revision: Revision) -> usize {
         match self {
             StoredRows::One(row) => usize::from(RowRef::Packed(row).modified() <= revision),
-            // Most readers want the newest one, or the one before it.
+            // Most readers need the newest version or the one before it, so check these two first.
             StoredRows::Many(rows) if rows[rows.len() - 1].view().modified() <= revision => {
                 rows.len()
             }
@@ -363,8 +363,8 @@ impl StoredRows {
         (!row.is_tombstone()).then_some(row)
     }
 
-    /// Moves the rows that no read at or after `revision` can see to `forgotten`. Returns true if
-    /// no rows are left.
+    /// Removes the rows that no read at or after `revision` can see, and moves them to `forgotten`.
+    /// Returns true if no rows are left.
     pub(super) fn prune(&mut self, revision: Revision, forgotten: &mut Vec<StoredRow>) -> bool {
         let seen = self.until(revision);
         match self {

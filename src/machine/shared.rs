@@ -1,16 +1,17 @@
 //! The state that the single writer and the readers share, and its locks.
 //!
-//! Every read happens at one revision, and versions are immutable. Therefore the lock may be
-//! released between any two keys: everything that a reader must not see yet has a higher revision
-//! than its own, and `published` is raised only after a whole batch of entries is applied. A reader
-//! that needs several holds of the lock registers its revision, and the sweep stays behind the
-//! oldest registered revision.
+//! Every read happens at one revision, and versions are immutable. Therefore a reader may release
+//! the lock between any two keys: versions that the reader must not see have a higher revision than
+//! the read, and `published` is raised only after a whole batch of entries is applied. A reader
+//! that locks several times for one read registers its revision. The sweep frees no version that a
+//! registered revision can still see.
 //!
 //! # Installs
 //! A replica that fell behind receives the complete state of a later index, which replaces its own.
-//! Both belong to the same history, but the new one may lack revisions that a reader is using.
-//! Therefore a reader that needs several holds compares, in each, the generation of the state
-//! ([`MachineState::generation`]), and starts again if it has changed: [`Replaced`].
+//! The old and the new state belong to the same history, but the new state may lack revisions that
+//! a reader is using. Therefore, each time a reader locks the state again, it compares the
+//! generation of the state ([`MachineState::generation`]) with the one at its start. If the generation has
+//! changed, the reader starts again: [`Replaced`].
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -25,14 +26,15 @@ use super::lease::LeaseTable;
 use super::row::{RowRef, StoredRow, StoredRows};
 use crate::model::{Access, Alarms, KeyRange, LeaseId, Members, RangeEnd, Revision};
 
-/// Number of keys that a reader, or the sweep, visits in one hold of the lock.
+/// Number of keys that a reader or the sweep visits at most before it releases the lock.
 pub(super) const HOLD_KEYS: usize = 512;
 
-/// Number of rows that the writer writes in one hold of the lock.
+/// Number of rows that the writer writes at most before it releases the lock.
 const HOLD_ROWS: usize = 32;
 
-/// Maximum number of checks with which the writer waits for readers between two holds. They take
-/// about ten microseconds, the time that a sleeping reader needs to wake up.
+/// After releasing the lock, the writer checks at most this many times whether readers still wait
+/// for it. The checks take about ten microseconds, the time that a sleeping reader needs to wake
+/// up.
 const GIVE_WAY_LOOKS: usize = 1000;
 
 /// The revisions that readers may use.
@@ -59,7 +61,7 @@ pub(super) struct MachineState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Live {
     pub(super) keys: u64,
-    /// Memory of their newest versions.
+    /// Memory of the newest versions of the existing keys, in bytes.
     pub(super) bytes: u64,
 }
 
@@ -79,8 +81,8 @@ impl Live {
     }
 }
 
-/// The state was replaced by an install during a read: the rows read before and after do not belong
-/// together.
+/// The error of a read during which an install has replaced the state. Rows that were read before
+/// and after the install do not belong together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Replaced;
 
@@ -90,13 +92,14 @@ pub(super) struct MachineShared {
     leases: RwLock<LeaseTable>,
     /// As of the last applied entry.
     members: RwLock<Arc<Members>>,
-    /// As of the last applied entry, so never older than the published state.
+    /// Users and roles as of the last applied entry. They are never older than the published state.
     access: RwLock<Arc<Access>>,
     /// As of the last applied entry.
     alarms: RwLock<Arc<Alarms>>,
     /// The revision in `published`, readable without the lock.
     revision: AtomicU64,
-    /// The revisions at which readers need several holds, with the number of readers for each.
+    /// The registered revisions, each with the number of its readers. Readers that lock the state
+    /// several times for one read register their revision.
     reading: Mutex<BTreeMap<Revision, usize>>,
     /// Number of readers that wait for the lock. Without this count, the writer, which takes the
     /// lock again and again, would starve them.
@@ -148,7 +151,7 @@ impl MachineShared {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets waiting readers in, between two holds of the writer.
+    /// Gives waiting readers time to take the lock, after the writer has released it.
     pub(super) fn give_way(&self) {
         for _ in 0..GIVE_WAY_LOOKS {
             if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -221,8 +224,8 @@ impl MachineShared {
         let alarms = self.alarms();
         self.set_alarms(other.alarms());
         other.set_alarms(alarms);
-        // After users and roles: a caller that reads a lease's keys is then checked by a table of
-        // the same time or later.
+        // Swap the leases after users and roles. A caller that sees the new leases is then checked
+        // by the new table.
         std::mem::swap(&mut *self.leases_mut(), &mut *other.leases_mut());
         std::mem::swap(&mut *ours, &mut *theirs);
         ours.generation = theirs.generation + 1;
@@ -236,7 +239,7 @@ impl MachineShared {
     pub(super) fn publish(&self, published: Published) {
         let mut state = self.state_mut();
         state.published = published;
-        // Set under the lock, so that the two never differ.
+        // Set the revision under the lock, so that it always equals the one in `published`.
         self.revision.store(published.revision.get(), Ordering::Release);
     }
 
@@ -244,9 +247,9 @@ impl MachineShared {
         Revision(self.revision.load(Ordering::Acquire))
     }
 
-    /// Keeps everything that a read at `revision` sees, and the history from it on, until the
-    /// registration is dropped. The caller must hold the state, and must have checked that
-    /// `revision` is not compacted.
+    /// Registers a reader: until the registration is dropped, the sweep frees neither the versions
+    /// that a read at `revision` sees nor the history from `revision` on. The caller must hold the
+    /// lock of the state, and must have checked that `revision` is not compacted.
     pub(super) fn register(
         self: &Arc<Self>,
         _state: &MachineState,
@@ -277,7 +280,7 @@ impl MachineState {
         self.index.iter_from(from).take_while(is_in)
     }
 
-    /// Checks that the state is still the one that the caller began to read.
+    /// Checks that the state was not replaced since the caller began to read.
     pub(super) fn expect(&self, generation: u64) -> Result<(), Replaced> {
         if self.generation == generation { Ok(()) } else { Err(Replaced) }
     }
@@ -310,15 +313,16 @@ pub(super) enum Scan {
 
 /// The keys as of one revision.
 ///
-/// The creator must make sure that the revision is not swept: the writer does the sweeping itself,
-/// and readers register the revision or stay within one hold of the lock.
+/// The creator must make sure that the sweep does not free versions of this revision. The writer
+/// runs the sweep itself. Readers register the revision, or hold the lock as long as the snapshot
+/// exists.
 #[derive(Clone, Copy)]
 pub(super) struct Snapshot<'a> {
     shared: &'a MachineShared,
     /// The state, if the creator holds the lock.
     held: Option<&'a MachineState>,
-    /// The generation of the state. `None` if the creator is the writer, because only the writer
-    /// could replace the state.
+    /// The generation of the state. `None` for the writer's own snapshots, because only the writer
+    /// replaces the state.
     generation: Option<u64>,
     at: Revision,
 }
@@ -375,8 +379,8 @@ impl<'a> Snapshot<'a> {
         }
     }
 
-    /// Passes at most `keys` keys after `last` to the visitor. Returns the last one if there may be
-    /// more.
+    /// Passes at most `keys` keys after `last` to the visitor. Returns the last visited key if
+    /// there may be more keys.
     fn scan_some(
         &self,
         state: &MachineState,
@@ -405,13 +409,13 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// The writer's hold of the lock. Taking the lock costs as much as writing a row, and much more
-/// with concurrent readers; holding it makes readers wait. Therefore the lock is held over some
-/// rows, of one request or several, and released while a request scans many keys.
+/// The writer's use of the lock. Taking the lock costs as much as writing a row, and much more with
+/// concurrent readers. Holding the lock makes readers wait. Therefore the writer holds the lock for
+/// a number of rows, of one or several requests, and releases it while a request scans many keys.
 pub(super) struct ReadHold<'a> {
     shared: &'a MachineShared,
     state: Option<RwLockWriteGuard<'a, MachineState>>,
-    /// Number of rows written in the current hold.
+    /// Number of rows that were written since the lock was last taken.
     rows: usize,
     /// Whether the current request scans ranges of keys.
     wide: bool,
@@ -434,7 +438,7 @@ impl<'a> ReadHold<'a> {
     pub(super) fn snapshot(&mut self, at: Revision) -> Snapshot<'_> {
         let shared = self.shared;
         if self.wide {
-            // The snapshot takes the lock by itself.
+            // Release the lock, because a wide snapshot takes the lock itself.
             self.let_go();
             return Snapshot { shared, held: None, generation: None, at };
         }
@@ -445,7 +449,8 @@ impl<'a> ReadHold<'a> {
         self.state.get_or_insert_with(|| self.shared.state_mut())
     }
 
-    /// Records that a row was written. After some rows, readers are let in.
+    /// Records that a row was written. After a number of rows, releases the lock for waiting
+    /// readers.
     pub(super) fn wrote(&mut self) {
         self.rows += 1;
         if self.wide || self.rows >= HOLD_ROWS {

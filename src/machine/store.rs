@@ -1,4 +1,4 @@
-//! The versioned keys, from the side of the single writer.
+//! The multi-version key store, as the single writer sees it.
 //!
 //! ```text
 //!     writer                      shared, under one lock held for moments        readers
@@ -9,8 +9,9 @@
 //!   sweep        ------------>   frees what `published.compacted` allows
 //! ```
 //!
-//! A compaction sets one number of the replicated state. The sweep then frees the memory gradually.
-//! It has no observable effect and is not part of the replicated state.
+//! A compaction only sets the compacted revision, which is part of the replicated state. The sweep
+//! then frees the memory of older versions gradually. The progress of the sweep is not visible to
+//! clients and not part of the replicated state.
 
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ pub(super) struct Mutation {
 }
 
 impl Mutation {
-    /// Returns the revision of its changes, at which its request sees them.
+    /// Returns the revision that the changes of this request will have.
     pub(super) fn revision(&self) -> Revision {
         self.revision
     }
@@ -47,11 +48,11 @@ pub(super) struct RowStore {
     shared: Arc<MachineShared>,
     revision: Revision,
     compacted: Option<Revision>,
-    /// Every revision up to this one has been swept as far as possible.
+    /// The sweep has processed every revision up to this one.
     swept: Revision,
-    /// Number of rows of the revision after `swept` that have been swept.
+    /// Number of rows of the revision after `swept` that the sweep has processed.
     swept_rows: usize,
-    /// The published compaction, once it is completely swept.
+    /// The compacted revision up to which the sweep is complete.
     swept_for: Option<Revision>,
     published: Published,
     /// Sum of the fingerprints of the newest version of each key.
@@ -134,7 +135,7 @@ impl RowStore {
         self.compacted
     }
 
-    /// Returns the store's revision as seen by a request in the middle of `mutation`.
+    /// Returns the store's revision as a request sees it after the changes in `mutation` so far.
     pub(super) fn revision_in(&self, mutation: &Mutation) -> Revision {
         if mutation.is_empty() { self.revision } else { mutation.revision }
     }
@@ -233,7 +234,7 @@ impl RowStore {
         self.compacted = Some(revision);
     }
 
-    /// Makes everything up to now visible to readers.
+    /// Makes all applied changes visible to readers.
     pub(super) fn publish(&mut self) {
         self.published = Published { revision: self.revision, compacted: self.compacted };
         self.shared.publish(self.published);
@@ -253,10 +254,11 @@ impl RowStore {
         self.swept_for != self.published.compacted
     }
 
-    /// Sweeps within one hold of the lock. Returns false if nothing more can be done for now.
+    /// Runs a part of the sweep while holding the lock once. Returns false if there is nothing more
+    /// to free for now.
     fn sweep_hold(&mut self, hold: usize) -> bool {
-        // Freeing large values takes time. They are declared before the lock, so they are dropped
-        // after it is released.
+        // Freeing large values takes time. These lists are declared before the lock is taken, so
+        // they are dropped after it is released.
         let (mut changes_forgotten, mut versions_forgotten) = (Vec::new(), Vec::new());
         let mut state = self.shared.state_mut();
         let MachineState { index, history, bytes, .. } = &mut *state;
@@ -264,7 +266,8 @@ impl RowStore {
         let oldest_read = self.shared.reading().keys().next().copied();
         let target = oldest_read.map_or(compacted, |read| read.min(compacted));
         for _ in 0..hold {
-            // The changes of the target revision itself are kept, as after a compaction at it.
+            // The changes of the target revision itself are kept, because reads of the history may
+            // start at the compacted revision.
             if history.first() <= self.swept && history.first() < target {
                 changes_forgotten.extend(history.pop_front());
                 continue;
@@ -294,7 +297,7 @@ impl RowStore {
         self.swept_for == self.published.compacted
     }
 
-    /// Verifies the next `rows` versions, cyclically.
+    /// Verifies the next `rows` versions. After the last version, begins again with the first.
     pub(super) fn scrub(&mut self, mut rows: usize) -> Result<(), Fault> {
         while rows > 0 {
             let hold = rows.min(HOLD_KEYS);

@@ -1,14 +1,16 @@
-//! The plan of a transaction, made before it changes anything.
+//! The plan of a transaction: which branches it will execute. The plan is made and checked before
+//! the transaction changes anything.
 //!
 //! All compares, including those of nested transactions, are evaluated on the state before the
-//! first write. The result is a path through the branches. Everything on the path that could be
-//! rejected is checked first: after the first write, nothing can fail.
+//! first write. The result is the list of branches that will be executed. Every reason to reject
+//! one of their operations is checked before the first write, so that no operation can fail after
+//! it.
 
 use super::read::resolve;
 use super::shared::{Published, Replaced, Snapshot};
 use crate::model::{Command, KeyRange, Op, Put, PutLease, PutValue, Rejection, Txn};
 
-/// The branch that a transaction takes, and those that the nested transactions in it take, in
+/// The branch that a transaction takes, and the paths of the nested transactions in this branch, in
 /// order.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct TxnPath {
@@ -18,7 +20,7 @@ pub(super) struct TxnPath {
 
 /// The reason why a transaction cannot be executed on the current state.
 pub(super) enum Unfit {
-    /// It is rejected.
+    /// The transaction is rejected.
     Refused(Rejection),
     /// The state has been replaced meanwhile.
     Replaced,
@@ -52,13 +54,13 @@ impl TxnPath {
         Ok(Self { succeeded, nested: nested.collect::<Result<_, _>>()? })
     }
 
-    /// Returns the operations that will be executed, with nested transactions in their places.
+    /// Returns the operations of the branch that the transaction takes.
     pub(super) fn branch<'t>(&self, txn: &'t Txn) -> &'t [Op] {
         branch(txn, self.succeeded)
     }
 
-    /// Rejects a transaction that cannot be executed. If there are several reasons, returns that of
-    /// the first operation, as etcd 3.6 does.
+    /// Rejects a transaction that cannot be executed. If several operations are invalid, reports
+    /// the reason of the first one, as etcd 3.6 does.
     pub(super) fn check(
         &self,
         txn: &Txn,
@@ -85,14 +87,15 @@ fn branch(txn: &Txn, succeeded: bool) -> &[Op] {
     if succeeded { &txn.success } else { &txn.failure }
 }
 
-/// Checks that a put can be executed: its lease exists, and so do the value and the lease that it
-/// keeps.
+/// Checks that a put can be executed: its lease must exist, and if it keeps the current value or
+/// lease, the key must exist.
 pub(super) fn check_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     check_lease(put, before)?;
     check_kept(put, before)
 }
 
-/// Does the same inside a transaction, where etcd checks in the opposite order.
+/// Checks a put inside a transaction. The conditions are those of [`check_put`], but in the
+/// opposite order, as in etcd.
 fn check_inner_put(put: &Put, before: &Snapshot<'_>) -> Result<(), Unfit> {
     check_kept(put, before)?;
     check_lease(put, before)
@@ -149,8 +152,8 @@ pub fn is_wide(command: &Command) -> bool {
     }
 }
 
-/// Returns whether a transaction only reads, in all its branches. Such a transaction needs no log
-/// entry.
+/// Returns whether a transaction only reads, in all its branches. A transaction that only reads
+/// needs no log entry.
 pub fn only_reads(txn: &Txn) -> bool {
     txn.success.iter().chain(&txn.failure).all(|op| match op {
         Op::Range(_) => true,

@@ -1,4 +1,4 @@
-//! Lock-free cells for measurements: counters, gauges and histogram buckets.
+//! Lock-free counters, gauges and histograms.
 //!
 //! A histogram has two buckets for each power of two, at fixed bounds. Therefore adding a value
 //! takes one shift and one addition, histograms of several nodes can be summed, and the relative
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Number of buckets of a histogram. The last one has no upper bound.
 pub(super) const BUCKETS: usize = 46;
 
-/// A number that only grows.
+/// A counter, which only increases.
 #[derive(Default)]
 pub(crate) struct CounterCell(AtomicU64);
 
@@ -25,7 +25,8 @@ impl CounterCell {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// Raises the counter to `now`, a value counted elsewhere.
+    /// Raises the counter to `now`, if it is lower. Used for values that another part of the node
+    /// counts.
     pub(crate) fn reach(&self, now: u64) {
         self.0.fetch_max(now, Ordering::Relaxed);
     }
@@ -35,7 +36,7 @@ impl CounterCell {
     }
 }
 
-/// A number that goes up and down.
+/// A gauge, which can increase and decrease.
 #[derive(Default)]
 pub(crate) struct Gauge(AtomicU64);
 
@@ -85,9 +86,9 @@ impl Buckets {
 
 /// Returns the first bucket whose bound is at least `number`.
 fn place(number: u64, first: u32) -> usize {
-    // Bounds are 1 and 1.5 times the powers of two. The bit after the leading one selects the half;
-    // any lower bit puts the number above that bound. Subtracting 1 first makes a bound belong to
-    // its own bucket.
+    // Bounds are 1 and 1.5 times the powers of two. The bit after the leading bit selects the lower
+    // or the upper half of the power of two. The subtraction of 1 puts a value that equals a bound
+    // into the bucket of this bound.
     let above = number.saturating_sub(1) >> (first - 1);
     if above < 2 {
         return 0;

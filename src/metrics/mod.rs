@@ -1,13 +1,14 @@
-//! The measurements of a node: its own counters, gauges and histograms, without globals.
+//! The metrics of a node: counters, gauges and histograms. Each node has its own; there are no
+//! global variables.
 //!
 //! ```text
 //!   driver, log, callers ──add──▶ Meters (atomics) ──read──▶ MetricsSnapshot ──▶ text for Prometheus
 //! ```
 //!
-//! [`Meters`] is shared by all parts of a node and written without locks. The exceptions are the
-//! values per peer, which the driver replaces once a tick behind a mutex. [`Metrics`] is the handle
-//! for programs. One table lists every measurement with its help text: the fields, the snapshot and
-//! the Prometheus text are generated from it, and a test compares it with
+//! All parts of a node share one [`Meters`] and update it without locks. The only exception are the
+//! values per peer: the driver replaces them once per tick, under a mutex. [`Metrics`] is the
+//! handle for programs. One table lists every metric with its help text. The fields, the snapshot
+//! and the Prometheus text are generated from this table, and a test compares the table with
 //! `docs/operating/metrics.md`.
 //!
 //! Invariant: this module uses no clock and no threads. Callers measure durations and pass them in.
@@ -27,7 +28,7 @@ pub use words::{Ending, Refused, RequestKind, Stage};
 use cell::{SECONDS_FIRST, SIZES_FIRST};
 use text::{Labels, Show, Text};
 
-/// A measurement that can be read.
+/// A metric that can be read.
 trait MetricRead {
     /// Type of the value read.
     type Value;
@@ -75,12 +76,12 @@ impl MetricRead for Sizes {
     }
 }
 
-/// One measurement for each value of a label.
+/// One metric for each value of a label.
 pub(crate) struct By<L, M> {
     each: Vec<(L, M)>,
 }
 
-/// The values of a measurement with a label: each label value with its number.
+/// The values of a metric with a label: a list of label values, each with its metric value.
 pub type ByLabel<L, V> = Vec<(L, V)>;
 
 /// A label with a fixed set of values.
@@ -116,7 +117,7 @@ impl<L: Label, M: Default> Default for By<L, M> {
 }
 
 impl<L: Label, M> By<L, M> {
-    /// Returns the measurement of one label value.
+    /// Returns the metric of one label value.
     pub(crate) fn at(&self, label: L) -> &M {
         // A label has only a few values, so a linear search is fast enough.
         let found = self.each.iter().find(|(each, _)| *each == label);
@@ -132,7 +133,7 @@ impl<L: Label, M: MetricRead> MetricRead for By<L, M> {
     }
 }
 
-/// Values per peer, replaced as a whole once a tick.
+/// Values per peer. The driver replaces the whole list once per tick.
 pub(crate) struct Told<T>(Mutex<Vec<T>>);
 
 type Peers = Told<PeerLag>;
@@ -162,14 +163,14 @@ impl<T: Clone> MetricRead for Told<T> {
 /// Generates the fields, the snapshot and the text from one table.
 macro_rules! catalogue {
     ($($(#[doc = $help:literal])+ $name:ident: $meter:ty => $value:ty, $kind:literal;)*) => {
-        /// All measurements of a node. See the module page.
+        /// All metrics of a node. See the module page.
         #[derive(Default)]
         pub(crate) struct Meters {
             $($(#[doc = $help])+ pub(crate) $name: $meter,)*
         }
 
-        /// The values of all measurements of a node at one moment. Counters and histograms count
-        /// from the start of the node. Gauges are as of the driver's last tick.
+        /// The values of all metrics of a node at one moment. Counters and histograms count from
+        /// the start of the node. Gauges have their values of the driver's last tick.
         #[derive(Clone, PartialEq, Debug)]
         #[non_exhaustive]
         pub struct MetricsSnapshot {
@@ -218,7 +219,7 @@ catalogue! {
     open_requests: Gauge => u64, "gauge";
     /// Open requests that wait to be sent to a leader, for the first time or again.
     unsent_requests: Gauge => u64, "gauge";
-    /// Bytes that admission control accounts to open writes.
+    /// Bytes that admission control counts for open writes.
     open_bytes: Gauge => u64, "gauge";
     /// Linearizable reads and waits that have no reply yet.
     open_reads: Gauge => u64, "gauge";
@@ -228,7 +229,8 @@ catalogue! {
     proposals_refused_total: By<Refused, CounterCell> => ByLabel<Refused, u64>, "counter";
     /// Inputs that the driver found at the start of an iteration.
     inbox_inputs: Sizes => Histogram, "histogram";
-    /// Highest number of bytes of peers' messages that waited for the driver at once.
+    /// Highest number of bytes of messages from peers that waited for the driver thread at the same
+    /// time.
     inbox_bytes_peak: Gauge => u64, "gauge";
     /// Messages of peers that were dropped because too many bytes waited.
     inbox_dropped_total: CounterCell => u64, "counter";
@@ -258,13 +260,14 @@ catalogue! {
     apply_entries: Sizes => Histogram, "histogram";
     /// Time to apply one batch of entries and to send the replies and notifications.
     apply_seconds: Seconds => Histogram, "histogram";
-    /// Entries that are known to be committed, also from the leader, but are not applied yet.
+    /// Entries that this node or its leader knows to be committed, but that this node has not
+    /// applied yet.
     apply_lag_entries: Gauge => u64, "gauge";
     /// Ranges read from this replica, also by transactions.
     ranges_total: CounterCell => u64, "counter";
     /// Puts applied to this replica, also by transactions.
     puts_total: CounterCell => u64, "counter";
-    /// Bytes of the keys and values of these puts.
+    /// Bytes of the keys and values of all puts applied to this replica.
     put_bytes_total: CounterCell => u64, "counter";
     /// Deletes applied to this replica, also by transactions, and keys deleted with their leases.
     deletes_total: CounterCell => u64, "counter";
@@ -291,8 +294,7 @@ catalogue! {
     lease_margin_seconds: Seconds => Histogram, "histogram";
     /// Sessions that this node keeps alive.
     sessions: Gauge => u64, "gauge";
-    /// Remaining time in which this node still considered one of its sessions alive when a renewal
-    /// was confirmed.
+    /// Time for which a session of this node was still valid when its renewal was confirmed.
     session_margin_seconds: Seconds => Histogram, "histogram";
     /// Locks and leaderships of all kinds that tasks of this node hold.
     locks_held: Gauge => u64, "gauge";
@@ -313,7 +315,7 @@ catalogue! {
     leader_changes_total: CounterCell => u64, "counter";
     /// As the leader: rounds started to confirm leadership, for reads and renewals.
     read_rounds_total: CounterCell => u64, "counter";
-    /// As the leader: time of one such round.
+    /// As the leader: time of one round that confirms leadership.
     read_round_seconds: Seconds => Histogram, "histogram";
     /// As the leader: number of entries that each other member lacks.
     peer_lag_entries: Peers => Vec<PeerLag>, "gauge";
@@ -373,8 +375,8 @@ impl Meters {
     }
 }
 
-/// The measurements of one node; see [`Node::metrics`](crate::Node::metrics). Cheap to clone. Can
-/// still be read after the node has stopped.
+/// The metrics of one node. See [`Node::metrics`](crate::Node::metrics). Cheap to clone. The
+/// metrics can still be read after the node has stopped.
 #[derive(Clone)]
 pub struct Metrics {
     node: Arc<str>,
@@ -393,7 +395,7 @@ impl Metrics {
         Self { refresh: Arc::new(refresh), ..self }
     }
 
-    /// Returns the current values. They are read one after the other, so two of them may stem from
+    /// Returns the current values. The values are read one after the other, so they may be from
     /// slightly different moments.
     pub fn snapshot(&self) -> MetricsSnapshot {
         (self.refresh)();

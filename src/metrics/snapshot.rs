@@ -1,4 +1,4 @@
-//! The values of the measurements at one moment, for programs.
+//! The values of all metrics at one moment, as a struct for programs.
 
 use super::cell::{BUCKETS, Buckets, bound};
 
@@ -11,7 +11,8 @@ pub struct Histogram {
     counts: [u64; BUCKETS],
     sum: u64,
     first: u32,
-    /// Number of recorded units in one unit of the results, for example 1,000,000 µs in a second.
+    /// Number of recorded units in one unit of the results. For example, durations are recorded in
+    /// microseconds and returned in seconds, so the factor is 1,000,000.
     unit: f64,
 }
 
@@ -48,8 +49,8 @@ impl Histogram {
         })
     }
 
-    /// Returns the upper bound of the bucket that contains the quantile `share`, which is at most
-    /// 50 % too high. Returns `None` if there are no values.
+    /// Returns the quantile `share` (between 0 and 1), rounded up to the bound of its bucket. The
+    /// result is at most 50 % too high. Returns `None` if there are no values.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let wanted = (self.count() as f64 * share.clamp(0.0, 1.0)).ceil().max(1.0) as u64;
         self.cumulative().find(|(_, below)| *below >= wanted).map(|(bound, _)| bound)
@@ -64,7 +65,7 @@ pub struct PeerLag {
     pub peer: String,
     /// Number of entries of the leader's log that the member has not acknowledged.
     pub entries: u64,
-    /// Whether the leader received a message from it within an election timeout.
+    /// Whether the leader received a message from the member within an election timeout.
     pub active: bool,
 }
 

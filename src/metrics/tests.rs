@@ -1,4 +1,4 @@
-//! Tests of the values and of the Prometheus text.
+//! Tests of the values of metrics and of the Prometheus text.
 
 use super::*;
 

@@ -43,7 +43,8 @@ label! {
         Alarm = "alarm",
         /// A member's own announcement, or a membership change.
         Member = "member",
-        /// A linearizable read, measured until it may read this replica.
+        /// A linearizable read. Its time is measured until the read may be served from this
+        /// replica.
         Read = "read",
     }
 }
@@ -68,23 +69,23 @@ impl RequestKind {
 label! {
     /// The outcome of a request.
     Ending {
-        /// It succeeded.
+        /// The request succeeded.
         Ok = "ok",
-        /// The store rejected it.
+        /// The store rejected the request.
         Refused = "refused",
-        /// Too many requests waited on this node; not applied.
+        /// The request was not applied, because too many requests were waiting on this node.
         Busy = "busy",
-        /// The quota is reached; not applied.
+        /// The request was not applied, because the quota is reached.
         Quota = "quota",
-        /// A disk is full; not applied.
+        /// The request was not applied, because a disk is full.
         NoSpace = "no_space",
-        /// Replicas differ; not applied.
+        /// The request was not applied, because replicas differ.
         Diverged = "diverged",
-        /// Its deadline passed; not applied.
+        /// The request was not applied before its deadline passed.
         DeadlineExceeded = "deadline_exceeded",
-        /// Its deadline passed or the node stopped; it may have been applied.
+        /// The deadline passed or the node stopped. The request may have been applied.
         Unknown = "unknown",
-        /// The node stopped; not applied.
+        /// The request was not applied, because the node stopped.
         Stopped = "stopped",
     }
 }
@@ -95,18 +96,19 @@ label! {
         /// From the call until the request is sent to the leader, or appended to the log if this
         /// node is the leader.
         Waiting = "waiting",
-        /// From then until its entry is handed to this node's own log: the way to the leader and
-        /// back. Close to zero if this node is the leader.
+        /// From the end of `waiting` until the entry is passed to this node's own log: the time to
+        /// the leader and back. Close to zero if this node is the leader.
         Forwarding = "forwarding",
-        /// From then until the entry is durable on this node's disk.
+        /// From the end of `forwarding` until the entry is durable on this node's disk.
         Logging = "logging",
-        /// From then until the entry is committed and this node's driver knows it: the time of the
-        /// other members' logs.
+        /// From the end of `logging` until the entry is committed and this node knows it. This is
+        /// mostly the time of the disks of the other members.
         Replicating = "replicating",
-        /// The time to apply the entry to this replica and make it visible, with the entries before
-        /// it in the same batch.
+        /// The time to apply the entry to this replica and make it visible, including the entries
+        /// before it in the same batch.
         Applying = "applying",
-        /// The time to notify watchers, recipes and the callers that come before this one.
+        /// The time to notify watchers, locks and other recipes, and the callers that are notified
+        /// before this one.
         Notifying = "notifying",
     }
 }
@@ -114,7 +116,7 @@ label! {
 label! {
     /// The reason why a leader did not propose a request.
     Refused {
-        /// It is not the leader.
+        /// The node is not the leader.
         NotLeader = "not_leader",
         /// Too many proposals are in progress.
         Busy = "busy",
@@ -125,7 +127,7 @@ label! {
         /// Too few voters have free disk space.
         NoSpace = "no_space",
         /// The request is malformed: it is too large for an entry, or names another member as its
-        /// origin. No correct member sends it.
+        /// origin. No correct member sends such a request.
         Malformed = "malformed",
     }
 }

@@ -10,8 +10,9 @@
 //! ```
 //!
 //! While access control is disabled, every caller may do everything. The program that embeds the
-//! member always may: only commands that carry a [`Caller`] are checked. The entry points hash
-//! passwords and authenticate callers; this table does not depend on how.
+//! node may always do everything: only commands that contain a [`Caller`] are checked. Hashing
+//! passwords and authenticating callers is not part of this module; it happens before a command is
+//! proposed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,7 +23,7 @@ use thiserror::Error;
 use super::open::OpenKeys;
 use super::{KeyRange, RangeEnd};
 
-/// The name of the user, and of the role, with all rights.
+/// The name of the administrator user, and the name of the role that has all rights.
 pub const ROOT: &str = "root";
 
 /// Bytes that are never displayed: a password hash, or a key that signs tokens.
@@ -59,8 +60,8 @@ pub struct Caller {
 /// A user.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct User {
-    /// The password hash in the format of the entry point that checks it. `None` if the user has no
-    /// password and is authenticated in another way.
+    /// Hash of the password, in a format that only the authentication code knows. `None` if the
+    /// user has no password and is authenticated in another way.
     pub password: Option<Secret>,
     /// Names of the user's roles.
     pub roles: BTreeSet<String>,
@@ -75,7 +76,7 @@ pub enum Rights {
     Read,
     /// Put and delete the keys.
     Write,
-    /// Both.
+    /// Read, watch, put and delete the keys.
     ReadWrite,
 }
 
@@ -93,14 +94,14 @@ impl Rights {
 pub struct AccessGrant {
     /// The keys.
     pub range: KeyRange,
-    /// The rights to them.
+    /// The rights to these keys.
     pub rights: Rights,
 }
 
 /// A role: its grants, ordered by range.
 pub type Role = Vec<AccessGrant>;
 
-/// Users and roles as of a log index.
+/// The table of users and roles.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Access {
     enabled: bool,
@@ -110,7 +111,7 @@ pub struct Access {
     roles: BTreeMap<String, Role>,
 }
 
-/// A change of the table.
+/// A change of the table of users and roles.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AccessChange {
     /// Enables access control. A user `root` with the role `root` must exist.
@@ -124,7 +125,7 @@ pub enum AccessChange {
     AddUser {
         /// Name of the user: not empty, at most [`Access::NAME_BYTES_MAX`] bytes.
         user: String,
-        /// Hash of the password, or `None` for no password.
+        /// Hash of the password, or `None` if the user has no password.
         password: Option<Secret>,
     },
     /// Deletes a user.
@@ -133,7 +134,7 @@ pub enum AccessChange {
     SetPassword {
         /// Name of the user.
         user: String,
-        /// Hash of the new password, or `None` for no password.
+        /// Hash of the new password, or `None` if the user has no password.
         password: Option<Secret>,
     },
     /// Grants a role to a user.
@@ -296,11 +297,11 @@ impl Access {
     /// Maximum length of the name of a user or a role, in bytes.
     pub const NAME_BYTES_MAX: usize = 256;
 
-    /// Maximum approximate size of the whole table in bytes. It is limited because every snapshot's
-    /// head contains the table.
+    /// Maximum approximate size of the whole table in bytes. The table is limited because every
+    /// snapshot contains it in its head.
     pub const BYTES_MAX: usize = 256 << 10;
 
-    /// Size accounted for each entry of the table, in addition to its bytes.
+    /// Size that each entry of the table counts in addition to its bytes.
     const ENTRY_BYTES: usize = 16;
 
     /// Builds the table from its parts. Returns `None` if they contradict each other.
@@ -331,13 +332,13 @@ impl Access {
         self.enabled
     }
 
-    /// Returns the revision of the table. It starts at 1 and increases with every change of users,
-    /// roles or rights.
+    /// Returns the revision of the table. The revision starts at 1 and increases with every change
+    /// of users, roles or rights.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Returns the key that signs tokens. It changes each time access control is enabled.
+    /// Returns the key that signs tokens. A new key is set each time access control is enabled.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
@@ -408,7 +409,8 @@ impl Access {
     ) -> Result<(), AuthError> {
         let Powers::Of(user) = self.powers(caller)? else { return Ok(()) };
         let mut grants = self.granted(user, right);
-        // For a single key or a range exactly as granted, the grants need not be merged.
+        // A single key, or a range exactly as it was granted, can be checked against each grant
+        // without merging the grants.
         let may = match keys.as_single() {
             Some(key) => grants.any(|range| range.contains(key)),
             None => grants.any(|range| range == keys) || self.open_to(user, right).hold(keys),
@@ -457,8 +459,8 @@ impl Access {
                 if !self.enabled {
                     (self.enabled, self.secret) = (true, secret);
                 }
-                // As in etcd, the revision does not change, so that callers authenticated before
-                // stay valid.
+                // As in etcd, the revision does not change, so that callers that were authenticated
+                // before remain valid.
                 return Ok(());
             }
             AccessChange::Disable if !self.enabled => return Ok(()),

@@ -1,10 +1,10 @@
-//! Alarms raised by an operator or a client: while one is active, the whole cluster rejects certain
-//! commands.
+//! Alarms that an operator or a client has raised. While an alarm is active, the whole cluster
+//! rejects certain commands.
 //!
-//! They have etcd's semantics. `NOSPACE` stops the growth of the state before the disks are full;
-//! `CORRUPT` keeps clients away from data that may be wrong. This module examines neither disks nor
-//! replicas. Full disks and diverged replicas that a node detects itself are reported elsewhere,
-//! and that condition ends without an operator.
+//! The alarms have etcd's semantics. `NOSPACE` stops the growth of the state before the disks are
+//! full. `CORRUPT` keeps clients away from data that may be wrong. This module examines neither
+//! disks nor replicas. If a node itself detects a full disk or a diverged replica, it reports this
+//! condition elsewhere, and the report ends by itself when the condition ends.
 
 use std::collections::BTreeSet;
 use std::collections::btree_set::Iter;
@@ -19,9 +19,9 @@ pub enum AlarmKind {
     /// with a put in either branch. Allows reads, deletions, compaction, and the renewal and
     /// revocation of leases.
     NoSpace,
-    /// The replicas may differ. Rejects the same commands, and all changes by [clients that act for
-    /// a user](crate::Client::as_user). Allows reads, and deletions by the embedding programs, so
-    /// that their locks can be released.
+    /// The replicas may differ. Rejects the commands that [`AlarmKind::NoSpace`] rejects, and all
+    /// changes by [clients that act for a user](crate::Client::as_user). Allows reads, and
+    /// deletions by the programs that embed a node, so that these programs can release their locks.
     Corrupt,
 }
 
@@ -50,10 +50,10 @@ impl AlarmKind {
     }
 }
 
-/// An active alarm. It applies to the whole cluster, whichever member it names.
+/// An active alarm. An alarm applies to the whole cluster, even if it names a member.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Alarm {
-    /// The member that the alarm is about, if any. It need not exist.
+    /// The member that the alarm is about, if any. The id need not belong to an existing member.
     pub member: Option<NodeId>,
     /// The kind of the alarm.
     pub kind: AlarmKind,
@@ -72,15 +72,15 @@ pub enum AlarmChange {
     EndAll,
 }
 
-/// The active alarms in order. Alarms without a member come first.
+/// The active alarms, ordered by member and kind. Alarms without a member come first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Alarms(BTreeSet<Alarm>);
 
 impl Alarms {
-    /// Maximum number of alarms: enough for every kind on every member.
+    /// Maximum number of active alarms: enough for every kind of alarm on every member.
     pub const COUNT_MAX: usize = 256;
 
-    /// Builds a table from its alarms. Returns `None` if they are not valid and in order.
+    /// Builds a table from its alarms. Returns `None` if the alarms are invalid or out of order.
     pub(crate) fn from_parts(alarms: Vec<Alarm>) -> Option<Self> {
         let fits = alarms.len() <= Self::COUNT_MAX && alarms.is_sorted_by(|one, next| one < next);
         fits.then(|| Self(alarms.into_iter().collect()))
@@ -106,8 +106,7 @@ impl Alarms {
         self.0.contains(alarm)
     }
 
-    /// Returns whether an alarm of this kind is active, so that the commands it forbids are
-    /// rejected.
+    /// Returns whether an alarm of this kind is active.
     pub fn stands(&self, kind: AlarmKind) -> bool {
         self.0.iter().any(|alarm| alarm.kind == kind)
     }
@@ -116,7 +115,7 @@ impl Alarms {
     /// were cleared.
     ///
     /// # Errors
-    /// Returns [`Rejection::TooManyAlarms`] if the table is full. Nothing has changed in that case.
+    /// Returns [`Rejection::TooManyAlarms`], and changes nothing, if the table is full.
     pub fn apply(&mut self, change: &AlarmChange) -> Result<Vec<Alarm>, Rejection> {
         match change {
             AlarmChange::Raise(alarm) => {
@@ -174,11 +173,11 @@ impl<'a> IntoIterator for &'a Alarms {
 /// The effect of a command on the size of keys, history and leases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AlarmDrift {
-    /// It adds data.
+    /// The command adds data.
     Grows,
-    /// It only removes data.
+    /// The command only removes data.
     Shrinks,
-    /// It does neither.
+    /// The command neither adds nor removes data.
     Stays,
 }
 

@@ -32,22 +32,22 @@ pub enum Command {
     Revoke(LeaseId),
     /// The name and the addresses of the node that makes the request.
     Announce(MemberAttributes),
-    /// Announces a new address of a member; see [`Member::moves_to`](super::Member::moves_to).
+    /// Announces a new address of a member. See [`Member::moves_to`](super::Member::moves_to).
     Move {
         /// Id of the member.
         member: NodeId,
         /// The new address, `host:port`.
         address: String,
     },
-    /// Raises the cluster version. Every member understands this version, so its features may be
-    /// used from now on.
+    /// Raises the cluster version. Proposed only when every member supports the new version. From
+    /// this entry on, the log may use the features of the version.
     Raise(ClusterVersion),
     /// Changes users or roles.
     Access(AccessChange),
     /// Raises or clears alarms.
     Alarm(AlarmChange),
-    /// Executes the inner command if the caller has the rights for it. The inner command is not an
-    /// `As` itself.
+    /// Executes the inner command if the caller has the rights for it. The inner command must not
+    /// be an `As`.
     As(Caller, Box<Command>),
 }
 
@@ -71,8 +71,8 @@ pub struct SessionInfo {
     pub own: bool,
 }
 
-/// The unique id of a request: the node that made it, the node's incarnation, and a number within
-/// the incarnation.
+/// The unique id of a request: the node where the call was made, the incarnation of the node, and a
+/// number within this incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId {
     /// The node where the call was made.
@@ -88,7 +88,7 @@ pub struct RequestId {
 /// sent again), except for those in `open`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AckWindow {
-    /// Requests with this number or a higher one are not covered by this window.
+    /// The first number that this window does not cover.
     pub frontier: u64,
     /// Numbers of open requests, all below `frontier`. The spans are sorted, disjoint, not adjacent
     /// and not empty.
@@ -102,10 +102,10 @@ pub struct Proposal {
     pub node: NodeId,
     /// Incarnation of that node.
     pub incarnation: Incarnation,
-    /// The state of its earlier requests.
+    /// The state of the node's earlier requests.
     pub window: AckWindow,
-    /// Requests by number. Each is applied on its own: the rejection of one does not affect the
-    /// others.
+    /// The requests with their numbers. Each request is applied independently: if one request is
+    /// rejected, the others are still applied.
     pub requests: Vec<(u64, Command)>,
 }
 
@@ -114,8 +114,8 @@ pub struct Proposal {
 pub enum Item {
     /// Requests of a node.
     Proposal(Proposal),
-    /// Leases that have expired according to the leader of `term`. Ignored in an entry of another
-    /// term. Ids of leases that no longer exist are skipped.
+    /// Leases that have expired according to the leader of `term`. The item is ignored if its log
+    /// entry has another term. Ids of leases that no longer exist are skipped.
     Expire {
         /// Term of the leader that measured the expiry.
         term: Term,

@@ -40,9 +40,9 @@ macro_rules! number {
 }
 
 number!(
-    /// A version of the store. A new, empty cluster is at revision 1. Every request that changes at
-    /// least one key increases the revision by exactly one. Revisions never repeat and never
-    /// decrease.
+    /// A version number of the whole store. A new, empty cluster is at revision 1. Every request
+    /// that changes at least one key increases the revision by exactly one. Revisions never repeat
+    /// and never decrease.
     Revision,
     "r"
 );
@@ -58,16 +58,16 @@ number!(
     "i"
 );
 number!(
-    /// A counter of the starts of one member on one disk, from 1. It is durable before the member
-    /// sends any message.
+    /// A counter of the starts of one member on one disk, from 1. Each start makes its number
+    /// durable before the member sends any message.
     Incarnation,
     "b"
 );
 
 number!(
-    /// The feature level that all members of a cluster understand. It is raised when every member
-    /// runs a build that supports the new level, and is never lowered. It decides what the log may
-    /// contain.
+    /// The feature level that all members of a cluster understand. The version is raised when every
+    /// member runs a build that supports the new level, and is never lowered. It determines which
+    /// kinds of entries the log may contain.
     ClusterVersion,
     "v"
 );
@@ -85,12 +85,13 @@ impl Revision {
     pub const FIRST: Revision = Revision(1);
 }
 
-/// The id of a cluster member in Raft. Assigned once, never reused, and bound to one disk.
+/// The id of a cluster member in Raft. An id is assigned once, is never reused, and is bound to one
+/// disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(NonZeroU64);
 
 impl NodeId {
-    /// Creates an id from a number. Returns `None` for 0, which means "no member".
+    /// Creates an id from a number. Returns `None` for 0, because 0 stands for "no member".
     pub const fn new(id: u64) -> Option<Self> {
         match NonZeroU64::new(id) {
             Some(id) => Some(Self(id)),
@@ -116,8 +117,8 @@ impl fmt::Debug for NodeId {
     }
 }
 
-/// The id of a lease, and therefore of a session. It is displayed and parsed in hexadecimal, as in
-/// etcd and in lock keys.
+/// The id of a lease, and therefore of a session. Lease ids are displayed and parsed in
+/// hexadecimal, as in etcd and in lock keys.
 ///
 /// ```
 /// use bowline::LeaseId;
@@ -134,7 +135,7 @@ impl fmt::Debug for NodeId {
 pub struct LeaseId(NonZeroU64);
 
 impl LeaseId {
-    /// Creates an id from a number. Returns `None` for 0, which means "no lease".
+    /// Creates an id from a number. Returns `None` for 0, because 0 stands for "no lease".
     pub const fn new(id: u64) -> Option<Self> {
         match NonZeroU64::new(id) {
             Some(id) => Some(Self(id)),
@@ -154,7 +155,8 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// The error for an invalid lease id: it is 0, or its text is not 1 to 16 hexadecimal digits.
+/// The error for an invalid lease id: the number is 0, or the text is not 1 to 16 hexadecimal
+/// digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error(
     "invalid lease id: must be a 64-bit number other than 0, written as 1 to 16 hexadecimal digits"
@@ -216,19 +218,19 @@ macro_rules! wide {
 }
 
 wide!(
-    /// The id of a cluster, a hash of its token and its founding members. It is displayed as the
-    /// lower 64 bits in hexadecimal, which is the cluster id in etcd's protocol.
+    /// The id of a cluster, a hash of its token and its founding members. Only the lower 64 bits
+    /// are displayed, in hexadecimal. They are also the cluster id in etcd's protocol.
     ClusterId, "{:016x}", u64
 );
 wide!(
     /// The id of one data directory, chosen at random on creation. A member that returns with
-    /// another disk id has lost its disk and must not vote under its old id.
+    /// another disk id has lost its disk, and must not vote under its old member id.
     DiskId, "{:032x}", u128
 );
 
 impl DiskId {
-    /// Means "no disk": the value of a reserved member that no process has claimed yet. Never
-    /// chosen at random.
+    /// Stands for "no disk". A reserved member has this value until a process claims it. This value
+    /// is never chosen at random.
     pub const NONE: Self = Self(0);
 }
 

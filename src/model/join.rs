@@ -1,5 +1,6 @@
 //! The request of a process to become a member, and the reply. Before it joins, the process has no
-//! member id, so these are not messages between members.
+//! member id. Therefore this request and its reply are separate types from the messages between
+//! members.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +14,9 @@ pub struct JoinAsk {
     pub disk: DiskId,
     /// Name of the new member.
     pub name: String,
-    /// Address at which the other members reach it, `host:port`.
+    /// Address (`host:port`) at which the other members reach the new member.
     pub address: String,
-    /// Name of the voter that it replaces, if any.
+    /// Name of the voter that the new member replaces, if any.
     pub replaces: Option<String>,
 }
 
@@ -29,11 +30,12 @@ impl JoinAsk {
 pub enum JoinAnswer {
     /// The process is now a member.
     Joined(Joined),
-    /// This member is not the leader. Contains the leader's address, if known.
+    /// The member that replied is not the leader. Contains the leader's address, if known.
     NotLeader(Option<String>),
-    /// The request cannot be handled now, for this reason. Retry later.
+    /// The request cannot be handled now, for the reason in the text. The process should retry
+    /// later.
     Later(String),
-    /// The request was rejected, for this reason.
+    /// The request was rejected, for the reason in the text.
     Refused(String),
 }
 

@@ -9,7 +9,7 @@ use super::{LeaseId, Revision};
 pub struct KeyValue {
     /// The key: arbitrary bytes, at least one.
     pub key: Bytes,
-    /// The value: arbitrary bytes, possibly none. Empty in the result of a keys-only range.
+    /// The value: arbitrary bytes, possibly none. The result of a keys-only range has empty values.
     pub value: Bytes,
     /// The revision that created the key, or re-created it after a deletion.
     pub create_revision: Revision,
@@ -30,7 +30,8 @@ pub enum EventKind {
     Delete,
 }
 
-/// One change of one key. Events of one revision are in the order in which the request made them.
+/// One change of one key. The events of one revision are in the order of the operations of the
+/// request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Event {
     /// The kind of the change.
@@ -38,7 +39,8 @@ pub struct Event {
     /// The row after a put. After a delete only `key` and `mod_revision` (the revision of the
     /// deletion) are meaningful: the value is empty, and `create_revision` and `version` are 0.
     pub kv: KeyValue,
-    /// The row before the change, if it existed and is still known.
+    /// The row before the change. `None` if the key did not exist, or if the old row is no longer
+    /// available.
     pub prev: Option<KeyValue>,
 }
 

@@ -5,9 +5,10 @@ use std::time::Duration;
 use super::written;
 use super::{Command, KeyRange, MemberAttributes, Op, PutValue, Range, RangeEnd, Rejection, Txn};
 
-/// Limits on the size of requests. They are checked on the node where the call is made, before the
-/// request is proposed, so all members should have the same limits. The state machine does not
-/// check them again. Each limit has a minimum with which locks, elections and queues still work.
+/// Limits on the size of requests. The node where a call is made checks the limits before it
+/// proposes the request, and the state machine does not check them again. Therefore all members
+/// should have the same limits. Each limit has a minimum, so that locks, elections and queues still
+/// work.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Maximum length of a key in bytes. Default: 4 KiB. Range: 128 bytes to `request_bytes_max`.
@@ -17,9 +18,9 @@ pub struct Limits {
     /// Maximum size of a request in bytes: all keys and values plus a fixed cost per operation.
     /// Default: 1.5 MiB, as in etcd. Range: 8 KiB to 3 MiB.
     pub request_bytes_max: usize,
-    /// Maximum number of compares, and of operations per branch, in one level of a transaction. The
-    /// operations of a parent count against its children. Default: 128, as in etcd. Range: 16 to
-    /// 10,000.
+    /// Maximum number of compares, and of operations per branch, in one level of a transaction. A
+    /// nested transaction counts the operations of its parent too. Default: 128, as in etcd. Range:
+    /// 16 to 10,000.
     pub txn_ops_max: usize,
     /// Maximum nesting depth of transactions. A transaction under a lock has depth two, or three if
     /// it acknowledges a queue item. Default: 8. Range: 3 to [`Limits::TXN_DEPTH_CEILING`].
@@ -66,18 +67,18 @@ impl Limits {
     /// Minimum of `txn_ops_max`.
     pub const TXN_OPS_LEAST: usize = 16;
 
-    /// Maximum lock delay of a session: ten minutes. To keep others from a lock for longer, use a
-    /// longer TTL, during which the holder can use the lock.
+    /// Maximum lock delay of a session: ten minutes. To delay the next holder of a lock for longer,
+    /// use a longer TTL instead: during the TTL, the current holder can still use the lock.
     pub const LOCK_DELAY_MAX: Duration = Duration::from_secs(600);
 
-    /// Maximum nesting depth of transactions, whatever `txn_depth_max` is. A log entry or message
-    /// with a deeper transaction cannot be decoded.
+    /// Upper bound of `txn_depth_max`, the maximum nesting depth of transactions. A log entry or
+    /// message with a deeper transaction cannot be decoded.
     pub const TXN_DEPTH_CEILING: usize = 16;
 
-    /// Size accounted for an operation, in addition to its keys and values, in bytes.
+    /// Size in bytes that an operation counts in addition to its keys and values.
     const OP_BYTES: usize = 16;
 
-    /// Checks that no branch of a transaction writes a key twice. Does not check any size.
+    /// Checks that no branch of a transaction writes a key twice. Checks no size limits.
     ///
     /// # Errors
     /// Returns the [`Rejection`] that names the key.
@@ -85,8 +86,8 @@ impl Limits {
         written::check(txn)
     }
 
-    /// Checks that `command` is within the limits, and that it is valid as far as this can be
-    /// decided without the state: keys are not empty, and no branch writes a key twice.
+    /// Checks that `command` is within the limits. Also checks the rules that do not depend on the
+    /// state: keys are not empty, and no branch of a transaction writes a key twice.
     ///
     /// # Errors
     /// Returns the [`Rejection`] that names the limit and the actual value.
@@ -119,7 +120,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Checks a read that does not go through the log.
+    /// Checks that a read is within the limits.
     ///
     /// # Errors
     /// Returns the [`Rejection`] that names the limit and the actual value.

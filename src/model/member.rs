@@ -31,7 +31,8 @@ use super::{DiskId, JoinAsk, LogIndex, NodeId, Rejection, Term};
 pub enum MemberRole {
     /// Votes, can become leader, and counts towards a quorum.
     Voter,
-    /// Follows the log and serves its host like any member, but does not vote.
+    /// Replicates the log and serves the program that embeds it, like any member, but does not
+    /// vote.
     Learner,
 }
 
@@ -39,37 +40,38 @@ pub enum MemberRole {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Member {
-    /// The data directory that its id is bound to. [`DiskId::NONE`] for a reserved member that no
-    /// process has claimed.
+    /// Id of the data directory that the member's id is bound to. [`DiskId::NONE`] for a reserved
+    /// member that no process has claimed.
     pub disk: DiskId,
-    /// Name of the member. Empty until it has announced itself.
+    /// Name of the member. Empty until the member has announced its name.
     pub name: String,
-    /// Address at which the other members reach it, `host:port`. Empty until it has announced
-    /// itself.
+    /// Address (`host:port`) at which the other members reach this member. Empty until the member
+    /// has announced its address.
     pub address: String,
     /// New address of the member, `host:port`, set by
     /// [`Node::move_member`](crate::Node::move_member). The other members try both addresses until
-    /// the member announces itself from an address other than `address`.
+    /// the member announces an address other than `address`.
     pub moves_to: Option<String>,
-    /// Addresses at which its host serves its own clients, in a format of the host's choice: see
-    /// [`Config::endpoints`](crate::Config::endpoints).
+    /// Addresses at which the program that embeds this member serves its own clients. The program
+    /// chooses the format: see [`Config::endpoints`](crate::Config::endpoints).
     pub endpoints: Vec<String>,
     /// Role of the member.
     pub role: MemberRole,
-    /// The voter that it will replace once it has caught up. If this is its own id, it will become
-    /// an additional voter.
+    /// Set if this learner becomes a voter once it has caught up with the log. If the value is its
+    /// own id, it becomes an additional voter; otherwise it replaces the voter with this id.
     pub replaces: Option<NodeId>,
-    /// Index of the log entry that added it; 1 for the founders.
+    /// Index of the log entry that added the member; 1 for the founders.
     pub since: LogIndex,
 }
 
 impl Member {
-    /// Returns whether a process has claimed this member. Until then it is a reserved member.
+    /// Returns whether a process has claimed this member. A member that no process has claimed is a
+    /// reserved member.
     pub fn is_taken(&self) -> bool {
         self.disk != DiskId::NONE
     }
 
-    /// Returns its future address: `moves_to` if it is set, and `address` otherwise.
+    /// Returns the future address of the member: `moves_to` if it is set, and `address` otherwise.
     pub fn destination(&self) -> &str {
         self.moves_to.as_ref().unwrap_or(&self.address)
     }
@@ -113,10 +115,11 @@ pub(crate) fn is_nowhere(address: &str) -> bool {
 pub struct MemberAttributes {
     /// Name of the member.
     pub name: String,
-    /// Address at which the other members reach it, `host:port`.
+    /// Address (`host:port`) at which the other members reach the member.
     pub address: String,
-    /// Addresses at which its host serves its own clients, usually URLs. They are replicated to all
-    /// members but not used by the library. At most [`MemberAttributes::ENDPOINTS_MAX`].
+    /// Addresses at which the program that embeds the member serves its own clients, usually URLs.
+    /// The library replicates these addresses to all members but does not use them. At most
+    /// [`MemberAttributes::ENDPOINTS_MAX`].
     pub endpoints: Vec<String>,
 }
 
@@ -128,7 +131,7 @@ impl MemberAttributes {
     pub const ENDPOINT_BYTES_MAX: usize = 512;
 }
 
-/// All members as of a log index.
+/// The table of all members, as it is after a log entry was applied.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Members {
     rows: BTreeMap<NodeId, Member>,
@@ -139,17 +142,17 @@ pub struct Members {
 /// A membership change. Each is a log entry of its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MemberChange {
-    /// Adds a member as a learner, under an id that was never used.
+    /// Adds a member as a learner, with an id that was never used before.
     Add {
-        /// Id of the member. If it is not the next one, the change has no effect.
+        /// Id of the member. If this is not the next id, the change has no effect.
         id: NodeId,
-        /// Its data directory, or [`DiskId::NONE`] for a reserved member.
+        /// Id of its data directory, or [`DiskId::NONE`] for a reserved member.
         disk: DiskId,
         /// Name of the member.
         name: String,
         /// Address of the member.
         address: String,
-        /// The voter that it will replace, or its own id: see [`Member::replaces`].
+        /// The voter that the member will replace, or its own id: see [`Member::replaces`].
         replaces: Option<NodeId>,
     },
     /// Records that a process has claimed a reserved member.
@@ -174,16 +177,16 @@ pub enum MemberChange {
         /// The learner to promote.
         new: NodeId,
     },
-    /// Completes a `Replace`: from now on the new voters decide alone.
+    /// Completes a `Replace`: from this entry on, only the new voters decide.
     LeaveJoint,
 }
 
 /// A membership change requested from the leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MembershipRequest {
-    /// Same as [`MemberChange::Add`], or [`MemberChange::Take`] if a member is reserved at the
-    /// address. The leader assigns the id. If the disk already belongs to a member, nothing
-    /// changes.
+    /// Adds a member ([`MemberChange::Add`]), or claims the member that is reserved at the address
+    /// ([`MemberChange::Take`]). The leader assigns the id. If the disk already belongs to a
+    /// member, the request changes nothing.
     Add {
         /// Data directory of the new member.
         disk: DiskId,
@@ -194,8 +197,8 @@ pub enum MembershipRequest {
         /// The voter to replace, if any.
         replaces: Option<NodeId>,
     },
-    /// Reserves a member for the process that joins with an address. If one is reserved there
-    /// already, nothing changes.
+    /// Reserves a member for the process that will join with an address. If a member is already
+    /// reserved at the address, the request changes nothing.
     Keep {
         /// The address.
         address: String,
@@ -244,8 +247,8 @@ pub enum MembershipError {
          are needed; restore the others first"
     )]
     LosesQuorum {
-        /// Number of those voters from which the leader received a message within an election
-        /// timeout.
+        /// Number of voters after the change that are active: the leader has received a message
+        /// from them within an election timeout.
         active: usize,
         /// Number of voters after the change.
         voters: usize,
@@ -255,13 +258,14 @@ pub enum MembershipError {
     /// The learner does not have the newest entries yet.
     #[error("member {0} has not caught up with the log yet: retry later")]
     NotCaughtUp(NodeId),
-    /// The id is not the next one, because another change was faster. Occurs only in the log.
+    /// The id is not the next one, because another change was applied first. Occurs only when an
+    /// entry of the log is applied.
     #[error("member id {0} is not the next id")]
     NotNext(NodeId),
     /// The address for a reserved member is invalid.
     #[error("invalid address {0:?}: must be host:port, at most 512 bytes")]
     BadAddress(String),
-    /// There is no joint configuration to leave. Occurs only in the log.
+    /// There is no joint configuration to leave. Occurs only when an entry of the log is applied.
     #[error("no replacement is in progress")]
     NotJoint,
 }
@@ -358,7 +362,7 @@ impl Members {
         !self.outgoing.is_empty()
     }
 
-    /// Returns the next id to assign; 0 if no member is known.
+    /// Returns the next id to assign, or 0 if no member is known.
     pub fn next(&self) -> u64 {
         self.next
     }
@@ -368,8 +372,8 @@ impl Members {
         id.get() < self.next
     }
 
-    /// Returns whether this is a former member. A voter that is being replaced does not count as
-    /// one yet.
+    /// Returns whether this is the id of a former member. A voter that is being replaced does not
+    /// count as a former member yet.
     pub fn is_removed(&self, id: NodeId) -> bool {
         self.has_minted(id) && !self.rows.contains_key(&id) && !self.outgoing.contains(&id)
     }
@@ -387,7 +391,7 @@ impl Members {
     pub fn judge(&self, change: &MemberChange) -> Result<(), MembershipError> {
         let known = |id: &NodeId| match self.get(*id) {
             Some(member) => Ok(member),
-            // It is the voter that is being replaced.
+            // The id belongs to the voter that is being replaced.
             None if self.outgoing.contains(id) => Err(MembershipError::Pending),
             None => Err(MembershipError::Unknown(*id)),
         };
@@ -488,7 +492,8 @@ impl Members {
             }
             MemberChange::LeaveJoint => self.outgoing.clear(),
         }
-        // The voter to be replaced may be removed; then there is nothing left to replace.
+        // If a voter that a learner should replace is removed, the learner has nothing left to
+        // replace.
         let rows = self.rows.keys().copied().collect::<BTreeSet<_>>();
         for member in self.rows.values_mut() {
             member.replaces = member.replaces.filter(|old| rows.contains(old));
@@ -516,7 +521,8 @@ impl Members {
     /// replaces its address.
     ///
     /// # Errors
-    /// Fails if there is no such member, or if another member has this address or will have it.
+    /// Fails if there is no such member, or if this is the current or future address of another
+    /// member.
     pub fn move_to(&mut self, id: NodeId, address: &str) -> Result<(), Rejection> {
         let is_there =
             |member: &Member| member.address == address || member.destination() == address;
@@ -537,9 +543,9 @@ impl Members {
 /// The id of one snapshot file: two files with the same id have the same bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SnapshotId {
-    /// The last entry that it covers.
+    /// Index of the last log entry that the snapshot covers.
     pub index: LogIndex,
-    /// Term of that entry.
+    /// Term of the last log entry that the snapshot covers.
     pub term: Term,
     /// Length of the file in bytes.
     pub bytes: u64,

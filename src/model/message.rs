@@ -9,8 +9,8 @@ use super::{
     MembershipRequest, NodeId, Proposal, SnapshotId,
 };
 
-/// The connection on which a message is sent. Large messages have their own, so that they never
-/// delay a heartbeat.
+/// A class of messages with its own connection. Large messages are in a lane of their own, so that
+/// they never delay a heartbeat.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lane {
     /// Small and urgent messages: votes, heartbeats, acknowledgements, reads, renewals.
@@ -21,8 +21,8 @@ pub enum Lane {
     Snapshot,
 }
 
-/// The identity of one end of a connection. It is the first frame in each direction; no other frame
-/// is decoded before it has been validated.
+/// The identity of one end of a connection. The hello is the first frame in each direction. No
+/// other frame is decoded before the hello was validated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hello {
     /// The cluster that the sender belongs to, or is founding.
@@ -37,9 +37,10 @@ pub struct Hello {
     pub incarnation: Incarnation,
     /// Whether the sender has founded or joined its cluster.
     pub standing: FoundingState,
-    /// Index of the log entry that added the sender; 1 for the founders.
+    /// Index of the log entry that added the sender, or 1 for a founder.
     pub since: LogIndex,
-    /// Address at which the sender can be reached, `host:port`. Empty if there is none.
+    /// Address (`host:port`) at which the sender can be reached. Empty if the sender accepts no
+    /// connections.
     pub address: String,
     /// The newest cluster version that the sender supports.
     pub supported_version: ClusterVersion,
@@ -48,24 +49,25 @@ pub struct Hello {
 /// The progress of a member with the founding of its cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FoundingState {
-    /// Its disk is new and it has not met all founding members yet.
+    /// The member has a new disk, and has not connected to all founding members yet.
     Blank,
-    /// It has met them, or has joined later. Contains the disk of each founder.
+    /// The member has founded the cluster together with the other founding members, or has joined
+    /// later. Contains the disk of each founder.
     Founded(BTreeMap<NodeId, DiskId>),
 }
 
 /// A message from one member to another. Any message may be lost, duplicated, delayed or reordered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerMessage {
-    /// The identity of the sender. Also the first frame of every connection.
+    /// The identity of the sender. It is also the first frame of every connection.
     Hello(Hello),
-    /// A message of the consensus. Only `consensus` decodes it.
+    /// A message of the Raft consensus, encoded. Only the module `consensus` decodes it.
     Raft(Bytes),
-    /// Requests for the leader to propose.
+    /// Requests that the leader should propose.
     Propose(Proposal),
     /// The leader did not propose these requests.
     ProposeRejected {
-        /// Incarnation of the node that sent them.
+        /// Incarnation of the node that sent the requests.
         incarnation: Incarnation,
         /// Numbers of the requests.
         seqs: Vec<u64>,
@@ -104,13 +106,14 @@ pub enum PeerMessage {
         round: u64,
         /// Same as in the request.
         incarnation: Incarnation,
-        /// These leases live for a full TTL, counted from the moment when the request was sent.
+        /// These leases were renewed: they exist for at least their full TTL, counted from the time
+        /// when the request was sent.
         renewed: Vec<LeaseId>,
         /// These leases do not exist at the leader.
         gone: Vec<LeaseId>,
     },
-    /// Renews some leases, and asks for the remaining TTL of these and others. Used for calls about
-    /// leases that no local session keeps alive.
+    /// Renews some leases, and requests the remaining TTL of these leases and of other leases. Used
+    /// for API calls about leases that do not belong to a local session.
     LeaseAsk {
         /// Chosen by the requesting node; unique within its incarnation.
         round: u64,
@@ -118,7 +121,7 @@ pub enum PeerMessage {
         incarnation: Incarnation,
         /// The leases to renew.
         renew: Vec<LeaseId>,
-        /// The leases to look up without renewal.
+        /// The leases whose remaining TTL is requested without a renewal.
         look: Vec<LeaseId>,
     },
     /// The reply of a leader whose leadership a quorum confirmed after the request arrived. Leases
@@ -161,10 +164,10 @@ pub enum PeerMessage {
         /// Id of the snapshot.
         id: SnapshotId,
     },
-    /// Requests any snapshot that covers at least this index, because the sender has lost its
-    /// state.
+    /// Requests any snapshot that covers at least the index `least`. Sent by a member that has lost
+    /// its state.
     SnapshotWanted {
-        /// The lowest index that it must cover.
+        /// The lowest index that the snapshot must cover.
         least: LogIndex,
     },
     /// Offers a snapshot.
@@ -192,7 +195,7 @@ pub enum PeerMessage {
     },
     /// Reports whether the sender's disk has room for commands that let the state grow.
     Space {
-        /// True if only the reserve is left.
+        /// True if the disk is full and only the reserve file of the log is left.
         low: bool,
     },
 }
@@ -211,19 +214,20 @@ pub struct LeaseLife {
 pub enum MemberAnswer {
     /// The change was applied.
     Done {
-        /// The member that it is about.
+        /// Id of the member that was changed.
         id: NodeId,
         /// Log index of the change.
         index: LogIndex,
     },
-    /// The receiver is not the leader. Contains the leader, if known. Nothing has changed.
+    /// The member that replied is not the leader. Contains the id of the leader, if known. Nothing
+    /// has changed.
     NotLeader(Option<NodeId>),
     /// The change was rejected. Nothing has changed.
     Refused(MembershipError),
 }
 
 impl PeerMessage {
-    /// Returns the lane of this message. For Raft messages the sender chooses the lane instead.
+    /// Returns the lane of this message. A Raft message has no fixed lane: its sender chooses one.
     pub fn lane(&self) -> Lane {
         match self {
             PeerMessage::Propose(_) => Lane::Bulk,
@@ -233,16 +237,17 @@ impl PeerMessage {
     }
 }
 
-/// The reason why a leader did not propose a request. This attempt did not apply it.
+/// The reason why a leader did not propose a request. The request was not applied by this attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProposeRejection {
-    /// The receiver is not the leader. Contains the leader, if known.
+    /// The member that replied is not the leader. Contains the id of the leader, if known.
     NotLeader(Option<NodeId>),
     /// Too many proposals are in progress.
     Busy,
-    /// The state has reached its quota: only commands that make it smaller are accepted.
+    /// The state has reached its size quota. Only commands that make the state smaller are
+    /// accepted.
     QuotaExceeded,
-    /// Too few members have free disk space: only commands that make the state smaller are
+    /// Too few members have free disk space. Only commands that make the state smaller are
     /// accepted.
     NoSpace,
     /// Replicas differ, and no majority agrees on one state. Writes are rejected until an operator

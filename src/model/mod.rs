@@ -1,4 +1,5 @@
-//! The data types that Bowline's stages exchange: keys, revisions, requests, outcomes and members.
+//! The data types that all parts of the library share: keys, revisions, requests, outcomes and
+//! members.
 //!
 //! The types have no encoding (that is in `codec`), use no clock and no thread, and depend on no
 //! other module.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 /// A point in time on the boot-time clock of this machine. Unlike the wall clock it never jumps,
 /// and unlike [`std::time::Instant`] and tokio's clock it advances while the machine is suspended.
-/// Only differences have a meaning, and only on one machine.
+/// Only the difference between two moments has a meaning, and only if both come from the same
+/// machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(Duration);
 

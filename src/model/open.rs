@@ -1,4 +1,5 @@
-//! The set of keys that a caller has a right to, merged once for repeated checks.
+//! The set of keys that a caller may access. The ranges of all roles of the caller are merged once,
+//! so that repeated checks are fast.
 
 use bytes::Bytes;
 
@@ -9,7 +10,7 @@ use super::{KeyRange, RangeEnd};
 pub(crate) enum OpenKeys {
     /// All keys.
     All,
-    /// These spans, in order. They neither overlap nor touch.
+    /// The keys in these spans. The spans are in order, and neither overlap nor touch.
     Spans(Vec<Span>),
 }
 
@@ -95,7 +96,8 @@ mod tests {
 
     #[test]
     fn open_keys_are_the_union_of_the_ranges() {
-        // Sample keys: any two ranges that differ on some key differ on one of these.
+        // These sample keys are enough: if two ranges differ at all, they differ on at least one of
+        // them.
         let keys = ["a", "a\0", "a\0\0", "a1", "b", "b\0", "b1", "c", "c\0", "d"];
         let held = |range: &KeyRange| -> Vec<&str> {
             keys.into_iter().filter(|key| range.contains(key.as_bytes())).collect()

@@ -1,4 +1,5 @@
-//! The outcome of a command: a reply, or a rejection that is the same on every replica.
+//! The outcome of a command: a reply or a rejection. A command has the same outcome on every
+//! replica.
 
 use bytes::Bytes;
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub enum Reply {
     Grant(GrantReply),
     /// Reply to a lease revocation.
     Revoke(RevokeReply),
-    /// Reply to a command that changes no key: an announcement or a raised cluster version.
+    /// Reply to a command that changes no key, such as an announcement or a raised cluster version.
     Noted {
         /// The store's revision.
         revision: Revision,
@@ -41,8 +42,8 @@ pub enum Reply {
         /// The alarms that were raised or cleared.
         alarms: Vec<Alarm>,
     },
-    /// The request was applied before, but its reply was too large to keep. This substitute reply
-    /// carries the revision of the original one.
+    /// Reply to a duplicate of a request that was applied before and whose original reply was too
+    /// large to keep. Contains the revision of the original reply.
     AppliedBefore {
         /// The store's revision right after the request was applied.
         revision: Revision,
@@ -69,11 +70,12 @@ impl Reply {
 /// The rows of a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RangeReply {
-    /// The store's revision when the reply was made. This is not the requested revision.
+    /// The store's revision when the range was read. The revision that the request asked for may be
+    /// an older one.
     pub revision: Revision,
     /// The rows.
     pub kvs: Vec<KeyValue>,
-    /// Whether the limit cut off some rows.
+    /// Whether the range contains more rows than the limit allowed.
     pub more: bool,
     /// Number of keys in the range at the requested revision, regardless of limit and bounds. After
     /// [`RangeCall::skip_count`](crate::kv::RangeCall::skip_count), only the rows that were visited are
@@ -152,15 +154,15 @@ pub struct GrantReply {
 /// The reply to a lease revocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RevokeReply {
-    /// The revision that deleted the lease's keys. For a lease without keys, the store's revision
-    /// when the lease was revoked.
+    /// The revision that deleted the lease's keys. If the lease has no keys, this is the store's
+    /// revision when the lease was revoked.
     pub revision: Revision,
     /// Number of keys that were deleted.
     pub deleted: u64,
 }
 
-/// The reason why the store rejected a command. It is part of the replicated history and the same
-/// on every replica. Nothing was applied.
+/// The reason why the store rejected a command. A rejected command has no effect. The rejection is
+/// part of the replicated state and the same on every replica.
 ///
 /// Where etcd has an equivalent error, the text is the same.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -252,15 +254,15 @@ pub enum Rejection {
         /// The limit in bytes.
         max: usize,
     },
-    /// The request belongs to an earlier incarnation of its node, or its node has given it up. This
-    /// entry did not apply it, and no later entry will.
+    /// The request belongs to an earlier incarnation of its node, or its node has given up the
+    /// request. The log entry did not apply the request, and no later entry will.
     #[error("request is closed: its node gave it up or has restarted")]
     Closed,
     /// Access control denies the command, or rejects the change to users and roles.
     #[error(transparent)]
     Access(#[from] AuthError),
-    /// An alarm of this kind is active. It stays active until an operator [clears
-    /// it](crate::Client::change_alarms).
+    /// An alarm of this kind is active and forbids the command. The alarm stays active until an
+    /// operator [clears it](crate::Client::change_alarms).
     #[error("{}", .0.forbids())]
     Alarm(AlarmKind),
     /// The number of alarms would exceed the limit.
@@ -272,13 +274,13 @@ pub enum Rejection {
     /// The requesting node is no longer a member of the cluster.
     #[error("node {0} is not a member of the cluster")]
     NotMember(NodeId),
-    /// Another member has this address, or will have it.
+    /// The address is the current or future address of another member.
     #[error("member {0} is at this address, or is to be: choose another")]
     AddressTaken(NodeId),
 }
 
-/// The state machine or its input is broken, so this node must stop. The host process keeps
-/// running.
+/// A fatal error of the state machine or its input. The node must stop, but the process that embeds
+/// it keeps running.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -321,7 +323,8 @@ pub enum Fault {
         /// The newest version that this build supports.
         known: ClusterVersion,
     },
-    /// A state with a later index has an older revision, so it does not stem from the same log.
+    /// A snapshot cannot be installed: it has a later index but an older revision than the current
+    /// state, so it does not come from the same log.
     #[error(
         "cannot install a state at revision {found}: the current state is at revision {revision}"
     )]

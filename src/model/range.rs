@@ -7,10 +7,10 @@ use bytes::Bytes;
 pub enum RangeEnd {
     /// Only the start key itself.
     Single,
-    /// Every key from the start up to this one (exclusive). The range is empty if this key is not
-    /// greater than the start.
+    /// Every key from the start key up to this end key (exclusive). The range is empty if the end
+    /// key is not greater than the start key.
     Before(Bytes),
-    /// Every key from the start on.
+    /// Every key from the start key on.
     Unbounded,
 }
 
@@ -48,8 +48,8 @@ impl KeyRange {
         Self { start, end }
     }
 
-    /// Returns the range of every key from `start` (inclusive). It is not called `from`, because
-    /// `From` converts bytes into a range of a single key.
+    /// Returns the range of every key from `start` (inclusive). This function is not called `from`,
+    /// because `From` converts bytes into a range of a single key.
     ///
     /// ```
     /// use bowline::KeyRange;
@@ -67,7 +67,7 @@ impl KeyRange {
 
     /// Returns the range of every key.
     pub fn all() -> Self {
-        // No key is empty, so the smallest possible one is a single zero byte.
+        // Keys are not empty, so the smallest possible key is a single zero byte.
         Self { start: Bytes::from_static(b"\0"), end: RangeEnd::Unbounded }
     }
 
@@ -96,8 +96,8 @@ impl KeyRange {
     }
 
     /// Returns this range with `prefix` prepended, as
-    /// [`Client::with_prefix`](crate::Client::with_prefix) does. An unbounded range then ends at
-    /// the end of the prefix.
+    /// [`Client::with_prefix`](crate::Client::with_prefix) does. The result contains only keys with
+    /// the prefix, even if this range is unbounded.
     #[must_use]
     pub fn below_prefix(&self, prefix: &Bytes) -> Self {
         if prefix.is_empty() {

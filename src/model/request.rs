@@ -22,8 +22,8 @@ pub struct Range {
     pub keys_only: bool,
     /// Whether to return only the number of keys, and no rows.
     pub count_only: bool,
-    /// Returns only rows whose revisions are within these bounds. Applied after the read and before
-    /// `limit`.
+    /// Bounds on the revisions of the rows to return. The bounds are applied after the read and
+    /// before `limit`.
     pub bounds: RevisionBounds,
 }
 
@@ -148,7 +148,7 @@ pub enum PutValue {
 /// The lease of a [`Put`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PutLease {
-    /// No lease. A key that was attached to one is detached.
+    /// Writes the key without a lease. If the key was attached to a lease, it is detached.
     None,
     /// Attaches the key to this lease, which must exist.
     Attach(LeaseId),
@@ -172,15 +172,16 @@ impl Delete {
     }
 }
 
-/// A transaction: if all compares hold, one list of operations is executed, otherwise the other
-/// one. The transaction is atomic.
+/// A transaction. If all compares hold, the operations in `success` are executed, otherwise those
+/// in `failure`. The transaction is atomic.
 ///
 /// All compares, including those of nested transactions, are evaluated on the state before the
 /// transaction. Operations see the effects of earlier operations. All writes have the same
 /// revision.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Txn {
-    /// The conditions, all of which must hold. An empty list holds.
+    /// The conditions. The operations in `success` are executed if all conditions hold, or if the
+    /// list is empty.
     pub compares: Vec<Compare>,
     /// The operations to execute if the conditions hold.
     pub success: Vec<Op>,
@@ -213,18 +214,18 @@ pub enum Op {
 }
 
 impl Op {
-    /// Creates a read of one key.
+    /// Creates an operation that reads one key.
     pub fn get(key: impl Into<Bytes>) -> Self {
         Op::Range(Range::new(KeyRange::key(key)))
     }
 
-    /// Creates a read of a range.
+    /// Creates an operation that reads a range.
     pub fn range(range: impl Into<KeyRange>) -> Self {
         Op::Range(Range::new(range))
     }
 
-    /// Creates a write of `value` to `key`, without a lease. To attach a lease, use [`Put::new`]
-    /// and [`Put::lease`].
+    /// Creates an operation that writes `value` to `key`, without a lease. To attach a lease, use
+    /// [`Put::new`] and [`Put::lease`].
     pub fn put(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         Op::Put(Put::new(key, value))
     }
@@ -261,11 +262,11 @@ impl From<Txn> for Op {
 
 /// One condition of a [`Txn`], on one key or on every key of a range.
 ///
-/// A missing key has version 0, revisions 0 and no lease. A comparison of its value is false,
-/// whatever the operator. A range without keys is evaluated once, as a missing key.
+/// A missing key has version 0, revisions 0 and no lease. A comparison with the value of a missing
+/// key is always false. A range without keys is evaluated once, as a missing key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Compare {
-    /// The keys. Every one must satisfy the condition.
+    /// The keys. Every key in the range must satisfy the condition.
     pub range: KeyRange,
     /// The field to compare, and the value to compare it with.
     pub target: CompareTarget,
@@ -318,7 +319,7 @@ impl Compare {
         CompareBuilder { range: keys.into(), target: CompareTarget::Mod }
     }
 
-    /// Compares the value. Does not hold for a missing key, whatever the operator.
+    /// Compares the value. For a missing key, the condition never holds.
     pub fn value(keys: impl Into<KeyRange>) -> CompareBuilder<Bytes> {
         CompareBuilder { range: keys.into(), target: CompareTarget::Value }
     }

@@ -13,8 +13,9 @@
 //! ```
 //!
 //! The sender chooses the number of pieces of each kind; the kinds come in this order. Together the
-//! pieces are the complete state: the rebuilt machine returns the same results and has the same
-//! digest as the original one, and both stay equal as further entries are applied.
+//! pieces contain the complete state. The rebuilt machine returns the same results and has the same
+//! digest as the original machine, and the two stay equal when the same further entries are applied
+//! to both.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use super::{
     NodeId, Outcome, RequestId, Revision, SessionInfo, Term,
 };
 
-/// A state without its rows, leases and dedup table.
+/// The parts of a state other than its rows, leases and dedup table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StateHead {
     /// The replicated cluster version.
@@ -38,8 +39,8 @@ pub struct StateHead {
     pub compacted: Option<Revision>,
     /// The hash chain over everything ever written, which is part of the digest.
     pub past: u64,
-    /// The next number to use as a lease id if the caller requests no id. It is skipped if it is
-    /// taken.
+    /// The next lease id to assign when a client requests no particular id. An id that is already
+    /// in use is skipped.
     pub next_lease: u64,
     /// The members of the cluster.
     pub members: Members,
@@ -56,21 +57,22 @@ pub struct StateHead {
 pub enum SnapshotRecord {
     /// Rows live at the compacted revision, in key order.
     Rows(Vec<KeyValue>),
-    /// Changes since and including the compacted revision, ordered by revision and, within one
-    /// revision, as the request made them. A revision may continue in the next piece.
+    /// The changes of the compacted revision and of all later revisions. They are ordered by
+    /// revision, and within a revision by the operations of the request. The changes of one
+    /// revision may be split between two pieces.
     Changes(Vec<RowChange>),
-    /// Leases, by id.
+    /// Leases, ordered by id.
     Leases(Vec<LeaseRow>),
-    /// The nodes that made requests, by id.
+    /// The nodes that made requests, ordered by id.
     Lives(Vec<LifeRow>),
-    /// Replies, by node and number.
+    /// Stored replies, ordered by node and request number.
     DedupTable(Vec<(RequestId, Outcome)>),
 }
 
 /// The change that one revision made to one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RowChange {
-    /// The revision wrote this row; the row's `mod_revision` is the revision.
+    /// The revision wrote this row. The revision is the row's `mod_revision`.
     Put(KeyValue),
     /// The revision deleted a key.
     Delete {
@@ -107,7 +109,7 @@ pub struct LeaseRow {
 pub struct LifeRow {
     /// Id of the node.
     pub node: NodeId,
-    /// The newest incarnation in which it made requests.
+    /// The newest incarnation in which the node made requests.
     pub incarnation: Incarnation,
     /// The completed requests of that incarnation.
     pub window: AckWindow,
@@ -129,7 +131,7 @@ pub struct PieceCounts {
 }
 
 impl PieceCounts {
-    /// Adds the items of `piece`.
+    /// Adds the number of items in `record`.
     pub fn add(&mut self, record: &SnapshotRecord) {
         match record {
             SnapshotRecord::Rows(rows) => self.rows += rows.len() as u64,

@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// The same check by comparing all pairs.
+    /// A simple but slow version of the same check, which compares all pairs of operations.
     #[derive(Default)]
     struct Pairs<'a> {
         puts: BTreeSet<&'a [u8]>,
@@ -228,7 +228,8 @@ mod tests {
         let put = |n: u32| Op::put(format!("p{n:06}"), "");
         let delete = |n: u32| Op::delete(format!("d{n:06}"));
         let of = |ops: Vec<Op>| Op::Txn(Txn { success: ops, ..Txn::default() });
-        // A comparison of all pairs would take 10,000,000,000 steps.
+        // An implementation that compares all pairs would take 10,000,000,000 steps for this
+        // transaction.
         let ops: Vec<Op> = (0..200)
             .map(|n| {
                 let numbers = n / 2 * 1_000..(n / 2 + 1) * 1_000;

@@ -8,11 +8,11 @@ use thiserror::Error;
 use crate::codec::CodecError;
 use crate::model::ClusterId;
 
-/// The reason why a snapshot file cannot be written or read, and the position.
+/// The reason why a snapshot file cannot be written or read.
 #[derive(Debug, Error)]
 pub(crate) enum SnapshotError {
     /// The disk is full. The incomplete file was removed. The operation can be retried once there
-    /// is room.
+    /// is free space.
     #[error("disk full: cannot write {path}", path = path.display())]
     NoSpace { path: PathBuf },
 
@@ -20,7 +20,7 @@ pub(crate) enum SnapshotError {
     #[error("cannot {what} {path}: {source}", path = path.display())]
     Io { what: &'static str, path: PathBuf, source: io::Error },
 
-    /// The contents of the file are not what was written.
+    /// The file is damaged: its contents differ from the data that was written.
     #[error("{path} is damaged at byte {offset}: {why}", path = path.display())]
     Damaged { path: PathBuf, offset: u64, why: String },
 
@@ -54,7 +54,8 @@ impl SnapshotError {
         }
     }
 
-    /// Returns whether the operation may succeed later, once there is room on the disk.
+    /// Returns whether the operation failed because the disk is full. It may succeed once there is
+    /// free space.
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::NoSpace { .. })
     }

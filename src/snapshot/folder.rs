@@ -1,4 +1,4 @@
-//! The snapshots in a data directory.
+//! Finds, opens and removes the snapshot files in a data directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ pub(crate) struct Folder {
 /// A file with the name of a complete snapshot.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Found {
-    /// The last entry that it covers.
+    /// Index of the last log entry that the snapshot covers.
     pub(crate) index: LogIndex,
-    /// Term of that entry.
+    /// Term of the last log entry that the snapshot covers.
     pub(crate) term: Term,
     /// Path of the file.
     pub(crate) path: PathBuf,
@@ -83,7 +83,7 @@ impl Folder {
         if (head.index, head.term) != (found.index, found.term) {
             let (path, offset) = (found.path.clone(), 0);
             let why = format!(
-                "it covers entry {} of term {}, not the one in its name",
+                "the snapshot covers entry {} of term {}, but the file name states another entry",
                 head.index, head.term
             );
             return Err(SnapshotError::Damaged { path, offset, why });
@@ -184,7 +184,8 @@ impl Folder {
         }
     }
 
-    /// Opens a snapshot for sending. It can be sent completely even if it is removed meanwhile.
+    /// Opens a snapshot for sending. The snapshot can be sent completely even if its file is
+    /// removed meanwhile.
     ///
     /// # Errors
     /// Fails if the file does not exist or has another length, or if the disk returns an error.
@@ -196,12 +197,13 @@ impl Folder {
         if len == id.bytes {
             return Ok(Source { file, path, id });
         }
-        let why = format!("its length is {len} bytes, expected {}", id.bytes);
+        let why = format!("the file has {len} bytes, expected {}", id.bytes);
         Err(SnapshotError::Damaged { path, offset: 0, why })
     }
 
-    /// Removes snapshots and incomplete files older than `kept`, which must be undamaged and
-    /// durable, except for those in `served`. Returns the number of snapshots removed.
+    /// Removes all snapshots and incomplete files that are older than `kept`, except for those in
+    /// `served`. The snapshot `kept` must be undamaged and durable. Returns the number of removed
+    /// snapshots.
     ///
     /// # Errors
     /// Returns an error of the disk. The caller retries after the next snapshot.

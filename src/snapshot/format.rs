@@ -1,5 +1,5 @@
-//! The byte format of a snapshot file, independent of files. The [module page](super) draws the
-//! layout.
+//! Encodes and decodes the byte format of a snapshot file, without file access. The [module
+//! page](super) shows the layout.
 
 use bytes::Bytes;
 
@@ -8,7 +8,7 @@ use crate::model::{ClusterId, PieceCounts, SnapshotId, SnapshotRecord, StateHead
 
 const MAGIC: [u8; 8] = *b"bowlsnap";
 
-/// The file format that this build writes, and the newest that it reads.
+/// The file format that this build writes. It is also the newest format that this build reads.
 const FORMAT: u32 = 1;
 
 /// Length of the header.
@@ -88,7 +88,7 @@ impl Sums {
         Self { chain: crc32fast::hash(header), whole, bytes: header.len() as u64, chunks: 0 }
     }
 
-    /// Returns the checksum of the next chunk if it has this content.
+    /// Returns the checksum that the next chunk must have if it has this length and content.
     pub(super) fn next(&self, length: u32, content: &[u8]) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(&self.chain.to_le_bytes());
@@ -175,7 +175,7 @@ pub(super) fn parse_header(bytes: &[u8; HEADER_BYTES]) -> Result<ClusterId, BadH
     if *magic != MAGIC {
         return Err(BadHeader::Damaged("not a Bowline snapshot"));
     }
-    // The rest of a newer format is unknown, so the version is checked first.
+    // Check the version first, because the remaining layout of a newer format is unknown.
     match u32::from_le_bytes(*format) {
         0 => return Err(BadHeader::Damaged("format 0")),
         format if format > FORMAT => return Err(BadHeader::Newer(format)),

@@ -1,5 +1,5 @@
-//! The fuzz target for snapshot files: arbitrary bytes, or arbitrary chunk contents with correct
-//! checksums.
+//! The fuzz target for snapshot files. The input is either arbitrary bytes, or arbitrary chunk
+//! contents to which correct checksums are added.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::sim::SimDisk;
 const CLUSTER: ClusterId = ClusterId(0xc1);
 const FILE: &str = "/data/read";
 
-/// Makes a file from the input; the first byte selects how. Everything that is decoded must encode
-/// to the same bytes, and the pieces must either restore to a state or be rejected.
+/// Makes a snapshot file from the input; the first byte selects how. All decoded data must encode
+/// to the same bytes again, and the pieces must either restore to a state or be rejected.
 pub(crate) fn snapshots(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let bytes = match feed.byte() % 8 {
@@ -34,7 +34,7 @@ pub(crate) fn snapshots(data: &[u8]) -> Came {
     }
     again.extend(chunks.end().0);
     assert_eq!(again, bytes, "one state has two files");
-    // A peer may send valid pieces that do not belong together.
+    // The pieces may be valid one by one but not belong together, as a peer may send them.
     let (head, restored) = restore(head, records);
     if let Ok(machine) = restored {
         assert_eq!(machine.digest(), head.digest);
@@ -139,7 +139,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             std::iter::from_fn(|| image.next(300).expect("readable")).collect();
         let (mut chunks, mut whole) = Chunks::begin(CLUSTER, &head);
         let mut orders = vec![1, 0];
-        // The first two bytes select a mostly valid file of chunks. The head follows.
+        // An input that starts with these two bytes is turned into a mostly valid file. The head of
+        // the state follows.
         let mut body = Vec::new();
         codec::encode_head(&head, &mut body);
         let put = |orders: &mut Vec<u8>, body: &[u8]| {

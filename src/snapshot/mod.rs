@@ -28,23 +28,25 @@
 //!     kind 3   the footer, last: counts of everything | chunks before | bytes before u64 | checksum u64
 //! ```
 //!
-//! The checksum of a chunk covers the previous checksum, its length and its content, so a missing,
-//! duplicated or moved chunk is detected. The checksum in the footer covers every byte before the
-//! footer. No byte depends on the node that wrote the file. Therefore members at the same index
-//! write identical files, and a transfer that began from one member can continue from another.
+//! The checksum of a chunk covers the checksum of the previous chunk, and the length and content of
+//! this one. Therefore a missing, duplicated or moved chunk is detected. The checksum in the footer
+//! covers every byte before the footer. No byte of the file depends on the node that wrote it.
+//! Therefore members at the same index write identical files, and a transfer that began from one
+//! member can continue from another.
 //!
-//! A backup is such a file. A backup that was transferred like an etcd snapshot has zeros up to a
-//! multiple of 512 bytes and a 32-byte hash at its end, which this module ignores.
+//! A backup file has the same format. A backup that was downloaded over the etcd API has two
+//! additions at its end, like an etcd snapshot: zeros up to a multiple of 512 bytes, and a 32-byte
+//! hash. This module ignores the zeros and the hash.
 //!
 //! # Durability
-//! A file with the final name is complete. It was synced, read back and verified before it was
-//! renamed; a received file was verified by building a machine from it. The log is truncated only
-//! after the directory was synced after that, and only then is the older snapshot removed. All
-//! other files in the directory are leftovers. Those of a writer are removed at the next start.
-//! Those of a transfer are continued after their last complete chunk.
+//! A file with the final name is complete: it was synced, read back and verified before it was
+//! renamed. A received file was verified by building a state machine from it. After the rename, the
+//! directory is synced. Only then is the log truncated and the older snapshot removed. Files with
+//! other names are unfinished. At the next start, an unfinished file of a writer is removed, and an
+//! unfinished transfer continues after its last complete chunk.
 //!
-//! Invariant: this module knows nothing about machines, peers or logs. Every call does a bounded
-//! amount of work, so that the caller may pause between any two.
+//! Invariant: this module does not depend on the state machine, the network or the log. Every call
+//! does a bounded amount of work, so that the caller may pause between any two calls.
 
 mod error;
 mod folder;

@@ -1,8 +1,8 @@
 //! A snapshot that is received in parts from another member.
 //!
-//! Parts are appended in order, each at the offset where the previous one ended. Within one
-//! incarnation nothing is fetched twice. After a crash it is unknown which of the written bytes are
-//! on disk. The file is then continued after its last complete chunk, which the chain of checksums
+//! Each part is appended where the previous part ended. Until a restart of this node, no part is
+//! fetched twice. After a crash, it is unknown which of the written bytes are on disk. The transfer
+//! then continues after the last complete chunk of the file, which the chain of checksums
 //! identifies.
 
 use std::path::PathBuf;
@@ -14,8 +14,9 @@ use super::writer::{SYNC_BYTES, Temporary};
 use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, SnapshotId};
 
-/// A partially received snapshot. See the module page. It survives a restart. It is removed when it
-/// turns out to be damaged, or when another snapshot is received or kept instead.
+/// A partially received snapshot. See the module page. Its file survives a restart. The file is
+/// removed if it turns out to be damaged, or when the node receives or keeps another snapshot
+/// instead.
 pub(crate) struct Partial {
     temporary: Temporary,
     path: PathBuf,
@@ -34,7 +35,8 @@ pub(crate) enum Appended {
     /// The part does not start at the end of the file, or exceeds the length of the snapshot. The
     /// caller must request the part at [`Partial::length`].
     Elsewhere,
-    /// The disk is full. The part was not appended, and the call may be retried once there is room.
+    /// The disk is full. The part was not appended. The call may be retried once there is free
+    /// space.
     NoRoom,
 }
 
@@ -91,7 +93,8 @@ impl Partial {
             Ok(()) => {}
             Err(SnapshotError::NoSpace { .. }) => return Ok(Appended::NoRoom),
             Err(error) => {
-                // A new file may be written to a better place on the disk.
+                // If writing fails, remove the file. The next attempt creates a new file, which may
+                // be stored in an intact area of the disk.
                 self.temporary.armed = true;
                 return Err(error);
             }
@@ -116,7 +119,7 @@ impl Partial {
             return Err(SnapshotError::Damaged { path, offset, why });
         }
         self.sync()?;
-        // From here on the file is either complete or useless.
+        // From here on, the file is removed unless it proves to be complete and valid.
         self.temporary.armed = true;
         let check = Check::begin(self.temporary, self.path, self.id)?;
         check.expect_cluster(self.cluster)?;
@@ -125,7 +128,8 @@ impl Partial {
 
     fn sync(&mut self) -> Result<(), SnapshotError> {
         self.file.sync_data().map_err(|error| {
-            // The contents of the file are unknown now.
+            // After a failed sync, the contents of the file are unknown, so the file must be
+            // removed.
             self.temporary.armed = true;
             SnapshotError::io("sync", &self.temporary.path)(error)
         })?;
@@ -143,6 +147,7 @@ fn sound(disk: &Arc<dyn Disk>, path: &std::path::Path, cluster: ClusterId, id: S
         return 0;
     }
     while let Ok(true) = reader.pass() {}
-    // A longer file is another one, so its prefix is not used.
+    // If the file is longer than the snapshot, it belongs to another snapshot, so its prefix is not
+    // used.
     if reader.sound() > id.bytes { 0 } else { reader.sound() }
 }

@@ -22,16 +22,16 @@ pub(crate) struct SnapshotReader {
     head: StateHead,
     sums: Sums,
     counts: PieceCounts,
-    /// Whether pieces were skipped, and therefore not counted.
+    /// Whether some pieces were skipped. Skipped pieces are not counted.
     passes: bool,
-    /// Known once the footer has been read.
+    /// Id of the snapshot, once the footer has been read.
     id: Option<SnapshotId>,
     /// Whether a [tail](TAIL_BYTES) may follow the footer.
     may_have_tail: bool,
 }
 
-/// A backup that was transferred like an etcd snapshot ends like one: with zeros up to a multiple
-/// of this number, then a hash for the receiver.
+/// A backup that was downloaded over the etcd API ends like an etcd snapshot: with zeros up to a
+/// multiple of this number of bytes, and then a hash of the contents.
 const TAIL_ALIGN: u64 = 512;
 const TAIL_BYTES: u64 = 32;
 
@@ -86,7 +86,7 @@ impl SnapshotReader {
         Ok(Self { path, file, len, cluster, head, sums, counts, passes, id: None, may_have_tail })
     }
 
-    /// Does the same for a file that may have been transferred like an etcd snapshot.
+    /// Opens a file that may have been downloaded over the etcd API, and reads its head.
     ///
     /// # Errors
     /// Same as [`SnapshotReader::open`].
@@ -158,7 +158,7 @@ impl SnapshotReader {
             return Ok(());
         }
         let (path, offset) = (self.path.clone(), 0);
-        let why = format!("its id is {:?}, expected {expected:?}", self.id);
+        let why = format!("the snapshot id is {:?}, expected {expected:?}", self.id);
         Err(SnapshotError::Damaged { path, offset, why })
     }
 
@@ -196,7 +196,7 @@ impl SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// Returns whether only a tail follows.
+    /// Returns whether the rest of the file from `end` on is only a tail: padding and a hash.
     fn is_tail_from(&self, end: u64) -> Result<bool, SnapshotError> {
         let padded = end.next_multiple_of(TAIL_ALIGN);
         if self.len != padded + TAIL_BYTES {
@@ -269,11 +269,11 @@ fn next_chunk(
     }
 }
 
-/// The last step of a complete and synced file: it is read back, one chunk per call, then renamed,
-/// and the directory is synced. If the value is dropped before that, or the file is damaged, the
-/// file is removed. A file that was written here is only [verified](Self::step). From a received
-/// file, a state is [built](Self::next) before the file gets its final name, so a file with that
-/// name can always be loaded.
+/// The last step before a complete and synced file gets its final name. The file is read back, one
+/// chunk per call, and renamed, and the directory is synced. If the value is dropped before that,
+/// or if the file is damaged, the file is removed. A file that this node has written is only
+/// [verified](Self::step). From a received file, a state is also [built](Self::next). Therefore a
+/// file with a final name can always be loaded.
 pub(crate) struct Check {
     temporary: Temporary,
     path: PathBuf,
@@ -296,8 +296,8 @@ impl Check {
         self.reader.expect_cluster(expected)
     }
 
-    /// Does a part of the work. Returns `Some` when the file is verified and durable under its
-    /// name.
+    /// Verifies the next chunk. Returns `Some` when the whole file is verified and durable under
+    /// its final name.
     ///
     /// # Errors
     /// Fails if the disk returns an error, or if the data read back differs from what was written.

@@ -163,8 +163,8 @@ fn truncated_or_extended_file_is_detected() {
     }
 }
 
-/// A backup that was transferred like an etcd snapshot ends like one. No other data may follow a
-/// file.
+/// A backup that was downloaded over the etcd API ends with padding and a hash. No other data may
+/// follow a snapshot file.
 #[test]
 fn trailing_hash_is_accepted_only_in_a_received_backup() {
     let world = World::new(1);
@@ -294,7 +294,7 @@ fn transfer_interrupted_at_any_byte_resumes() {
         let mut partial = world.folder().receive(id).unwrap();
         feed_until(&mut partial, &bytes, end);
         drop(partial);
-        // First only the process ends, then the machine.
+        // In the first run, only the process ends; in the second run, the machine crashes.
         for crash in [false, true] {
             if crash {
                 world.sim.crash()
@@ -522,7 +522,7 @@ fn two_backups_to_one_path_do_not_collide() {
     for record in some_pieces(3, 4) {
         whole.write(&record).unwrap();
     }
-    // The file is complete and being checked when another member starts to write.
+    // Another member starts to write while the complete file of the first member is being checked.
     let check = whole.seal().unwrap();
     let unfinished = begin(2);
     let id = finish(check).unwrap();
@@ -530,7 +530,7 @@ fn two_backups_to_one_path_do_not_collide() {
     assert_eq!(reader.bytes(), id.bytes, "what it says it has written is there");
     drop(unfinished);
     assert_eq!(world.names(), ["shared.backup"]);
-    // A member replaces the file that it left behind itself.
+    // A member replaces an incomplete file that it has left behind itself.
     std::mem::forget(begin(2));
     assert_eq!(world.names().len(), 2);
     finish(begin(2).seal().unwrap()).unwrap();

@@ -25,8 +25,9 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Creates the file that will get the name `path`. Until it is complete, `ending` and
-    /// `.writing` are appended to the name, and an existing file with that name is replaced.
+    /// Creates the file that will be renamed to `path` when it is complete. Until then its name is
+    /// `path` with `ending` and `.writing` appended. An existing file with the temporary name is
+    /// replaced.
     ///
     /// # Errors
     /// Fails if the disk returns an error or is full.
@@ -100,12 +101,12 @@ impl Writer {
 pub(super) struct Temporary {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) path: PathBuf,
-    /// Whether it is removed on drop.
+    /// Whether the file is removed on drop.
     pub(super) armed: bool,
 }
 
 impl Temporary {
-    /// Claims the name and removes an existing file with it.
+    /// Claims the temporary name, and removes an existing file with that name.
     fn take(disk: &Arc<dyn Disk>, path: PathBuf) -> Result<Self, SnapshotError> {
         match disk.remove(&path) {
             Ok(()) => {}

@@ -1,17 +1,18 @@
-//! The receiving end: the listener, and the connections that peers have dialed.
+//! The receiving side: the listener, and the connections that peers have dialed to this member.
 //!
 //! The number of connections that have not completed their handshake is limited. When the limit is
-//! exceeded, one of them is closed. If one address has more of them than a member makes, a
-//! connection of the address with the most is closed, otherwise one of any address. Among these the
-//! oldest silent one is chosen: one that has not sent a preface, or, with certificates, has not
-//! proven an identity. A member sends its preface within milliseconds, so it is unlikely to be the
-//! victim. Only if there are no silent ones, the oldest of the others is closed. Therefore a flood
-//! of silent connections costs only a few tasks, and if it comes from one address, it displaces
-//! only itself.
+//! exceeded, one of these connections is closed. If one address has more pending connections than a
+//! real member ever opens, a connection from the address with the most pending connections is
+//! closed. If no address has so many, a connection from any address may be closed. Among the
+//! candidates, the oldest silent connection is closed. A connection is silent until the caller has
+//! sent its preface or, if certificates are used, has proven its identity. If no connection is
+//! silent, the oldest candidate is closed. A member sends its preface within milliseconds, so its
+//! connection is unlikely to be closed. Therefore a flood of silent connections costs only a few
+//! tasks, and a flood from one address displaces only connections from that address.
 //!
-//! After the handshake there is one connection for each peer and lane. A newer connection replaces
-//! the older one, and starts to read only after the older one has delivered its last message, which
-//! preserves the order.
+//! After the handshake there is one connection for each peer and lane (see the [module page](super)
+//! on lanes). A newer connection replaces the older one. The newer connection is read only after
+//! the older one has delivered its last message, so that the order of messages is preserved.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -38,8 +39,8 @@ use crate::model::{Hello, Lane, Moment, NodeId, PeerMessage};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Period in which replacements of open connections are counted.
 const CONTEST_TIME: Duration = Duration::from_secs(60);
-/// Number of replacements in that period that a member with ordinary connection failures does not
-/// reach.
+/// Maximum number of replacements in that period. A member with ordinary connection failures stays
+/// below it; two processes with the same identity exceed it.
 const CONTESTS_MAX: u32 = 30;
 
 /// Accepts connections until the transport stops.
@@ -49,8 +50,8 @@ pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
         match listener.accept().await {
             Ok((stream, from)) => {
                 failing = false;
-                // The connection is counted before its task runs, so that a flood is limited while
-                // it arrives.
+                // The connection is counted before its task runs, so that the limit also applies to
+                // connections that arrive in a flood.
                 let waiting = AcceptorWaiting::begin(context.clone(), origin(from.ip()));
                 let context = context.clone();
                 tokio::spawn(async move {
@@ -119,7 +120,8 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
         );
     }
     if let Some(before) = before {
-        // Returns an error when the older connection drops its end, which is what we wait for.
+        // Waits until the older connection has ended: it then drops its end of the channel, so the
+        // result is an error.
         let _ = before.await;
     }
     context.peers.heard_from(peer, life_of(&hello));
@@ -155,7 +157,7 @@ async fn receive(
     let mut tick = tokio::time::interval(context.settings.tick());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut silent_ticks, silent_ticks_max) = (0, context.settings.silent_ticks_max());
-    // True if data has arrived since this end last sent a keepalive.
+    // True if data has arrived since this side last sent a keepalive.
     let mut owes = false;
     loop {
         tokio::select! {
@@ -221,7 +223,7 @@ async fn receive(
             }
         }
         if lane == Lane::Snapshot {
-            // This loop may never run out of data, so let other tasks run first.
+            // New data may always be available, so let other tasks run before the next read.
             tokio::task::yield_now().await;
         }
     }
@@ -232,8 +234,8 @@ fn say_alive(stream: &Wire, alive: &[u8]) -> Result<(), Broken> {
     match stream.try_write(alive) {
         Ok(written) if written == alive.len() => Ok(()),
         Ok(_) => Err(Broken::Socket(io::Error::other("a keepalive was only partly written"))),
-        // The dialer does not read at the moment. It will receive the next keepalive, or close the
-        // connection.
+        // The socket is full because the dialer does not read at the moment, so this keepalive is
+        // skipped. The dialer will receive the next one, or close the connection.
         Err(error) if is_passing(&error) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -271,7 +273,7 @@ fn deliver(context: &Context, frame: Frame, hello: &Hello, stream: &Wire) -> Res
     Ok(())
 }
 
-/// The connections that others have dialed.
+/// The connections that other processes have dialed.
 #[derive(Default)]
 pub(super) struct Incoming {
     state: Mutex<IncomingState>,
@@ -296,14 +298,15 @@ struct AcceptorNewcomer {
 }
 
 impl IncomingState {
-    /// Closes one connection in its handshake. The module page states which.
+    /// Closes one connection whose handshake is not complete. The module page states how it is
+    /// chosen.
     fn evict_one(&mut self) {
         let mut crowds: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for newcomer in self.silent.values().chain(self.speaking.values()) {
             *crowds.entry(newcomer.origin).or_default() += 1;
         }
-        // A member makes at most two attempts at a time on each lane, so this number is not
-        // suspicious.
+        // A member makes at most two attempts at a time on each lane, so up to this number of
+        // connections from one address is normal.
         let few = 2 * LANES.len();
         let size = |origin: &IpAddr| crowds.get(origin).copied().unwrap_or_default().max(few);
         let most = crowds.keys().map(size).max();
@@ -378,7 +381,8 @@ struct Seat {
     replaced: Arc<Notify>,
     /// Notified when the membership has changed.
     judge_again: Arc<Notify>,
-    /// Dropped at the end of the connection, which the next one waits for.
+    /// Dropped at the end of the connection. The connection that replaces this one waits for the
+    /// drop.
     _ended: oneshot::Sender<()>,
 }
 
@@ -387,8 +391,8 @@ impl Incoming {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers the connection for its lane and tells the previous one to end. The receiver
-    /// resolves when it has ended.
+    /// Registers the connection for its lane and asks the previous connection to end. The receiver
+    /// resolves when the previous connection has ended.
     fn seat(
         &self,
         lane: Lane,
@@ -397,8 +401,8 @@ impl Incoming {
     ) -> (Seat, Option<oneshot::Receiver<()>>) {
         let mut state = self.state();
         let life = life_of(hello);
-        // A connection of another incarnation on any lane belongs to a process that no longer
-        // exists.
+        // A connection of another incarnation, on any lane, belongs to a process that no longer
+        // exists, so it is closed.
         for (place, seated) in &state.seated {
             if *place == (hello.from, lane) || (place.0 == hello.from && seated.life != life) {
                 seated.replaced.notify_one();
@@ -407,7 +411,8 @@ impl Incoming {
         state.last_number += 1;
         let number = state.last_number;
         let (replaced, judge_again) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        // The membership may have changed since the hello was checked.
+        // Check the new connection once more, because the membership may have changed since its
+        // hello was checked.
         judge_again.notify_one();
         let (sender, ended) = oneshot::channel();
         let before = state.seated.remove(&(hello.from, lane));
@@ -481,8 +486,8 @@ mod tests {
         assert_eq!(counts, [0, 1, 2, 3]);
         assert_eq!(seat(1, 60).contests, 4);
         assert_eq!(seat(1, 61).contests, 1, "another minute");
-        // A later incarnation, or a connection after the previous one has ended, does not count as
-        // a replacement.
+        // A connection of a later incarnation does not count as a replacement, and neither does a
+        // connection after the previous one has ended.
         assert_eq!(seat(2, 61).contests, 0);
         let last = seat(2, 62);
         incoming.leave(node(2), Lane::Control, last.number);
@@ -499,7 +504,7 @@ mod tests {
         let (second, before) = incoming.seat(Lane::Control, &hello(1), now);
         let mut before = before.expect("the first");
         assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        // Leaving does not unregister the second connection.
+        // When the first connection leaves, the second connection stays registered.
         incoming.leave(node(2), Lane::Control, first.number);
         drop(first);
         assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Closed));

@@ -1,9 +1,10 @@
-//! Explains why two members belong to different clusters: compares their configurations.
+//! Explains a mismatch of cluster ids: compares the configurations of two members and finds out how
+//! they differ.
 //!
-//! A cluster's id is derived from its token and the names of its founding members; the upper half
-//! depends on the token alone. Therefore two ids reveal which of the two differs. To compare the
-//! names, the member that was dialed appends its own list to its rejection, and the dialer compares
-//! that list with its own.
+//! A cluster's id is derived from its token and the names of its founding members. The upper half
+//! of the id depends on the token alone. Therefore a comparison of two ids reveals whether the
+//! tokens or the names differ. To compare the names, the member that was dialed appends its own
+//! list to its rejection, and the dialer compares that list with its own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +14,8 @@ use crate::model::{ClusterId, Hello, NodeId};
 
 /// Separates the name of the rejecting member from its list of names in a rejection.
 const LISTS: &str = " lists ";
-/// Maximum number of other clusters to remember. More can only come from forged hellos.
+/// Maximum number of other clusters to remember. A larger number can only be caused by forged
+/// hellos.
 const CLUSTERS_MAX: usize = 16;
 
 /// Two members of different clusters, from the view of one of them.
@@ -29,8 +31,8 @@ pub(crate) struct OtherCluster {
 }
 
 impl OtherCluster {
-    /// Creates the difference between two hellos. Their ids are numbered by different lists, so an
-    /// id does not identify a member.
+    /// Creates the difference between two hellos. The two clusters assign ids independently, so an
+    /// id does not identify a member of the other cluster.
     pub(super) fn new(mine: &Hello, theirs: &Hello) -> Self {
         let own = (format!("member {}", mine.from), Vec::new());
         let (address, id) = (theirs.address.clone(), theirs.from);
@@ -74,7 +76,8 @@ impl fmt::Display for OtherCluster {
 /// The findings about members of other clusters.
 #[derive(Default)]
 pub(super) struct OtherClusters {
-    /// By the part of the cluster's id that is displayed.
+    /// The explanation for each other cluster. The key is the part of the cluster's id that is
+    /// displayed.
     explained: Mutex<BTreeMap<u64, String>>,
 }
 

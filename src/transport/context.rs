@@ -18,8 +18,8 @@ use super::wire::Wire;
 use crate::env::Env;
 use crate::model::{Hello, Lane, Moment, NodeId};
 
-/// Minimum time between reports of rejections by or of one peer on one side. The peer dials
-/// repeatedly, so rejections repeat.
+/// Minimum time between two reports of rejections for one peer and one side of the connection.
+/// Members dial repeatedly, so the same rejection repeats.
 const REFUSAL_REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// The end of a connection that this member is.
@@ -44,8 +44,8 @@ pub(super) struct Context {
     pub(super) joiners: Joiners,
     reported: Mutex<BTreeMap<(Side, Option<NodeId>), Moment>>,
     stopping: watch::Receiver<bool>,
-    /// Nothing is ever sent on it. A receiver detects that the context was dropped, which means
-    /// that all tasks have ended.
+    /// Nothing is ever sent on this channel. When the last task has ended, the context is dropped,
+    /// and the receiver detects that the channel is closed.
     _ended: mpsc::Sender<()>,
 }
 
@@ -120,8 +120,8 @@ impl Context {
         }
     }
 
-    /// Warns of a new connection that is not encrypted although this member uses TLS, once for both
-    /// permanent lanes.
+    /// Logs a warning if a new connection is not encrypted although this member uses TLS. Logs one
+    /// warning for the control and the bulk lane together.
     pub(super) fn warn_if_bare(&self, wire: &Wire, peer: NodeId, lane: Lane) {
         if lane == Lane::Control && self.security.is_bare(wire) {
             let (me, name) = (self.admission.me(), self.admission.name(peer).unwrap_or_default());
@@ -131,7 +131,8 @@ impl Context {
 
     /// Returns whether enough time has passed to report about this peer again.
     fn may_report(&self, side: Side, peer: Option<NodeId>) -> bool {
-        // All unknown peers share one entry, so that forged ids fill neither the table nor the log.
+        // All unknown peers share one entry of the table, so that forged ids fill neither the table
+        // nor the program's log output.
         let place = (side, peer.filter(|peer| self.admission.knows(*peer)));
         let now = self.env.clock.now();
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! The sending end: keeps one connection to one peer on one lane.
+//! The sending side: maintains one connection to one peer on one lane.
 //!
 //! ```text
 //!   dial ──► handshake ──► up: write the queue, send keepalives, read their echo ────────┐
@@ -6,23 +6,24 @@
 //!    └── pause ◄─┴───────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A peer that is about to move is dialed at its old and its new address in turn. The name is
-//! resolved again for each connect (`names`). If it has several addresses, the next attempt starts
-//! after the one whose handshake failed, because another program may listen there.
+//! A peer that is about to move is dialed at its old and its new address in turn. The host name is
+//! resolved again for each connect (`names`). If a name has several addresses, each attempt starts
+//! with the address after the one whose handshake failed last, because another program may listen
+//! at that address.
 //!
-//! The pause grows to its maximum while connects or handshakes fail or connections break soon. It
-//! starts small again after a connection that lasted and was not rejected. It ends early if the
-//! peer itself dials, because then the peer is reachable again, and if the peer moves to another
-//! address. A connection to an address that the peer has left, or to an earlier incarnation of the
-//! peer, is closed.
+//! The pause between attempts grows to a maximum while connects or handshakes fail, or while
+//! connections break soon. The pause starts small again after a connection that lasted and was not
+//! rejected. The pause ends early if the peer itself dials this member, because then the peer is
+//! reachable again, or if the peer moves to another address. A connection to an address that the
+//! peer has left, or to an earlier incarnation of the peer, is closed.
 //!
 //! **After a black hole.** A network may drop packets without closing anything. An attempt in
 //! progress then stays silent for its whole handshake timeout, and an open connection for its idle
 //! timeout. Therefore, while an attempt hangs or a connection is silent, a short new attempt is
-//! made every `redial_every`. The first one that succeeds is used.
+//! made every `redial_every`. The first attempt that succeeds provides the connection.
 //!
-//! A lane that is used on demand is dialed when something is to be sent, and closed after it was
-//! unused for a while: see [`Pipe::wanted`].
+//! A connection on demand (for snapshots) is dialed when there is something to send, and closed
+//! after it was unused for a while. See [`Pipe::wanted`].
 
 use std::io;
 use std::sync::Arc;
@@ -46,12 +47,12 @@ use crate::model::{Hello, Lane, NodeId};
 /// Number of ticks without a byte from the peer after which a second connection is tried.
 const SUSPICIOUS_TICKS: u32 = 2;
 
-/// Keeps the connection until the peer is removed or the transport stops.
+/// Maintains the connection until the peer is removed or the transport stops.
 pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
     let pipe = peer.pipe(lane);
     let mut target = peer.target();
     let mut pause = Pause::new(context.settings.pause_min, context.settings.pause_max);
-    // The index of the next of the peer's addresses, and of the resolved address to try first.
+    // The indexes of the peer's address to dial next, and of the resolved address to try first.
     let (mut turn, first) = (0_usize, AtomicUsize::new(0));
     loop {
         let address = match target.borrow_and_update().as_deref() {
@@ -131,10 +132,10 @@ impl Route<'_> {
         self.peer.pipe(self.lane)
     }
 
-    /// Dials until an attempt has an outcome. The first attempt may take the whole handshake
-    /// timeout, because a slow network may need it. If the network drops its packets, it stays
-    /// silent for all that time although the peer may be reachable again, so [`Self::probe`] makes
-    /// further attempts in parallel.
+    /// Dials until an attempt succeeds or fails. The first attempt may take the whole handshake
+    /// timeout, because a slow network may need that long. But if the network drops the packets of
+    /// this attempt, it hangs for the whole timeout, although the peer may be reachable again.
+    /// Therefore [`Self::probe`] makes further attempts in parallel.
     async fn reach(&self) -> Result<Established, Broken> {
         let settings = &self.context.settings;
         let first = self.connect(self.first.load(Ordering::Relaxed));
@@ -185,7 +186,8 @@ impl Route<'_> {
     async fn connect(&self, first: usize) -> Result<Established, Broken> {
         let context = self.context;
         let (tcp, at) = open(self.address, &context.names, &context.settings, first).await?;
-        // If this is not the peer, the next attempt starts with the next address.
+        // If the handshake fails because this address belongs to another program, the next attempt
+        // starts with the next address.
         self.first.store(at + 1, Ordering::Relaxed);
         let again = async {
             let again = open(self.address, &context.names, &context.settings, at).await?;
@@ -198,7 +200,8 @@ impl Route<'_> {
         Ok((stream, hello))
     }
 
-    /// Serves a connection, and those that replace it while the peer is silent, until one breaks.
+    /// Serves a connection until it breaks. While the peer is silent, a new connection may replace
+    /// the current one.
     async fn hold(&self, mut established: Established, dialing: Dialing<'_>) -> Broken {
         let (context, peer) = (self.context, self.peer);
         let me = context.admission.me();
@@ -211,8 +214,8 @@ impl Route<'_> {
             tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "connected");
             let life = life_of(&hello);
             peer.met(life);
-            // Entered before the earlier one ends, so that the peer does not count as disconnected
-            // in between.
+            // The new connection is counted before the earlier one ends, so that the peer does not
+            // count as disconnected in between.
             let presence = context.presence.enter(peer.id, hello);
             drop(earlier.replace(presence));
             let stream = Arc::new(stream);
@@ -231,8 +234,8 @@ impl Route<'_> {
         }
     }
 
-    /// Makes a new connection while the current one is silent. The network may have lost the
-    /// current one, and TCP retransmits after ever longer pauses.
+    /// Makes a new connection while the current one is silent. The network may have lost packets of
+    /// the current connection, and TCP retransmits them only after longer and longer pauses.
     async fn replace(&self, silent: &watch::Sender<bool>) -> Established {
         let mut silent = silent.subscribe();
         loop {
@@ -246,8 +249,9 @@ impl Route<'_> {
     }
 }
 
-/// Waits until the peer itself dials. It is reachable again then, so an attempt that hangs should
-/// be replaced. An attempt younger than the shortest pause is not considered hanging.
+/// Waits until the peer itself dials this member. The peer is then reachable again, so an attempt
+/// that hangs should be replaced. An attempt younger than the shortest pause does not count as
+/// hanging.
 async fn heard_meanwhile(pipe: &Pipe, settings: &TcpSettings) {
     tokio::time::sleep(settings.pause_min).await;
     pipe.retry.notified().await;
@@ -263,7 +267,7 @@ pub(super) async fn open(
 ) -> io::Result<(TcpStream, usize)> {
     let addresses = names.addresses(address, settings.handshake_timeout / 4).await?;
     let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    // An address that drops packets must not use up the time of the next ones.
+    // An address that drops packets must not use up the time for the next addresses.
     let count = addresses.len();
     let share = settings.handshake_timeout / u32::try_from(count).unwrap_or(1).max(1);
     let limit = share.min(settings.connect_timeout);
@@ -372,7 +376,7 @@ async fn serve(
                 (ticks, silent_ticks) = (ticks.wrapping_add(1), silent_ticks + 1);
                 echoes.rest();
                 if ticks.is_multiple_of(silent_ticks_max) && pipe.rest_if_unused() {
-                    return Broken::Socket(io::Error::other("it was unused for a while"));
+                    return Broken::Socket(io::Error::other("the connection was unused for a while"));
                 }
                 pipe.send_alive(&alive);
             }
@@ -386,8 +390,8 @@ async fn serve(
     }
 }
 
-/// The pause before dialing again. It doubles each time up to a maximum. A random value from the
-/// upper half of the range is used, so that members do not dial in step.
+/// The pause before dialing again. It doubles each time up to a maximum. The actual pause is a
+/// random value from the upper half of the range, so that members do not dial at the same times.
 struct Pause {
     min: Duration,
     max: Duration,

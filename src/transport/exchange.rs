@@ -1,4 +1,4 @@
-//! The handshake on a connection, from both ends.
+//! The handshake on a connection: the code of the dialer and of the acceptor.
 //!
 //! ```text
 //!   dialer                                     acceptor
@@ -11,9 +11,10 @@
 //! ```
 //!
 //! The preface and the `refused` frame are the same in every version of the protocol, so that
-//! members with incompatible versions can still report it. A dialer that begins neither with the
-//! magic nor with TLS gets no reply. Everything here is read to an exact length, so that no byte of
-//! a message is read before both ends have agreed. The caller sets a timeout.
+//! members with incompatible versions can still report the mismatch. A dialer whose first bytes are
+//! neither the magic `bowline\0` nor TLS gets no reply. The handshake reads only the exact lengths
+//! that it expects, so that no byte of a message is read before both sides have accepted each
+//! other. The caller of this module sets a timeout.
 
 use bytes::{Bytes, BytesMut};
 use std::io;
@@ -54,19 +55,19 @@ const LINGER_READ_BYTES: usize = 4 << 10;
 #[derive(Debug, Error)]
 pub(super) enum Broken {
     /// The socket failed or was closed.
-    #[error("{0}")]
+    #[error("socket error: {0}")]
     Socket(io::Error),
-    /// The two ends secure their connections in different ways, or one does not accept the other's
+    /// One side uses TLS and the other does not, or one side does not accept the other's
     /// certificate.
     #[error("{0}")]
     Untrusted(String),
     /// The data does not follow the protocol.
-    #[error("{0}")]
+    #[error("invalid data from the other end: {0}")]
     Garbage(String),
-    /// One of the ends has rejected the other.
+    /// One side has rejected the other.
     #[error("{why}")]
     Refused {
-        /// The other end, by its own account.
+        /// The id that the other side claims.
         peer: NodeId,
         /// The reason.
         why: Refused,
@@ -203,8 +204,8 @@ pub(super) async fn dial(
     Ok(theirs)
 }
 
-/// Reads the preface of a dialer. If the dialer uses TLS and this member does not, replies with an
-/// error, because the dialer would otherwise only see a closed connection.
+/// Reads the preface of a dialer. If the dialer uses TLS and this member does not, replies with a
+/// TLS error, because the dialer would otherwise only see a closed connection.
 pub(super) async fn hear(stream: &mut Wire) -> Result<Preface, Broken> {
     let heard = Preface::read(stream).await;
     if let Err(Broken::Untrusted(_)) = &heard {
@@ -275,8 +276,9 @@ pub(super) async fn accept(
             return Err(Broken::Garbage(format!("unexpected frame {kind:?} in reply to a hello")));
         }
     }
-    // The dialer chose when to send its last frame. Meanwhile a later incarnation of it may have
-    // connected, or the cluster may have been founded without its disk.
+    // The check is repeated, because the dialer may have delayed its last frame. Meanwhile a later
+    // incarnation of the dialer may have connected, or the cluster may have been founded without
+    // its disk.
     if let Err(rejection) = admission.admit(&admission.hello(peer), &theirs, stream.proven_name()) {
         return Err(turn_away(stream, &[], peer, rejection.into()).await);
     }
@@ -303,7 +305,8 @@ pub(super) async fn turn_away(
 /// Sends the reason, after `preface` if none was sent yet, and closes the connection.
 pub(super) async fn refuse(stream: &mut Wire, preface: &[u8], kind: FrameKind, why: &str) {
     let mut words = preface.to_vec();
-    // The cut may split a character; the reader decodes it lossily.
+    // The text may be cut in the middle of a character. The other side replaces an incomplete
+    // character.
     let why = &why.as_bytes()[..why.len().min(REFUSED_BODY_BYTES_MAX)];
     frame::put_frame(&mut words, kind, |words| words.extend_from_slice(why));
     say_last(stream, &words).await;
@@ -311,8 +314,8 @@ pub(super) async fn refuse(stream: &mut Wire, preface: &[u8], kind: FrameKind, w
 
 /// Sends the last bytes and closes the connection.
 pub(super) async fn say_last(stream: &mut Wire, words: &[u8]) {
-    // Waits a moment until the other end has closed the connection. Errors end the wait early and
-    // are ignored: delivery is only attempted.
+    // Waits a moment until the other side has closed the connection, so that the reason arrives.
+    // Errors end the wait and are ignored, because delivery of the reason is not guaranteed.
     let last = async {
         stream.write_all(words).await?;
         stream.finish().await?;
@@ -356,8 +359,8 @@ pub(super) fn rejection_of(last: &Frame, me: NodeId) -> Refused {
     Refused { removed, ..reason_of(&last.body).into() }
 }
 
-/// Makes the text of the other end safe to print: truncates it to the length that this end would
-/// send, and replaces control characters.
+/// Makes a text from the other side safe to print: limits its length, and replaces control
+/// characters.
 pub(super) fn reason_of(body: &[u8]) -> String {
     String::from_utf8_lossy(&body[..body.len().min(REFUSED_BODY_BYTES_MAX)])
         .chars()

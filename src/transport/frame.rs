@@ -11,13 +11,13 @@
 //!
 //! The length is checked against its own checksum and the lane's limit before anything is allocated
 //! for it. The buffer grows with the data that has arrived, not with the announced length. Without
-//! the first checksum, a corrupted length could swallow all following frames up to the lane's
-//! limit. These include keepalives, so the connection would seem alive. The second checksum covers
-//! kind and body, and is checked before either is interpreted. The checksums detect accidental
-//! damage, not attacks.
+//! the first checksum, the receiver would take all following frames, up to a corrupted length, for
+//! the body of the current frame. Among them are keepalives, so the connection would seem alive.
+//! The second checksum covers kind and body, and is checked before either is interpreted. The
+//! checksums detect accidental damage, not attacks.
 //!
-//! A small body is copied out of the read buffer, so that a key of ten bytes does not keep 64 KiB
-//! alive. A large body is a slice of the buffer.
+//! A small body is copied out of the read buffer, so that a key of ten bytes does not keep a buffer
+//! of 64 KiB in memory. A large body is a slice of the buffer.
 
 use bytes::{Buf, Bytes, BytesMut};
 use thiserror::Error;
@@ -39,7 +39,7 @@ pub(super) const JOIN_ANSWER_BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of the reason of a rejection.
 pub(super) const REFUSED_BODY_BYTES_MAX: usize = 1 << 10;
 
-/// Length, its checksum, and the checksum of kind and body.
+/// Size of the header: the length, its checksum, and the checksum of kind and body.
 pub(super) const HEADER_BYTES: usize = 12;
 /// Free space in the buffer before each read.
 const READ_BYTES: usize = 64 << 10;
@@ -66,8 +66,8 @@ pub(super) enum FrameKind {
     Message,
     /// An empty keepalive.
     Alive,
-    /// A permanent rejection: the receiver was removed from the cluster. Contains the reason like
-    /// `Refused`.
+    /// A permanent rejection: the receiver was removed from the cluster. Like `Refused`, it
+    /// contains the reason as text.
     Removed,
     /// A number with which a joining process proves that it knows the token.
     Challenge,
@@ -107,7 +107,7 @@ impl FrameKind {
         .ok_or(FrameError::Kind(byte))
     }
 
-    /// Returns whether this is the last frame of a connection.
+    /// Returns whether a frame of this kind is always the last frame of its connection.
     pub(super) fn refuses(self) -> bool {
         matches!(self, FrameKind::Refused | FrameKind::Removed)
     }
@@ -120,7 +120,7 @@ pub(super) struct Frame {
     pub(super) body: Bytes,
 }
 
-/// The stream does not consist of valid frames; nothing after this point can be trusted.
+/// An invalid frame. The rest of the stream cannot be trusted, so the connection must be closed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(super) enum FrameError {
     #[error("invalid frame length {bytes}: must be 1 to {max} bytes")]
@@ -162,7 +162,7 @@ pub(crate) fn unframed(bytes: &[u8], lane: Lane) -> Option<Bytes> {
     (frame.kind == FrameKind::Message).then_some(frame.body)
 }
 
-/// Returns the length of kind and body that a header announces, and checks it against
+/// Returns the length of kind and body that a header announces, and checks that it is within
 /// `body_bytes_max`.
 pub(super) fn announced(
     header: [u8; HEADER_BYTES],

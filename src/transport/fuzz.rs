@@ -1,5 +1,5 @@
-//! Fuzz targets for frames and for the handshake, in both roles. Every admitted peer must have been
-//! checked, and no byte of a message may be read before.
+//! Fuzz targets for frames and for the handshake, in both roles. The handshake must accept a peer
+//! only after all checks, and must not read any byte of a message before that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -92,7 +92,7 @@ fn put(stream: &mut Vec<u8>, feed: &mut Feed<'_>, kind: Option<FrameKind>, body:
     match feed.byte() {
         0..208 => {}
         208..240 if kind.is_none() => {
-            // Another kind, possibly an unknown one.
+            // Changes the kind of the frame, possibly to an unknown kind.
             header[HEADER_BYTES] = feed.byte() % 10;
             let crc = crc32fast::hash(&header[HEADER_BYTES..]);
             header[8..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
@@ -147,7 +147,7 @@ impl Script {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads as much as there is room for; nothing at the end.
+    /// Reads at most `room` bytes, or nothing at the end of the input.
     pub(super) fn read(&self, mut out: impl BufMut, room: usize) -> usize {
         let mut unread = self.unread();
         let some = room.min(unread.len());
@@ -433,7 +433,7 @@ fn a_hello(feed: &mut Feed<'_>) -> Vec<u8> {
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let mut sample = Sample::new(4);
     let mut seeds = Vec::new();
-    // The exact bytes of real members: to a founder, and to a member of a founded cluster.
+    // The exact bytes that real members send: to a founder, and to a member of a founded cluster.
     for (known, standing) in [(0, FoundingState::Blank), (1, FoundingState::Founded(founding()))] {
         for lane in 0..3 {
             let mut words = Preface::new(lane).bytes().to_vec();
@@ -443,7 +443,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             });
             frame::put_frame(&mut words, FrameKind::Alive, |_| {});
             let len = (words.len() as u16).to_le_bytes();
-            // One connection with these bytes, which this member first accepts and then dials.
+            // In the first run, this member accepts a connection with these bytes; in the second
+            // run, it dials the connection.
             for dials in [0, 2] {
                 seeds.push([&[known, 0, dials, 0], &len[..], &words].concat());
             }

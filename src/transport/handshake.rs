@@ -1,4 +1,5 @@
-//! The check of whether two members may talk: compares two hellos. Uses no bytes and no sockets.
+//! Checks whether two members may talk to each other, by comparing their hellos. The check is pure
+//! logic without sockets or encodings.
 //!
 //! A peer is rejected if it
 //!
@@ -9,11 +10,11 @@
 //! - expects another disk of this member, or
 //! - is an earlier incarnation of a member that has already connected in a later one.
 //!
-//! A member that this one does not know yet is admitted if it claims to have been added by a log
-//! entry that this one has not applied. The error texts are read at both ends, so they name members
-//! and never say "I" or "you". Disk ids are random, so the texts show only a few digits of them:
-//! enough to compare, too few to forge. Cluster ids are shown completely, because the ids of
-//! similar configurations have many digits in common.
+//! An unknown peer is accepted if it claims to have been added by a log entry that this member has
+//! not applied yet. Both sides report the error texts, so the texts name the members and never say
+//! "I" or "you". The texts show only a few digits of a disk id: enough to compare two ids, too few
+//! to forge one. Cluster ids are shown completely, because the ids of similar configurations have
+//! many digits in common.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -53,11 +54,11 @@ impl From<DiskId> for Digits {
 /// The reason why two members do not talk.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum HelloRejection {
-    /// Two clusters are connected by mistake, or two members of one cluster have different
-    /// configurations.
+    /// The two members belong to different clusters: two clusters are connected by mistake, or two
+    /// members of one cluster have different configurations.
     #[error("{0}")]
     OtherCluster(OtherCluster),
-    /// An address leads to the wrong member.
+    /// The other member intended to talk to another member: it has a wrong address.
     #[error("member {them} dialed member {meant} but reached member {me}: an address is wrong")]
     NotForMe {
         /// This member.
@@ -67,7 +68,7 @@ pub(crate) enum HelloRejection {
         /// The member that the other one wants to talk to.
         meant: NodeId,
     },
-    /// An address leads to the wrong member, seen from the dialing side.
+    /// This member has dialed a wrong address: another member has replied.
     #[error("member {me} dialed member {meant} but reached member {them}: an address is wrong")]
     WrongAnswer {
         /// This member.
@@ -77,9 +78,11 @@ pub(crate) enum HelloRejection {
         /// The member that replied.
         them: NodeId,
     },
-    /// The other end has this member's id: two nodes have the same configuration, or one dials
-    /// itself.
-    #[error("both ends claim to be member {me}: two nodes share an id, or one dials itself")]
+    /// The other side has the id of this member: two nodes have the same configuration, or a node
+    /// dials itself.
+    #[error(
+        "both ends claim to be member {me}: two nodes have the same id, or a node dials itself"
+    )]
     Myself {
         /// The id.
         me: NodeId,
@@ -108,14 +111,15 @@ pub(crate) enum HelloRejection {
          lost its disk cannot return under its old id"
     )]
     ReplacedDisk {
-        /// The member with the wrong disk, which may be either end.
+        /// The member with the wrong disk. This may be the other member or this one.
         member: NodeId,
         /// The disk that the cluster knows.
         expected: Digits,
-        /// The disk that it has.
+        /// The disk that the member has.
         found: Digits,
     },
-    /// One end's founding map does not contain the other end, or the two maps differ.
+    /// The lists of founders of the two members differ, or one of them does not contain the other
+    /// member.
     #[error("members {me} and {them} have different records of the founders and their disks")]
     OtherFounding {
         /// This member.
@@ -128,12 +132,13 @@ pub(crate) enum HelloRejection {
     OtherName {
         /// The other member.
         them: NodeId,
-        /// Its name in the cluster.
+        /// Name of the other member in the cluster.
         name: String,
         /// The name in the certificate.
         proven: String,
     },
-    /// An earlier incarnation of a member that has connected in a later one.
+    /// The other side is an earlier incarnation of a member that has already connected in a later
+    /// one.
     #[error(
         "member {them} has gone back from incarnation {seen} to {found}: an old process or an old copy of its \
          disk is running"
@@ -141,9 +146,9 @@ pub(crate) enum HelloRejection {
     OldIncarnation {
         /// The other member.
         them: NodeId,
-        /// Its highest incarnation so far.
+        /// The highest incarnation of the other member so far.
         seen: Incarnation,
-        /// The incarnation that it claims.
+        /// The incarnation that the other member claims.
         found: Incarnation,
     },
 }
@@ -166,8 +171,9 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
     if mine.to != them {
         return Err(HelloRejection::WrongAnswer { me, meant: mine.to, them });
     }
-    // This member's own log records the founders and their disks. A different map from a peer
-    // proves neither a lost disk nor a removed member; it means that there are two foundings.
+    // This member's own log records the founders and their disks. If a peer has a different list,
+    // this proves neither a lost disk nor a removed member. Different lists mean that the cluster
+    // was founded twice.
     if let (FoundingState::Founded(mine), FoundingState::Founded(theirs)) =
         (&mine.standing, &theirs.standing)
         && mine != theirs
@@ -197,7 +203,7 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
 fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), HelloRejection> {
     let them = theirs.from;
     if let Some(member) = members.get(them) {
-        // A process has claimed the reserved member in a log entry that this member has not applied
+        // The reserved member may have been claimed in a log entry that this member has not applied
         // yet.
         let comes_later =
             matches!(theirs.standing, FoundingState::Founded(_)) && theirs.since > member.since;
@@ -209,12 +215,13 @@ fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), Hel
     if members.is_removed(them) {
         return Err(HelloRejection::Removed { member: them });
     }
-    // It is being replaced, and is needed until the members have agreed on the new configuration.
+    // The peer is being replaced. The vote of the peer is needed until the members have agreed on
+    // the new configuration.
     if members.outgoing().contains(&them) {
         return Ok(());
     }
-    // It was added in a log entry that this member has not applied yet, so its id is not assigned
-    // here.
+    // The peer was added in a log entry that this member has not applied yet, so its id is not
+    // known here.
     let newest = members.rows().values().map(|member| member.since).max();
     if matches!(theirs.standing, FoundingState::Founded(_)) && Some(theirs.since) > newest {
         return Ok(());
@@ -268,8 +275,8 @@ impl Admission {
         ids.into_iter().filter_map(|id| self.name(id)).collect()
     }
 
-    /// Adds the exact difference between the two configurations to the rejection by `peer`, which
-    /// this member has dialed, if the peer belongs to another cluster. Returns any other rejection
+    /// If `peer`, which this member has dialed, belongs to another cluster, adds the exact
+    /// difference between the two configurations to its rejection. Returns any other rejection
     /// unchanged.
     pub(super) fn explained(&self, peer: NodeId, mut refused: Refused) -> Refused {
         let (mine, known) = (self.hello(peer).cluster, self.introducer.known());
@@ -334,8 +341,9 @@ impl Admission {
             seen.retain(|id, _| known.knows(*id));
         }
         match seen.get(&theirs.from) {
-            // Incarnations are counted for each disk. A different disk passed the check, so nothing
-            // was founded with the previous one.
+            // Incarnations are counted for each disk. If the disk differs from the previous one,
+            // the cluster was not founded with the previous disk; otherwise the check above would
+            // have failed.
             Some((disk, seen)) if *disk == theirs.disk && *seen > theirs.incarnation => {
                 let (seen, found) = (*seen, theirs.incarnation);
                 Err(HelloRejection::OldIncarnation { them: theirs.from, seen, found })
@@ -391,7 +399,8 @@ mod tests {
         Known::Members(Arc::new(members))
     }
 
-    /// Returns the peers that the sender of a hello knows if no member was added or removed.
+    /// Returns the peers that the sender of a hello knows, if no member was added or removed since
+    /// the founding.
     fn known_to(hello: &Hello) -> Known {
         match &hello.standing {
             FoundingState::Blank => founders(),
@@ -438,7 +447,7 @@ mod tests {
         let told = |all: &Members, theirs: &Hello| {
             judge(&founded(1, theirs.from.get()), theirs, &members(all.clone()))
         };
-        // Unknown but admissible, unless the entry that added it has been applied here.
+        // An unknown peer is accepted, unless the entry that added it has been applied here.
         assert_eq!(told(&all, &added(4, 50)), Ok(()));
         let (me, them) = (node(1), node(4));
         assert_eq!(told(&all, &added(4, 1)), Err(HelloRejection::UnknownMember { me, them }));
@@ -451,7 +460,8 @@ mod tests {
             told(&all, &lost),
             Err(HelloRejection::ReplacedDisk { member, .. }) if member == node(4)
         ));
-        // A reserved member that was claimed in an entry not applied here.
+        // The peer is a reserved member that was claimed in a log entry which is not applied here
+        // yet.
         let mut kept = all.clone();
         let (id, address) = (node(5), "h:5".to_owned());
         let (name, replaces) = (String::new(), Some(id));

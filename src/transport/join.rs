@@ -8,17 +8,19 @@
 //!                          ◄────────────────   joined | not the leader: ask there | later | refused
 //! ```
 //!
-//! **The value of the proof.** It shows that the joiner knows the token of this cluster. This
-//! prevents a process with a wrong address or an old configuration from joining a foreign cluster.
+//! **Purpose of the proof.** The proof shows that the joiner knows the token of this cluster.
+//! Therefore a process with a wrong address or an old configuration cannot join a foreign cluster.
 //! The token is not sent, and a proof is valid for one challenge only. But the hash is not
-//! cryptographic: an eavesdropper on an unencrypted connection can find a token that matches.
-//! There, the network must keep strangers out, which is what `insecure_peers` asserts. With
-//! certificates, both ends have already proven their identity, the joiner may only join under the
-//! name in its certificate, and eavesdropping is impossible.
+//! cryptographic: an eavesdropper on an unencrypted connection can compute a matching token.
+//! Without certificates, the network must therefore keep strangers out; the setting
+//! `insecure_peers` asserts that it does. With certificates, the connection is encrypted, both
+//! sides have already proven their identity, and the joiner may only join under the name in its
+//! certificate.
 //!
-//! **The cost of requests.** Until its proof is checked, a joiner is one of the connections in
-//! their handshake, with their limits. After that, a limited number of joiners may wait for a reply
-//! for a limited time, and a limited number of requests per second reach the node.
+//! **The cost of requests.** Until its proof is checked, the connection of a joiner counts as a
+//! pending handshake, and the limits on pending handshakes apply. After that, separate limits apply
+//! to the number of joiners that wait for a reply, to the time for which they may wait, and to the
+//! number of join requests per second that reach the node.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -44,7 +46,7 @@ use crate::model::{JoinAnswer, JoinAsk, Joined, Moment};
 
 /// Maximum number of requests per second that reach the node.
 const ASKS_PER_SECOND_MAX: usize = 16;
-/// Interval at which a joiner checks whether it was given up.
+/// Interval at which a joiner checks whether its caller has given up.
 const LOOK: Duration = Duration::from_millis(200);
 /// Pause before the joiner tries all members again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -53,7 +55,8 @@ const ANSWER_MARGIN: Duration = Duration::from_secs(5);
 /// Size of challenge and proof in bytes.
 const NUMBER_BYTES: usize = 16;
 
-/// The channel for the reply to a join request. Dropping it tells the joiner to retry later.
+/// The channel for the reply to a join request. If it is dropped without a reply, the joiner is
+/// asked to retry later.
 #[derive(Debug)]
 pub(crate) struct JoinReply {
     sender: oneshot::Sender<JoinAnswer>,
@@ -80,7 +83,7 @@ pub(crate) enum JoinError {
     Refused(String),
     /// No reply arrived in time. The process may have been added nevertheless; a new request with
     /// the same disk then succeeds.
-    #[error("not joined: deadline exceeded; last failure: {0}")]
+    #[error("not joined: deadline exceeded; last error: {0}")]
     TooLate(String),
     /// The caller gave up. The process may have been added nevertheless.
     #[error("not joined: the caller gave up")]
@@ -90,7 +93,7 @@ pub(crate) enum JoinError {
     Transport(#[from] TransportError),
 }
 
-/// Returns the reply to a challenge. The module page explains what it proves.
+/// Returns the reply to a challenge. The module page explains the purpose of this proof.
 pub(super) fn proof(token: &str, challenge: [u8; NUMBER_BYTES]) -> [u8; NUMBER_BYTES] {
     // The hash is FNV-1a.
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
@@ -169,7 +172,10 @@ pub(super) async fn hear(
             .map_err(|error| Broken::Garbage(error.to_string()))?;
         match stream.proven_name() {
             Some(name) if name != ask.name => {
-                format!("it is named {:?}, but its certificate is for {name:?}", ask.name)
+                format!(
+                    "the joining process is named {:?}, but its certificate is for {name:?}",
+                    ask.name
+                )
             }
             _ => return Ok(ask),
         }
@@ -273,7 +279,7 @@ impl Asking {
         loop {
             let from_list = named.is_none();
             let Some(address) = named.take().or_else(|| addresses.get(turn).cloned()) else {
-                // All members have been asked.
+                // All members have been asked, so pause and start again with the first one.
                 turn = 0;
                 tokio::time::sleep(PAUSE).await;
                 continue;
@@ -284,12 +290,12 @@ impl Asking {
                 Ok(JoinAnswer::Refused(why)) => return Err(why),
                 Ok(JoinAnswer::Later(why)) => why,
                 Ok(JoinAnswer::NotLeader(leader)) => {
-                    // Follow a redirect only once: two members that name each other must not be
-                    // asked endlessly without a pause.
+                    // Follow only one redirect in a row. Otherwise two members that name each other
+                    // as leader would be asked endlessly without a pause.
                     let first =
                         |leader: String| model::addresses(&leader).next().map(str::to_owned);
                     named = leader.filter(|_| from_list).and_then(first);
-                    "it is not the leader".to_owned()
+                    "the member is not the leader".to_owned()
                 }
                 Err(Broken::Refused { why, .. }) => return Err(why.why),
                 Err(broken) => broken.to_string(),

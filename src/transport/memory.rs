@@ -1,9 +1,9 @@
 //! A transport inside one process: clusters for tests, without sockets.
 //!
-//! It uses the same checks as the TCP transport, the same limits, and the same calls to the
-//! receiver. A message is passed as a value, on the sender's own thread. Debug builds encode and
-//! decode it on the way, to test the codec. Links can be cut in each direction separately: a
-//! message sent over a cut link is lost silently, as on a real network.
+//! This transport uses the same checks and limits as the TCP transport, and makes the same calls to
+//! the receiver. A message is passed as a value, on the sender's own thread. Debug builds also
+//! encode and decode each message, to test the codec. Links can be cut in each direction
+//! separately: a message sent over a cut link is lost silently, as on a real network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -19,11 +19,12 @@ use crate::model::{Hello, JoinAnswer, JoinAsk, Joined, Lane, NodeId, PeerMessage
 /// Pause before a joiner tries all members again.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
 
-/// The place where the members of a cluster in one process meet. Clones refer to the same hub.
+/// Connects the members of a cluster inside one process. Clones refer to the same hub.
 #[derive(Clone, Default)]
 pub(crate) struct MemoryHub {
-    // Held while a receiver is called. Therefore no receiver is called after its member has left,
-    // and all receivers see events in one order. Receivers neither block nor call back.
+    // This lock is held while a receiver is called. Therefore no receiver is called after its
+    // member has left, and all receivers see the events in the same order. This is safe because
+    // receivers neither block nor call back.
     state: Arc<Mutex<MemoryState>>,
 }
 
@@ -44,7 +45,7 @@ struct MemorySeat {
     number: u64,
     admission: Admission,
     receiver: Arc<dyn Receiver>,
-    /// The peers that it wants to connect to. Until it sets them, all members.
+    /// The peers that the member wants to connect to. `None` means all members.
     peers: Option<BTreeSet<NodeId>>,
 }
 
@@ -71,8 +72,8 @@ impl MemoryHub {
     }
 
     /// Adds member `me` and connects it to all present and future members, until it restricts its
-    /// peers. If it is present already, the earlier instance is removed. It leaves when the network
-    /// is dropped.
+    /// peers. An earlier instance of this member is removed. Dropping the returned network removes
+    /// the member.
     pub(crate) fn join(
         &self,
         me: NodeId,
@@ -91,8 +92,8 @@ impl MemoryHub {
         MemoryNetwork { hub: self.clone(), me, number }
     }
 
-    /// Asks the present members one after the other until one replies with a result, or `given_up`
-    /// is set. Blocks.
+    /// Asks the present members one after the other until one of them replies with a result, or
+    /// until `given_up` is set. Blocks the calling thread.
     pub(crate) fn ask_to_join(
         &self,
         ask: &JoinAsk,
@@ -154,8 +155,8 @@ impl MemoryState {
         self.seats.keys().copied().filter(|id| *id != me).collect()
     }
 
-    /// Lets two members check each other if they can communicate and have not done so yet. Returns
-    /// whether they are connected afterwards.
+    /// If two members can communicate and have not checked each other yet, lets them do so. Returns
+    /// whether the two are connected afterwards.
     fn meet(&mut self, a: NodeId, b: NodeId) -> bool {
         let pair = pair(a, b);
         if self.linked.contains(&pair) {
@@ -199,7 +200,7 @@ impl MemoryState {
         self.refused.insert(pair(a, b), why);
     }
 
-    /// Makes `me`, which has changed, and each of the other members check each other again.
+    /// Repeats the checks between `me`, which has changed, and each other member.
     fn judge_again(&mut self, me: NodeId) {
         for other in self.others(me) {
             if !self.linked.contains(&pair(me, other)) {
@@ -240,7 +241,7 @@ impl MemoryState {
     }
 }
 
-/// Sends inside the process. Dropping it leaves the hub.
+/// Sends messages to members in the same process. Dropping it removes its member from the hub.
 pub(crate) struct MemoryNetwork {
     hub: MemoryHub,
     me: NodeId,

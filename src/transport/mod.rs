@@ -1,8 +1,10 @@
 //! The transport of messages between members: over TCP, or inside one process.
 //!
-//! A member passes a message to its [`Network`](crate::env::Network) and does not wait for it.
-//! Incoming messages are passed to a [`Receiver`]. Any message may be lost, but none is damaged,
-//! duplicated or, on its lane, reordered. The transport interprets no message except the hello.
+//! A member passes each message to its [`Network`](crate::env::Network) without waiting until it is
+//! sent. Incoming messages are passed to a [`Receiver`]. Any message may be lost, but no message is
+//! damaged or duplicated. A *lane* is a separate connection for one kind of traffic: control
+//! messages, bulk messages, or snapshots. Messages on one lane are not reordered. The transport
+//! interprets no message except the hello.
 //!
 //! ```text
 //!   driver thread                        'bowline-net' threads                 driver thread
@@ -11,53 +13,54 @@
 //!                       and lane                           and lane
 //! ```
 //!
-//! **Unidirectional connections.** A pair of members has four connections: on the control lane and
-//! on the bulk lane one connection in each direction. The dialer sends messages and the acceptor
-//! only receives them; only keepalives flow back. Therefore simultaneous dialing needs no
-//! tie-break, and the order on a lane is the order on its connection. Bulk messages have a
-//! connection of their own, so they fill their own buffers and never delay a heartbeat. Snapshots
-//! have a third lane, whose connection is opened on demand and closed when it is unused.
+//! **Unidirectional connections.** A pair of members has four connections: one in each direction on
+//! the control lane and on the bulk lane. On each connection, the dialer sends messages, and the
+//! acceptor sends back nothing but keepalives. Therefore simultaneous dialing needs no tie-break,
+//! and the order on a lane is the order on its connection. Bulk messages never delay a heartbeat,
+//! because the two lanes have separate connections and buffers. The snapshot lane is connected on
+//! demand and closed when it is unused.
 //!
-//! **A short send path.** `send` encodes the message. If nothing is queued, it writes to the socket
-//! from the caller's own thread, so no other thread has to wake up. Data that the socket does not
-//! accept is queued, with a limit in bytes and messages, and the dialer's task writes it in
-//! batches. If the queue is full, the new message is dropped. If the connection breaks, the whole
-//! queue is dropped. The consensus retransmits what it needs.
+//! **A short send path.** `send` encodes the message. If the queue of the lane is empty, `send`
+//! writes to the socket on the caller's own thread, so that no other thread has to wake up. Data
+//! that the socket does not accept is queued, with a limit in bytes and messages, and the dialer's
+//! task writes it in batches. If the queue is full, the new message is dropped. If the connection
+//! breaks, the whole queue is dropped. The consensus retransmits what it needs.
 //!
 //! **Identity.** Each connection begins with a [`preface`](exchange), which negotiates the protocol
 //! version, and a hello in each direction. [`handshake::judge`] compares the hellos before any byte
-//! of a message is read. A rejected peer receives the reason as text, and both sides report it. The
-//! hello proves nothing. With certificates ([`tls`], feature `tls`), both ends prove which member
-//! they are before the preface. Without certificates, every process that reaches the port can pose
-//! as a member. Therefore listening on or dialing a non-loopback address needs `insecure_peers`,
-//! which asserts that the network keeps strangers out.
+//! of a message is read. A rejected peer receives the reason as text, and both sides report the
+//! reason. A hello alone proves no identity. With certificates ([`tls`], feature `tls`), both ends
+//! prove which member they are before the preface. Without certificates, every process that reaches
+//! the port can pose as a member. Therefore listening on or dialing a non-loopback address needs
+//! `insecure_peers`, which asserts that the network keeps strangers out.
 //!
 //! **Membership.** Members are added, removed and moved while the transport runs.
 //! [`set_peers`](crate::env::Network::set_peers) sets the members to dial and their addresses. An
-//! [`Introducer`] supplies the known members for each handshake. When either changes, every open
-//! connection is checked again. A removed member receives a frame of a special kind, so that it
-//! stops, once the other members no longer need its vote.
+//! [`Introducer`] supplies the known members for each handshake. When the dialed or the known
+//! members change, every open connection is checked again. A removed member receives a special
+//! frame, which stops it. The frame is sent once the other members no longer need the vote of the
+//! removed member.
 //!
-//! **Joining.** A process that is not a member yet knows one address and the cluster's token:
-//! [`join()`].
+//! **Joining.** A process that is not a member yet can join with one address and the cluster's
+//! token: [`join()`].
 //!
-//! **The cost of strangers.** The number of connections in their handshake is limited, as are their
-//! duration and their memory of a few kilobytes. If there are too many, the oldest silent one is
-//! closed, from the address with the most such connections if it has more than a member makes.
-//! Therefore a flood of silent connections does not keep a member out. The length of a frame is
-//! checked before memory is allocated for it, and its checksum before it is decoded ([`frame`]).
+//! **The cost of strangers.** The number of connections that have not completed the handshake is
+//! limited, and so are the duration of a handshake and its memory (a few kilobytes). When there are
+//! too many pending handshakes, one connection is closed. The rules are in [`acceptor`]. Therefore
+//! a flood of silent connections does not keep a member out. The length of a frame is checked
+//! before memory is allocated for it, and its checksum before it is decoded ([`frame`]).
 //!
 //! **Half-open connections.** The dialer sends keepalives several times in each idle timeout, and
 //! the acceptor echoes them. The acceptor also acknowledges other data at the same rate, because
-//! the keepalive may be queued after megabytes. An end that receives nothing for the whole idle
-//! timeout closes the connection; a successful write does not count. The idle timeout follows the
-//! election timeout, so that a network that lost its connections but accepts new ones costs no
-//! session.
+//! the keepalive may be queued after megabytes. A side that receives nothing for the whole idle
+//! timeout closes the connection, even if its own writes succeed. The idle timeout is derived from
+//! the election timeout. Therefore no client session expires when a network drops all established
+//! connections but accepts new ones.
 //!
-//! Long before that, a silent connection is replaced if a new one succeeds, and a handshake that
-//! hangs is superseded by later ones ([`dialer`]). Therefore a network that dropped packets and
-//! works again is used within a fraction of the election timeout. A connection to an earlier
-//! incarnation of a peer is closed when a later one connects, even if it seems alive.
+//! Long before the idle timeout, the dialer tries to replace a silent connection by a new one, and
+//! starts another handshake if one hangs ([`dialer`]). Therefore a network that dropped packets and
+//! works again is used within a fraction of the election timeout. When a later incarnation of a
+//! peer connects, connections to its earlier incarnations are closed, even if they seem alive.
 
 mod acceptor;
 mod clusters;
@@ -104,30 +107,30 @@ pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
 #[cfg(feature = "tls")]
 pub use tls::{MemberUri, PeerProof, PeerTls};
 
-/// The receiver of incoming messages and events. It is called on the network's threads:
-/// concurrently for different peers or lanes, sequentially for one peer and lane. An implementation
-/// must not block, and must not call back into the transport. It should put the data into an inbox
-/// and return.
+/// The receiver of incoming messages and events. The network's threads call it, concurrently for
+/// different peers or lanes, and sequentially for one peer and lane. An implementation must not
+/// block, and must not call back into the transport. It should only put the data into an inbox and
+/// return.
 pub(crate) trait Receiver: Send + Sync + 'static {
     /// Delivers a message from `from`. Messages on one lane are delivered in the order of sending,
     /// possibly with gaps.
     fn deliver(&self, from: NodeId, message: PeerMessage);
 
-    /// Reports a connection with `peer`. This is called for each direction and lane, so several
-    /// times in a row. The hello has been checked.
+    /// Reports a connection with `peer`, after the hello was checked. Called once for each
+    /// direction and lane, so usually several times in a row.
     fn connected(&self, peer: NodeId, hello: Hello);
 
     /// Reports that the last connection with `peer` has ended.
     fn disconnected(&self, peer: NodeId);
 
-    /// Reports that a connection was rejected, by this member or by the other one. `peer` is the
-    /// member that this one has dialed, or the id that the other end claims, which may be forged.
-    /// At most one rejection per second is reported for each peer and end of a connection.
+    /// Reports that this member or the other member has rejected a connection. `peer` is the member
+    /// that this one has dialed, or the id that a dialer claims, which may be forged. At most one
+    /// rejection per second is reported for each peer and side of a connection.
     fn refused(&self, peer: NodeId, why: Refused);
 
-    /// Passes a join request of a process that knows the cluster's token. A limited number of them
-    /// may wait for a reply, each for a limited time. A repeated request may already have been
-    /// answered.
+    /// Passes on a join request of a process that knows the cluster's token. The transport limits
+    /// how many requests wait for a reply, and for how long. The same process may repeat a request
+    /// that was already answered.
     fn join(&self, ask: JoinAsk, reply: JoinReply);
 }
 
@@ -136,13 +139,13 @@ pub(crate) trait Receiver: Send + Sync + 'static {
 pub(crate) struct Refused {
     /// The reason as text.
     pub(crate) why: String,
-    /// A member, possibly this one, that no longer has the disk with which it founded the cluster,
-    /// according to this end.
+    /// A member, possibly this one, that no longer has the disk with which it founded the cluster.
+    /// Set if this member has found that out.
     pub(crate) disk_lost: Option<NodeId>,
     /// A member, possibly this one, that was removed from the cluster and must not return under its
-    /// id. If it is this one, the other end has reported it.
+    /// id. If this member itself was removed, the other member has reported that.
     pub(crate) removed: Option<NodeId>,
-    /// The address that the other member reports, if its id does not identify it.
+    /// The address that the other member reports. Set if the id does not identify the other member.
     pub(crate) at: Option<String>,
 }
 
@@ -178,8 +181,8 @@ impl std::fmt::Display for Refused {
 
 /// Supplies this member's hello and the members that it knows. Called on the network's threads.
 pub(crate) trait Introducer: Send + Sync + 'static {
-    /// Returns the current hello for a peer. It changes when the cluster is founded. `to` may be
-    /// any id.
+    /// Returns the current hello for the peer `to`, which may be any id. The hello changes when the
+    /// cluster is founded.
     fn hello(&self, to: NodeId) -> Hello;
 
     /// Returns the members that this one knows currently.
@@ -192,17 +195,18 @@ pub(crate) trait Introducer: Send + Sync + 'static {
 /// The members that a member knows.
 #[derive(Clone, Debug)]
 pub(crate) enum Known {
-    /// No cluster is founded yet. These members and this one are to found it.
+    /// The cluster is not founded yet. These members and this one will found it.
     Founders(BTreeSet<NodeId>),
     /// The members of a cluster.
     Members(Arc<Members>),
-    /// The members of a cluster in which too few members may know of a removal yet. The others may
-    /// still need the removed member's vote, so it is treated as a member.
+    /// The members of a cluster in which too few members may have learned of a removal. Members
+    /// that have not learned of it may still need the vote of the removed member. Therefore the
+    /// removed member is still accepted.
     Unsettled(Arc<Members>),
 }
 
 impl Known {
-    /// Returns whether this id is one of them.
+    /// Returns whether this is the id of a known member.
     pub(crate) fn knows(&self, id: NodeId) -> bool {
         match self {
             Known::Founders(founders) => founders.contains(&id),
@@ -235,7 +239,7 @@ pub enum TransportError {
         /// The address.
         address: String,
     },
-    /// The port cannot be listened on.
+    /// Listening on the port failed.
     #[error("cannot listen on {address}: {error}")]
     Bind {
         /// The address.

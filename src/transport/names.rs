@@ -3,7 +3,8 @@
 //! A call to the system resolver cannot be cancelled, and occupies a thread until it returns.
 //! Therefore each name has at most one call in progress, however many callers wait for it, and a
 //! call that hangs does not delay other names. Until the call returns, and also if it fails, the
-//! last known addresses are used. This is safe because the other end must prove its identity.
+//! last known addresses are used. Outdated addresses are safe, because the process at the other end
+//! must prove its identity.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,8 +15,8 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// Maximum number of names to remember. Beyond that, names without a call in progress are
-/// forgotten.
+/// Maximum number of names to remember. If there are more, names without a resolver call in
+/// progress are forgotten.
 const NAMES_MAX: usize = 256;
 
 /// The result of the system resolver for a name.
@@ -56,7 +57,7 @@ impl Names {
         address: &str,
         patience: Duration,
     ) -> io::Result<Vec<SocketAddr>> {
-        // An IP address needs no resolver, and no thread that could hang in it.
+        // An IP address needs no resolver call, which could hang.
         if let Ok(address) = address.parse() {
             return Ok(vec![address]);
         }
@@ -155,7 +156,7 @@ mod tests {
         assert_eq!(ASKED.load(Ordering::SeqCst), 3);
         let none = names.addresses("none:1", soon).await.unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::NotFound);
-        // The previous call has returned, although with an error, so a new call is made.
+        // The previous call has returned with an error, so a new call is made.
         names.addresses("none:1", soon).await.unwrap_err();
         assert_eq!(ASKED.load(Ordering::SeqCst), 5);
     }

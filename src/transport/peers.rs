@@ -1,4 +1,4 @@
-//! The peers that this member dials. They are added, removed and moved while it runs.
+//! The peers that this member dials. Peers are added, removed and moved while this member runs.
 //!
 //! ```text
 //!   set_peers ──► Peers ──► Peer ── target ──► one dialer per lane: dials the target's addresses,
@@ -15,8 +15,8 @@ use super::pipe::Pipe;
 use super::tcp::TcpSettings;
 use crate::model::{DiskId, Hello, Incarnation, Lane, Moment, NodeId};
 
-/// Minimum time between reports that a peer is unreachable. The peer is dialed repeatedly, so the
-/// failure repeats.
+/// Minimum time between two reports that a peer is unreachable. The peer is dialed repeatedly, so
+/// the same failure repeats.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
 /// The lanes. Each has a connection of its own.
@@ -28,12 +28,12 @@ pub(super) struct Peer {
     control: Pipe,
     bulk: Pipe,
     snapshot: Pipe,
-    /// Its addresses, tried in turn: at least one `host:port`, or `None` once it is no longer to be
-    /// dialed.
+    /// Addresses of the peer, which are tried in turn: at least one `host:port`. `None` once the
+    /// peer was removed.
     target: watch::Sender<Option<Vec<String>>>,
     /// The last incarnation that connected, in either direction.
     life: watch::Sender<Option<Life>>,
-    /// Time of the last report that it is unreachable.
+    /// Time of the last report that the peer is unreachable.
     complained: Mutex<Option<Moment>>,
 }
 
@@ -75,8 +75,8 @@ impl Peer {
     /// Records that this incarnation was admitted.
     pub(super) fn met(&self, life: Life) {
         self.life.send_if_modified(|last| {
-            // A later incarnation may have been recorded before this one, although this one was
-            // admitted first.
+            // A later incarnation may have been recorded before this incarnation, although this one
+            // was accepted first.
             let is_over = last.is_some_and(|last| last.0 == life.0 && last.1 > life.1);
             if is_over || *last == Some(life) {
                 return false;
@@ -86,7 +86,7 @@ impl Peer {
         });
     }
 
-    /// Returns whether enough time has passed to report again that it is unreachable.
+    /// Returns whether enough time has passed to report again that the peer is unreachable.
     pub(super) fn may_complain(&self, now: Moment) -> bool {
         let mut last = self.complained.lock().unwrap_or_else(PoisonError::into_inner);
         let may = last.is_none_or(|last| now.since(last) >= COMPLAIN_EVERY);
@@ -96,7 +96,7 @@ impl Peer {
         may
     }
 
-    /// Waits until another incarnation than this one connects.
+    /// Waits until the peer connects in another incarnation than `life`.
     pub(super) async fn born_again(&self, life: Life) {
         let mut last = self.life.subscribe();
         let other = last.wait_for(|last| last.is_some_and(|last| last != life)).await;
@@ -115,9 +115,9 @@ impl Peers {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the peers by those in `targets`. A peer that stays keeps its connections, unless it
-    /// has moved; those of removed peers end. Returns the new peers, whose dialers must be started,
-    /// and all peers.
+    /// Replaces the peers by those in `targets`. Connections to removed peers and to old addresses
+    /// of moved peers end; all other connections remain. Returns the new peers, whose dialers must
+    /// be started, and all peers.
     pub(super) fn set(
         &self,
         targets: &BTreeMap<NodeId, Vec<String>>,
@@ -148,8 +148,8 @@ impl Peers {
         (new, peers.clone())
     }
 
-    /// Records that the peer has just connected in this incarnation. Dialers that wait for it dial
-    /// at once, and connections to an earlier incarnation end.
+    /// Records that the peer has just connected in this incarnation. Dialers in a pause dial the
+    /// peer at once, and connections to earlier incarnations of the peer end.
     pub(super) fn heard_from(&self, id: NodeId, life: Life) {
         if let Some(peer) = self.peers().get(&id) {
             peer.met(life);

@@ -12,12 +12,14 @@
 //!                 └──────────────────────────────────┴────────┘ failed: the queue is dropped
 //! ```
 //!
-//! While nothing is queued, the caller's thread writes to the socket itself. Once the socket is
-//! full, everything goes through the queue until the dialer's task has emptied it, which preserves
-//! the order of the bytes. The lock is held for one non-blocking write or one copy at a time.
+//! While the queue is empty, the caller's thread writes to the socket itself. Once the socket is
+//! full, all data goes through the queue until the dialer's task has emptied the queue. In this
+//! way, the bytes stay in order. The lock of the pipe is held for at most one non-blocking write or
+//! one copy at a time.
 //!
 //! A pipe on demand has a connection only while it is used. Messages sent while it is being dialed
-//! wait in the queue. The caller's thread never writes to it, because its messages are large.
+//! wait in the queue. The caller's thread never writes to the socket of such a pipe, because the
+//! messages are large.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,9 +56,9 @@ pub(super) struct Pipe {
 enum PipeLink {
     /// There is no connection, and none is being dialed right now.
     Down,
-    /// On demand: no connection is needed.
+    /// The pipe is on demand, and no connection is needed now.
     Resting,
-    /// On demand: these messages wait for a connection.
+    /// The pipe is on demand, and these messages wait for a connection.
     Dialing(PipeQueue),
     /// There is a connection.
     Up(Up),
@@ -75,8 +77,8 @@ impl PipeQueue {
         self.messages += 1;
     }
 
-    /// Returns whether another frame fits, in addition to the bytes that were taken out but still
-    /// count.
+    /// Returns whether another frame fits within `limit`. The bytes in `taken` were removed from
+    /// the queue but still count.
     fn has_room(&self, frame: &[u8], taken: PipeTaken, limit: QueueLimit) -> bool {
         self.bytes.len() + taken.bytes + frame.len() <= limit.bytes
             && self.messages + taken.messages < limit.messages
@@ -86,8 +88,8 @@ impl PipeQueue {
 struct Up {
     stream: Arc<Wire>,
     queue: PipeQueue,
-    /// The part that the task has taken out of the queue and not completely written. It still
-    /// counts.
+    /// The part that the dialer's task has removed from the queue but not completely written. It
+    /// still counts towards the limit.
     taken: Option<PipeTaken>,
     /// Whether a message was sent since the last call of [`Pipe::rest_if_unused`].
     used: bool,
@@ -106,7 +108,7 @@ impl Up {
 }
 
 impl Pipe {
-    /// Creates a pipe whose connection is always kept.
+    /// Creates a pipe that always maintains a connection.
     pub(super) fn new(limit: QueueLimit) -> Self {
         Self {
             limit,
@@ -123,7 +125,7 @@ impl Pipe {
         Self { on_demand: true, link: Mutex::new(PipeLink::Resting), ..Self::new(limit) }
     }
 
-    /// Returns whether it has a connection only while it is used.
+    /// Returns whether the pipe has a connection only while it is used.
     pub(super) fn is_on_demand(&self) -> bool {
         self.on_demand
     }
@@ -172,8 +174,8 @@ impl Pipe {
         self.push(link, frame)
     }
 
-    /// Sends a keepalive. It is queued even if the queue is full, because the peer would otherwise
-    /// close the connection.
+    /// Sends a keepalive. The keepalive is queued even if the queue is full, because the peer would
+    /// otherwise close the connection.
     pub(super) fn send_alive(&self, frame: &[u8]) {
         self.push(self.link(), frame);
     }
@@ -220,7 +222,8 @@ impl Pipe {
         Dialing { pipe: self }
     }
 
-    /// Returns whether a message waits for a connection. If none does, the next message will.
+    /// Returns whether a message waits for a connection. Otherwise, makes the next message wait for
+    /// one.
     fn is_wanted(&self) -> bool {
         match &mut *self.link() {
             PipeLink::Dialing(_) => true,
@@ -245,8 +248,8 @@ impl Pipe {
         UpGuard { pipe: self }
     }
 
-    /// Ends the connection if it is on demand, was unused since the last call, and has nothing
-    /// queued. Returns whether it did.
+    /// Ends the connection if the pipe is on demand, was unused since the last call, and has an
+    /// empty queue. Returns whether the connection was ended.
     pub(super) fn rest_if_unused(&self) -> bool {
         let mut link = self.link();
         let PipeLink::Up(up) = &mut *link else { return false };
@@ -258,8 +261,8 @@ impl Pipe {
         rests
     }
 
-    /// Marks the last batch as written, and takes everything queued since. `batch` is the old
-    /// batch, whose memory is reused.
+    /// Marks the last batch as written, and takes everything that was queued since. `batch` is the
+    /// last batch; its memory is reused.
     pub(super) fn next_batch(&self, batch: &mut Vec<u8>) -> PipeBatch {
         batch.clear();
         if batch.capacity() > BUFFER_KEPT_BYTES_MAX {
@@ -285,7 +288,7 @@ pub(super) enum PipeBatch {
     Empty,
     /// A batch was taken.
     PipeTaken,
-    /// A caller has found the connection broken.
+    /// A caller of [`Pipe::send`] has found that the connection is broken.
     Down,
 }
 
@@ -377,7 +380,8 @@ mod tests {
         let (up, mut far) = backed_up(&pipe).await;
         let mut batch = Vec::new();
         assert_eq!(pipe.next_batch(&mut batch), PipeBatch::PipeTaken);
-        // The socket has room again, but the batch is not written yet. No frame may overtake it.
+        // The socket accepts data again, but the batch is not written yet. No frame may overtake
+        // the batch.
         let mut some = vec![0; 1 << 20];
         far.read_exact(&mut some).await.expect("what was sent");
         assert_eq!(pipe.send(b"later"), SendOutcome::Queued);

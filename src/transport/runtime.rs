@@ -1,7 +1,7 @@
-//! The network threads: few, and shared by all nodes of a process.
+//! The network threads. All nodes of a process share a small number of threads.
 //!
-//! They do not run on the host's runtime: if the host's executor hangs, the node must not lose its
-//! leases.
+//! The network does not run on the async runtime of the host program. If that runtime hangs, the
+//! node must still keep its leases alive.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,8 +10,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 /// Name of each of the threads.
 pub(super) const THREAD_NAME: &str = "bowline-net";
-/// Maximum number of threads that may block at a time: one for each name being resolved, and for
-/// reading certificate files.
+/// Maximum number of threads for blocking calls. Each name that is being resolved occupies a
+/// thread, and so does reading certificate files.
 const WAITING_THREADS_MAX: usize = 32;
 /// Maximum time to wait for such a thread on shutdown.
 const SHUTDOWN_WAIT_MAX: Duration = Duration::from_millis(500);
@@ -30,8 +30,8 @@ impl NetRuntime {
         if let Some(runtime) = shared.upgrade() {
             return Ok(runtime);
         }
-        // On a machine with two cores, the driver and the log need one of them, and a second
-        // network thread would only add wake-ups.
+        // On a machine with two cores, the driver and the log need one core, and a second network
+        // thread would only add wake-ups.
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let runtime = Builder::new_multi_thread()
             .worker_threads(if cores > 2 { 2 } else { 1 })
@@ -53,9 +53,9 @@ impl NetRuntime {
 impl Drop for NetRuntime {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
-        // A runtime must not be shut down on a thread that runs tasks of another runtime, which the
-        // caller's thread may be. Therefore a separate thread shuts it down, and this one waits for
-        // it.
+        // The caller's thread may run tasks of another runtime, and such a thread must not shut a
+        // runtime down. Therefore a separate thread shuts the runtime down, and this thread waits
+        // for it.
         let ended = std::thread::Builder::new()
             .name("bowline-net-end".to_owned())
             .spawn(move || runtime.shutdown_timeout(SHUTDOWN_WAIT_MAX));

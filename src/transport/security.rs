@@ -1,4 +1,4 @@
-//! The layer between the socket and the protocol: nothing, or TLS.
+//! The optional TLS layer between the socket and the protocol.
 
 use std::io;
 use tokio::net::TcpStream;
@@ -28,8 +28,8 @@ pub(super) enum Security {
 }
 
 impl Security {
-    /// Secures a connection as the dialer. During a migration to TLS, `again` opens another
-    /// connection, for a peer that does not use TLS.
+    /// Secures a connection as the dialer. During a migration to TLS, a peer may not use TLS yet.
+    /// In that case, `again` opens another connection, without TLS.
     pub(super) async fn dial(
         &self,
         tcp: TcpStream,
@@ -111,8 +111,8 @@ pub(super) struct Doubt {
 }
 
 impl Doubt {
-    /// Waits until the next check is due: the trusted certificates have changed, or the interval
-    /// has passed. Without TLS, never returns. Safe to cancel.
+    /// Waits until the next check is due, because the trusted certificates have changed or the
+    /// interval has passed. Without TLS, this never returns. Safe to cancel.
     pub(super) async fn raised(&mut self) {
         #[cfg(feature = "tls")]
         if let Some((changes, look)) = &mut self.trust {

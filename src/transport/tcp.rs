@@ -1,4 +1,4 @@
-//! The TCP transport: settings, start and stop.
+//! The TCP transport: its settings, and how it is started and stopped.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -57,22 +57,23 @@ pub(crate) struct TcpSettings {
     /// Time limit from connecting to the end of the handshake. It applies to accepted connections,
     /// and to the longest of the dialer's parallel attempts. Default: 5 s.
     pub(crate) handshake_timeout: Duration,
-    /// Maximum number of connections in their handshake. [`acceptor`](super::acceptor) states which
-    /// one is closed if there are more. Default: 64.
+    /// Maximum number of connections in their handshake. If there are more, one of them is closed;
+    /// [`acceptor`](super::acceptor) describes which. Default: 64.
     pub(crate) handshakes_max: usize,
     /// Maximum number of joiners that wait for a reply. Default: 16.
     pub(crate) joiners_max: usize,
-    /// Maximum time that each of them waits. Default: 10 s.
+    /// Maximum time that a joiner waits for a reply. Default: 10 s.
     pub(crate) join_timeout: Duration,
     /// Time limit of a connect to one address. Default: 1 s.
     pub(crate) connect_timeout: Duration,
     /// A connection without incoming data is closed after this time, or up to a third later.
     /// Default: 10 s.
     pub(crate) idle_timeout: Duration,
-    /// Maximum interval between keepalives. It must suit a member with a shorter idle timeout than
-    /// this one. Default: a third of the shortest idle timeout.
+    /// Maximum interval between keepalives. The interval must be short enough for the peer with the
+    /// shortest idle timeout. Default: a third of the shortest possible idle timeout.
     pub(crate) alive_every: Duration,
-    /// Interval of further attempts while one hangs or a connection is silent. Default: 500 ms.
+    /// Interval of further connection attempts while an attempt hangs or a connection is silent.
+    /// Default: 500 ms.
     pub(crate) redial_every: Duration,
     /// First pause before dialing again. Default: 20 ms.
     pub(crate) pause_min: Duration,
@@ -181,10 +182,11 @@ impl TcpSettings {
     }
 }
 
-/// A bound port that is not served yet, so that its number is known before it is announced.
+/// A bound port whose connections are not accepted yet. Binding comes first, so that the port
+/// number is known before the node announces it.
 pub(crate) struct TcpBound {
     runtime: Arc<NetRuntime>,
-    /// At least one.
+    /// The listeners: at least one.
     listeners: Vec<TcpListener>,
     /// Address of the first listener.
     address: SocketAddr,
@@ -214,7 +216,7 @@ impl TcpBound {
         let bind = |error| TransportError::Bind { address: listen.to_owned(), error };
         check_address("listen address", listen)?;
         let mut addresses: Vec<SocketAddr> = listen.to_socket_addrs().map_err(bind)?.collect();
-        // IPv4 comes first, because clients without IPv6 look for a name there.
+        // IPv4 addresses come first, because clients without IPv6 can only connect to these.
         addresses.sort_by_key(SocketAddr::is_ipv6);
         if !settings.may_leave_loopback()
             && !addresses.iter().all(|address| is_loopback(address.ip()))
@@ -338,7 +340,8 @@ impl Network for TcpNetwork {
     }
 
     fn set_peers(&mut self, peers: &BTreeMap<NodeId, Vec<String>>) {
-        // Only tasks hold the context for long, so this does not keep the transport from stopping.
+        // This reference to the context is dropped soon, so it does not delay the end of the
+        // transport.
         let Some(context) = self.context.upgrade() else { return };
         let may_be_dialed = |peer: NodeId, address: &str| {
             let checked = context.settings.check_peer(peer, address);
@@ -394,17 +397,17 @@ impl TcpHandle {
         self.address
     }
 
-    /// Closes the port and all connections, and waits until the receiver will not be called any
-    /// more. The last transport to stop in a process ends the network's threads. Takes
-    /// milliseconds, or at most two seconds if a receiver or the resolver hangs. Must not be called
-    /// by a receiver.
+    /// Closes the port and all connections, and waits until no call of the receiver is in progress
+    /// or can follow. The last transport to stop in a process ends the network's threads. Stopping
+    /// takes milliseconds, or at most two seconds if a receiver or the resolver hangs. Must not be
+    /// called by a receiver.
     pub(crate) fn stop(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(TcpRunning { stopping, ended, runtime }) = running else { return };
         stopping.send_replace(true);
-        // Nothing is ever sent. The channel closes when the last task has ended.
+        // Nothing is ever sent on this channel. The channel closes when the last task has ended.
         if ended.recv_timeout(STOP_WAIT_MAX) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!(address = %self.address, "network did not stop: a receiver hangs");
+            tracing::warn!(address = %self.address, "network threads did not stop in time: a call of the node hangs");
         }
         drop(runtime);
     }
@@ -424,8 +427,8 @@ fn listen_on(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     for address in addresses {
         match listen_at(*address) {
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                // The errors of later addresses may only mean that this machine has no IPv6, so the
-                // first one is reported.
+                // Report the error of the first address. The errors of later addresses may only
+                // mean that this machine has no IPv6.
                 first.get_or_insert(error);
             }
             listener_or_taken => return listener_or_taken,
@@ -435,8 +438,8 @@ fn listen_on(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     Err(first.unwrap_or_else(nowhere))
 }
 
-/// Replaces an unspecified address by the one for both families, then the one for IPv4 alone, for
-/// machines without IPv6.
+/// Replaces an unspecified address (all interfaces) by two candidates: first the address for IPv6
+/// and IPv4 together, then the one for IPv4 alone, for machines without IPv6.
 fn both_families(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     match addresses.iter().find(|address| address.ip().is_unspecified()) {
         Some(any) => {
@@ -453,10 +456,10 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
     if address.is_ipv6() && address.ip().is_unspecified() {
-        // Some machines have `net.ipv6.bindv6only` set.
+        // On machines with `net.ipv6.bindv6only`, IPv4 must be allowed explicitly.
         accept_ipv4(&socket)?;
     }
-    // Otherwise the port stays in use for minutes after a member has stopped.
+    // Without this option, the port stays in use for minutes after a member has stopped.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -503,7 +506,7 @@ mod tests {
         let next = SocketAddr::new("127.0.0.2".parse().unwrap(), first.port());
         let error = listen_on(&[first, next]).expect_err("the first is taken");
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
-        // An address that this machine does not have is skipped.
+        // Binding skips an address that this machine does not have.
         let foreign = SocketAddr::new("192.0.2.1".parse().unwrap(), first.port());
         assert_eq!(listen_on(&[foreign, next]).unwrap().local_addr().unwrap(), next);
         let error = listen_on(&[foreign]).expect_err("nothing else");
@@ -517,7 +520,7 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let at = |host: &str| std::net::TcpStream::connect((host, address.port()));
             at("127.0.0.1").unwrap_or_else(|error| panic!("{any}: {error}"));
-            // A machine without IPv6 is served over IPv4 alone.
+            // On a machine without IPv6, only the IPv4 address is bound.
             if std::net::TcpListener::bind("[::1]:0").is_ok() {
                 at("::1").unwrap_or_else(|error| panic!("{any}: {error}"));
             }

@@ -1,8 +1,9 @@
 //! The byte stream of one connection: plain TCP, or TLS.
 //!
-//! Both kinds have the same non-blocking calls. Several threads may call them at once: the driver
-//! writes while a task reads. Data that TLS has encrypted but the socket has not accepted is
-//! *pending*; a caller that sees pending data flushes it when the socket is writable.
+//! Plain and TLS streams have the same non-blocking calls. Several threads may make these calls at
+//! once: the driver thread writes while a task reads. Data is *pending* if TLS has encrypted it but
+//! the socket has not accepted it. A caller that sees pending data flushes it when the socket is
+//! writable.
 
 use bytes::{BufMut, BytesMut};
 use std::io;
@@ -88,7 +89,7 @@ impl Wire {
         self.tcp().writable().await
     }
 
-    /// Writes as much as there is room for.
+    /// Writes as much data as the socket accepts.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Wire::Plain(tcp) => tcp.try_write(bytes),
@@ -110,7 +111,7 @@ impl Wire {
         }
     }
 
-    /// Writes pending data, as far as the socket has room.
+    /// Writes as much pending data as the socket accepts.
     pub(super) fn try_flush(&self) -> io::Result<()> {
         match self {
             Wire::Plain(_) => Ok(()),

@@ -4,11 +4,11 @@
 //! | segment 3 | segment 4 | segment 5 ... Keep 5 |      segment 5 is now the first that is needed
 //! ```
 //!
-//! A segment may be removed if it contains no entry after the snapshot's index: everything else in
-//! it is repeated at the start of the next segment. First the log durably records the first segment
-//! that it still needs. Then it removes the segments before that one, oldest first. Recovery
-//! accepts missing segments only if the log itself recorded their removal. Any other missing
-//! segment is damage.
+//! A segment may be removed if it contains no entry after the snapshot's index. All its other
+//! records are superseded by the State record at the start of the next segment. First the log
+//! durably records the first segment that it still needs. Then the log removes the segments before
+//! the recorded one, oldest first. Recovery accepts missing segments only if the log itself
+//! recorded their removal. Any other missing segment is damage.
 
 use super::format::{Record, RecordKind};
 use super::writer::{LogWriter, TAIL_BYTES, impossible};
@@ -16,8 +16,8 @@ use super::{Base, LogError};
 use crate::env::Point;
 use crate::model::LogIndex;
 
-/// Number of segments that one truncation removes at once. Removing one takes milliseconds, during
-/// which groups wait.
+/// Number of segments that one truncation removes at once. Removing a segment takes milliseconds,
+/// and meanwhile no group is written.
 const REMOVED_AT_ONCE: usize = 4;
 
 /// Number of segments removed in one idle step.
@@ -33,11 +33,12 @@ pub(super) const CUT_BYTES: u32 = Record::bytes(size_of::<u64>()) as u32;
 impl LogWriter {
     /// Discards the segments that are not needed for the entries after `up_to`. A durable snapshot
     /// must cover everything up to `up_to`. Entries that the log does not know to be committed are
-    /// kept in any case. If no segment can be discarded, or the disk has no room even for the
-    /// record, nothing changes.
+    /// kept in any case. If no segment can be discarded, or if the disk has no space for the
+    /// truncation record, nothing changes.
     ///
     /// Afterwards [`super::LogReader::first`] is the oldest remaining entry. Files are removed
-    /// oldest first, a few at a time: some now, the others during later commits and idle steps.
+    /// oldest first, a few at a time: some now, and the remaining files during later commits and
+    /// idle steps.
     ///
     /// # Errors
     /// Same as [`LogWriter::commit`].
@@ -59,8 +60,8 @@ impl LogWriter {
         let index = before.max(state.base.index);
         let term = state.index.term(index).expect("it lies between the base and the last entry");
         let base = Base { index, term };
-        // Every segment reserves room for one truncation record, so that a full disk cannot block
-        // the operation that frees space.
+        // Every segment reserves space for one truncation record, so that truncation, which frees
+        // disk space, also works on a full disk.
         let has_room = self.segment.length - self.offset() >= CUT_BYTES + TAIL_BYTES;
         if !has_room && !self.make_room(CUT_BYTES as usize)? {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The errors of the log. Each of them stops this node, and none of them stops the host process.
+//! The errors of the log. Each of these errors stops the node, but not the process that embeds it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub(crate) enum LogError {
     Foreign { dir: PathBuf, found: Identity, own: Identity },
 
     /// The log has a different disk id than the caller expects.
-    #[error("{dir} has the disk id {found}, not {own}", dir = dir.display())]
+    #[error("the log in {dir} has the disk id {found}, expected {own}", dir = dir.display())]
     OtherDisk { dir: PathBuf, found: DiskId, own: DiskId },
 
     /// The log was written by a later release.
@@ -58,7 +58,7 @@ pub(crate) enum LogError {
     )]
     Newer { segment: PathBuf, found: u32, known: u32 },
 
-    /// The log has no room even to record the start of the member.
+    /// The disk has no space even for the record of the member's start.
     #[error(
         "disk full: the log in {dir} needs {bytes} more bytes to start; no data is lost: free space and start \
          the node again",
@@ -71,12 +71,15 @@ pub(crate) enum LogError {
     #[error("the log rejects all calls after an earlier failure: {first}")]
     Poisoned { first: String },
 
-    /// The caller broke a rule that consensus always observes. Nothing was written.
+    /// The caller passed a group that contradicts the log, which the consensus never does. Nothing
+    /// was written.
     #[error("invalid call to the log: {why}")]
     Impossible { why: String },
 
-    /// The caller requested entries that the log does not hold.
-    #[error("entries {from} to {to} (exclusive) are out of range: the log holds {first} to {last}")]
+    /// The caller requested entries that the log does not contain.
+    #[error(
+        "entries {from} to {to} (exclusive) are out of range: the log contains {first} to {last}"
+    )]
     OutOfRange { from: LogIndex, to: LogIndex, first: LogIndex, last: LogIndex },
 }
 

@@ -1,7 +1,7 @@
 //! The byte format of a segment: its header and its records.
 //!
-//! Numbers are little-endian. A segment is a file of a fixed length, filled with zeros where
-//! nothing was written.
+//! All numbers are little-endian. A segment is a file of a fixed length. Bytes that were not
+//! written yet are zeros.
 //!
 //! ```text
 //! segment:  | header 72 | State | record | record | ... | Roll | zeros |
@@ -40,14 +40,14 @@
 //!             | founder: node 8, disk 16            24   each; none before the founding
 //! ```
 //!
-//! The two checksums have different purposes. The chain proves that a record follows the one before
-//! it: a record that an earlier incarnation left behind, or that belongs to another place, never
-//! matches. The seeded checksum can be verified without the preceding records. Therefore a record
-//! found after damage is a witness: its `durable` position proves that the damaged place had been
-//! synced.
+//! The two checksums have different purposes. The chain proves that a record directly follows the
+//! previous record. The chain of a record that an earlier incarnation left behind, or of a record
+//! at a wrong offset, never matches. The seeded checksum can be verified without the preceding
+//! records. Therefore a valid record found after damage is a witness: its `durable` position proves
+//! that the damaged bytes had been synced.
 //!
-//! The layout of the header never changes. A new format changes the version and what follows the
-//! header.
+//! The layout of the header never changes. If the format changes, the version number in the header
+//! changes, and only the bytes after the header may have another layout.
 
 use crc32fast::Hasher;
 
@@ -154,10 +154,11 @@ pub(super) enum RecordKind {
     Roll = 7,
     /// The first record of its segment: the complete state of the log except for the entries.
     State = 8,
-    /// Entries up to `index`, which the log has in `term`, are no longer needed. The payload is the
-    /// number of the first segment that is still needed.
+    /// Entries up to `index` are no longer needed. The log contains the entry at `index` with this
+    /// `term`. The payload is the number of the first segment that is still needed.
     Keep = 9,
-    /// Like `Keep`, but the log does not have that entry, so none of its entries is needed.
+    /// Like `Keep`, but the log does not contain that entry. Therefore none of the log's entries is
+    /// needed.
     Reset = 10,
 }
 
@@ -203,8 +204,8 @@ impl Record {
         RECORD_BYTES + length.next_multiple_of(8)
     }
 
-    /// Decodes a record that was written at `offset` of the segment with this seed. Does not check
-    /// the payload, nor whether the record follows the one before it.
+    /// Decodes a record that was written at `offset` of the segment with this seed. Checks neither
+    /// the payload nor whether the record follows the previous record.
     pub(super) fn decode(bytes: &[u8; RECORD_BYTES], seed: u32, offset: u32) -> Option<Self> {
         if bytes[..4] != RECORD_MAGIC || crc(seed, &bytes[8..]) != u32_at(bytes, 4) {
             return None;
@@ -222,8 +223,8 @@ impl Record {
         (record.offset == offset).then_some(record)
     }
 
-    /// Returns whether the record follows one with the chain `before` and has this payload,
-    /// including its padding.
+    /// Returns whether the record follows a record with the chain `before`, and whether `bytes` and
+    /// `payload`, including padding, are the bytes of this record.
     pub(super) fn follows(&self, bytes: &[u8; RECORD_BYTES], payload: &[u8], before: u32) -> bool {
         let mut hasher = Hasher::new_with_initial(before);
         hasher.update(&bytes[8..44]);
@@ -243,8 +244,8 @@ pub(super) struct RecordDraft<'a> {
 }
 
 impl RecordDraft<'_> {
-    /// Appends the bytes of the record to `buffer`, for `offset` of the segment with this seed,
-    /// after a record with the chain `before`. Returns the record's chain.
+    /// Appends the bytes of the record to `buffer`. The record will be at `offset` of the segment
+    /// with this seed, after a record with the chain `before`. Returns the record's chain.
     pub(super) fn encode(&self, buffer: &mut Vec<u8>, seed: u32, offset: u32, before: u32) -> u32 {
         let start = buffer.len();
         let length = u32::try_from(self.payload.len()).expect("groups are limited to 1 GiB");

@@ -1,5 +1,5 @@
-//! Fuzz targets for the log. Inputs are single records, segments of records with matching checksums
-//! but arbitrary contents, and damaged directories.
+//! Fuzz targets for the log. The targets run the log on single records, on segments whose records
+//! have correct checksums but arbitrary contents, and on damaged directories.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ struct Said {
 }
 
 impl Said {
-    /// Reads everything that an open log holds.
+    /// Reads all contents of an open log.
     fn of(opened: &Opened) -> Self {
         let (reader, recovered) = (&opened.reader, &opened.recovered);
         assert_eq!(reader.last(), recovered.last);
@@ -74,8 +74,8 @@ impl Said {
             assert_eq!(entry.index, before.index.next());
             assert!(entry.term >= before.term, "terms fall");
             assert_eq!(reader.term(entry.index), Some(entry.term));
-            // Whether the recorded term is as new as the entries' terms is checked by the
-            // consensus.
+            // The log does not check that the recorded term is at least the terms of the entries.
+            // The consensus checks that.
             before = Base { index: entry.index, term: entry.term };
         }
         let (base, hard_state) = (recovered.base, recovered.hard_state.clone());
@@ -110,8 +110,8 @@ impl Said {
 
 // ---- records ------------------------------------------------------------------------------
 
-/// Takes the input either as raw parts of a segment, or as instructions for a segment whose records
-/// have correct checksums.
+/// Interprets the input either as raw parts of a segment, or as instructions to build a segment
+/// whose records have correct checksums.
 pub(crate) fn records(data: &[u8]) -> Came {
     let Some((way, bytes)) = data.split_first() else { return Came::Refused };
     match way % 4 {
@@ -162,11 +162,11 @@ fn raw(bytes: &[u8]) -> Came {
     came
 }
 
-/// Opens a log whose records have matching checksums but arbitrary contents. It must be rejected,
-/// or behave like any other log.
+/// Opens a log whose records have correct checksums but arbitrary contents. The log must either be
+/// rejected or behave like a valid log.
 fn forged(feed: &mut Feed<'_>) -> Came {
     let disk = Arc::new(SimDisk::new(3));
-    // A log that begins at a later segment needs a state to begin with.
+    // A log that begins at a later segment must begin with a State record.
     let first = 1 + u32::from(feed.once_in(3));
     let mut forge = Forge { term: 1, last: 1, commit: 1, base: 1, incarnation: 0, chain: 0 };
     let mut state = LogState::new().encode();
@@ -178,7 +178,8 @@ fn forged(feed: &mut Feed<'_>) -> Came {
     for segment in first..=first + u32::from(feed.once_in(4)) {
         let bytes = forge.segment(feed, segment, &state);
         disk.replace(&path(u64::from(segment)), &bytes);
-        // The next segment starts with an empty state, which is right only if this segment is empty.
+        // The next segment starts with the State record of an empty log, which is valid only if
+        // this segment is empty.
         state = LogState::new().encode();
     }
     settle(&disk)
@@ -195,7 +196,8 @@ struct Forge {
 }
 
 impl Forge {
-    /// Returns `value` in most cases, and a number close to it or an edge case otherwise.
+    /// Returns `value` in most cases. Otherwise returns a number close to `value`, or an extreme
+    /// number.
     fn mostly(feed: &mut Feed<'_>, value: u64) -> u64 {
         if feed.once_in(24) { feed.near(value) } else { value }
     }
@@ -325,8 +327,8 @@ impl Forge {
     }
 }
 
-/// Opens a log twice, if it can be opened. Both times it must have the same contents and accept the
-/// next entry.
+/// Opens a log twice. If the log can be opened, it must have the same contents both times and
+/// accept the next entry.
 fn settle(disk: &Arc<SimDisk>) -> Came {
     let Ok(mut opened) = try_open(disk) else { return Came::Refused };
     let said = Said::of(&opened);
@@ -351,8 +353,8 @@ fn settle(disk: &Arc<SimDisk>) -> Came {
 
 // ---- directories --------------------------------------------------------------------------
 
-/// Writes a log and then damages its files. The log must be rejected, or have the contents of some
-/// earlier moment. If there was no damage, it must have its last contents.
+/// Writes a log and then damages its files. The damaged log must either be rejected, or have the
+/// contents that it had at some earlier time. An undamaged log must have its latest contents.
 pub(crate) fn directory(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let disk = Arc::new(SimDisk::new(3));

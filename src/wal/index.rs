@@ -1,14 +1,17 @@
-//! The in-memory index of the log: positions and terms of entries, in memory that does not grow
-//! with every entry.
+//! The in-memory index of the log: it finds the position and the term of an entry, and uses much
+//! less memory than one item per entry.
 //!
-//! The index holds one sample for about 64 KiB of log: the entry's index, its position, and the
-//! chain before it, so that a reader can verify what it reads. Between two samples the entries are
-//! stored in the order of their indexes. A new sample begins wherever an entry replaced others and
-//! wherever a segment begins. Terms are stored as runs.
+//! The index stores one sample for about 64 KiB of log. A sample is the index of an entry, its
+//! position, and the chain before the entry, so that a reader can verify the bytes that it reads.
+//! Between two samples, the entries follow each other in the file in the order of their indexes.
+//! Therefore a new sample is stored wherever an entry replaced earlier ones and wherever a segment
+//! begins. Terms are stored as runs: the first index and the term of each sequence of entries with
+//! the same term.
 //!
-//! The log begins after a floor: an entry that is not in the log itself but whose term is known.
+//! The floor is the entry before the first entry of the log. The floor itself is not in the log,
+//! but its term is known.
 //!
-//! Invariant: the index knows no files, and contains only what is durable.
+//! Invariant: the index accesses no files and contains only durable entries.
 
 use super::Base;
 use super::format::Position;
@@ -92,7 +95,7 @@ impl SegmentIndex {
         Some(self.runs[run].1)
     }
 
-    /// Checks whether an entry may follow, in a log that is committed up to `committed`.
+    /// Checks whether this entry may be appended to a log that is committed up to `committed`.
     pub(super) fn follows(
         &self,
         index: LogIndex,
@@ -132,7 +135,8 @@ impl SegmentIndex {
     }
 
     /// Returns the first segment that is needed for the entries after `up_to` (`current` if there
-    /// are none), and the entry before the first one in that or a later segment.
+    /// are no such entries). Also returns the last entry before all entries in this segment and
+    /// later ones.
     pub(super) fn needed_behind(&self, up_to: LogIndex, current: u32) -> (u32, LogIndex) {
         let needed = if up_to < self.last {
             let at = self.samples.partition_point(|s| s.index <= up_to.next()) - 1;
@@ -166,9 +170,8 @@ impl SegmentIndex {
         self.last = index;
     }
 
-    /// Returns the samples that lead to the entries from `from`, which must exist, up to but
-    /// excluding `to`. Returns at most `max` samples, and the index at which the last of them ends
-    /// (exclusive).
+    /// Returns the samples from which the entries `from..to` can be read; the entry `from` must
+    /// exist. Returns at most `max` samples, and the index after the last entry that they cover.
     pub(super) fn stretch(
         &self,
         from: LogIndex,

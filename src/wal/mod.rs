@@ -2,8 +2,8 @@
 //!
 //! Everything that a member must not forget is a record in the log: the consensus entries, the
 //! term, vote and commit index, the founders of the cluster, and the number of starts of the
-//! member. The log is append-only. An entry whose index already exists replaces the entries from
-//! that index on; their bytes stay in the file.
+//! member. The log is append-only. An entry whose index already exists replaces the earlier entries
+//! from that index on. The bytes of the replaced entries stay in the file.
 //!
 //! ```text
 //! consensus --Group--> LogWriter::commit --Durable--> consensus
@@ -16,38 +16,42 @@
 //!                        complete state of the log so far, except for the entries
 //! ```
 //!
-//! A group is the unit of durability: after a crash it is present completely or not at all. It
+//! A group is the unit of durability: after a crash it is present completely or not at all. A group
 //! never spans two segments. Groups that arrive together are written together and synced once. The
 //! file of a segment is filled with zeros and synced before it is used, so that a sync does not
 //! have to allocate blocks.
 //!
-//! **A torn tail or a damaged log?** Each record carries the position up to which the log was
-//! synced when the record was written. If the log ends in invalid bytes, and no later record proves
-//! that they were synced, a crash has interrupted an unacknowledged group, and the bytes are
-//! truncated. All other invalid bytes are damage. The member may have voted or acknowledged based
-//! on the lost data, so the log refuses to open. One window remains: until the next group is
-//! synced, or [`LogWriter::idle`] runs, no record proves that the last group was synced. If that group
-//! is damaged within this window, it is mistaken for a torn tail. If the disk is full up to the end
-//! of the last segment, the window lasts until there is room.
+//! **Distinguishing a torn tail from damage.** Each record contains the position up to which the
+//! log was synced when the record was written. If the log ends in invalid bytes, and no later
+//! record proves that these bytes were synced, then a crash has interrupted the write of an
+//! unacknowledged group. The log truncates these bytes. All other invalid bytes are damage. In case
+//! of damage the log refuses to open, because the member may have voted or acknowledged entries
+//! based on the lost data. One window remains: until the next group is synced, or [`LogWriter::idle`]
+//! runs, no record proves that the last group was synced. If the last group is damaged within this
+//! window, it is mistaken for a torn tail. If the last segment and the disk are both full, the
+//! window lasts until there is free space.
 //!
-//! The log makes the assumptions of `env::disk` about the disk, and two more. A write changes no
-//! sector that it does not touch. In the sectors that it touches, bytes that are rewritten with the
-//! same value do not change.
+//! The log makes the assumptions about the disk that `env::disk` lists, and two more. First, a
+//! write changes only the sectors that it overlaps. Second, if a write stores the same value in a
+//! byte again, that byte does not change, even if the write is interrupted.
 //!
 //! **Truncation.** Once a durable snapshot covers the oldest entries, [`LogWriter::cut`] removes whole
-//! segments, oldest first. Only entries are lost by that, because every segment begins with a State
-//! record. Before the first file is removed, the log durably records the first segment that it
-//! still needs. Therefore a segment that is missing for any other reason is reported as damage.
-//! Entries up to the [`Base`] can no longer be read. A base is also set when a snapshot is
-//! installed ([`Group::base`]); the log may then have to drop entries that contradict it.
+//! segments, oldest first. The log thereby discards nothing but entries, because every segment
+//! begins with a State record. Before the first file is removed, the log durably records the first
+//! segment that it still needs. Therefore a segment that is missing for any other reason is
+//! reported as damage. Entries up to the [`Base`] can no longer be read. Installing a snapshot sets
+//! a base too ([`Group::base`]). The log may then have to drop entries that contradict the
+//! snapshot.
 //!
-//! The log cannot detect one fault: its last segment as a whole goes back to the state after an
-//! earlier group. No other data on this disk could reveal that; other members can.
+//! The log cannot detect one fault: the disk reverts the last segment as a whole to its contents
+//! after an earlier group. Nothing else on this disk could reveal this fault, but the other members
+//! can.
 //!
-//! **A full disk** is noticed when the next segment is prepared, before anything depends on it. A
-//! group without room waits, and none of it is written ([`Committed`]). A reserve file is kept for
-//! the groups that free space. Writing a group overwrites zeros that are already allocated, so it
-//! needs no room. On a copy-on-write file system it may need room, and then it fails like any other
+//! **A full disk** is noticed when the log prepares the next segment, before any group depends on
+//! that segment. A group that does not fit waits, and none of its bytes are written
+//! ([`Committed`]). A reserve file provides space for groups that help to free disk space. Writing
+//! a group overwrites zeros that are already allocated, so the write needs no free space. On a
+//! copy-on-write file system the write may need free space, and then it can fail like any other
 //! write.
 
 mod cut;
@@ -103,7 +107,8 @@ pub(crate) enum EntryKind {
 pub(crate) struct HardState {
     pub(crate) term: Term,
     pub(crate) vote: Option<NodeId>,
-    /// May lag behind the commit index in memory, but is never greater than the last entry's index.
+    /// The durable commit index. It may be lower than the commit index in memory, but it is never
+    /// greater than the index of the last entry.
     pub(crate) commit: LogIndex,
 }
 
@@ -140,8 +145,8 @@ pub(crate) struct Group {
     pub(crate) number: u64,
     pub(crate) hard_state: Option<HardState>,
     /// A durable snapshot covers everything up to this base, which is therefore committed. If the
-    /// log does not have this entry with this term, all its entries are dropped and it continues
-    /// after the base.
+    /// log does not contain this entry with this term, all entries of the log are dropped, and the
+    /// log continues after the base.
     pub(crate) base: Option<Base>,
     /// Consecutive entries. If the first index already exists, the new entries replace the old ones
     /// from there on.
@@ -176,8 +181,8 @@ pub(crate) struct Committed {
     /// The proof for the groups that are durable now, or `None` if none of the given groups is
     /// durable.
     pub(crate) proof: Option<Durable>,
-    /// Number of the given groups, counted from the last, that found no room on the disk. Nothing
-    /// of them was written. The caller must commit them again in the same order.
+    /// The number of groups at the end of the list for which the disk has no space. None of their
+    /// bytes were written. The caller must commit these groups again in the same order.
     pub(crate) waiting: usize,
 }
 
@@ -196,10 +201,10 @@ impl Committed {
 /// The free space of the log's disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Space {
-    /// Enough, as far as the log knows.
+    /// The disk has enough space, as far as the log knows.
     Plenty,
-    /// The disk is full. Only files prepared earlier are left, and of these the reserve is used
-    /// last.
+    /// The disk is full. The log can only use files that it has prepared earlier. It uses the
+    /// reserve file last.
     Low,
 }
 
@@ -217,10 +222,11 @@ pub(crate) struct LogOptions {
     /// least twice this size, plus the reserve. Default: 16 MiB. Values are clamped to the range
     /// from 2 KiB to 1 GiB.
     pub(crate) segment_bytes: u64,
-    /// Length of a file that is kept ready for a full disk, when it becomes a segment. 0 means no
-    /// reserve; other values are raised to at least the size of a segment. Default: 16 MiB.
+    /// Length in bytes of the reserve file, which becomes a segment when the disk is full. 0 means
+    /// no reserve. Other values are raised to at least the size of a segment. Default: 16 MiB.
     pub(crate) reserve_bytes: u64,
-    /// The disk's id, if it was chosen before the log existed. An existing log must have this id.
+    /// The disk's id, if it was chosen before the log is created. If the log exists, it must have
+    /// this id.
     pub(crate) disk: Option<DiskId>,
 }
 
@@ -275,7 +281,7 @@ pub(crate) struct TornTail {
 
 /// Opens the log in `dir`, creates it if necessary, and starts a new incarnation.
 ///
-/// When this returns, everything that the log holds is durable.
+/// When this function returns, all contents of the log are durable.
 ///
 /// # Errors
 /// Returns a [`LogError`]. Apart from the truncation of a torn tail, the contents of the log have

@@ -1,4 +1,4 @@
-//! Opening of the log: creates it, or continues an existing one at its end.
+//! Opens the log: creates a new log, or continues an existing log at its end.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ pub(super) fn lock(env: &Env, dir: &Path) -> Result<DiskLock, LogError> {
 /// Reads a log without changing it.
 pub(super) fn examine(env: &Env, dir: &Path) -> Result<Option<Examined>, LogError> {
     let folder = SegmentFolder::new(env, dir);
-    // Creates nothing if there is no log, not even a lock file.
+    // If there is no log, this function creates no file, not even a lock file.
     let Some((identity, _)) = recover::peek(&folder)? else { return Ok(None) };
     let lock = lock(env, dir)?;
     let numbers = folder.numbers()?;
@@ -188,12 +188,13 @@ impl LogWriter {
         Ok(Opened { writer, reader, recovered })
     }
 
-    /// Makes the next incarnation durable, and writes a watermark that proves it. If this record
-    /// were damaged and mistaken for a torn tail, the next start would use the same number again.
+    /// Makes the next incarnation durable, and writes a watermark that proves this. Without the
+    /// watermark, damage to the record of the incarnation would be mistaken for a torn tail, and
+    /// the next start would use the same incarnation again.
     fn boot(&mut self) -> Result<(), LogError> {
         let number = self.state.incarnation + 1;
         let payload = number.to_le_bytes();
-        // The watermark must not use the room that is reserved for a truncation record.
+        // The watermark must not use the space that is reserved for a truncation record.
         if !self.make_room(Record::bytes(payload.len()) + TAIL_BYTES as usize)? {
             let (dir, bytes) = (self.folder.path.clone(), u64::from(self.segment_bytes));
             return Err(LogError::NoRoom { dir, bytes });
@@ -211,7 +212,8 @@ impl Recovery {
         let Self { tail, next, torn, .. } = self;
         let path = folder.path_of(tail.number);
         // An earlier incarnation may have failed to sync these bytes, so that they exist only in
-        // the page cache. No later sync writes them to the disk unless they are written again.
+        // the page cache. A later sync writes these bytes to the disk only if they are written
+        // again.
         if !mutant::is(Mutant::B55) {
             rewrite(&*tail.file, tail.unproven_from, tail.end)
                 .map_err(LogError::io("write", &path))?;

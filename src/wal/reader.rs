@@ -1,7 +1,8 @@
-//! The reader of durable entries: for peers that lag behind the entries kept in memory, and for the
-//! replay at start. Every byte is verified again along the chain.
+//! The reader of durable entries. The reader serves peers that lag behind the entries kept in
+//! memory, and the replay at start. It verifies the chain of checksums over every byte that it
+//! reads.
 //!
-//! Invariant: the reader sees only what is durable, and never writes.
+//! Invariant: the reader returns only durable entries, and never writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,13 +52,13 @@ impl LogReader {
         self.shared.bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Returns the first index that can be read if the log reaches that far: the one after the
-    /// base.
+    /// Returns the index after the base: the first index that can be read, if the log contains any
+    /// entries.
     pub(crate) fn first(&self) -> LogIndex {
         self.index().floor().index.next()
     }
 
-    /// Returns the number of bytes of its segments that the log uses, from the first segment to the
+    /// Returns the number of bytes that the log uses in its segments, from the first segment to the
     /// last group. Prepared files are not counted.
     pub(crate) fn bytes(&self) -> u64 {
         self.shared.bytes.load(Ordering::Relaxed)
@@ -79,8 +80,8 @@ impl LogReader {
     /// and one call reads at most about 16 MiB of log.
     ///
     /// # Errors
-    /// Returns [`LogError::OutOfRange`], [`LogError::Corrupt`] or [`LogError::Io`]. After the
-    /// latter two the node must stop.
+    /// Returns [`LogError::OutOfRange`], [`LogError::Corrupt`] or [`LogError::Io`]. After `Corrupt`
+    /// or `Io` the node must stop.
     pub(crate) fn entries(
         &self,
         from: LogIndex,
@@ -97,8 +98,8 @@ impl LogReader {
         }
     }
 
-    /// Returns the samples that lead to the entries, and the index at which the last of them ends
-    /// (exclusive).
+    /// Returns the samples from which the entries can be read, and the index after the last entry
+    /// that the samples cover.
     fn stretch(
         &self,
         from: LogIndex,
@@ -196,8 +197,8 @@ struct ReadBatch {
 }
 
 impl ReadBatch {
-    /// Adds an entry, unless it lies before the requested range. Returns whether there was room for
-    /// it.
+    /// Adds an entry to the batch, unless the entry is before the requested range. Returns whether
+    /// the batch had room for the entry.
     fn take(&mut self, index: LogIndex, term: Term, kind: EntryKind, data: &[u8]) -> bool {
         if index < self.from {
             return true;
@@ -206,8 +207,9 @@ impl ReadBatch {
             return false;
         }
         self.bytes_left = self.bytes_left.saturating_sub(data.len());
-        // Each entry gets memory of its own, because the state keeps slices of it for an unlimited
-        // time.
+        // Each entry is copied into an allocation of its own, because the state keeps slices of the
+        // entry for an unlimited time. A slice of the read buffer would keep the whole buffer in
+        // memory.
         let data = Bytes::copy_from_slice(data);
         self.entries.push(Entry { index, term, kind, data });
         true

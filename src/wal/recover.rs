@@ -1,8 +1,8 @@
-//! Recovery: determines the contents and the end of the log.
+//! Recovery: determines the contents and the end of the log when it is opened.
 //!
-//! Reads every record once, in order, and keeps only what [`Index`] keeps. Changes nothing, so a
-//! damaged log stays as it was found. A tail to be truncated is reported in [`Recovery`], and the
-//! writer truncates it.
+//! Recovery reads every record once, in order, and stores in memory only what [`Index`] stores.
+//! Recovery changes no file, so a damaged log stays as it was found. A torn tail is reported in
+//! [`Recovery`], and the writer truncates this tail.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,7 +28,7 @@ pub(super) struct Recovery {
     pub(super) foreign_keys: Vec<u32>,
     /// The last segment with a header.
     pub(super) tail: Tail,
-    /// The file after it, if there is one. It contains nothing that must be kept.
+    /// The file after the last segment in use, if it exists. It contains no data that must be kept.
     pub(super) next: Option<NextFile>,
     /// The bytes after the end that are not zero.
     pub(super) torn: Option<Torn>,
@@ -233,7 +233,7 @@ fn judge_header(
 }
 
 impl Tail {
-    /// Checks that the segment ends in the way that the header of the next one claims.
+    /// Checks that the end of this segment matches the header of the next segment.
     fn leads_to(&self, folder: &SegmentFolder, next: &Header) -> Result<(), LogError> {
         if self.next_length == Some(next.length) && self.chain == next.chain {
             return Ok(());
@@ -359,7 +359,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Applies the parts in the same order in which the writer writes the parts of a group.
+    /// Applies the parts of the group in the order in which the writer writes them.
     fn apply(self, state: &mut LogState) -> Result<(), Broken> {
         if let Some(founding) = self.founding {
             state.take_founding(founding)?;

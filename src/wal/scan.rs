@@ -1,4 +1,5 @@
-//! Reads a segment: record by record along the chain or, after damage, in search of witnesses.
+//! Reads the records of a segment, either one after the other along the chain, or, after damage, in
+//! search of witnesses: later records which prove that the damaged bytes had been synced.
 
 use std::io;
 
@@ -8,8 +9,8 @@ use crate::env::File;
 /// Maximum number of bytes in one read.
 pub(super) const CHUNK_BYTES: u64 = 128 << 10;
 
-/// Number of bytes in the first read. Each later read is twice as large. A caller that needs few
-/// entries therefore reads few bytes.
+/// Number of bytes in the first read. Each later read is twice as large as the one before.
+/// Therefore a caller that needs few entries reads few bytes.
 pub(super) const FIRST_CHUNK_BYTES: u64 = 8 << 10;
 
 /// A cursor over the records of one segment.
@@ -143,7 +144,8 @@ pub(super) fn search(file: &dyn File, seed: u32, offset: u64) -> io::Result<Rest
     let mut window = Vec::new();
     let mut at = offset;
     while at < file_bytes {
-        // Windows overlap by the size of a record's header, so that none is split.
+        // Windows overlap by the size of a record's header, so that no header is split between two
+        // windows.
         let want = (CHUNK_BYTES + RECORD_BYTES as u64).min(file_bytes - at);
         window.resize(usize::try_from(want).map_err(io::Error::other)?, 0);
         file.read_exact_at(&mut window, at)?;

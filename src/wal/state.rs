@@ -1,9 +1,9 @@
 //! The state of the log, except for the contents of its entries.
 //!
-//! The writer updates it with each group, and recovery rebuilds it from the groups; both change it
-//! only through this module. Each segment begins with an encoded copy. Therefore a truncated log
-//! loses nothing but entries, and a segment that was misplaced or reverted to an old version is
-//! detected.
+//! The writer updates the state with each group, and recovery rebuilds the state from the groups.
+//! The writer and recovery change the state only through this module. Each segment begins with an
+//! encoded copy of the state. Therefore truncating the log discards nothing but entries, and
+//! recovery detects a segment that was moved or reverted to an old version.
 
 use super::format::{RecordKind, decode_founding, encode_founding};
 use super::index::{IndexChange, SegmentIndex};
@@ -24,8 +24,8 @@ pub(super) struct LogState {
     pub(super) needed_from: u32,
 }
 
-/// Indices, terms and incarnations must be below this number, as in messages of peers, so that
-/// incrementing them never overflows.
+/// Upper bound (exclusive) of indexes, terms and incarnations, as in messages of peers. With this
+/// bound, incrementing them never overflows.
 const NUMBER_MAX: u64 = 1 << 62;
 
 /// Description of a rule of the log that was broken.
@@ -81,8 +81,7 @@ impl LogState {
         Ok(())
     }
 
-    /// Returns the kind of record for a base, or `None` if the current base already reaches that
-    /// far.
+    /// Returns the kind of record for a new base, or `None` if the current base is at or after it.
     pub(super) fn kind_of(&self, base: Base) -> Option<RecordKind> {
         if base.index <= self.base.index {
             None
@@ -121,7 +120,8 @@ impl LogState {
             }
             Some(IndexChange::Keep(base))
         } else {
-            // It was recorded when entries existed that have been truncated since.
+            // This base was recorded before entries of the log were truncated, so it is allowed to
+            // be older than the index.
             None
         };
         if let Some(change) = change {

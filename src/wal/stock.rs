@@ -1,16 +1,16 @@
 //! Files prepared in advance: the next segment, and a reserve for a full disk.
 //!
-//! Both are files of zeros, synced, and durable under their names before anything depends on them.
-//! Therefore a full disk is noticed here, before anything was promised, and not when a group is
-//! written: that only overwrites zeros that are already allocated.
+//! The next segment and the reserve are files of zeros. They are synced, and durable under their
+//! names, before any group depends on them. Therefore a full disk is noticed here, before a group
+//! was accepted. Writing a group only overwrites zeros that are already allocated.
 //!
 //! ```text
 //! next.tmp    --filled, synced-->  0000000004.log     the next segment
 //! reserve.tmp --filled, synced-->  reserve  ------->  the next segment, if there is no room for one
 //! ```
 //!
-//! If the disk fills up, an unfinished file stays and is completed once there is room again. Each
-//! attempt writes at most one slice.
+//! If the disk fills up, an unfinished file stays and is completed once there is free space again.
+//! Each attempt to continue writes at most one slice.
 
 use std::io;
 use std::path::PathBuf;
@@ -69,7 +69,8 @@ impl Blank {
                 let to = filled.saturating_add(SLICE_BYTES).min(*whole);
                 fill(&**file, *filled, to).map_err(LogError::io("prepare", &path))?;
                 if let Err(error) = file.sync_data() {
-                    // After a failed sync, the earlier writes to the file cannot be trusted.
+                    // After a failed sync, the earlier writes to the file may be lost, so the file
+                    // is not used.
                     *self = Self::Absent;
                     return Err(LogError::io("sync", &path)(error));
                 }
@@ -88,7 +89,7 @@ impl Blank {
         Ok(())
     }
 
-    /// Completes the file with at least `least` bytes. Returns whether there was room.
+    /// Completes the file with at least `least` bytes. Returns whether the disk had enough space.
     fn complete(
         &mut self,
         folder: &SegmentFolder,
@@ -130,7 +131,7 @@ pub(super) struct Stock {
     reserve_bytes: u32,
     next: Blank,
     reserve: Blank,
-    /// The disk was full, and not everything has been prepared since then.
+    /// Whether the disk was full and the files have not been prepared completely since then.
     short: bool,
 }
 
@@ -185,7 +186,8 @@ impl Stock {
         }
     }
 
-    /// Does some of the work. Returns whether there is more that could be done now.
+    /// Prepares a few slices of the next segment or of the reserve. Returns whether there is more
+    /// to prepare now.
     pub(super) fn use_idle_moment(&mut self, number: u32, wanted: u32) -> bool {
         (0..IDLE_SLICES).all(|_| self.step(number, wanted) == StockStep::Done)
     }
@@ -209,8 +211,8 @@ impl Stock {
                 StockStep::NoRoom
             }
             Err(_) => {
-                // The file is not needed yet, so this is not an error yet. The next start removes
-                // the rest.
+                // The file is not needed yet, so the failure is not reported yet. The next start of
+                // the node removes the unfinished file.
                 *blank = Blank::Refused;
                 StockStep::Done
             }

@@ -11,12 +11,14 @@
 //! header of k+1 is written only when segment k is synced. Therefore a segment with a header proves
 //! that everything before it was synced.
 //!
-//! If no further segment can be created for a group, the group waits and none of it is written. A
-//! write into a segment overwrites zeros that were synced, so it needs no room. On a copy-on-write
-//! file system it may need room, and then a full disk is an ordinary failure.
+//! If no further segment can be created for a group, the group waits and none of its bytes are
+//! written. A write into a segment overwrites zeros that were synced, so the write needs no free
+//! space. On a copy-on-write file system the write may need free space; there, a full disk counts
+//! as a failed write.
 //!
-//! The writer fails permanently after the first failure. The effect of a failed write or sync is
-//! unknown, and neither a retry nor a later success would reveal it.
+//! After the first failed write or sync, all later calls of the writer fail too. The effect of a
+//! failed write or sync is unknown, and neither a retry nor a later success would reveal whether
+//! the data is on disk.
 
 use std::collections::VecDeque;
 
@@ -40,8 +42,8 @@ const GROUP_BYTES_MAX: usize = 1 << 30;
 /// A disk loses bytes in units of sectors.
 const SECTOR_BYTES: u32 = 512;
 
-/// Room that every segment keeps after its last group: for a watermark, padding up to the next
-/// sector, another watermark there, and the Roll record.
+/// Space that every segment reserves after its last group: for a watermark, for padding up to the
+/// next sector, for another watermark in that sector, and for the Roll record.
 pub(super) const TAIL_BYTES: u32 = SECTOR_BYTES + 3 * Record::bytes(0) as u32;
 
 /// If the write buffer is larger than this, its memory is released after a write.
@@ -87,8 +89,8 @@ pub(super) struct Segment {
 }
 
 impl LogWriter {
-    /// Makes all these groups durable with one write and one sync, plus one more of each where a
-    /// segment ends. `groups` must not be empty.
+    /// Makes all these groups durable with one write and one sync. Each time a segment ends, one
+    /// more write and one more sync are needed. `groups` must not be empty.
     ///
     /// # Errors
     /// Returns a [`LogError`]. From then on every call fails.
@@ -147,7 +149,7 @@ impl LogWriter {
         }
         self.publish();
         self.stock.keep_pace(self.segment.number + 1, self.wanted_of_next());
-        // A number is proven once no group with that number waits.
+        // A group number is proven durable once no group with that number is waiting.
         let proven = match groups.get(taken) {
             None => Some(self.number),
             Some(waits) => waits.number.checked_sub(1).map(|below| below.min(self.number)),
@@ -156,8 +158,8 @@ impl LogWriter {
         Ok(Committed { proof, waiting: groups.len() - taken })
     }
 
-    /// Appends a group to the buffer after checking that it may follow. Returns whether there is
-    /// room for it on the disk. If there is none, nothing changes.
+    /// Checks that a group may be appended, and appends it to the buffer. Returns `false` and
+    /// changes nothing if the disk has no space for the group.
     fn take_group(&mut self, group: &Group) -> Result<bool, LogError> {
         if group.number < self.number {
             return Err(impossible(
@@ -238,8 +240,8 @@ impl LogWriter {
         self.buffer_at + u32::try_from(self.buffer.len()).expect("the buffer fits in a segment")
     }
 
-    /// Switches to the next segment if this one has no room for a group of `bytes`. Returns whether
-    /// there is room on the disk. If there is none, nothing changes.
+    /// Switches to the next segment if a group of `bytes` does not fit into this one. Returns
+    /// `false` and changes nothing if the disk has no space for the next segment.
     pub(super) fn make_room(&mut self, bytes: usize) -> Result<bool, LogError> {
         let bytes = u32::try_from(bytes).expect("groups are limited to 1 GiB");
         let bytes = bytes + CUT_BYTES + TAIL_BYTES;
@@ -247,7 +249,8 @@ impl LogWriter {
             return Ok(true);
         }
         if self.buffer_at == 0 {
-            // The file after a segment may exist only if the segment's header does.
+            // Recovery accepts a file after a segment only if the segment has a header, so write
+            // the header first.
             self.flush()?;
         }
         let head = HEADER_BYTES + Record::bytes(self.state.encode().len());
@@ -292,15 +295,17 @@ impl LogWriter {
     }
 
     /// Returns whether a truncation record still fits after a watermark, here or in the next
-    /// segment. On a full disk, truncation is what frees space, so its record has priority, and the
-    /// last group stays without a witness until another record follows.
+    /// segment. On a full disk, only truncation frees space, so the truncation record has priority.
+    /// Without a watermark, no record proves that the last group was synced until another record
+    /// follows.
     fn may_vouch(&self) -> bool {
         let left = self.segment.length - self.offset();
         left >= TAIL_BYTES + CUT_BYTES + TAIL_BYTES || self.stock.has_next()
     }
 
-    /// Writes a watermark, a record that states how far the log is synced. It is placed in a sector
-    /// of its own, because the loss of a sector must not destroy the witness as well.
+    /// Writes a watermark: a record that states how far the log is synced. The watermark is placed
+    /// in another sector than the data before it. Otherwise the loss of one sector could destroy
+    /// both the data and the proof that the data had been synced.
     pub(super) fn vouch(&mut self) -> Result<(), LogError> {
         const PADDING: [u8; SECTOR_BYTES as usize] = [0; SECTOR_BYTES as usize];
         assert!(self.segment.length - self.offset() >= TAIL_BYTES);
@@ -356,7 +361,8 @@ impl LogWriter {
             return 0;
         }
         let share = (late * 2 * u64::from(self.segment_bytes)).div_ceil(length);
-        // One more than its length, so that a completely filled segment is also renamed.
+        // One byte more than the length of the next segment, so that a completely filled segment is
+        // also renamed.
         let all = self.segment_bytes + 1;
         u32::try_from(share + u64::from(SLICE_BYTES)).unwrap_or(all).min(all)
     }

@@ -1,4 +1,4 @@
-//! A single copy that is being built or kept up to date: the records in its store, and their order.
+//! Writes one warm copy: which records its store contains, and in which order they are written.
 //!
 //! ```text
 //!   base: the rows live at the revision that was compacted when the copy was begun
@@ -9,12 +9,14 @@
 //!   [t0 ...  h]      the other tables, as of one log entry: from here on the copy can be loaded
 //! ```
 //!
-//! Reading the base does not hold back the sweep. If a row is swept before it was read, it had a
-//! successor that was compacted too, and this successor is among the changes. Loading a copy takes
-//! the newest version of each key up to the compacted revision, so nothing is missed.
+//! The sweep (which frees compacted versions) does not wait until the base is read. If the sweep
+//! frees a row before it was read, then a newer version of that row was also compacted, and this
+//! newer version is among the changes. Loading a copy takes the newest version of each key up to
+//! the compacted revision, so the freed row is not needed.
 //!
-//! Superseded rows stay in the store. If a copy has become much larger than the state, a new one is
-//! built in another store. The amortized cost per change equals that of removing the rows.
+//! Superseded rows are not removed from the store. Instead, if a copy has become much larger than
+//! the state, a new copy is built in another store. The amortized cost per change is the same as
+//! for removing the rows one by one.
 
 use thiserror::Error;
 
@@ -30,9 +32,9 @@ pub(super) struct CopySizes {
     /// Approximate size of a record of rows or changes in bytes. The cost of a store depends on the
     /// number of records: see the measurements in docs/decisions/warm-copy.md.
     pub(super) record_bytes: usize,
-    /// Approximate size of a batch, which is also the work of one turn, in bytes.
+    /// Approximate size of a batch in bytes. The worker writes one batch per turn.
     pub(super) batch_bytes: usize,
-    /// Number of bytes that a copy may exceed twice the size of the state by.
+    /// A copy may be larger than twice the size of the state by this number of bytes.
     pub(super) growth_bytes: u64,
 }
 
@@ -81,8 +83,8 @@ pub(super) enum CopyStep {
 pub(super) enum CopyError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// It lags behind the oldest remembered change.
-    #[error("the changes since revision {0} are no longer available")]
+    /// The copy needs changes that the replica has already discarded.
+    #[error("the warm copy needs the changes since revision {0}, which are no longer available")]
     Forgotten(Revision),
     #[error(transparent)]
     State(#[from] ImageError),
@@ -102,7 +104,7 @@ impl Copy {
         origin: CopyRestoredFrom,
         reader: &Reader,
     ) -> Self {
-        // 0 before the first compaction; then every row is among the changes.
+        // Before the first compaction, the base is 0, and every row is among the changes.
         let base = reader.compacted();
         Self {
             store,
@@ -138,18 +140,19 @@ impl Copy {
         }
     }
 
-    /// Returns the log entry up to which it can be loaded, if any.
+    /// Returns the index of the log entry up to which the copy can be loaded, if any.
     pub(super) fn applied(&self) -> Option<LogIndex> {
         self.applied
     }
 
-    /// Returns whether it can become a copy of this state. A row that was swept before it was read
-    /// is missing only in states that have compacted it.
+    /// Returns whether this can become a copy of the given state. A row that the sweep freed before
+    /// it was read is missing in the copy. The copy is therefore valid only for states that have
+    /// compacted this row.
     pub(super) fn suits(&self, state: &StateHead) -> bool {
         state.compacted.unwrap_or_default() >= self.settled
     }
 
-    /// Returns whether it takes far more space than the state.
+    /// Returns whether the copy takes far more space than the state.
     pub(super) fn is_overgrown(&self, state_bytes: u64) -> bool {
         self.bytes > state_bytes.saturating_mul(2).saturating_add(self.sizes.growth_bytes)
     }
@@ -160,15 +163,16 @@ impl Copy {
     /// Fails if the store fails, or if the copy cannot be completed.
     pub(super) fn step(&mut self, reader: &Reader) -> Result<CopyStep, CopyError> {
         let mut batch = CopyBatch::default();
-        // Changes come first, because the sweep does not wait for this copy.
+        // Changes are copied first, because the sweep does not wait for this copy and may discard
+        // them soon.
         let more = self.append(reader, &mut batch)? || self.read_base(reader, &mut batch)?;
         self.write(batch)?;
         Ok(if more { CopyStep::More } else { CopyStep::CaughtUp })
     }
 
     /// Completes the copy of the state as of `image`, whose rows must be published. Writes the
-    /// missing changes, the tables and the head in one batch; if there are many changes, most of
-    /// them are written before.
+    /// missing changes, the tables and the head in one batch. If many changes are missing, earlier
+    /// batches write most of them.
     ///
     /// # Errors
     /// Same as [`Copy::step`].
@@ -213,7 +217,7 @@ impl Copy {
         Ok(())
     }
 
-    /// Returns the space that it takes on the disk, in bytes.
+    /// Returns the space that the copy takes on the disk, in bytes.
     ///
     /// # Errors
     /// Fails if the store fails.

@@ -1,4 +1,4 @@
-//! The layout of a copy in its store.
+//! The layout of a warm copy in its key-value store.
 //!
 //! ```text
 //! record   key = kind u8 | number u64, big-endian     value = body | crc32 of key and body, u32
@@ -13,13 +13,13 @@
 //!          'c' | state head
 //! ```
 //!
-//! The bodies of `c`, `r` and `t` are pieces as `codec` encodes them. The records of `c` and `r`
-//! are written once and numbered without gaps. Therefore the two counts in the head and the
-//! checksum of each record reveal every missing, stale or damaged record. The records of `t` are
-//! overwritten in each round, so the head contains their checksums.
+//! The bodies of `c`, `r` and `t` are the records of a snapshot, as `codec` encodes them. The
+//! records of `c` and `r` are written once and numbered without gaps. Therefore the two counts in
+//! the head and the checksum of each record reveal every missing, stale or damaged record. The
+//! records of `t` are overwritten in each round, so the head contains their checksums.
 //!
-//! Records beyond the counts in the head are ignored: they stem from a round that was not
-//! completed.
+//! Records with numbers beyond the counts in the head are ignored: they were written in a round
+//! that was not completed.
 
 use bytes::Bytes;
 use thiserror::Error;
@@ -30,7 +30,7 @@ use crate::codec::{
 };
 use crate::model::{ClusterId, DiskId, NodeId, Revision, SnapshotRecord, StateHead};
 
-/// The format version that this build writes, and the newest that it reads.
+/// The format version that this build writes. It is also the newest version that this build reads.
 const VERSION: u8 = 1;
 
 const CRC_BYTES: usize = 4;
@@ -77,12 +77,13 @@ pub(super) enum CopyKind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct CopyHead {
     pub(super) origin: CopyRestoredFrom,
-    /// Revision at which the rows are live and at which the changes begin. 0 means that there were
-    /// no rows.
+    /// The base revision: the rows are live at this revision, and the changes begin with it. 0
+    /// means that there are no rows.
     pub(super) base: Revision,
     pub(super) rows: u64,
     pub(super) changes: u64,
-    /// The changes end before this revision, which may be beyond the state's revision.
+    /// The revision after the last change in the copy. It may be greater than the revision of the
+    /// state.
     pub(super) next: Revision,
     pub(super) tables: Vec<u32>,
     /// Encoded size of the rows and changes in bytes.
@@ -93,9 +94,9 @@ pub(super) struct CopyHead {
 /// A record that is missing or damaged.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(super) enum RecordError {
-    #[error("record {kind:?} {number} is missing")]
+    #[error("record {number} of kind {kind:?} is missing")]
     Missing { kind: CopyKind, number: u64 },
-    #[error("record {kind:?} {number} is damaged")]
+    #[error("record {number} of kind {kind:?} is damaged")]
     Damaged { kind: CopyKind, number: u64 },
     #[error(transparent)]
     Codec(#[from] CodecError),
@@ -176,7 +177,7 @@ pub(super) fn open_head(record: &[u8]) -> Result<CopyHead, RecordError> {
     let mut tables = Vec::new();
     for _ in 0..from.count(1)? {
         let sum = u32::try_from(from.number()?);
-        tables.push(sum.map_err(|_| from.malformed("a checksum of more than 32 bits"))?);
+        tables.push(sum.map_err(|_| from.malformed("a checksum has more than 32 bits"))?);
     }
     let bytes = from.number()?;
     let state = decode_head(from.rest())?;

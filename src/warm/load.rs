@@ -1,8 +1,9 @@
-//! Builds a machine from a copy.
+//! Builds a state machine from a warm copy.
 //!
-//! The rows of the base are in key order, the changes in order of revision. Changes compacted since
-//! the copy was begun are merged here: the newest version of each key up to the compacted revision
-//! becomes a row, and later versions remain changes. The result must have the digest in the head.
+//! The copy contains the rows of the base in key order, and the changes in the order of their
+//! revisions. The base revision may be older than the compacted revision. Therefore the changes up
+//! to the compacted revision are merged into the rows: the newest version of each key becomes its
+//! row, and later versions remain changes. The result must have the digest that the head contains.
 
 use std::collections::{BTreeMap, btree_map};
 use std::iter::Peekable;
@@ -72,7 +73,8 @@ pub(super) fn load(
 /// The newest change of each key up to the compacted revision; `None` for a deletion.
 type Overlay = BTreeMap<Bytes, Option<KeyValue>>;
 
-/// Returns the changes up to the compacted revision, and those since and including it.
+/// Returns the newest change of each key up to the compacted revision, and the list of changes
+/// since the compacted revision (inclusive).
 fn read_changes(
     store: &mut Guarded,
     head: &CopyHead,
@@ -100,7 +102,8 @@ fn read_changes(
     Ok((overlay, since))
 }
 
-/// Merges a page of the base with the overlay's newer versions and keys up to the page's last key.
+/// Merges a page of the base with the part of the overlay up to the last key of the page. Versions
+/// in the overlay replace those of the base.
 fn merge(
     overlay: &mut Peekable<btree_map::IntoIter<Bytes, Option<KeyValue>>>,
     rows: Vec<KeyValue>,

@@ -1,14 +1,15 @@
-//! The manifest of the copies: which copy is current, whether it can be trusted, and its owner.
+//! The manifest of the warm copies: which copy is current, whether that copy can be trusted, and
+//! which member it belongs to.
 //!
 //! ```text
 //! mark   = version u8 | origin | boot u8, u128 | copy + 1 or 0 | stop + 1 or 0 | crc32 of all before
 //! ```
 //!
-//! The files of sled survive the death of the process, because the operating system keeps running,
-//! but they do not survive a power cut. Therefore a copy is trusted if it was closed properly
-//! (`stop`), or if the machine has not rebooted since the copy was opened (`boot`). If the boot id
-//! is unknown, only the first condition counts. The manifest is written to a new file, which is
-//! synced and renamed, and its directory is synced.
+//! Data that sled has written survives the death of the process, because the operating system keeps
+//! running, but not a power cut. Therefore a copy is trusted if it was closed properly (`stop`), or
+//! if the machine has not rebooted since the copy was opened (`boot`). If the boot id is unknown,
+//! only a properly closed copy is trusted. The manifest is replaced atomically: a new file is
+//! written, synced and renamed, and the directory is synced.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,18 +25,18 @@ const VERSION: u8 = 1;
 
 const CRC_BYTES: usize = 4;
 
-/// A manifest is far shorter: a longer file is invalid.
+/// Maximum size of a manifest file in bytes. A valid manifest is far shorter.
 const MARK_BYTES_MAX: u64 = 1 << 10;
 
 /// The manifest. See the module page.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Manifest {
     pub(super) origin: CopyRestoredFrom,
-    /// The machine boot in which it was written.
+    /// Id of the boot of the machine in which the manifest was written.
     pub(super) boot: Option<BootId>,
     /// Number of the complete copy.
     pub(super) copy: Option<u64>,
-    /// Log index of that copy when it was closed properly.
+    /// Log index of the copy, set when the copy was closed properly.
     pub(super) stop: Option<LogIndex>,
 }
 
@@ -67,11 +68,10 @@ impl Manifest {
         replace(disk, &path(dir), &self.encode())
     }
 
-    /// Checks whether the copy contains everything that was written to it, and returns the reason
-    /// if it may not.
+    /// Checks whether the store of the copy can have lost data. If so, returns the reason.
     pub(super) fn judge(&self, env: &Env, origin: CopyRestoredFrom) -> Result<(), &'static str> {
         if self.origin != origin {
-            return Err("it belongs to another member");
+            return Err("the manifest belongs to another member");
         }
         match (self.stop, self.boot, env.clock.boot()) {
             (Some(_), _, _) => Ok(()),

@@ -1,7 +1,7 @@
 //! An in-memory store for tests.
 //!
-//! Its contents survive the simulated process, like files do. It can be made to fail or to panic,
-//! and its contents can be changed.
+//! Like files, the contents of the store survive a simulated process. A test can make the store
+//! fail or panic, and can change its contents.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -2,7 +2,7 @@
 //! have to replay a snapshot and the log.
 //!
 //! The warm copy is only an optimization. The snapshot and the log remain authoritative: the log is
-//! never truncated because of a copy, and a copy is read only at a start. It may be missing,
+//! never truncated because of a copy, and a copy is read only at a start. A copy may be missing,
 //! outdated, damaged or another member's, and its store may fail, panic or hang. In all these cases
 //! the node starts and runs without it, and a new copy is built in the background.
 //!
@@ -15,9 +15,14 @@
 //!                            reader ------^        never waited for, at most a tenth of a core
 //! ```
 //!
-//! A copy becomes a machine only if all of these hold: its [manifest](manifest) belongs to this member
-//! and proves that the machine has not lost power since, its head fits the log, every record exists
-//! with its checksum, and the state has the right digest.
+//! A copy is used only if all these conditions hold:
+//!
+//! - The [manifest](manifest) belongs to this member.
+//! - The manifest proves that the copy was closed properly, or that the machine has not rebooted
+//!   since the copy was opened.
+//! - The head of the copy fits the log.
+//! - Every record exists and matches its checksum.
+//! - The loaded state has the digest that the head contains.
 //!
 //! This module does not decide when to take snapshots or which log entries to keep, and does not
 //! apply entries.
@@ -75,7 +80,7 @@ const LOAD_MAX: Duration = Duration::from_secs(30);
 pub(crate) enum WarmCopy {
     /// On disk.
     OnDisk,
-    /// In a store that outlives the node, for tests, without other threads.
+    /// In a store in memory that outlives the node, for tests. No other thread is used.
     #[cfg(test)]
     OnShelf(Arc<dyn CopyStore>),
 }
@@ -89,7 +94,7 @@ impl WarmCopy {
         }
     }
 
-    /// Returns the time limit for loading, or `None` if it is loaded on the calling thread.
+    /// Returns the time limit for loading, or `None` if the copy is loaded on the calling thread.
     fn load_max(&self) -> Option<Duration> {
         match self {
             WarmCopy::OnDisk => Some(LOAD_MAX),
@@ -116,7 +121,8 @@ pub(crate) struct CopyOpened {
     dir: PathBuf,
     sizes: CopySizes,
     load_max: Option<Duration>,
-    /// `None` if the manifest cannot be written: then there is no warm copy in this incarnation.
+    /// `None` if the manifest cannot be written. In this case the node has no warm copy until its
+    /// next start.
     manifest: Option<Manifest>,
     /// The copy that the manifest declares trustworthy, with the log index that it must have
     /// reached.
@@ -124,8 +130,8 @@ pub(crate) struct CopyOpened {
     loaded: Option<(u64, Copy)>,
 }
 
-/// Looks for a copy in the data directory `data` and checks its manifest. Never fails: in case of
-/// doubt there is no copy.
+/// Looks for a copy in the data directory `data` and checks its manifest. Never fails: if a copy
+/// cannot be trusted, it is ignored.
 pub(crate) fn open(
     env: &Env,
     copy: &WarmCopy,
@@ -150,8 +156,9 @@ pub(crate) fn open(
             None
         }
     };
-    // From here on the copy is not closed properly until it is. This also limits the damage if
-    // loading kills the process, for example for lack of memory: the next start does not try again.
+    // From here on, the copy does not count as properly closed until it is closed again. Therefore,
+    // if loading kills the process (for example for lack of memory), the next start does not try to
+    // load the copy again.
     let manifest = Manifest { origin, boot, copy: None, stop: None };
     let written: io::Result<()> = manifest.write(&*env.disk, &dir);
     if let Err(error) = &written {
@@ -178,9 +185,9 @@ struct CopyLoaded {
 }
 
 impl CopyOpened {
-    /// Builds a machine from the copy, with everything published. `fits` returns whether the log
-    /// continues after an entry, and whether the log's own version of that entry, if it exists, has
-    /// this term.
+    /// Builds a machine from the copy and publishes its whole state. `fits` takes the index and
+    /// term of the copy's last entry. It returns whether the log contains the entries after this
+    /// one. If the log still contains this entry itself, the entry must have this term.
     pub(crate) fn load(
         &mut self,
         options: MachineOptions,
@@ -233,29 +240,35 @@ fn load_copy(
     fits: impl Fn(LogIndex, Term) -> bool,
 ) -> Result<CopyLoaded, String> {
     if !store.holds(dir) {
-        return Err("it does not exist".to_owned());
+        return Err("the copy does not exist".to_owned());
     }
     let mut store = Guarded::open(store, dir).map_err(|error| error.to_string())?;
     let head = load::read_head(&mut store).map_err(|error| error.to_string())?;
-    let Some(head) = head else { return Err("it is incomplete".to_owned()) };
+    let Some(head) = head else { return Err("the copy is incomplete".to_owned()) };
     let (index, term) = (head.state.index, head.state.term);
     if head.origin != origin {
-        return Err("it belongs to another member".to_owned());
+        return Err("the copy belongs to another member".to_owned());
     }
     if head.state.version > options.known {
-        return Err(format!("it has cluster version {}", head.state.version));
+        return Err(format!(
+            "the copy has cluster version {}, which this build does not support",
+            head.state.version
+        ));
     }
     if stop.is_some_and(|stop| stop != index) {
-        return Err(format!("it ends at {index:?}, but was closed at {stop:?}"));
+        return Err(format!("the copy ends at {index:?}, but the manifest states {stop:?}"));
     }
     if !fits(index, term) {
         return Err(format!(
-            "it ends at {index:?} in {term:?}, after which the log does not continue"
+            "the copy ends at {index:?} in {term:?}, and the log does not continue there"
         ));
     }
     let disk_bytes = store.disk_bytes().map_err(|error| error.to_string())?;
     if disk_bytes > head.bytes.saturating_mul(DISK_FACTOR_MAX).saturating_add(DISK_BYTES_SLACK) {
-        return Err(format!("its {} bytes take {disk_bytes} bytes on the disk", head.bytes));
+        return Err(format!(
+            "the copy takes {disk_bytes} bytes on the disk for {} bytes of records",
+            head.bytes
+        ));
     }
     let machine = load::load(&mut store, &head, options).map_err(|error| error.to_string())?;
     Ok(CopyLoaded { machine, store, head })
@@ -272,5 +285,5 @@ fn within(
         drop(sender.send(work()));
     });
     spawned.map_err(|error| error.to_string())?;
-    receiver.recv_timeout(at_most).map_err(|error| format!("it cannot be loaded: {error}"))?
+    receiver.recv_timeout(at_most).map_err(|error| format!("loading the copy failed: {error}"))?
 }

@@ -1,17 +1,18 @@
-//! The store on disk, based on sled 0.34. No other file uses sled.
+//! The store of a warm copy on disk, based on sled 0.34. No other file uses sled.
 //!
 //! Known properties of sled, and their consequences (see docs/decisions/warm-copy.md for
 //! measurements):
 //!
 //! - Data after `flush` survives the death of the process but not a power cut. Therefore a store is
-//!   trusted after a power cut only if it was closed properly, with every file synced by this
-//!   module.
-//! - It panics on files that it does not understand. Therefore panics of every call are caught
+//!   trusted after a power cut only if it was closed properly before. Closing a store includes that
+//!   this module syncs every file.
+//! - Sled panics on files that it cannot interpret. Therefore the panics of every call are caught
 //!   (`super::guard`).
-//! - A record costs tens of microseconds, and a large one hardly more. Therefore a record is a page
-//!   of rows.
-//! - Its file never shrinks. Therefore a copy that has grown too large is rewritten elsewhere.
-//! - Its flush thread is disabled, because the worker flushes.
+//! - Writing a record takes tens of microseconds, almost independent of its size. Therefore one
+//!   record contains a page of many rows.
+//! - The file of a sled database never shrinks. Therefore a copy that has grown too large is
+//!   replaced by a new copy in another directory.
+//! - Sled's own flush thread is disabled, because the worker of the warm copy calls `flush` itself.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,8 +23,8 @@ use bytes::Bytes;
 use super::store::{CopyBatch, CopyStore, Store, StoreError, Visit};
 use crate::env::{Disk, OpenMode};
 
-/// Size limit of its cache in bytes. The actual use is several times larger. A copy is written once
-/// and read once, so a cache is useless.
+/// Size limit of sled's cache in bytes. Sled uses several times more than this limit. The limit is
+/// small because a cache is useless here: a copy is written once and read once.
 const CACHE_BYTES: u64 = 8 << 20;
 
 /// Stores on the disk of this machine.

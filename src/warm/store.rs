@@ -1,8 +1,8 @@
 //! The storage interface of a copy: a key-value store with atomic batches.
 //!
-//! A [`CopyStore`] creates and removes stores, each in a directory of its own. Neither interprets the
-//! records. A store is never authoritative: it may lose everything at any time, fail, or panic. The
-//! only requirement is that the writer can verify the records that it returns later.
+//! A [`CopyStore`] creates and removes stores, each in a directory of its own. No store interprets
+//! its records. The requirements on a store are low: it may lose data at any time, fail, or panic,
+//! because every record that it returns is verified.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use thiserror::Error;
 
-/// Records by key.
+/// A key-value store with the records of one copy.
 pub(crate) trait Store: Send {
     /// Applies all changes of the batch or none of them.
     fn apply(&mut self, batch: CopyBatch) -> Result<(), StoreError>;
@@ -25,14 +25,14 @@ pub(crate) trait Store: Send {
         visit: &mut dyn FnMut(&[u8], &[u8]) -> Visit,
     ) -> Result<(), StoreError>;
 
-    /// Passes all writes to the operating system, so that they survive the process. They need not
-    /// survive a reboot.
+    /// Passes all writes to the operating system, so that they survive the end of the process. They
+    /// need not survive a reboot.
     fn flush(&mut self) -> Result<(), StoreError>;
 
     /// Returns the space that the store takes on disk, in bytes.
     fn disk_bytes(&self) -> Result<u64, StoreError>;
 
-    /// Writes and syncs everything, so that it survives a reboot too.
+    /// Writes and syncs all data, so that it also survives a reboot.
     fn close(self: Box<Self>) -> Result<(), StoreError>;
 }
 
@@ -45,7 +45,7 @@ pub(crate) enum Visit {
 
 /// Creates and removes stores.
 pub(crate) trait CopyStore: Send + Sync {
-    /// Opens the store in `dir`. Creates an empty one if there is none.
+    /// Opens the store in `dir`. If there is no store, creates an empty one.
     fn open(&self, dir: &Path) -> Result<Box<dyn Store>, StoreError>;
 
     /// Returns whether there is a store in `dir`.
@@ -94,13 +94,13 @@ impl CopyBatch {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum StoreError {
     /// The store or the disk returned an error.
-    #[error("{0}")]
+    #[error("the store failed: {0}")]
     Failed(String),
     /// The store panicked.
     #[error("the store panicked: {0}")]
     Fell(String),
     /// The store failed earlier and was not called again.
-    #[error("the store failed earlier")]
+    #[error("the store failed earlier and is no longer used")]
     Gone,
 }
 

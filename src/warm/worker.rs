@@ -8,10 +8,10 @@
 //!                                                     one stays until the new one is complete
 //! ```
 //!
-//! It works in turns of a few milliseconds and rests nine times as long after each, so it never
-//! takes more than a tenth of a core. While the node is under load it pauses. It may lag without
-//! limit. A failure affects only the copy, never the node: the copy is discarded and rebuilt, a
-//! limited number of times.
+//! The worker works for a few milliseconds at a time, and then sleeps nine times as long. Therefore
+//! it never uses more than a tenth of a core. While the node is under load, the worker pauses, so
+//! the copy may lag behind the state by any amount. If the copy fails, the node continues to work.
+//! The worker discards the copy and builds a new one, a limited number of times.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,13 +27,13 @@ use crate::env::Env;
 use crate::machine::{Image, Reader};
 use crate::model::{Moment, Revision};
 
-/// Rest after a turn, as a multiple of the turn's duration.
+/// Pause after a turn, as a multiple of the turn's duration.
 const REST_FACTOR: u32 = 9;
 
-/// Minimum rest after a turn that has more to do.
+/// Minimum pause after a turn if there is more work to do.
 const REST_MIN: Duration = Duration::from_millis(5);
 
-/// Interval between rounds.
+/// Interval between two updates of a complete copy.
 pub(super) const ROUND_EVERY: Duration = Duration::from_secs(2);
 
 /// Number of revisions per second above which the node is under load and the worker pauses.
@@ -42,7 +42,8 @@ const LOAD_REVISIONS_PER_SECOND: u64 = 20_000;
 /// Period over which the load is measured.
 const LOAD_WINDOW: Duration = Duration::from_secs(1);
 
-/// Number of failures of its store after which there is no copy until the node restarts.
+/// Number of failures of the store after which the worker builds no more copies until the node
+/// restarts.
 const FAILURES_MAX: u32 = 3;
 
 /// Pause after a failure, or after falling behind, before a new copy is begun.
@@ -68,7 +69,7 @@ pub(crate) struct Worker {
     /// No new copy is begun before this time.
     not_before: Moment,
     load: CopyLoad,
-    /// Whether there may be unneeded stores.
+    /// Whether the directory may contain stores that are no longer needed.
     litter: bool,
 }
 
@@ -88,9 +89,9 @@ struct CopyLoad {
 /// The result of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WarmTurn {
-    /// The next turn is due after this rest.
+    /// The next turn is due after this pause.
     Rest(Duration),
-    /// The node has stopped: there are no more turns.
+    /// The node has stopped, so there are no more turns.
     Ended,
 }
 
@@ -164,7 +165,7 @@ impl Worker {
         })
     }
 
-    /// Returns the number of failures of its store.
+    /// Returns the number of failures of the store.
     #[cfg(test)]
     pub(super) fn failures(&self) -> u32 {
         self.failures
@@ -228,7 +229,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Closes the copy properly. It stays the copy to load until there is a new one.
+    /// Closes the copy properly. The next start loads this copy, unless a new copy is complete by
+    /// then.
     fn retire(&mut self) -> Result<(), CopyError> {
         let Some(OpenCopy { number, copy }) = self.copy.take() else { return Ok(()) };
         let applied = copy.applied();
@@ -277,18 +279,19 @@ impl Worker {
         }
     }
 
-    /// Marks this copy as not to be loaded.
+    /// If this is the current copy, updates the manifest so that the copy will not be loaded.
     fn forget_if(&mut self, number: u64) {
         if self.manifest.copy == Some(number) {
             self.forget();
         }
     }
 
-    /// Marks all copies as not to be loaded.
+    /// Updates the manifest so that no copy will be loaded.
     fn forget(&mut self) {
         let manifest = Manifest { copy: None, stop: None, ..self.manifest.clone() };
         if let Err(error) = self.write_mark(manifest) {
-            // The named copy will be checked again at the next start, including its digest.
+            // This failure is harmless: the next start checks the copy that the manifest names
+            // completely, including its digest.
             tracing::warn!(%error, "cannot write the manifest of the warm copy");
         }
     }
@@ -297,8 +300,8 @@ impl Worker {
         self.image = None;
         if self.copy.take().is_some() || self.manifest.copy.is_some() {
             self.forget();
-            // This also applies if there is no room for a manifest: the named copy no longer exists
-            // then, and will not be found.
+            // If the disk has no space for a new manifest, the old one still names the copy. The
+            // outdated manifest is harmless, because the copy is removed and will not be found.
             self.manifest.copy = None;
             self.litter = true;
         }
@@ -348,7 +351,7 @@ pub(super) fn store_dir(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("copy-{number}"))
 }
 
-/// Returns the number of the copy in this directory, if it is one.
+/// Returns the number of the copy if this is the directory of a copy.
 fn number_of(dir: &Path) -> Option<u64> {
     dir.file_name()?.to_str()?.strip_prefix("copy-")?.parse().ok()
 }

@@ -1,4 +1,5 @@
-//! The channel between the driver and the worker of the warm copy. Neither waits for the other.
+//! The channel between the driver and the worker of the warm copy. The driver never waits for the
+//! worker, and the worker never delays the driver.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,7 +8,7 @@ use std::time::Duration;
 use crate::machine::Image;
 use crate::model::LogIndex;
 
-/// Means that no image is wanted.
+/// The value of `wanted_after` if no image is wanted.
 const NOTHING: u64 = u64::MAX;
 
 /// The channel. See the module page.
@@ -48,7 +49,8 @@ impl WriteBehindQueue {
         applied.get() > self.wanted_after.load(Ordering::Acquire)
     }
 
-    /// Delivers an image whose rows are published. The image does not hold back the sweep.
+    /// Delivers an image whose rows are published. Such an image contains no rows itself, so the
+    /// sweep does not wait for it.
     pub(crate) fn deliver(&self, image: Image) {
         self.wanted_after.store(NOTHING, Ordering::Release);
         self.lock().image = Some(image.without_rows());
@@ -91,7 +93,7 @@ impl WriteBehindQueue {
         self.lock().end.take()
     }
 
-    /// Waits until something arrives, at most for `at_most`.
+    /// Waits until an image or the end of the node arrives, but at most for `at_most`.
     pub(super) fn wait(&self, at_most: Duration) {
         let state = self.lock();
         let quiet = |state: &mut WriteBehindState| state.end.is_none() && state.image.is_none();

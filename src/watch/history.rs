@@ -1,19 +1,20 @@
-//! The interface through which a watcher that is behind reads past changes. It is a trait so that
-//! tests can interfere during a read.
+//! The interface through which a watcher reads past changes. The interface is a trait so that a
+//! test can change the state in the middle of a read.
 
 use crate::machine::{HistoryPage, Reader};
 use crate::model::{KeyRange, Rejection, Revision};
 
-/// The changes that the replica remembers. It shows a revision before the hub publishes it.
+/// The changes that the replica still stores. A revision is in the history before the hub publishes
+/// it.
 pub trait WatchHistory: Send + Sync + 'static {
     /// Returns the newest revision that can be read. It never decreases.
     fn revision(&self) -> Revision;
 
-    /// Returns the changes of `range` from revision `from` on: complete revisions, about
-    /// `bytes_max` bytes of them, but at least one revision.
+    /// Returns the changes of `range` from revision `from` on. The result consists of complete
+    /// revisions, about `bytes_max` bytes in total, but at least one revision.
     ///
     /// # Errors
-    /// Fails if `from` is older than the remembered history.
+    /// Fails if the history no longer contains the revision `from`.
     fn events(
         &self,
         range: &KeyRange,

@@ -22,7 +22,8 @@ pub struct Hub {
     limits: WatchLimits,
     /// The last published revision.
     visible: VisibleRevision,
-    /// The reason why nothing more will be published. Written under the lock, read without it.
+    /// Set when the hub is closed: the reason why nothing more will be published. Written under the
+    /// lock, read without the lock.
     closed: OnceLock<Arc<str>>,
     state: Mutex<HubState>,
     /// Number of times that a watcher left the index because its inbox was full.
@@ -56,8 +57,8 @@ impl Hub {
     /// the error as its first item.
     pub fn watch(self: &Arc<Self>, request: WatchRequest) -> Watcher {
         let WatchRequest { range, from, prev_kv, filter } = request;
-        // The caller may have read a revision that is not published yet. It counts as before the
-        // creation of the watch.
+        // The caller may already have read a revision that is not published yet. The watch begins
+        // after that revision.
         let seen = self.history.revision();
         let mut state = self.lock();
         let visible = self.visible();
@@ -78,9 +79,9 @@ impl Hub {
         Watcher::new(Arc::clone(self), inbox, prev_kv, created_at, start)
     }
 
-    /// Publishes what has become visible in the history: every change since the last call, in
-    /// order, up to `visible`. Does not wait for any consumer. After [`close`](Self::close) it does
-    /// nothing.
+    /// Publishes the changes that have become visible in the history: every change since the last
+    /// call, in order, up to `visible`. Does not wait for any consumer. Does nothing after
+    /// [`close`](Self::close).
     ///
     /// For each event the cost is O(log n) key comparisons among n live watchers. For each watcher
     /// that receives it, the cost is one pointer in its queue and one wake-up.
@@ -89,7 +90,7 @@ impl Hub {
         if self.closed.get().is_some() {
             return;
         }
-        // Checked before anything is pushed, so that no publication stops halfway.
+        // Check the changes before the first one is pushed, so that no publication stops halfway.
         let mut newest = self.visible();
         for Change { revision, .. } in changes {
             assert!(*revision == newest.next(), "revision {revision} published after {newest}");
@@ -127,9 +128,10 @@ impl Hub {
         wake(wakers);
     }
 
-    /// Reports that the replica has installed a later state: everything up to `visible` has
-    /// happened, and the history shows it unless it is compacted. Watchers that need some of it
-    /// read it from the history, or receive `Compacted`. Does not wait for any consumer.
+    /// Reports that the replica has installed a later state, at revision `visible`. The changes up
+    /// to this revision are not published one by one. Watchers that need some of these changes read
+    /// them from the history, or receive `Compacted` if they are compacted. Does not wait for any
+    /// consumer.
     pub fn installed(&self, visible: Revision) {
         let mut state = self.lock();
         let before = self.visible();
@@ -139,7 +141,8 @@ impl Hub {
         assert!(visible > before, "a state at {visible} was installed after {before}");
         let mut missed: Vec<Arc<WatchInbox>> = Vec::new();
         for inbox in std::mem::take(&mut state.index).into_inboxes() {
-            // Before the revision is visible, because a live watcher would consider it delivered.
+            // Remove these watchers from the index before the new revision becomes visible.
+            // Otherwise a live watcher would report the revision as delivered.
             if inbox.miss(before.next(), visible) && !mutant::is(Mutant::B31) {
                 missed.push(inbox);
             } else {
@@ -152,7 +155,7 @@ impl Hub {
         wake(wakers);
     }
 
-    /// Ends all watches with the reason `why`: each yields its queue and then
+    /// Ends all watches with the reason `why`. Each watch yields the changes in its queue and then
     /// [`WatchError::Closed`](super::WatchError::Closed). Only the first call has an effect.
     pub fn close(&self, why: &str) {
         let mut state = self.lock();
@@ -194,7 +197,8 @@ impl Hub {
         self.visible.get()
     }
 
-    /// Returns the cell with the visible revision, to be read under another lock.
+    /// Returns the visible revision as a shared cell, so that an inbox can read it under the
+    /// inbox's own lock.
     pub(super) fn visible_cell(&self) -> &VisibleRevision {
         &self.visible
     }
@@ -211,8 +215,8 @@ impl Hub {
         &self.limits
     }
 
-    /// Makes a watcher live that needs nothing before `next`, unless that revision has been
-    /// published meanwhile. Returns whether it is live now.
+    /// Makes a watcher live that has received everything before `next`, unless the revision `next`
+    /// has been published meanwhile. Returns whether the watcher is live now.
     pub(super) fn join(&self, inbox: &Arc<WatchInbox>, next: Revision) -> bool {
         let mut state = self.lock();
         if self.visible() >= next || self.closed.get().is_some() {
@@ -228,7 +232,8 @@ impl Hub {
         let mut state = self.lock();
         let live = inbox.is_live();
         let removed = state.index.remove(inbox.range(), inbox.id());
-        // Called by a drop, where a second panic would abort the host process.
+        // This may run while another panic unwinds, where a second panic would abort the host
+        // process.
         assert!(
             removed.is_some() == live || std::thread::panicking(),
             "the index holds the live watchers and no others"

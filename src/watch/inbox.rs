@@ -1,4 +1,5 @@
-//! The queue of one watcher: filled by publications, emptied by the watcher's consumer.
+//! The queue of one watcher. Publishing a change adds the change to the queue, and the watcher's
+//! consumer removes it.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -20,12 +21,12 @@ pub(super) struct WatchInbox {
 }
 
 struct WatchQueue {
-    /// Ordered by revision, each revision once.
+    /// One entry for each revision, in the order of the revisions.
     entries: VecDeque<WatchEntry>,
     /// Sum of the entries' bytes.
     bytes: usize,
     position: WatchPosition,
-    /// Whether the current publication has added something.
+    /// Whether the current publication has added an entry.
     touched: bool,
     waker: Option<Waker>,
 }
@@ -33,10 +34,12 @@ struct WatchQueue {
 /// The watcher's position relative to publications.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum WatchPosition {
-    /// In the index. Receives everything published from this revision on.
+    /// The watcher is in the index, and receives everything that is published from this revision
+    /// on.
     Live(Revision),
-    /// Not in the index, or about to be removed by the current publication. Everything before this
-    /// revision is in the queue or has been taken. From it on, the consumer reads the history.
+    /// The watcher is not in the index, or the current publication is about to remove it. Changes
+    /// before this revision are in the queue or were already taken. From this revision on, the
+    /// consumer reads the history.
     Behind(Revision),
 }
 
@@ -45,14 +48,15 @@ pub(super) struct WatchEntry {
     revision: Revision,
     /// All events of the revision, shared by all watchers.
     events: Arc<[Event]>,
-    /// The events of this watcher are between `first` and `last`, possibly with others in between.
+    /// The events of this watcher are in the range from `first` to `last`. The range may also
+    /// contain events that do not match the watcher.
     first: u32,
     last: u32,
     bytes: usize,
 }
 
 impl WatchEntry {
-    /// Returns the events that contain those of the watcher.
+    /// Returns the range of events that contains all events of the watcher.
     pub(super) fn events(&self) -> &[Event] {
         &self.events[self.first as usize..=self.last as usize]
     }
@@ -64,7 +68,7 @@ pub(super) struct WatchPublished<'a> {
     pub(super) revision: Revision,
     /// All events of the revision.
     pub(super) events: &'a Arc<[Event]>,
-    /// Position of this event among them.
+    /// Position of this event in `events`.
     pub(super) at: u32,
     /// Memory of all these events in bytes.
     pub(super) bytes: usize,
@@ -73,19 +77,19 @@ pub(super) struct WatchPublished<'a> {
 /// The result of pushing an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Push {
-    /// Queued, as the first of this publication. The caller must call [`WatchInbox::announce`] at its
-    /// end.
+    /// The event was queued, as the first event of this publication. The caller must call
+    /// [`WatchInbox::announce`] at the end of the publication.
     First,
-    /// Queued, or filtered out.
+    /// The event was queued, or the watcher's filter excludes it.
     Done,
-    /// There is no room. The caller must remove the watcher from the index.
+    /// The queue is full. The caller must remove the watcher from the index.
     Full,
 }
 
 /// The contents that a consumer has taken from its inbox.
 pub(super) struct WatchTaken {
     pub(super) entries: VecDeque<WatchEntry>,
-    /// With these entries, everything up to this revision has been taken.
+    /// With these entries, the consumer has received all changes up to this revision.
     pub(super) through: Revision,
     /// Whether the consumer must continue from the history.
     pub(super) behind: bool,
@@ -116,7 +120,7 @@ impl WatchInbox {
         &self.range
     }
 
-    /// Returns whether an event matches this watcher, apart from its revision.
+    /// Returns whether an event matches the range and the filter of this watcher.
     pub(super) fn wants(&self, event: &Event) -> bool {
         self.filter.passes(event.kind) && self.range.contains(&event.kv.key)
     }
@@ -155,25 +159,26 @@ impl WatchInbox {
         if mem::replace(&mut queue.touched, true) { Push::Done } else { Push::First }
     }
 
-    /// Ends the publication that has added something, after its revisions have become visible. The
-    /// returned waker must be woken without any lock held.
+    /// Must be called after a publication has added entries and its revisions have become visible.
+    /// The caller must wake the returned waker while it holds no lock.
     pub(super) fn announce(&self, _: &Raised) -> Option<Waker> {
         let mut queue = self.lock();
         queue.touched = false;
         queue.waker.take()
     }
 
-    /// Takes the visible entries. If there are none, and no history to read either, registers
-    /// `waker` under the same lock, so that no publication is missed.
+    /// Takes the visible entries. If there are no entries and no history to read, registers
+    /// `waker`. Both happen under one lock, so that no publication is missed in between.
     pub(super) fn take(&self, visible: &VisibleRevision, waker: Option<&Waker>) -> WatchTaken {
         let waker = waker.cloned();
         let mut queue = self.lock();
-        // Read under the lock: everything published up to this revision has been pushed.
+        // Read the visible revision under the lock: all changes up to this revision have been
+        // pushed to this inbox.
         let visible = visible.get();
         let entries = match queue.entries.iter().rposition(|entry| entry.revision <= visible) {
             None => VecDeque::new(),
             Some(last) if last + 1 == queue.entries.len() => mem::take(&mut queue.entries),
-            // A publication is in progress.
+            // If a publication is in progress, only a part of the entries is visible.
             Some(last) => queue.entries.drain(..=last).collect(),
         };
         queue.bytes -= entries.iter().map(|entry| entry.bytes).sum::<usize>();
@@ -187,14 +192,15 @@ impl WatchInbox {
         let old =
             if idle && waker.is_some() { mem::replace(&mut queue.waker, waker) } else { None };
         drop(queue);
-        // Dropped last, because dropping a waker may drop a task, and with it watchers.
+        // Drop the old waker last, because dropping a waker may drop a task and the watchers of
+        // this task.
         drop(old);
         WatchTaken { entries, through, behind }
     }
 
     /// Reports that the changes from `from` through `through` are not published individually. A
     /// live watcher that needs some of them must read the history, so it stops being live. Returns
-    /// whether this applies.
+    /// whether the watcher has stopped being live.
     pub(super) fn miss(&self, from: Revision, through: Revision) -> bool {
         let mut queue = self.lock();
         match queue.position {
@@ -220,7 +226,7 @@ impl WatchInbox {
         queue.position = WatchPosition::Live(start);
     }
 
-    /// Marks the watcher as removed from the index, so that it receives nothing more.
+    /// Marks the watcher as removed from the index. It receives no further publications.
     pub(super) fn leave(&self, at: Revision) -> Option<Waker> {
         let mut queue = self.lock();
         if matches!(queue.position, WatchPosition::Live(_)) {
@@ -230,7 +236,8 @@ impl WatchInbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchQueue> {
-        // The reason is the same as for the hub's lock.
+        // A poisoned lock is ignored: after a panic of the driver, watchers must still learn that
+        // the node has stopped.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -315,16 +322,16 @@ mod tests {
         let look =
             |visible| inbox.take(&VisibleRevision::new(Revision(visible)), Some(Waker::noop()));
         let raised = VisibleRevision::new(Revision(1)).raise(Revision(2));
-        // There is nothing, or nothing visible yet.
+        // The queue is empty, or has no visible entry yet.
         assert!(look(1).entries.is_empty());
         assert!(inbox.announce(&raised).is_some());
         assert_eq!(push(2), Push::First);
         assert!(look(1).entries.is_empty());
         assert!(inbox.announce(&raised).is_some());
-        // There is an entry.
+        // The queue now has a visible entry.
         assert_eq!(look(2).entries.len(), 1);
         assert!(inbox.announce(&raised).is_none());
-        // There is history to read.
+        // The queue is full, so there is history to read.
         push(3);
         assert_eq!(push(4), Push::Full);
         assert!(!look(4).entries.is_empty() && look(4).behind);

@@ -1,7 +1,8 @@
 //! The index from keys to the live watchers of those keys.
 //!
-//! Single keys are in an ordered map. Ranges are in an interval tree: a treap ordered by the start
-//! of the range, in which each node knows the greatest end of the ranges in its subtree.
+//! Watchers of single keys are in an ordered map. Watchers of ranges are in an interval tree: a
+//! treap ordered by the start of the range. Each node of the tree stores its *reach*, the greatest
+//! end of all ranges in its subtree.
 //!
 //! ```text
 //!              [c, f) reach i            Looking for g: a subtree whose reach is at or before g
@@ -9,10 +10,10 @@
 //!     [a, i) reach i     [d, e) reach e  node that starts after g.
 //! ```
 //!
-//! With n watchers, adding or removing one costs O(log n) key comparisons. A lookup with m matches
-//! costs at most O(log n) for each of them, and O(1) for each where ranges are equal or nested, as
-//! prefixes always are. The shape of the tree depends on the watchers' ids alone, so a seed replays
-//! it.
+//! With n watchers, adding or removing one costs O(log n) key comparisons. A lookup costs at most
+//! O(log n) for each match. If all ranges are equal, nested or disjoint, as prefixes always are,
+//! each match costs O(1). The shape of the tree depends on the watchers' ids alone, so a simulated
+//! run can be replayed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -116,7 +117,8 @@ struct TreeNode {
     end: IntervalEnd,
     /// The greatest end in this subtree.
     reach: IntervalEnd,
-    /// At least as high as that of any node of this subtree.
+    /// Priority of this node in the treap: at least as high as the priority of every node in its
+    /// subtree.
     priority: u64,
     inbox: Arc<WatchInbox>,
     left: Link,
@@ -173,7 +175,7 @@ fn remove(link: &mut Link, key: (&Bytes, WatcherId)) -> Option<Arc<WatchInbox>> 
     Some(removed)
 }
 
-/// Splits a tree into the nodes before `key` and the others.
+/// Splits a tree into the nodes before `key` and the nodes at or after `key`.
 fn split(link: Link, key: (&Bytes, WatcherId)) -> (Link, Link) {
     let Some(mut top) = link else { return (None, None) };
     if top.key() < key {
@@ -249,7 +251,7 @@ mod tests {
         found
     }
 
-    /// Returns all keys of two letters out of four.
+    /// Returns all keys that consist of two of four letters.
     fn keys() -> impl Iterator<Item = [u8; 2]> {
         (0..16u8).map(|n| [b'a' + n / 4, b'a' + n % 4])
     }

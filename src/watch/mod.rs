@@ -1,4 +1,4 @@
-//! Watches: thousands of watchers share the stream of changes of one replica.
+//! Watches: notifies any number of watchers of the changes that one replica applies.
 //!
 //! ```text
 //!   driver --publish--> Hub --+-- index: which watchers match this key?
@@ -10,8 +10,8 @@
 //!
 //! A watcher is in one of two states. **Live**: it is in the hub's index, and each change of its
 //! range is added to its [`Inbox`](inbox::Inbox) as a shared pointer. **Behind**: it is not in the
-//! index and costs the driver nothing. Its consumer reads pages of the history until it has seen
-//! everything that the hub has published, and then (re)enters the index.
+//! index and costs the driver nothing. The consumer of such a watcher reads pages of the history
+//! until it has read everything that the hub has published. Then the watcher enters the index.
 //!
 //! ```text
 //!                 start is in the future
@@ -24,28 +24,30 @@
 //!
 //! **Entering the index.** A watcher enters the index under the hub's lock, and only if the next
 //! revision it needs is greater than the last published one. Therefore everything published later
-//! is pushed, and everything published earlier has been read. The history may already show a
-//! revision that the hub has not published yet. The watcher then enters with a start above that
-//! revision, and its push is skipped.
+//! is pushed, and everything published earlier has been read. The history may already contain a
+//! revision that the hub has not published yet. A watcher that has read this revision enters the
+//! index with a start above it. When the hub publishes the revision later, it skips this watcher.
 //!
 //! **Full inboxes.** When an inbox is full, its watcher remembers the first revision that it
 //! missed, leaves the index, and continues from the history once its queue is empty. Therefore a
-//! consumer that stalls holds at most [`WatchLimits`] of memory, and a publication never waits.
+//! consumer that stalls occupies only as much memory as [`WatchLimits`] allows, and publishing
+//! never waits for a consumer.
 //!
-//! **Complete revisions.** While a publication is in progress, its entries are above the visible
-//! revision, which is raised after all of them are pushed. A watcher takes only visible entries.
+//! **Complete revisions.** The hub adds the changes of a revision to all inboxes before it raises
+//! the visible revision. A watcher takes only changes up to the visible revision. Therefore it
+//! never yields a part of a revision.
 //!
 //! **Installs.** When the replica installs a later state, the changes that led to it are not
-//! published. Live watchers that need some of them leave the index before the new revision becomes
-//! visible, and continue from the history. They receive the changes that are left there, or
-//! `Compacted`.
+//! published. Live watchers that need some of these changes leave the index before the new revision
+//! becomes visible, and continue from the history. If the history still contains the changes, the
+//! watchers yield them. If the changes are compacted, the watchers yield `Compacted`.
 //!
-//! **Lock order.** First the hub's lock, then one inbox's. The history's lock is taken while
-//! neither is held. Wakers are called, cloned and dropped while neither is held, because all three
-//! may run code of the host.
+//! **Lock order.** A thread that needs both locks locks the hub before an inbox. A thread that
+//! holds one of these two locks never locks the history. It also never calls, clones or drops a
+//! waker, because wakers may run code of the host program.
 //!
-//! Invariant: this module knows nothing about consensus, the log or time. Everything published must
-//! be committed, applied, and visible in the history.
+//! Invariant: this module does not depend on the consensus, the log or the time. The driver
+//! publishes a change only after it is committed, applied, and visible in the history.
 
 mod history;
 mod hub;

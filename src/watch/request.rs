@@ -13,7 +13,7 @@ pub struct WatchRequest {
     pub range: KeyRange,
     /// The first revision to yield, past or future. `None` yields changes from now on.
     pub from: Option<Revision>,
-    /// Whether events include the previous row, if it is still known.
+    /// Whether events include the previous row, if it is still available.
     pub prev_kv: bool,
     /// The kinds of changes to yield.
     pub filter: Filter,
@@ -53,12 +53,13 @@ impl Filter {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct WatchBatch {
-    /// The changes, oldest first. Changes of one revision are together, in the order in which the
-    /// request made them. Empty only in the reply to
+    /// The changes, oldest first. All changes of one revision are in the same batch, in the order
+    /// of the operations of the request. A batch is empty only if it is the reply to
     /// [`request_progress`](super::Watcher::request_progress).
     pub events: Vec<Event>,
-    /// Every event of the watch up to this revision has been yielded, in this batch or earlier. It
-    /// is at least the revision of the last event, and never lower than in the previous batch.
+    /// Every event of the watch up to this revision was yielded, in this batch or an earlier one.
+    /// The value is at least the revision of the last event, and never lower than in the previous
+    /// batch.
     pub revision: Revision,
 }
 
@@ -66,8 +67,8 @@ pub struct WatchBatch {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum WatchError {
-    /// The watch started at, or fell behind to, a revision older than the remembered history. Read
-    /// the state again, and watch from there.
+    /// The watch needs changes that were compacted, because it started at an old revision or fell
+    /// too far behind. Read the state again, and start a new watch from its revision.
     #[error("required revision {asked} has been compacted; the oldest left is {compacted}")]
     Compacted {
         /// The first revision that could not be yielded.
@@ -81,7 +82,8 @@ pub enum WatchError {
     /// The node has stopped.
     #[error("the watch ended before revision {resume}: {why}")]
     Closed {
-        /// The revision to continue from, on another node or after a restart.
+        /// The revision from which another watch can continue this one, on another node or after a
+        /// restart.
         resume: Revision,
         /// The reason why the node stopped.
         why: Arc<str>,
@@ -94,10 +96,10 @@ pub struct WatchLimits {
     /// Maximum number of revisions in one watcher's queue. At the limit, the watcher continues from
     /// the history after its consumer has emptied the queue. At least 1. Default: 256.
     pub queue_revisions_max: usize,
-    /// Maximum size of the changes in one watcher's queue, in bytes. All keys and values count,
-    /// including those of other keys that the same request changed. A single revision may be
-    /// larger. Watchers share the changes, so the sum over all watchers is an upper bound of the
-    /// memory used. Default: 256 KiB.
+    /// Maximum size of the changes in one watcher's queue, in bytes. All keys and values of a
+    /// revision count, including keys outside the watched range. A single revision may be larger
+    /// than the limit. Watchers share the changes in memory, so the total memory is usually less
+    /// than the sum over all watchers. Default: 256 KiB.
     pub queue_bytes_max: usize,
     /// Maximum number of bytes of history read at once. A single revision may be larger. Default:
     /// 256 KiB.

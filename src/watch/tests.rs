@@ -1,5 +1,5 @@
-//! Tests of the hub with a real machine: scripts, random runs against a naive model, and real
-//! threads.
+//! Tests of the hub with a real state machine: scripted runs, random runs that are compared with a
+//! simple model, and runs with real threads.
 
 mod random;
 mod scripts;
@@ -18,7 +18,7 @@ use crate::model::{
 struct World {
     hub: Arc<Hub>,
     store: Arc<Mutex<Store>>,
-    /// The action to run at the end of a read of history.
+    /// The action to run at the end of each read of history.
     meanwhile: Meanwhile,
 }
 

@@ -1,14 +1,14 @@
-//! The newest revision that watchers may take.
+//! The visible revision: the newest revision whose changes watchers may take.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::model::Revision;
 
-/// Raised under the hub's lock, read without it.
+/// The visible revision. It is raised under the hub's lock and read without the lock.
 pub(super) struct VisibleRevision(AtomicU64);
 
-/// Proof that the visible revision was raised. Waking a watcher requires it: a watcher that is
-/// woken earlier finds nothing, waits again, and misses the change.
+/// Proof that the visible revision was raised. Waking a watcher requires this proof. A watcher that
+/// is woken earlier would find no change and wait again.
 pub(super) struct Raised(());
 
 impl VisibleRevision {

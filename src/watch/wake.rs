@@ -1,9 +1,10 @@
-//! Waking tasks of the host, which runs code of its executor.
+//! Wakes tasks of the host program. Waking a task may run arbitrary code of the host's executor.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs `work`, which may wake tasks of the host. This node must not depend on anything after the
-/// wake-up in `work`. If the host's executor panics, logs an error and returns `None`.
+/// Runs `work`, which may wake tasks of the host program. If the host's executor panics, logs an
+/// error and returns `None`. The rest of `work` is skipped in that case, so this node must not
+/// depend on it.
 pub(crate) fn waking<T>(work: impl FnOnce() -> T) -> Option<T> {
     let done = catch_unwind(AssertUnwindSafe(work));
     if done.is_err() {

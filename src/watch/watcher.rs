@@ -1,4 +1,4 @@
-//! A watch, as its consumer uses it.
+//! The watcher: the stream through which a consumer receives the changes of its watch.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -17,7 +17,8 @@ use crate::mutant::{self, Mutant};
 /// A stream of the changes of a range: in order, without duplicates or gaps, and in complete
 /// revisions.
 ///
-/// It works with any async runtime. It ends after an error. Dropping it ends the watch at once.
+/// A watcher works with any async runtime. The stream ends after an error. Dropping the watcher
+/// ends the watch at once.
 pub struct Watcher {
     hub: Arc<Hub>,
     inbox: Arc<WatchInbox>,
@@ -27,7 +28,8 @@ pub struct Watcher {
     start: Revision,
     /// Every event from the start up to this revision has been yielded.
     delivered: Revision,
-    /// The consumer wants a progress batch when this revision has been delivered.
+    /// If set, the consumer has requested a progress batch, which is due when this revision has
+    /// been delivered.
     progress: Option<Revision>,
     ended: bool,
 }
@@ -62,14 +64,15 @@ impl Watcher {
         self.created_at
     }
 
-    /// Returns the revision from which another watch would continue this one. Nothing from this
-    /// revision on has been yielded.
+    /// Returns the revision from which another watch can continue this one: all changes before this
+    /// revision have been yielded, and no later ones.
     pub fn resume(&self) -> Revision {
         let off = i64::from(mutant::is(Mutant::M14)) - i64::from(mutant::is(Mutant::M13));
         self.start.max(Revision(self.delivered.next().get().saturating_add_signed(off)))
     }
 
-    /// Returns the next changes, or the reason why the watch ended; `None` after that.
+    /// Returns the next changes, or the reason why the watch ended. After the reason, returns
+    /// `None`.
     ///
     /// Cancel safe: if the future is dropped, the next call yields the same items.
     ///
@@ -80,8 +83,8 @@ impl Watcher {
         poll_fn(|context| self.poll_recv(context)).await
     }
 
-    /// Returns what [`recv`](Self::recv) would yield without waiting, or `Pending` if there is
-    /// nothing. Registers no waker.
+    /// Returns the next item of [`recv`](Self::recv) if it is available without waiting, and
+    /// `Pending` otherwise. Registers no waker.
     pub fn try_recv(&mut self) -> Poll<Option<Result<WatchBatch, WatchError>>> {
         if self.ended {
             return Poll::Ready(None);
@@ -116,14 +119,14 @@ impl Watcher {
         }
     }
 
-    /// Requests an empty batch after everything published so far has been yielded. Its revision
-    /// states up to where that is, which is at least the last published revision. It arrives
-    /// without waiting for another change. A second request before the reply replaces the first.
+    /// Requests a progress notification: a batch without events that is yielded after all changes
+    /// published so far, even if no further change happens. The revision of this batch is at least
+    /// the last published revision. A second request before the notification replaces the first.
     pub fn request_progress(&mut self) {
         self.progress = Some(self.hub.visible());
     }
 
-    /// Looks for an item to yield. If there is none, a publication will wake `waker`.
+    /// Looks for an item to yield. If there is none, the next matching publication wakes `waker`.
     fn step(&mut self, waker: Option<&Waker>) -> WatcherStep {
         assert!(!self.ended, "a watch that has ended looks for nothing");
         if let Some(batch) = self.answer_progress() {

@@ -1,5 +1,5 @@
-//! This member's contact with a quorum or the leader, and its lag. Used only for health checks;
-//! nothing in the consensus depends on it.
+//! Reports for health checks how long ago this member was in contact with a quorum or the leader,
+//! and how far its log lags behind. The consensus itself does not use these values.
 
 use super::*;
 
@@ -10,14 +10,15 @@ impl Consensus {
     }
 
     /// Returns the number of ticks since this member was last known to be in contact with a quorum.
-    /// For a leader, that is the time since it last heard from enough voters for a decision;
-    /// otherwise the time since it heard from its leader. Returns `None` if no leader is known, or
-    /// if too few voters were ever heard from.
+    /// For a leader, this is the time since it last heard from a quorum. For other members, it is
+    /// the time since they last heard from the leader. Returns `None` if no leader is known, or if
+    /// too few voters were ever heard from.
     pub(crate) fn out_of_touch(&self) -> Option<u64> {
         if self.is_leader() {
             let Configuration { voters, outgoing, .. } = &self.configuration;
             let ages = [voters, outgoing].map(|voters| self.age_of_quorum(voters.iter().copied()));
-            // During a replacement, both quorums decide.
+            // During a replacement, a quorum of the old voters and a quorum of the new voters are
+            // both needed, so the later contact counts.
             return ages.into_iter().collect::<Option<Vec<_>>>()?.into_iter().max();
         }
         self.age(self.leader()?)
@@ -30,8 +31,8 @@ impl Consensus {
         self.heard.get(&member).map(|heard| self.ticks - heard)
     }
 
-    /// Returns the smallest age such that a quorum was heard from within it, or 0 if there are no
-    /// voters.
+    /// Returns the shortest time within which this member has heard from a quorum, or 0 if there
+    /// are no voters.
     fn age_of_quorum(&self, voters: impl Iterator<Item = NodeId>) -> Option<u64> {
         let mut ages: Vec<u64> = voters.map(|voter| self.age(voter).unwrap_or(u64::MAX)).collect();
         if ages.is_empty() {
@@ -42,7 +43,7 @@ impl Consensus {
     }
 
     /// Returns the highest index that a leader has reported as committed. This member may not have
-    /// the entry yet.
+    /// received the entry at that index yet.
     pub(crate) fn known_commit(&self) -> LogIndex {
         self.told_commit.max(self.commit())
     }

@@ -1,14 +1,15 @@
-//! The inputs: ticks, messages, proposals, read rounds, and reports of completed work.
+//! The inputs of the consensus: ticks, messages, proposals, read rounds, and reports of completed
+//! work.
 
 use super::*;
 
 impl Consensus {
     /// Advances the clock by one tick.
     ///
-    /// A member campaigns only while no entry is on its way to the disk, because the raft crate
-    /// treats such entries as durable when it becomes leader. Until then its election timer does
-    /// not expire. A leader's heartbeats do not wait for the disk. A member that is the only voter
-    /// campaigns without waiting for the timer.
+    /// A member starts a campaign only while no entry is being written to its disk, because the
+    /// raft crate treats such entries as durable when the member becomes leader. While entries are
+    /// being written, the election timer does not expire. A leader's heartbeats do not wait for the
+    /// disk. A member that is the only voter campaigns without waiting for the timer.
     pub(crate) fn tick(&mut self) {
         self.ticks += 1;
         self.look_after_fetching();
@@ -27,7 +28,8 @@ impl Consensus {
         }
     }
 
-    /// Starts a campaign at once. Does nothing if a tick would not start one either.
+    /// Starts a campaign at once, under the same conditions as an expired election timer. Otherwise
+    /// does nothing.
     pub(crate) fn campaign(&mut self) {
         if self.is_leader() || !self.raw.raft.promotable() || !self.may_campaign() {
             return;
@@ -41,9 +43,9 @@ impl Consensus {
     /// Processes a message from `from`, whose identity its connection has verified.
     ///
     /// # Errors
-    /// Returns an error if no correct member sends this message. It was not processed. If the error
-    /// [is fatal](GateRejection::is_fatal), this member must stop, and the next turn returns the same
-    /// error.
+    /// Returns an error if no correct member sends this message. Such a message is not processed.
+    /// If the error [is fatal](GateRejection::is_fatal), this member must stop, and the next turn
+    /// returns the same error.
     pub(crate) fn step(&mut self, from: NodeId, bytes: Bytes) -> Result<Stepped, GateRejection> {
         let mut message = wire::decode(&bytes)?;
         if let Err(rejection) = gate::judge(&message, from, self) {
@@ -55,7 +57,8 @@ impl Consensus {
         self.heard.insert(from, self.ticks);
         self.hear_commit(&message);
         match message.get_msg_type() {
-            // The leader gives up after an election timeout, or repeats the message.
+            // This request to campaign can be ignored: the leader repeats it, or gives up the
+            // transfer after an election timeout.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(Stepped::Done),
             MessageType::MsgTimeoutNow => {
                 self.with_raft(|raw| raw.step(message)).ok();
@@ -96,9 +99,9 @@ impl Consensus {
         Ok(Stepped::Done)
     }
 
-    /// Drops the reply to a message that carries only a commit index. The reply would tell the
-    /// leader nothing: this member acknowledges entries when they arrive. If that acknowledgement
-    /// was lost, the next heartbeat repeats it.
+    /// Drops the reply to a message that contains only a commit index. The leader does not need
+    /// this reply, because this member acknowledges entries when they arrive. If such an
+    /// acknowledgement was lost, the next heartbeat repeats it.
     fn withhold_answer(&mut self) {
         let messages = &mut self.raw.raft.msgs;
         let says_so = |answer: &mut Message| {
@@ -111,8 +114,8 @@ impl Consensus {
     /// cluster could be stuck without it. Suppose that the leader of two members is removed. The
     /// other member, whose log is shorter, then does not know that it is the only voter.
     ///
-    /// The raft crate would read all entries up to that index at once when it campaigns. Therefore
-    /// the index is reduced to what one read covers.
+    /// When it campaigns, the raft crate would read all entries up to that index at once. Therefore
+    /// the index is reduced to the entries that one read covers.
     fn shorten_commit(&mut self, message: &mut Message) {
         let (claimed, next) = (LogIndex(message.commit), self.commit().next());
         if claimed < next || self.term_at(claimed) != Some(Term(message.commit_term)) {
@@ -135,11 +138,11 @@ impl Consensus {
     /// Appends `data` to the log if this member is the leader. `data` must not be empty, and at
     /// most [`ENTRY_BYTES_MAX`] long.
     ///
-    /// Returns the term and index. If the entry applied at that index has that term, it is this
-    /// one. If it has another term, this entry is lost permanently.
+    /// Returns the term and index. If the entry that is applied at this index has this term, it is
+    /// the proposed entry. If it has another term, the proposed entry will never be applied.
     ///
     /// # Errors
-    /// Returns an error if the entry was not proposed. It will then never be applied.
+    /// Returns an error if the entry was not proposed. In this case it will never be applied.
     pub(crate) fn propose(&mut self, data: Vec<u8>) -> Result<(Term, LogIndex), ProposeRejection> {
         assert!(!data.is_empty(), "an entry without data means nothing");
         assert!(data.len() <= ENTRY_BYTES_MAX, "an entry of {} bytes", data.len());
@@ -158,17 +161,18 @@ impl Consensus {
         }
     }
 
-    /// Starts a round that confirms with a quorum that this member is still the leader. A later
-    /// [`Turn`] contains the result, with the index that was committed when the round began.
+    /// Starts a read round, in which a quorum confirms that this member is still the leader. When
+    /// the round is confirmed, a [`Turn`] contains the round with the index that was committed when
+    /// the round began.
     ///
     /// Returns `false` if no round can start now: this member is not the leader, it has not
     /// committed an entry of its term, or too many rounds wait because no quorum replies. The
     /// caller retries later.
     ///
-    /// A round may never complete, because rounds end silently with the leadership. Therefore the
-    /// caller should set a deadline of a few heartbeats for each round, and then start another one
-    /// with a new id. Heartbeats repeat a round, so a single lost message delays it by only one
-    /// heartbeat interval.
+    /// A round may never complete, because all rounds are dropped without notice when this member
+    /// loses the leadership. Therefore the caller should set a deadline of a few heartbeats for
+    /// each round, and then start another one with a new id. Heartbeats repeat a round, so a single
+    /// lost message delays it by only one heartbeat interval.
     pub(crate) fn read_round(&mut self, id: RoundId) -> bool {
         let raft = &self.raw.raft;
         let can_ask = self.is_leader()
@@ -206,8 +210,8 @@ impl Consensus {
         self.with_raft(|raw| raw.report_unreachable(peer.get()));
     }
 
-    /// Records that a group and all earlier ones are durable. Returns the messages that waited for
-    /// that.
+    /// Records that a group and all earlier groups are durable. Returns the messages that depend on
+    /// these groups and may be sent now.
     pub(crate) fn persisted(&mut self, proof: wal::Durable) -> Vec<Outbound> {
         let number = proof.number();
         assert!(number <= self.group, "group {number} of {} is durable", self.group);
@@ -220,8 +224,9 @@ impl Consensus {
             self.pending.pop_front();
         }
         // Raft checks whether its log still contains the last entry of the group. If that entry was
-        // replaced and then received again, it does, but the disk is about to lose it temporarily.
-        // The group that replaces it will report for this one too.
+        // replaced and later received again, the log in memory contains it, but the queued groups
+        // first remove it from the disk and then write it again. Therefore this group is not
+        // reported to raft. The later group is reported, and covers this one.
         let is_replaced = |last| self.oldest_pending().is_some_and(|first| first <= last);
         if last.is_some_and(is_replaced) && !mutant::is(Mutant::M46) {
             ready = None;
@@ -237,16 +242,17 @@ impl Consensus {
         self.unseal()
     }
 
-    /// Records that the machine has applied everything up to `index`, which turns have returned
-    /// before. [`Consensus::applied_membership`] must have been called for each membership change
-    /// among these entries.
+    /// Records that the state machine has applied all entries up to `index`. Turns must have
+    /// returned these entries before. [`Consensus::applied_membership`] must have been called for
+    /// each membership change among these entries.
     pub(crate) fn applied(&mut self, index: LogIndex) {
         assert!(index <= self.handed, "entry {index} applied, {} handed out", self.handed);
         if index > self.applied_index() {
             let last = self.last();
             self.with_raft(|raw| raw.advance_apply_to(index.get()));
             if self.last() > last {
-                // Raft has proposed to leave the joint configuration, but has not sent the entry.
+                // Raft has proposed an entry to leave the joint configuration, but has not sent the
+                // entry, so send it now.
                 self.with_raft(|raw| raw.raft.bcast_append());
             }
             self.evict();

@@ -1,28 +1,30 @@
-//! Membership changes: proposed one at a time, and effective when they are applied.
+//! Membership changes. Only one change is in progress at a time, and a change takes effect when it
+//! is applied.
 //!
-//! The state machine validates a change at its log index, with the same result on all members, and
-//! only then is raft informed. The resulting raft configuration is compared with that of the
-//! machine.
+//! The state machine validates a change at its log index, with the same result on all members. If
+//! the change is valid, it is then passed to raft. Afterwards, raft's configuration is compared
+//! with the members in the state machine, because the two must agree.
 
 use super::*;
 
-/// Maximum number of committed entries that a learner may lack to count as caught up. A busy
-/// cluster always has about this many in flight.
+/// Maximum number of committed entries that a learner that counts as caught up may lack. In a busy
+/// cluster, about this many entries are always in flight.
 const CAUGHT_UP_ENTRIES: u64 = 256;
 
 impl Consensus {
     /// Appends a membership change to the log, if this member is the leader and no other change is
     /// in progress. The state machine decides whether the change is valid when it applies it.
     ///
-    /// Returns the term and index. If the entry applied there has that term and is a membership
-    /// change, it is this one. If it has that term and no data, raft has discarded the change.
+    /// Returns the term and index. If the entry that is applied at this index has this term and is
+    /// a membership change, it is the proposed change. If it has this term and no data, raft has
+    /// discarded the change.
     ///
     /// If the change would remove the leader itself, the leader transfers its leadership instead
-    /// and returns `Busy`. The remaining members must learn that the change is committed, and only
-    /// a leader among them is certain to.
+    /// and returns `Busy`. The reason: the remaining members must learn that the change is
+    /// committed, and this is only certain if one of them is the leader.
     ///
     /// # Errors
-    /// Returns an error if the change was not proposed. It will then never be applied.
+    /// Returns an error if the change was not proposed. In this case it will never be applied.
     pub(crate) fn propose_membership(
         &mut self,
         change: &MemberChange,
@@ -55,7 +57,7 @@ impl Consensus {
         let proposed = self.raw.raft.raft_log.unstable_entries().last();
         match proposed.map(eraftpb::Entry::get_entry_type) {
             Some(eraftpb::EntryType::EntryConfChangeV2) => Ok((self.term(), self.last())),
-            // Raft has put an empty entry in its place.
+            // Raft has discarded the change and appended an empty entry instead.
             _ => Err(ProposeRejection::Busy),
         }
     }
@@ -69,7 +71,7 @@ impl Consensus {
     /// Records that the machine has applied a membership change, and that `members` is the result.
     /// Must be called in log order, before [`Consensus::applied`].
     ///
-    /// A change that the machine rejected has no effect here either.
+    /// A change that the state machine has rejected changes nothing in raft either.
     ///
     /// # Errors
     /// Returns an error if the machine and raft disagree about the voters. This member must stop.
@@ -118,16 +120,16 @@ impl Consensus {
         }
     }
 
-    /// Makes a leader that is no longer a voter step down at once. Raft would continue to lead, and
-    /// panic at the next committed entry because it is not in its own configuration. Before it
-    /// steps down, this member tells the others that its removal is committed, and asks one of them
-    /// to campaign.
+    /// Makes a leader that is no longer a voter step down at once. Otherwise the raft crate would
+    /// continue to lead, and would panic at the next committed entry, because the leader is not in
+    /// its own configuration. Before it steps down, this member informs the other members that its
+    /// removal is committed, and asks one of them to campaign.
     fn leave_if_removed(&mut self) {
         if !self.is_leader() || self.configuration.is_voter(self.config.id) {
             return;
         }
         let successor = self.best_transferee();
-        tracing::info!(?successor, "removed leader steps down");
+        tracing::info!(?successor, "stepping down: this leader was removed from the cluster");
         let term = self.raw.raft.term;
         self.with_raft(|raw| {
             raw.raft.bcast_append();
@@ -138,8 +140,8 @@ impl Consensus {
         });
     }
 
-    /// Checks whether too few voters would be active after a change, and returns the rejection with
-    /// their number if so. Only a leader knows which members are active.
+    /// Returns a rejection if too few voters would be active after a change. Only a leader knows
+    /// which members are active.
     pub(crate) fn would_lose_quorum(&self, change: &MemberChange) -> Option<MembershipError> {
         let after = self.configuration.after(change);
         let is_there = |id: &&NodeId| **id == self.config.id || self.is_active(**id);
@@ -153,8 +155,8 @@ impl Consensus {
         )
     }
 
-    /// As the leader, returns whether a member is active and has nearly all committed entries, so
-    /// that a quorum with it does not have to wait for it.
+    /// As the leader, returns whether a member is active and has nearly all committed entries. A
+    /// quorum that includes this member then does not have to wait until it catches up.
     pub(crate) fn is_caught_up(&self, learner: NodeId) -> bool {
         self.peers().iter().any(|peer| {
             peer.id == learner

@@ -1,5 +1,6 @@
-//! Counts acknowledgements wrongly, for the mutants that need it; the raft crate counts them
-//! correctly. A release contains none of this.
+//! Counts acknowledgements of entries wrongly, for the mutants (deliberate faults in tests) that
+//! need a wrong count. Without a mutant, the raft crate counts the acknowledgements. A release
+//! build does not contain this code.
 
 use super::*;
 

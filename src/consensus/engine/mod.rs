@@ -1,11 +1,11 @@
-//! The driver of one Raft group, which keeps the contract of the raft crate in one place.
+//! Drives one Raft group: makes the calls to raft's node in the order that the raft crate requires.
 //!
 //! Inputs (messages, ticks, proposals, reads) change raft's state in memory. [`Consensus::turn`]
-//! then returns the work that must be done. The caller reports completed work with
+//! then returns the work that the caller must do. The caller reports completed work with
 //! [`Consensus::persisted`] and [`Consensus::applied`], and additionally with
 //! [`Consensus::applied_membership`] for membership changes and [`Consensus::installed`] for
-//! snapshots. Nothing here waits or reads a clock. The disk is read only to serve a follower that
-//! is far behind.
+//! snapshots. No call waits or reads a clock. The disk is read only to serve a follower that is far
+//! behind.
 
 mod contact;
 mod inputs;
@@ -44,12 +44,12 @@ use super::store::{OlderEntries, RaftStore, to_wal};
 use super::timeout::ElectionTimeouts;
 use super::wire;
 
-/// Maximum number of read rounds in progress. One round serves all waiting reads, so this many mean
-/// that no quorum replies.
+/// Maximum number of read rounds in progress. One round serves all waiting reads, so this number is
+/// reached only if no quorum replies.
 const ROUNDS_MAX: usize = 1024;
 
-/// Maximum number of messages that wait for the disk. Beyond it the oldest is dropped, as any
-/// message may be.
+/// Maximum number of messages that wait for the disk. If there are more, the oldest one is dropped.
+/// This is safe, because any message may be lost.
 const SEALED_MAX: usize = 4096;
 
 /// A message that may be sent to a peer now.
@@ -63,20 +63,22 @@ pub(crate) struct Outbound {
     pub(crate) message: PeerMessage,
 }
 
-/// The work that must be done now. The parts may be done in any order and at any later time. Groups
-/// must be given to the log in order, and entries to the machine in order.
+/// The work that the caller must do. The fields may be processed in any order and at any later
+/// time. But groups must be passed to the log in order, and entries must be passed to the state
+/// machine in order.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     /// Messages to send. The state that they depend on is already durable.
     pub(crate) send: Vec<Outbound>,
-    /// A group for the log. [`Consensus::persisted`] takes the proof.
+    /// A group for the log to write. When it is durable, the caller passes the log's proof to
+    /// [`Consensus::persisted`].
     pub(crate) persist: Option<wal::Group>,
     /// A snapshot, accepted by [`Consensus::take_snapshot`], that replaces the state and the log.
-    /// `persist` records this in the log, and it takes effect with the proof of that group. Then
-    /// the caller must install the state and call [`Consensus::installed`]. Until then there is no
+    /// The group in `persist` records the snapshot in the log. When that group is proven durable,
+    /// the caller must install the state and call [`Consensus::installed`]. Until then, there is no
     /// further turn.
     pub(crate) install: Option<SnapshotId>,
-    /// Entries to apply: committed, and on this member's disk. The caller reports them with
+    /// Entries to apply. They are committed and on this member's disk. The caller reports them with
     /// [`Consensus::applied`]. An entry for the state machine without data only advances the
     /// applied index.
     pub(crate) commit: Vec<wal::Entry>,
@@ -85,14 +87,14 @@ pub(crate) struct Turn {
     pub(crate) rounds: Vec<(RoundId, LogIndex)>,
 }
 
-/// A group that was given to the log and is not known to be durable.
+/// A group that was passed to the log and is not known to be durable.
 #[derive(Debug)]
 struct Pending {
     group: u64,
-    /// The newest of raft's batches that this group completes: the batch that created it, and later
-    /// ones without data for the log.
+    /// Number of the newest raft batch that is complete when this group is durable. That is the
+    /// batch that created the group, or a later batch without data for the log.
     ready: u64,
-    /// The first and the last of its entries.
+    /// The indexes of the first and the last entry in the group.
     entries: Option<(LogIndex, LogIndex)>,
     bytes: usize,
 }
@@ -103,7 +105,8 @@ pub(crate) struct Consensus {
     raw: RawNode<RaftStore>,
     /// The members as of the newest applied change.
     members: Members,
-    /// Raft's configuration of them. It is ahead of `members` while a snapshot is being installed.
+    /// Raft's configuration. It corresponds to `members`, except that it is newer while a snapshot
+    /// is being installed.
     configuration: Configuration,
     timeouts: ElectionTimeouts,
     /// Ticks since the start.
@@ -114,7 +117,7 @@ pub(crate) struct Consensus {
     told_commit: LogIndex,
     /// Highest committed index that a turn has returned.
     handed: LogIndex,
-    /// The hard state that the log has, or will have once it has written its groups.
+    /// The hard state in the log, including the groups that are not written yet.
     written: eraftpb::HardState,
     pending: VecDeque<Pending>,
     /// Number of the newest group given to the log; 0 at the start.
@@ -144,18 +147,18 @@ struct Install {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum InstallStage {
-    /// Raft has accepted it, but no turn has returned it yet.
+    /// Raft has accepted the snapshot, but no turn has returned it yet.
     Taken,
-    /// This group records it in the log.
+    /// The group with this number records the snapshot in the log.
     Logged(u64),
-    /// The log has proven it. The state must be installed.
+    /// The log has proven that the group is durable. The state must be installed.
     Proven,
 }
 
 impl Consensus {
-    /// Restores the durable state from `older` and `hard_state`, of which everything up to
-    /// `applied` is applied. The members in `config` must be those of the applied state. From here
-    /// on the groups for the log are numbered from 1.
+    /// Restores the consensus from the durable state in `older` and `hard_state`. Entries up to
+    /// `applied` must be applied, and the members in `config` must be those of the applied state.
+    /// The groups for the log are numbered from 1.
     ///
     /// Every member starts from a synthetic entry with index 1 and term 1, which is not stored.
     ///
@@ -174,8 +177,8 @@ impl Consensus {
         if applied.next() < first {
             return Err(ConsensusFault::StateLost { first, applied });
         }
-        // Only committed entries are applied, but the commit index becomes durable with the next
-        // group only, so the one on disk may be older.
+        // Applied entries are committed, but a commit index becomes durable only with the next
+        // group. Therefore the commit index on disk may be older than `applied`.
         let commit = hard_state.commit.max(applied);
         if commit > last {
             return Err(ConsensusFault::LogLost { promised: commit, last });
@@ -228,8 +231,8 @@ impl Consensus {
     // ---- helpers for the raft crate
     // ---------------------------------------------------------------
 
-    /// Calls raft, and sets its election timeout afterwards, because the call may have changed it
-    /// to a random number that no seed replays.
+    /// Calls raft, and then sets raft's election timeout. The call may have changed the timeout to
+    /// a random number, which could not be replayed from a seed.
     fn with_raft<R>(&mut self, call: impl FnOnce(&mut RawNode<RaftStore>) -> R) -> R {
         let result = call(&mut self.raw);
         let term = self.term();
@@ -276,7 +279,7 @@ impl Consensus {
         self.raw.mut_store().evict(up_to, bytes_max);
     }
 
-    /// Returns the lowest index that is on its way to the disk.
+    /// Returns the lowest index of the entries that are being written to the disk.
     fn oldest_pending(&self) -> Option<LogIndex> {
         self.pending.iter().filter_map(|pending| pending.entries).map(|(first, _)| first).min()
     }

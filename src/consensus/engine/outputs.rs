@@ -1,10 +1,11 @@
-//! The outputs: the work of a turn, and messages whose state is durable.
+//! The outputs of the consensus: the work that a turn returns, and the messages that may be sent
+//! because the state that they depend on is durable.
 
 use super::*;
 
 impl Consensus {
-    /// Returns the work that must be done, or `None` if there is none until the next input. Call it
-    /// until it returns `None`.
+    /// Returns the work that the caller must do, or `None` if there is no work until the next
+    /// input. The caller must repeat the call until it returns `None`.
     ///
     /// # Errors
     /// Returns a fault after which this member must stop.
@@ -52,7 +53,7 @@ impl Consensus {
 
     /// Returns the group with the part of this batch that must be durable, if any.
     ///
-    /// A commit index alone need not be durable: it is included in the next group.
+    /// A commit index alone does not cause a group: the next group includes it.
     fn group_of(&mut self, ready: &raft::Ready) -> Option<wal::Group> {
         let now = self.raw.raft.hard_state();
         let has_vowed = (now.term, now.vote) != (self.written.term, self.written.vote);
@@ -93,11 +94,11 @@ impl Consensus {
 
     /// Seals a message with the group that contains the state it depends on.
     ///
-    /// A leader's message depends on its term only. It does not claim that the leader's own entries
-    /// are durable; they are written while it is in flight. The term must be durable, because a
-    /// single voter becomes leader before it is. A reply to a heartbeat depends on the term only.
-    /// Every other message (votes, vote requests, acknowledgements of entries) depends on the whole
-    /// state.
+    /// A leader's message depends only on the leader's term. It does not claim that the leader's
+    /// own entries are durable, because they are written while the message is in flight. But the
+    /// term must be durable, because a single voter becomes leader before its term is. A reply to a
+    /// heartbeat depends only on the term as well. Every other message (votes, vote requests,
+    /// acknowledgements of entries) depends on the whole state.
     fn seal(&mut self, mut message: Message, leads: bool) {
         let kind = message.get_msg_type();
         let of_the_term = leads || kind == MessageType::MsgHeartbeatResponse;
@@ -113,9 +114,9 @@ impl Consensus {
         }
     }
 
-    /// Repairs a message after raft's `batch_append`. Raft appends entries to a waiting message
-    /// without checking that they follow it, if the message was empty or of an earlier term.
-    /// Returns `false` if the message cannot be repaired.
+    /// Repairs a message after raft's `batch_append`. If a waiting message is empty or of an
+    /// earlier term, raft appends entries to it without checking that they follow the entries of
+    /// the message. Returns `false` if the message cannot be repaired.
     fn mend(&self, message: &mut Message) -> bool {
         let Some(first) = message.entries.first() else { return true };
         let (prev, terms_fit) =
@@ -165,8 +166,8 @@ fn outbound(message: &Message) -> Option<Outbound> {
         | MessageType::MsgTimeoutNow
         | MessageType::MsgRequestPreVote
         | MessageType::MsgRequestPreVoteResponse => Lane::Control,
-        // Raft would use these kinds to forward proposals and reads, which are never triggered
-        // here.
+        // Raft uses these kinds to forward proposals and reads, and this module never asks raft to
+        // forward anything.
         _ => return None,
     };
     Some(Outbound { to, lane, message: PeerMessage::Raft(wire::encode(message)) })

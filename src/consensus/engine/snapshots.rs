@@ -1,4 +1,5 @@
-//! Snapshots: offered to followers that are too far behind, and installed by such a follower.
+//! Snapshots: a leader offers a snapshot to followers that are too far behind, and a follower
+//! installs an offered snapshot.
 //!
 //! ```text
 //!   a message that offers one ─▶ step ─▶ Offer ─▶ (the file is fetched, verified, made durable)
@@ -8,14 +9,15 @@
 //!    └▶ turn: install, with a group for the log ─▶ its proof ─▶ (the state is installed) ─▶ installed
 //! ```
 //!
-//! From the moment when raft has accepted a snapshot until it is installed, there is no other turn,
-//! because raft cannot handle a second one on its way to the disk.
+//! After raft has accepted a snapshot, the next turn happens only when the snapshot is installed,
+//! because raft cannot handle a second snapshot while the first one is being written to the disk.
 
 use super::*;
 
 impl Consensus {
-    /// Sets the snapshot for followers that are too far behind for the log: a durable and verified
-    /// file, and the members at its index. `None` offers no snapshot.
+    /// Sets the snapshot to offer to followers that need entries which the log no longer contains.
+    /// The snapshot is a durable and verified file, with the members at its index. `None` offers no
+    /// snapshot.
     pub(crate) fn offer_snapshot(&mut self, offered: Option<(SnapshotId, &Members)>) {
         if let Some((id, _)) = offered {
             assert!(id.index <= self.applied_index(), "a snapshot of the future: {id:?}");
@@ -24,8 +26,8 @@ impl Consensus {
         self.raw.mut_store().offer(offered);
     }
 
-    /// Returns whether a follower needs another snapshot than the offered one, which is too old for
-    /// the log or does not contain the follower as a member. The next offer resets this.
+    /// Returns whether a follower needs another snapshot. The offered one is too old for the log,
+    /// or does not contain the follower as a member. The next offer resets this flag.
     pub(crate) fn wants_snapshot(&self) -> bool {
         self.raw.store().is_wanted()
     }
@@ -37,8 +39,8 @@ impl Consensus {
         }
     }
 
-    /// Records that a peer's snapshot transfer has ended, successfully or not. Raft then probes how
-    /// far the peer is. A peer that has installed a snapshot reports it itself.
+    /// Records that a peer's snapshot transfer has ended, successfully or not. Raft then probes the
+    /// end of the peer's log. A peer that has installed a snapshot reports this itself.
     pub(crate) fn report_snapshot(&mut self, peer: NodeId, ok: bool) {
         self.fetching.remove(&peer);
         let status = if ok { raft::SnapshotStatus::Finish } else { raft::SnapshotStatus::Failure };
@@ -56,8 +58,8 @@ impl Consensus {
 
     /// Checks the snapshot transfers once per tick. Raft waits indefinitely for a peer that fetches
     /// a snapshot, and sends it no entries. Therefore a peer without progress is probed again. A
-    /// peer whose log can be continued from this member's log, because it has installed an older
-    /// snapshot than the last offer, continues from there.
+    /// peer may have installed an older snapshot than the last offer. If the log of this member
+    /// contains the entries after that snapshot, the peer receives these entries.
     pub(super) fn look_after_fetching(&mut self) {
         if !self.is_leader() {
             return self.fetching.clear();
@@ -78,8 +80,9 @@ impl Consensus {
         }
     }
 
-    /// Returns whether an offered snapshot is ahead of this member's log. If the log contains its
-    /// last entry, all earlier entries agree as well, and raft only learns that they are committed.
+    /// Returns whether an offered snapshot is newer than this member's log. If the log contains the
+    /// last entry of the snapshot, then all earlier entries are equal as well, and raft only learns
+    /// that they are committed.
     pub(super) fn needs_install(&self, message: &Message) -> bool {
         let metadata = message.get_snapshot().get_metadata();
         let index = LogIndex(metadata.index);
@@ -99,8 +102,8 @@ impl Consensus {
     /// Accepts the file of an offer, which is durable, verified and ready to be installed.
     ///
     /// The transfer may have taken long, and the leader may have changed meanwhile. A snapshot
-    /// covers only committed entries, so it is as good as one from the current leader, and it is
-    /// acknowledged to that leader.
+    /// covers only committed entries, so a snapshot from a former leader is valid too. It is
+    /// acknowledged to the current leader.
     pub(crate) fn take_snapshot(&mut self, offer: &Offer) -> Taken {
         if self.install.is_some() || self.fault.is_some() {
             return Taken::Later;
@@ -130,7 +133,7 @@ impl Consensus {
     /// `members` are its members. Its group must be proven.
     ///
     /// # Errors
-    /// Returns an error if raft was told of other members. This member must stop.
+    /// Returns an error if raft's configuration has other members. This member must stop.
     pub(crate) fn installed(&mut self, members: &Members) -> Result<(), ConsensusFault> {
         let install = self.install.take().expect("a turn has said to install one");
         assert_eq!(install.stage, InstallStage::Proven, "the log has not proven it");
@@ -150,8 +153,9 @@ impl Consensus {
         Ok(())
     }
 
-    /// Returns whether a pending snapshot permits a turn. A turn with a snapshot comes alone:
-    /// everything before it is on disk and applied.
+    /// Returns whether a turn is possible in spite of a pending snapshot. Before the turn that
+    /// returns a snapshot, all earlier groups must be on disk, and all earlier entries must be
+    /// applied.
     pub(super) fn may_turn(&self) -> bool {
         match self.install.as_ref().map(|install| install.stage) {
             None => true,

@@ -1,4 +1,5 @@
-//! The state of the consensus as this member knows it.
+//! Queries for the state of the consensus: role, leader, term, indexes and peers, as this member
+//! knows them.
 
 use super::*;
 
@@ -13,13 +14,13 @@ impl Consensus {
         self.raw.raft.state == StateRole::Leader
     }
 
-    /// Returns whether this member is the leader and has applied an entry of its own term.
-    /// Everything committed earlier is applied then as well.
+    /// Returns whether this member is the leader and has applied an entry of its own term. This
+    /// implies that all entries committed in earlier terms are applied as well.
     pub(crate) fn is_ready_to_lead(&self) -> bool {
         self.is_leader() && self.raw.raft.apply_to_current_term()
     }
 
-    /// Returns whether it is transferring the leadership to another member.
+    /// Returns whether this member is transferring the leadership to another member.
     pub(crate) fn is_transferring(&self) -> bool {
         self.raw.raft.lead_transferee.is_some()
     }
@@ -29,8 +30,8 @@ impl Consensus {
         !self.pending.is_empty()
     }
 
-    /// Returns whether a returned committed entry is still on its way to the disk, or is being
-    /// replaced there.
+    /// Returns whether a committed entry that a turn has returned is still being written to the
+    /// disk, or is being replaced there.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn is_ahead_of_disk(&self) -> bool {
         self.oldest_pending().is_some_and(|first| first <= self.handed)
@@ -82,7 +83,7 @@ impl Consensus {
                 && self.configuration.voters.contains(&peer.id)
         };
         let fit = peers.iter().filter(fits);
-        // On a tie, the lowest id wins.
+        // If several voters have equally long logs, the one with the lowest id is chosen.
         fit.max_by_key(|peer| (peer.matched, std::cmp::Reverse(peer.id))).map(|peer| peer.id)
     }
 
@@ -170,7 +171,7 @@ impl Standpoint for Consensus {
 
     fn term_at(&self, index: LogIndex) -> Option<Term> {
         let term = self.raw.raft.raft_log.term(index.get()).ok()?;
-        // Raft returns 0 for an index that it does not have.
+        // Raft returns term 0 if its log does not contain the index.
         (term != 0).then_some(Term(term))
     }
 }

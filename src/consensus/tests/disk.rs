@@ -57,7 +57,7 @@ impl Platter {
         Some(index.get().checked_sub(self.base.index.get() + 1)? as usize)
     }
 
-    /// Returns whether it has an entry, in the log or in a snapshot.
+    /// Returns whether the disk contains an entry, in the log or in a snapshot.
     pub(super) fn holds(&self, index: LogIndex, term: Term) -> bool {
         index < self.base.index || self.term(index) == Some(term)
     }

@@ -1,10 +1,11 @@
-//! The fuzz target for the consensus: one member whose peers send arbitrary messages. It must not
-//! panic, and must keep its promises.
+//! The fuzz target for the consensus: one member whose peers send arbitrary messages. The member
+//! must not panic, and must never contradict its own messages.
 //!
 //! The input is a sequence of events: messages with values close to interesting ones or with raw
 //! bytes, honest replies to the member's messages so that it can become leader, ticks, proposals,
-//! read rounds, disk syncs, applied entries, and crashes. The peers may lie in any way. Therefore
-//! they decide what becomes committed, but the member must not contradict its own messages.
+//! read rounds, disk syncs, applied entries, and crashes. The peers may lie in any way, so they can
+//! also make arbitrary entries committed. The checks therefore cover only this member: it must not
+//! contradict its own messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,11 +63,12 @@ struct Subject {
     machine: Machine,
     lives: u64,
     offer: Option<Offer>,
-    /// A snapshot that is being installed, and its group until that is proven.
+    /// A snapshot that is being installed, and the number of its group until that group is proven
+    /// durable.
     installing: Option<(SnapshotId, u64)>,
-    /// The messages that it has sent, newest last.
+    /// The messages that the member has sent, newest last.
     sent: Vec<Message>,
-    /// The entries that it has returned as committed.
+    /// The entries that the consensus has returned as committed.
     history: BTreeMap<LogIndex, wal::Entry>,
     highest: (Term, LogIndex),
     votes: BTreeMap<Term, NodeId>,
@@ -108,14 +110,14 @@ impl Subject {
             self.machine = newest.unwrap_or_else(|| Machine::new(self.founded.clone()));
             disk.hard_state.commit.max(self.machine.index())
         };
-        // Committed indexes that were not written down are forgotten.
+        // The member forgets a commit index that was not durable.
         self.history.retain(|index, _| *index <= commit);
         self.consensus = start(self.me, &self.founded, &self.disk, &self.machine, self.lives);
         let disk = self.disk.look();
         self.highest = (disk.hard_state.term, commit);
     }
 
-    /// Returns its observable state.
+    /// Returns the observable state of the member.
     fn seen(&self) -> (RaftRole, Term, Option<NodeId>, Option<NodeId>, LogIndex, LogIndex) {
         let it = &self.consensus;
         (it.role(), it.term(), it.vote(), it.leader(), it.commit(), it.last_index())
@@ -255,7 +257,7 @@ impl Subject {
         self.disk.look().files.insert(id, machine);
         if cuts {
             self.disk.look().cut(index);
-            // A fault is returned by the next turn.
+            // If this fails, the next turn returns the fault, so the result is ignored here.
             let _ = self.consensus.log_cut();
         }
     }
@@ -347,7 +349,8 @@ pub(crate) fn gate(data: &[u8]) -> Came {
             }
             _ => it.sync(),
         }
-        // Other events cover a slow machine or disk.
+        // In most cases, sync and apply everything now. A slow state machine or disk is covered by
+        // other events.
         if !feed.once_in(8) {
             while !it.disk.look().queued.is_empty() && !feed.once_in(3) {
                 it.sync();
@@ -364,7 +367,7 @@ fn sender(message: &Message) -> NodeId {
     NodeId::new(message.from).unwrap_or(node(9))
 }
 
-/// Delivers the file of an offer, whose sender may have lied.
+/// Delivers the snapshot file of an offer. The sender of the offer may have lied.
 fn fetch(feed: &mut Feed<'_>, it: &mut Subject) {
     let Some(offer) = it.offer.take() else { return };
     let base = wal::Base { index: offer.id.index, term: offer.id.term };
@@ -428,8 +431,8 @@ fn message(feed: &mut Feed<'_>, it: &Subject) -> Message {
     message.from = others.cycle().nth(usize::from(feed.byte() % 4)).expect("never at its end");
     let (term, last, commit) =
         (it.consensus.term().get(), it.consensus.last_index().get(), it.consensus.commit().get());
-    // In most cases of this term, or of the next one if it requests a vote or replies to a
-    // pre-candidate.
+    // The message mostly has the current term. A vote request, or a reply to a pre-candidate,
+    // mostly has the next term.
     let asks = matches!(kind, M::MsgRequestVote | M::MsgRequestPreVote);
     let of_now = term + u64::from(asks || it.consensus.role() == RaftRole::PreCandidate);
     message.term = if feed.once_in(4) { feed.near(of_now) } else { of_now };
@@ -499,7 +502,7 @@ fn message(feed: &mut Feed<'_>, it: &Subject) -> Message {
     message
 }
 
-/// Returns an entry that follows `place` in most cases.
+/// Returns an entry whose index and term follow `place` in most cases.
 fn entry(feed: &mut Feed<'_>, place: &mut (u64, u64), newest: u64) -> Entry {
     let index = if feed.once_in(16) { feed.near(place.0) } else { place.0.wrapping_add(1) };
     let term = match feed.byte() {
@@ -568,7 +571,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let rng = Rng::new(8);
     let mut seeds: Vec<Vec<u8>> =
         (0..50).map(|_| (0..40 + rng.below(200)).map(|_| rng.next_u64() as u8).collect()).collect();
-    // Campaigns, is elected by honest replies, proposes and commits, in each configuration.
+    // In each configuration, the member campaigns, is elected by honest replies, proposes an entry,
+    // and commits it.
     for configuration in 0..6 {
         let mut orders = vec![configuration];
         let order = |orders: &mut Vec<u8>, order: &[u8]| {

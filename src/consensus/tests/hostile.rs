@@ -1,5 +1,5 @@
-//! Tests with messages that no correct member sends. Each would crash or subvert raft, and the gate
-//! must reject it.
+//! Tests with messages that no correct member sends. Each of these messages would make the raft
+//! crate panic or violate its safety, so the gate must reject all of them.
 
 use raft::eraftpb::{Entry, Message, MessageType};
 
@@ -359,8 +359,9 @@ fn message_from_oneself_is_rejected() {
 
 #[test]
 fn unknown_newer_leader_is_accepted() {
-    // A member that was away does not know the current members: the fifth has joined, or the
-    // fourth, which it knows as a learner, was promoted, and this member leads now.
+    // A member that was disconnected does not know the current members. Meanwhile member 5 may have
+    // joined, or member 4, which it knows as a learner, may have been promoted; one of these is the
+    // leader now.
     for leader in [4, 5] {
         let mut world = world();
         let mut heartbeat = message(MessageType::MsgHeartbeat, |m| (m.from, m.term) = (leader, 3));

@@ -1,4 +1,4 @@
-//! The invariants that must always hold, named as in the literature.
+//! Checks of the safety properties of Raft, named as in the Raft paper.
 
 use std::collections::BTreeMap;
 
@@ -137,7 +137,8 @@ impl World {
             assert_eq!(leader, id, "R-ELECT: two leaders of term {}", status.term);
             assert!(member.machine.members.is_voter(id), "R-LEARNER: {id} leads");
             let (base, newest) = (member.disk.look().base.index, self.history.last_key_value());
-            // A leader that has not noticed that a later term has begun is exempt.
+            // The check does not apply to a leader that has not noticed that a later term has
+            // begun.
             if newest.is_some_and(|(_, entry)| entry.term > status.term) {
                 return;
             }

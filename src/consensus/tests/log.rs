@@ -1,4 +1,4 @@
-//! Tests with the real log instead of the in-memory one.
+//! Tests of the consensus with the real log on disk instead of the in-memory log.
 
 use std::path::Path;
 use std::sync::Arc;

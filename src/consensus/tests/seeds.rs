@@ -144,7 +144,7 @@ fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
         11..13 => {
             let keep = draw(rng) % 10;
             world.cut(id, keep);
-            // The consensus may learn of it later, or never.
+            // The consensus may be informed of the truncated log later, or never.
             if let Some(consensus) = world.consensus(id)
                 && draw(rng).is_multiple_of(2)
             {

@@ -82,9 +82,9 @@ pub(super) struct Member {
     pub(super) consensus: Option<Consensus>,
     pub(super) machine: Machine,
     pub(super) applied: LogIndex,
-    /// A snapshot that it was offered and does not have yet.
+    /// A snapshot that was offered to this member and that it does not have yet.
     pub(super) offer: Option<Offer>,
-    /// A snapshot to install once its group is proven.
+    /// A snapshot to install once its group is proven durable.
     pub(super) installing: Option<(SnapshotId, u64)>,
     lives: u64,
     pub(super) highest: (Term, LogIndex),
@@ -103,7 +103,7 @@ pub(super) struct World {
     pub(super) history: BTreeMap<LogIndex, wal::Entry>,
     /// The state of the machine after each entry.
     pub(super) states: BTreeMap<LogIndex, Machine>,
-    /// Highest committed index when each round began.
+    /// For each read round, the highest committed index when the round began.
     rounds: BTreeMap<RoundId, LogIndex>,
     pub(super) rounds_confirmed: usize,
     pub(super) installs: usize,
@@ -289,7 +289,7 @@ impl World {
             self.run(id);
         }
         if self.members[&id].installing.is_some_and(|(_, group)| group <= number) {
-            // The group is proven.
+            // The group with the snapshot is proven durable.
             self.members.get_mut(&id).unwrap().installing.as_mut().unwrap().1 = 0;
         }
         if !self.holds_installs {

@@ -1,5 +1,5 @@
-//! Tests of every way to access a key with every set of rights: exactly the granted rights are
-//! permitted.
+//! Tests of every kind of access to a key, with every set of rights: an access must succeed exactly
+//! if the right was granted.
 
 use std::time::Instant;
 
@@ -140,7 +140,7 @@ fn administration() -> Vec<Command> {
 
 #[test]
 fn every_command_needs_exactly_the_rights_to_its_keys() {
-    // For each key: no rights, read, write, both.
+    // Try these rights for each key: none, read, write, and both.
     let rights = [None, Some(Rights::Read), Some(Rights::Write), Some(Rights::ReadWrite)];
     let (mut allowed, mut denied) = (0, 0);
     for set in 0..rights.len().pow(2) {
@@ -151,7 +151,8 @@ fn every_command_needs_exactly_the_rights_to_its_keys() {
         };
         let (mut before, lease, bare) = guarded();
         for (key, rights) in KEYS.into_iter().filter_map(|key| Some((key, of(key)?))) {
-            // Up to the next key, so that a range over both is permitted if both keys are.
+            // The granted range ends at the next key, so that a range over both keys is permitted
+            // if both keys are.
             let end = if key == "a" { "b" } else { "c" };
             let grant = AccessGrant { range: KeyRange::between(key, end), rights };
             change(&mut before, AccessChange::Grant { role: text("r"), grant });
@@ -182,7 +183,8 @@ fn every_command_needs_exactly_the_rights_to_its_keys() {
                 assert_eq!(world.machine.revision(), revision, "{name} changed something");
                 assert_ne!(world.machine.digest(), digest, "the answer is remembered");
             }
-            // Another user, an anonymous caller, and a caller authenticated at an earlier revision.
+            // These callers are rejected: another user, an anonymous caller, and a caller that was
+            // authenticated at an earlier revision.
             for (user, revision, rejection) in [
                 (Some("bob"), caller.revision, AuthError::Denied),
                 (None, caller.revision, AuthError::NoUser),
@@ -230,7 +232,7 @@ fn lease_with_many_keys_is_authorized_once_per_transaction() {
         world.run(Command::Txn(Txn { success, ..Txn::default() })).unwrap();
     }
     let ann = ann(&world);
-    // The minimum of five runs, so that other load on the machine does not count.
+    // Take the minimum of five runs, so that other load on the machine does not count.
     let mut takes = |count| {
         let run = |_| {
             let begun = Instant::now();

@@ -1,5 +1,5 @@
-//! Tests of alarms: who may raise them, what they forbid, and that they are part of the copied
-//! state.
+//! Tests of alarms: who may raise an alarm, which commands it forbids, and that snapshots contain
+//! it.
 
 use super::*;
 use crate::model::{
@@ -43,7 +43,7 @@ fn request_rejected_by_an_alarm_has_no_effect() {
     assert_eq!(done.outcomes[0].1, refused);
     assert!(done.changes.is_empty() && done.leases.is_empty());
     assert_eq!(world.reader.revision(), Revision(2));
-    // A rejected grant of a session does not end those that an earlier incarnation has left behind.
+    // If the grant of a session is rejected, the sessions of earlier incarnations do not end.
     let grant = |own| Command::Grant {
         id: None,
         ttl: Duration::from_secs(5),
@@ -72,7 +72,7 @@ fn snapshot_keeps_alarms_and_a_new_cluster_drops_them() {
     let refused = Err(Rejection::Alarm(AlarmKind::Corrupt));
     assert_eq!(later.run(Command::Put(Put::new("a", "2"))), refused);
 
-    // The state is installed under a reader of an empty state.
+    // The state is installed into a machine whose reader has seen only an empty state.
     let mut behind = World::new();
     drop(behind.machine.install(restored(&world.machine)).unwrap());
     assert_eq!(behind.reader.alarms(), world.reader.alarms());

@@ -1,5 +1,5 @@
-//! Tests of compaction, of the sweep after it, of the digest, which neither changes, and of the
-//! scrub.
+//! Tests of compaction, of the sweep that frees compacted versions, and of the scrub. Neither
+//! compaction nor the sweep may change the digest.
 
 use super::*;
 

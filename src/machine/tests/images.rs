@@ -1,4 +1,4 @@
-//! Tests of images, of machines rebuilt from them, and of installs under concurrent readers.
+//! Tests of images, of machines rebuilt from images, and of installs while other threads read.
 
 use std::thread;
 
@@ -77,7 +77,7 @@ fn image_is_unaffected_by_later_writes_and_compactions() {
         let machine = Machine::restore(MachineOptions::default(), head, found).unwrap();
         assert_eq!(machine.digest(), digest);
         assert_eq!(everything(&machine.reader()), then);
-        // Nothing is kept for it any more.
+        // The sweep no longer waits for the image.
         while world.machine.sweep(1000) {}
         assert_eq!(world.machine.store.shared().state().history.first(), world.reader.compacted());
     }
@@ -293,7 +293,7 @@ fn readers_never_see_a_mix_of_two_states_during_install() {
     assert_eq!(reader.members(), leader.reader.members());
 }
 
-/// A replacement of a state must be rejected, or be a valid state.
+/// Records in a wrong order must be rejected or restore to a valid state.
 #[test]
 fn misordered_snapshot_records_never_panic() {
     let mut world = founded();
@@ -389,7 +389,8 @@ fn reseeded_state_has_higher_revisions_no_leases_and_compacted_history() {
         assert_eq!((deleted, ends.next), (leased, revision.next()));
         let id = RequestId { node: node(1), incarnation: Incarnation(1), seq: world.seq };
         assert_eq!(machine.answer(id), None, "nobody's requests are known");
-        // The result is an ordinary state: it can be copied, and it continues.
+        // The restored state is an ordinary state: an image of it can be taken, and it can apply
+        // further entries.
         let again = restored(&machine);
         assert_eq!(again.digest(), machine.digest());
         let mut world = World { reader: machine.reader(), machine, seq: 0, term: Term(1) };
@@ -403,7 +404,7 @@ fn reseeded_state_has_higher_revisions_no_leases_and_compacted_history() {
 
 #[test]
 fn revision_jump_never_goes_back_or_exceeds_the_maximum() {
-    // As many revisions are left as were skipped.
+    // With the highest possible jump, as many revisions are left as were skipped.
     let most = i64::MAX as u64 / 2;
     let mut world = founded();
     let before = world.put("a", "1").get();

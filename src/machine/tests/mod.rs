@@ -1,4 +1,5 @@
-//! Tests of the machine as a whole: its input is entries, and its output is replies and reads.
+//! Tests of the machine as a whole: each test applies log entries, and checks the replies and the
+//! results of reads.
 
 #![allow(clippy::single_range_in_vec_init, reason = "one open span is meant")]
 
@@ -299,9 +300,9 @@ fn failing_transaction_has_no_effect() {
         }
         assert_eq!(before, (world.reader.get(b"a"), world.machine.store.fingerprint()));
     }
-    // If there are several reasons, etcd 3.6 reports that of the first operation. For a put inside
-    // a transaction it first checks whether the kept value exists; for a single put it first checks
-    // the lease.
+    // If several operations are invalid, etcd 3.6 reports the reason of the first one. For a put
+    // inside a transaction it first checks whether the kept value exists; for a single put it first
+    // checks the lease.
     let wants = |key: &'static str| Put { lease: PutLease::Attach(unknown), ..Put::new(key, "") };
     let both = Put { value: PutValue::Keep, ..wants("b") };
     let nested = |op| Op::Txn(Txn { success: vec![op], ..Txn::default() });
@@ -315,7 +316,7 @@ fn failing_transaction_has_no_effect() {
         assert_eq!(world.txn(Txn { success, ..Txn::default() }), Err(rejection));
     }
     assert_eq!(world.run(Command::Put(both)), Err(Rejection::LeaseNotFound(unknown)));
-    // In the branch that does not run, only the structure matters.
+    // In the branch that is not executed, only the structure is checked.
     let failure = vec![range(2), range(99)];
     let txn = Txn { success: vec![range(3)], failure, ..Txn::default() };
     assert!(world.txn(txn).is_ok());
@@ -334,14 +335,14 @@ fn duplicate_request_is_applied_once() {
     world.entry(vec![Item::Proposal(proposal(2, 1, (3, &[]), vec![]))]);
     let third = world.entry(vec![Item::Proposal(twice.clone())]);
     assert!(third.outcomes.iter().all(|(_, outcome)| *outcome == Err(Rejection::Closed)));
-    // A rejection is a reply too.
+    // The table also stores rejections as replies.
     let compact = |to| Command::Compact(Revision(to));
     let refused = proposal(2, 1, (3, &[]), vec![(3, compact(4)), (4, put("l", ""))]);
     let first = world.entry(vec![Item::Proposal(refused.clone())]);
     assert!(matches!(first.outcomes[0].1, Err(Rejection::Future { .. })));
     assert_eq!(world.entry(vec![Item::Proposal(refused)]).outcomes, first.outcomes);
-    // In a new incarnation the same numbers are new requests, and those of the old incarnation are
-    // completed.
+    // In a new incarnation, the same numbers are new requests, and all requests of the old
+    // incarnation are completed.
     let reborn = Proposal { incarnation: Incarnation(2), ..twice.clone() };
     assert!(world.entry(vec![Item::Proposal(reborn)]).outcomes.iter().all(|(_, o)| o.is_ok()));
     let late = world.entry(vec![Item::Proposal(twice)]);
@@ -408,7 +409,8 @@ fn arbitrary_entry_never_panics() {
     assert_eq!(*KeyRange::prefix([0xff; 9].to_vec()).end(), RangeEnd::Unbounded);
 }
 
-/// Otherwise every replica would hold all replies to an entry at once, and again at each start.
+/// Without this, every replica would have all replies to an entry in memory at once, and again
+/// during the replay at each start.
 #[test]
 fn rows_of_remote_requests_are_not_kept() {
     let filled = || {
@@ -444,7 +446,8 @@ fn rows_of_remote_requests_are_not_kept() {
         };
         applied.outcomes.iter().map(|(_, outcome)| of(outcome)).sum()
     };
-    // Another node's request, one of this node in an earlier incarnation, and one of this node now.
+    // Try a request of another node, a request of this node in an earlier incarnation, and a
+    // request of this node in its current incarnation.
     for (from, life, expected) in [(3, 3, 0), (2, 2, 0), (2, 3, 51_001)] {
         let whole = all.entry(vec![of(from, life)]);
         let told = mine.entry(vec![of(from, life)]);
@@ -454,7 +457,8 @@ fn rows_of_remote_requests_are_not_kept() {
             let revision = |outcome: &Outcome| outcome.clone().map(|reply| reply.revision());
             assert_eq!(revision(whole), revision(told), "applied or not is told all the same");
         }
-        // The dedup table is the same.
+        // Both machines must have the same dedup table, although only one of them returned all
+        // replies.
         assert_eq!(all.machine.digest(), mine.machine.digest());
         for seq in 1..=502 {
             let id = RequestId { node: node(from), incarnation: Incarnation(life), seq };

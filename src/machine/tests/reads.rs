@@ -217,8 +217,8 @@ fn large_revision_is_returned_whole_over_several_lock_holds() {
     assert!((1..=super::super::shared::HOLD_KEYS).contains(&most), "{most} rows in one hold");
 }
 
-/// A reader of such a revision gets all of it, or an error that it is compacted, whatever happens
-/// between two holds of the lock.
+/// A reader of a large revision gets either the whole revision or an error that it is compacted,
+/// even if the state changes each time the reader releases the lock.
 #[test]
 fn revision_is_never_torn_by_compaction_or_install() {
     const KEYS: u64 = 1_700;
@@ -346,7 +346,7 @@ fn scan_cost_of_a_transaction_is_estimated_in_advance() {
     let cases = [
         (txn(vec![range("k0001".into()), Op::put("k0002", ""), Op::delete("k0003")]), 0),
         (txn(vec![range(KeyRange::prefix("absent"))]), 0),
-        // Includes the deleted key, which exists until it is swept.
+        // The number includes the deleted key, which counts until the sweep has freed it.
         (txn(vec![tens()]), 10),
         (txn(vec![range(KeyRange::all())]), 1200),
         (txn(vec![range(KeyRange::between("k0100", "k0612"))]), 512),

@@ -1,4 +1,4 @@
-//! Tests of members with valid certificates, and of peers without.
+//! Tests of members with valid certificates, and of peers without a valid certificate.
 
 use super::*;
 use crate::testing::{DevAuthority, Revocable};
@@ -39,7 +39,7 @@ impl Office {
                 .and_then(|()| DevAuthority::new(foreign, "shop"))
                 .and_then(|foreign| {
                     let theirs = foreign.issue("m2")?;
-                    // It trusts the right authority, but that alone is not enough.
+                    // The peer trusts the right authority, but that alone is not enough.
                     let ours = authority.issue("m1")?;
                     Ok(PeerTls::new(ours.ca, theirs.cert, theirs.key))
                 }),
@@ -196,7 +196,7 @@ fn unwritten_bytes_are_pending_until_flushed() {
         let (far, near) = tokio::join!(accepted, dialed);
         let (far, near) = (far.expect("right"), near.expect("right"));
         let mut taken = 0;
-        // The other end does not read, until the socket is full.
+        // The other side reads nothing, so the socket becomes full.
         near.writable().await.expect("open");
         loop {
             match near.try_write(&[7; 100_000]) {
@@ -245,7 +245,7 @@ fn acceptor_with_a_wrong_certificate_is_rejected_on_every_lane() {
         let two = start(2, bad, &[]);
         let mut one = start(1, with(office.right(1)), &[(2, two.handle.address())]);
         one.inbox.wait_for_rejection(node(2), wrong.words());
-        // This includes the lane that is dialed on demand.
+        // The snapshot lane, which is dialed on demand, must be rejected too.
         assert_eq!(one.network.send(node(2), Lane::Snapshot, ping(1)), SendOutcome::Queued);
         let began = Instant::now();
         for lane in LANES {
@@ -276,7 +276,8 @@ fn tls_and_plaintext_members_report_the_mismatch() {
 #[test]
 fn migrating_member_connects_with_and_without_tls() {
     let office = Office::new("shop");
-    // A peer that does not use TLS yet, one that is migrating, and one that has migrated.
+    // The peers are: one that does not use TLS yet, one that is migrating, and one that has
+    // migrated.
     let others = [settings(), with(office.right(1).migrating()), with(office.right(1))];
     for (number, other) in (1..).zip(others) {
         let [mut one, mut two] = pair(other, with(office.right(2).migrating()));
@@ -294,7 +295,7 @@ fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     let strict = start(1, with(office.right(1)), &[(2, plain.handle.address())]);
     strict.inbox.wait_for_rejection(node(2), "does not use TLS");
     drop(strict);
-    // A revoked certificate, and willing to talk without TLS.
+    // This peer has a revoked certificate, but would also talk without TLS.
     let bad = with(office.wrong(Wrong::Revoked).migrating());
     let bad = start(2, bad, &[]);
     let moving = with(office.right(1).migrating());
@@ -309,8 +310,8 @@ fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     }
 }
 
-/// A proxy whose member is down accepts and closes connections. This says nothing about
-/// certificates.
+/// A proxy whose member is down accepts connections and closes them. Such a peer must not be
+/// reported as one without TLS.
 #[test]
 fn peer_that_hangs_up_is_not_reported_as_plaintext() {
     let office = Office::new("shop");
@@ -361,7 +362,7 @@ fn new_certificates_need_no_restart() {
     let expired = office.authority.issue_expired("m2").expect("a certificate");
     let [mut one, mut two] = pair(with(office.right(1)), with(expired.clone()));
     one.inbox.wait_for_rejection(node(2), "has expired");
-    // The same files, now with valid contents.
+    // The files at the same paths now have valid contents.
     assert_eq!(office.right(2), expired);
     talk(&mut one, &mut two, 1);
     // Invalid contents change nothing, neither for open nor for new connections.
@@ -400,7 +401,7 @@ fn revoked_certificate_ends_its_connections() {
             assert!(began.elapsed() < DEADLINE, "still up on {lane:?}");
         }
     }
-    // A new certificate repairs it.
+    // With a new certificate, connections work again.
     drop(office.right(2));
     talk(&mut one, &mut two, 2);
 }
@@ -420,7 +421,7 @@ fn certificate_revoked_during_a_handshake_is_rejected_at_its_end() {
             security.dial(tcp, std::future::pending()).await
         };
         let admission = Admission::new(node(2), Spoken::new(hello(2, 1)));
-        // A peer that has proven its identity and then stalls.
+        // This peer proves its identity and then stalls.
         let dawdler = dial().await.expect("a right certificate");
         dawdler.write_all(&preface(0)[..8]).await.expect("written");
         office.authority.revoke(revocable).expect("a list");
@@ -498,7 +499,7 @@ fn invalid_reloaded_files_are_logged_once_per_change() {
         let lines = refreshed();
         assert!(lines.len() == 1 && lines[0].contains(unaccepted), "{lines:?}");
         assert!(lines[0].contains("has expired"), "{lines:?}");
-        // The file is missing, then invalid, then missing again.
+        // In each of two rounds, the file is first missing and then invalid.
         for _ in 0..2 {
             std::fs::remove_file(&files.cert).expect("removed");
             let lines = refreshed();
@@ -550,10 +551,10 @@ fn unusable_tls_files_fail_the_start() {
     std::fs::write(path("empty"), "").expect("written");
     let cases = [
         (PeerTls { cert: path("nowhere"), ..one.clone() }, "cannot read"),
-        (PeerTls { cert: path("empty"), ..one.clone() }, "it contains no certificate"),
-        (PeerTls { ca: path("empty"), ..one.clone() }, "it contains no certificate"),
+        (PeerTls { cert: path("empty"), ..one.clone() }, "the file contains no certificate"),
+        (PeerTls { ca: path("empty"), ..one.clone() }, "the file contains no certificate"),
         (PeerTls { key: path("empty"), ..one.clone() }, "no private key"),
-        (one.clone().crl(path("empty")), "it contains no revocation list"),
+        (one.clone().crl(path("empty")), "the file contains no revocation list"),
         (PeerTls { key: two.key.clone(), ..one.clone() }, "keys"),
         (PeerTls { cert: one.ca.clone(), ..one.clone() }, "has no URI of the form"),
         (two, "this member is named \"m1\", but its certificate is for \"m2\""),

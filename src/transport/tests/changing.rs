@@ -24,8 +24,7 @@ fn peer_is_dialed_only_while_it_is_listed() {
     one.network.set_peers(&targets(&[(2, &two)]));
     one.send(2, Lane::Control, &ping(1));
     two.inbox.wait_for_message(node(1), &ping(1));
-    // A member that is not a peer of the other one can reply only after it has set that one as its
-    // peer.
+    // Member 2 can reply to member 1 only after it has set member 1 as its peer.
     assert_eq!(two.network.send(node(1), Lane::Control, ping(2)), SendOutcome::Unreachable);
     two.network.set_peers(&targets(&[(1, &one)]));
     two.send(1, Lane::Control, &ping(2));
@@ -63,7 +62,7 @@ fn a_peer_that_moves_is_found_at_its_new_address() {
     one.network.set_peers(&targets(&[(2, &old)]));
     one.send(2, Lane::Control, &ping(1));
     old.inbox.wait_for_message(node(1), &ping(1));
-    // The old address still answers, but is left nevertheless.
+    // The connection to the old address is closed, although the old address still answers.
     one.network.set_peers(&targets(&[(2, &new)]));
     old.inbox.wait("left", |heard| heard.last() == Some(&Heard::Disconnected(node(1))));
     new.inbox.wait_for_connection(node(1));
@@ -98,7 +97,7 @@ fn moving_peer_is_dialed_at_both_addresses() {
 
 #[test]
 fn unreachable_name_does_not_delay_the_next_address() {
-    // A port on which attempts hang.
+    // Connection attempts to this port hang in the handshake.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let silent = silent.local_addr().expect("bound");
     let settings = TcpSettings { handshake_timeout: Duration::from_secs(3600), ..settings() };
@@ -149,7 +148,7 @@ fn unknown_new_member_is_accepted_and_an_impossible_one_rejected() {
     four.network.set_peers(&targets(&[(1, &one)]));
     four.send(1, Lane::Control, &ping(1));
     one.inbox.wait_for_message(node(4), &ping(1));
-    // The entry that added it is applied now, and it is not member 4 with this disk.
+    // The log entry is applied now, and it did not add a member 4 with this disk.
     let mut others = members(&[]);
     let add = MemberChange::Add {
         id: node(4),

@@ -88,8 +88,8 @@ fn silently_dead_connections_are_replaced_before_sessions_end() {
     let (began, mut number) = (Instant::now(), 100);
     let mut missing = LANES.to_vec();
     while !missing.is_empty() {
-        // While the old connections are considered alive, all this is lost, although the system
-        // accepts it.
+        // While the old connections still count as alive, all these messages are lost, although the
+        // operating system accepts them.
         number += 10;
         for lane in &missing {
             let _ = one.network.send(node(2), *lane, ping(number + *lane as u64));
@@ -102,7 +102,7 @@ fn silently_dead_connections_are_replaced_before_sessions_end() {
         };
         two.inbox.wait_a_little(Duration::from_millis(20));
         missing.retain(|lane| !came(*lane));
-        // With an idle timeout of ten seconds it took this long.
+        // Without further attempts, recovery would take the idle timeout of ten seconds.
         assert!(began.elapsed() < Duration::from_secs(8), "still mute: {missing:?}");
     }
 }
@@ -127,14 +127,15 @@ fn healed_black_hole_costs_no_timeout() {
     let settings = TcpSettings { alive_every: Duration::from_millis(50), ..settings };
     let two = Member::start(bind(settings.clone()), hello(2, 1), &[], &Arc::default());
     let firewall = Firewall::before(two.handle.address());
-    // At the start: the first attempts hang in their handshakes.
+    // In the first part of the test, the first attempts to connect hang in their handshakes.
     firewall.close();
     let peers = [(2, firewall.address)];
     let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
     firewall.wait_for_attempts(2);
     firewall.open();
     until_through(&mut one, &two);
-    // Later: the connections are open, and the attempts to replace them hang.
+    // In the second part of the test, the connections are open, and the attempts to replace them
+    // hang.
     two.inbox.forget(|_| true);
     firewall.close();
     firewall.wait_for_attempts(2);
@@ -177,7 +178,7 @@ fn received_data_is_answered_with_a_keepalive() {
 fn connections_to_an_earlier_incarnation_are_closed_for_a_later_one() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
-    // No end is silent for too long, so the earlier incarnation seems alive.
+    // With this timeout, the connection of the earlier incarnation still seems alive.
     let settings = TcpSettings { idle_timeout: NEVER, alive_every: NEVER, ..settings() };
     let mut one = Member::start(bind(settings), hello(1, 2), &peers, &Arc::default());
     let mut earlier = be_dialed(&listener);
@@ -212,7 +213,8 @@ fn short_lived_connections_are_redialed_with_backoff() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let peers = [(2, listener.local_addr().expect("bound"))];
     let _one = Member::start(bind(settings()), hello(1, 2), &peers, &Arc::default());
-    // There are two lanes. With pauses of 20 ms there would be a hundred attempts per second.
+    // The peer is dialed on two lanes. With pauses of 20 ms there would be a hundred attempts per
+    // second.
     let (began, mut dialed) = (Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(3) {
         drop(be_dialed(&listener));

@@ -47,7 +47,8 @@ fn crowd_from_one_address_does_not_lock_others_out() {
     for words in [vec![], preface(0)] {
         let one = alone(TcpSettings { handshake_timeout, ..settings() });
         let address = one.handle.address();
-        // Between its connect and its preface, more connections arrive than the limit allows.
+        // Between the connect and the preface of this member, more connections arrive than the
+        // limit allows.
         let mut member = connect(address);
         let mut crowd = Vec::new();
         for number in 0..settings().handshakes_max * 2 {
@@ -67,7 +68,7 @@ fn two_connections_of_a_member_survive_many_silent_addresses() {
     let (handshakes_max, handshake_timeout) = (16, Duration::from_secs(600));
     let one = alone(TcpSettings { handshakes_max, handshake_timeout, ..settings() });
     let address = one.handle.address();
-    // Two connections in the middle of their handshakes.
+    // These two connections are in the middle of their handshakes.
     let mut member: Vec<_> = (0..2).map(|_| connect(address)).collect();
     for stream in &mut member {
         stream.write_all(&[preface(0), hello_frame(&hello(2, 1))].concat()).expect("written");
@@ -90,7 +91,7 @@ fn active_handshake_is_not_cut_for_silent_ones() {
     let handshake_timeout = Duration::from_secs(600);
     let one = alone(TcpSettings { handshakes_max, handshake_timeout, ..settings() });
     let address = one.handle.address();
-    // This one is in the middle of its handshake, because it has not sent its last frame.
+    // This connection is in the middle of its handshake: it has not sent its last frame.
     let mut slow = connect(address);
     slow.write_all(&[preface(0), hello_frame(&hello(2, 1))].concat()).expect("written");
     assert_eq!(read_frame(&mut slow, 16).0, 1, "a hello");

@@ -42,7 +42,7 @@ fn garbage_before_the_handshake_closes_the_connection() {
         let _ = stream.shutdown(std::net::Shutdown::Write);
         assert_eq!(read_to_close(&mut stream), b"", "{what}");
     }
-    // None of it has reached the node, and the port is still served.
+    // No message has reached the node, and the port still accepts connections.
     let _peer = introduce(one.handle.address(), 0, &hello(2, 1));
     one.inbox.wait_for_connection(node(2));
     assert_eq!(one.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner).len(), 1);
@@ -53,8 +53,8 @@ fn garbage_after_the_handshake_closes_the_connection_undelivered() {
     let newer = framed(FrameKind::Message, b"\x63\x01");
     let mut damaged = message_frame(&ping(2));
     damaged[16] ^= 4;
-    // The longest length that the lane allows: a reader that trusted it would wait for half a
-    // megabyte, and take keepalives for a part of it.
+    // The corrupted length is the longest that the lane allows. A reader that trusted it would wait
+    // for half a megabyte of data, and take keepalives for a part of the body.
     let mut longer = message_frame(&ping(2));
     longer[2] ^= 8;
     let oversized = [&0x7fff_ffff_u32.to_le_bytes()[..], &[0; 100]].concat();
@@ -161,7 +161,7 @@ fn members_of_two_connected_clusters_report_it() {
 #[test]
 fn address_of_another_member_is_reported() {
     let bound = [bind(settings()), bind(settings())];
-    // Member 1 has the address of member 3 for member 2.
+    // In the configuration of member 1, member 2 has the address of member 3.
     let peers = [(2, bound[1].address())];
     let [first, third] = bound;
     let one = Member::start(first, hello(1, 2), &peers, &Arc::default());

@@ -1,7 +1,7 @@
 //! Tests of members that talk over loopback sockets or in memory, and of peers that misbehave.
 //!
-//! No test sleeps to let something happen. It waits for the event, and fails if that takes too
-//! long.
+//! No test sleeps for a fixed time. Each test waits for the expected event, and fails if the event
+//! takes too long.
 
 #[cfg(feature = "testing-tls")]
 mod certified;
@@ -181,7 +181,7 @@ fn founding() -> FoundingState {
 
 /// An introducer with configurable replies.
 struct Spoken {
-    /// The number in its name, if it knows its name.
+    /// The number in the name of this member, if the member knows its name.
     called: Option<u64>,
     hello: Mutex<Hello>,
     known: Mutex<Known>,
@@ -199,12 +199,12 @@ impl Spoken {
         Arc::new(Self { called, hello: Mutex::new(of), known: Mutex::new(known) })
     }
 
-    /// Sets the index of the entry that added it.
+    /// Sets the index of the log entry that added this member.
     fn since(&self, index: u64) {
         self.hello.lock().unwrap_or_else(PoisonError::into_inner).since = LogIndex(index);
     }
 
-    /// Sets the members that it knows.
+    /// Sets the members that this member knows.
     fn knows(&self, members: Members) {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known(members);
     }

@@ -1,4 +1,5 @@
-//! Tests of the snapshot lane: it is connected only while it is used, and delays no other lane.
+//! Tests of the connections for snapshots: they are open only while they are used, and they do not
+//! delay other messages.
 
 use super::*;
 use std::time::Instant;
@@ -31,7 +32,7 @@ fn snapshot_lane_is_dialed_on_use_and_closed_when_idle() {
     let mut others = lanes_of(&listener, 2);
     others.sort_by_key(|(lane, _)| *lane);
     assert_eq!(others.iter().map(|(lane, _)| *lane).collect::<Vec<_>>(), [0, 1]);
-    // These echo keepalives, so they stay open.
+    // The peers echo keepalives on these connections, so the connections stay open.
     for (_, stream) in others {
         std::thread::spawn(move || echo(stream));
     }
@@ -45,8 +46,8 @@ fn snapshot_lane_is_dialed_on_use_and_closed_when_idle() {
         for part in &parts {
             assert!(read_frame(&mut stream, 0) == (3, encoded(part)), "out of order");
         }
-        // Nothing more is sent. This connection ends long before those of the other lanes, whether
-        // keepalives are echoed or not.
+        // No more messages are sent. The snapshot connection ends long before those of the other
+        // lanes, whether keepalives are echoed or not.
         let mut frames = Vec::new();
         while let Ok(len) = stream.read(&mut [0; 100]) {
             if len == 0 {

@@ -1,4 +1,4 @@
-//! Tests of correct members.
+//! Tests of correct members that exchange messages.
 
 use super::*;
 use std::time::Instant;
@@ -101,7 +101,7 @@ fn changed_hello_is_checked_again() {
     let founded = Hello { standing: founding(), ..hello(1, 2) };
     one.send(2, Lane::Control, &PeerMessage::Hello(founded.clone()));
     two.inbox.wait_for_message(node(1), &PeerMessage::Hello(founded.clone()));
-    // A peer that founded the cluster with another disk of member 2.
+    // The peer has founded the cluster with another disk of member 2.
     let other = [(node(1), DiskId(1)), (node(2), DiskId(9 << 100))].into();
     let other = Hello { standing: FoundingState::Founded(other), ..founded };
     one.send(2, Lane::Control, &PeerMessage::Hello(other.clone()));
@@ -120,7 +120,7 @@ fn oversized_message_is_dropped() {
     let (control, bulk) = (frame::CONTROL_BODY_BYTES_MAX, frame::BULK_BODY_BYTES_MAX);
     assert_eq!(one.network.send(node(2), Lane::Control, load(control, 0)), SendOutcome::Full);
     assert_eq!(one.network.send(node(2), Lane::Bulk, load(bulk, 0)), SendOutcome::Full);
-    // Version and kind take two bytes.
+    // The version and kind of a message take two bytes, so a load of this size just fits.
     one.send(2, Lane::Control, &load(control - 2, 1));
     one.send(2, Lane::Bulk, &load(bulk - 2, 2));
     two.inbox.wait_for_message(node(1), &load(control - 2, 1));
@@ -332,7 +332,7 @@ fn member_is_reached_at_each_working_address() {
     );
     let two = Member::start(two, hello(2, 1), &[], &Arc::default());
     for address in both {
-        // There is no listener at its first address.
+        // There is no listener at the first address of the peer.
         let inbox = Arc::default();
         let mut one = Member::start(bind(settings()), hello(1, 2), &[], &inbox);
         let places = [first, address].map(|at| at.to_string());

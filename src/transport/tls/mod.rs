@@ -9,18 +9,18 @@
 //!
 //! **Identity.** A member's certificate is signed by the cluster's authority, and contains one URI
 //! of the form `bowline://CLUSTER/MEMBER` among its alternative names: [`MemberUri`]. The operator
-//! chooses `CLUSTER`; each member takes it from its own certificate and accepts only others with
-//! the same. `MEMBER` is the member's name. Once the hello states which member it is, the handshake
-//! compares that member's name in the cluster with the one in the certificate. Host names and
-//! addresses are not checked, because they change and a name service proves nothing.
+//! chooses `CLUSTER`. Each member accepts only certificates with the same `CLUSTER` as its own
+//! certificate. `MEMBER` is the member's name. Once the hello states which member it is, the
+//! handshake compares that member's name in the cluster with the one in the certificate. Host names
+//! and addresses are not checked, because they change and a name service proves nothing.
 //!
 //! **Verification.** One function ([`verifier`]) verifies every connection, in both directions and
 //! on all lanes: the chain up to the authority, the validity period, the use for clients or
 //! servers, and the revocation list, if there is one. Sessions are never resumed, because that
 //! would skip the verification. The TLS version is 1.3.
 //!
-//! **Not in this module.** It does not know the members: names are compared in
-//! [`super::handshake`].
+//! **Not in this module.** This module does not know the members of the cluster. The comparison of
+//! names is in [`super::handshake`].
 
 mod trust;
 mod uri;
@@ -41,22 +41,23 @@ pub use uri::MemberUri;
 pub(super) use wire::{TlsWire, Untrusted, may_lack_tls};
 
 /// The certificate files of a member, with which it proves its identity and verifies its peers. All
-/// are PEM files. They are read again while the node runs, so a new certificate or revocation list
-/// needs no restart.
+/// are PEM files. The files are read again while the node runs, so a new certificate or revocation
+/// list needs no restart.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PeerTls {
-    /// Certificates of the authorities that sign members' certificates. An authority that also
-    /// signs other certificates is safe only because of the URI: see [`MemberUri`].
+    /// Certificates of the authorities that sign members' certificates. If such an authority also
+    /// signs other certificates, only the URI in a certificate distinguishes members from other
+    /// owners: see [`MemberUri`].
     pub ca: PathBuf,
-    /// This member's certificate, followed by the intermediate certificates, if any. It must be
-    /// valid for clients and servers, and have the member's [`MemberUri`] among its alternative
-    /// names.
+    /// This member's certificate, followed by the intermediate certificates, if any. The
+    /// certificate must be valid for clients and servers, and have the member's [`MemberUri`] among
+    /// its alternative names.
     pub cert: PathBuf,
     /// The private key of the certificate.
     pub key: PathBuf,
-    /// The revocation lists of the authorities, one for each authority in use. An outdated list
-    /// still counts.
+    /// The revocation lists of the authorities: one for each authority in use, including
+    /// intermediate authorities. A list remains in force after the date of its next update.
     pub crl: Option<PathBuf>,
     /// The rule for certificates of other members.
     pub proof: PeerProof,
@@ -71,14 +72,14 @@ pub enum PeerProof {
     /// Certificates that an authority has signed for the member of that name: see [`MemberUri`].
     #[default]
     Named,
-    /// The same rule if this member's own certificate contains such a URI. Otherwise etcd's rule
-    /// applies at this member: every certificate signed by an authority is accepted for any member.
-    /// Every owner of such a certificate, issued for whatever purpose, can then pose as any member.
-    /// Therefore the authority must sign for members only.
+    /// The rule [`PeerProof::Named`] if this member's own certificate contains a URI of this form.
+    /// Otherwise etcd's rule: every certificate that an authority has signed is accepted for any
+    /// member. Every owner of such a certificate can then pose as any member. Therefore the
+    /// authority must sign certificates for members only.
     OwnKind,
-    /// All certificates. Connections are encrypted but not authenticated. This protects no better
-    /// than [`Config::insecure_peers`] against processes that can reach the ports, and non-loopback
-    /// addresses need that setting in addition.
+    /// All certificates. Connections are encrypted but not authenticated: any process that reaches
+    /// the port can pose as a member. Therefore non-loopback addresses also need the setting
+    /// [`Config::insecure_peers`].
     ///
     /// [`Config::insecure_peers`]: crate::Config::insecure_peers
     Nothing,
@@ -91,7 +92,7 @@ impl PeerTls {
         Self { ca, cert, key, crl: None, proof: PeerProof::Named, migrating: false }
     }
 
-    /// Uses a certificate that anyone may have signed, for encryption without authentication:
+    /// Uses any certificate, such as a self-signed one, for encryption without authentication:
     /// [`PeerProof::Nothing`].
     pub fn unproven(cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         Self { proof: PeerProof::Nothing, ..Self::new("", cert, key) }
@@ -105,7 +106,7 @@ impl PeerTls {
     }
 
     /// Allows connections with and without TLS, while a running cluster migrates to TLS one member
-    /// after the other. A member that does not speak TLS is dialed without it. A rejected
+    /// after the other. If a peer does not use TLS, it is dialed again without TLS. A rejected
     /// certificate still ends the connection.
     ///
     /// While this is set, certificates do not protect: any process that reaches the port can pose
@@ -134,7 +135,7 @@ pub(super) struct Tls {
 
 /// The results of reading the files.
 struct TlsSeen {
-    /// Their contents when they were last read, valid or not.
+    /// The contents of the files when they were last read, valid or not.
     files: Files,
     /// The reason why the last read failed, if it did.
     unreadable: Option<String>,
@@ -217,7 +218,7 @@ impl Tls {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let files = match files {
             Ok(files) => files,
-            // The file may be in the middle of being replaced.
+            // The operator may be replacing the file right now, so the current trust stays in use.
             Err(error) => {
                 let why = Some(error.to_string());
                 if seen.unreadable != why {

@@ -41,7 +41,7 @@ pub(super) enum TrustError {
         source: io::Error,
     },
     /// A file has invalid contents.
-    #[error("{}: {why}", path.display())]
+    #[error("cannot use {}: {why}", path.display())]
     Content {
         /// Path of the file.
         path: PathBuf,
@@ -188,7 +188,7 @@ fn anchors(pem: &[u8]) -> Result<Vec<TrustAnchor<'static>>, String> {
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
-        Ok(found) if found.is_empty() => Err("it contains no certificate".to_owned()),
+        Ok(found) if found.is_empty() => Err("the file contains no certificate".to_owned()),
         Ok(found) => Ok(found),
         Err(error) => Err(error.to_string()),
     }
@@ -205,14 +205,14 @@ fn revocations(bytes: &[u8]) -> Result<Vec<webpki::CertRevocationList<'static>>,
     for der in lists.map_err(|error| error.to_string())? {
         let list = OwnedCertRevocationList::from_der(&der).map_err(|error| error.to_string())?;
         let list = webpki::CertRevocationList::from(list);
-        // Only one of the two would be used.
+        // With two lists of one issuer, only one of them would be used, so this is an error.
         if found.iter().any(|other| other.issuer() == list.issuer()) {
             return Err("two revocation lists of one authority: keep the newest".to_owned());
         }
         found.push(list);
     }
     if found.is_empty() {
-        return Err("it contains no revocation list".to_owned());
+        return Err("the file contains no revocation list".to_owned());
     }
     Ok(found)
 }

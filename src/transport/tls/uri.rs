@@ -1,12 +1,12 @@
-//! The name of a member in its certificate.
+//! The URI that names a member in the member's certificate.
 
 use std::fmt;
 
 const SCHEME: &str = "bowline://";
 
 /// The identity in a member's certificate: the URI `bowline://CLUSTER/MEMBER`. A member's
-/// certificate has exactly one such URI among its alternative names. All characters except letters,
-/// digits and `-._~` are percent-encoded.
+/// certificate has exactly one URI of this form among its alternative names. All characters except
+/// letters, digits and `-._~` are percent-encoded.
 ///
 /// ```
 /// use bowline::cluster::MemberUri;
@@ -14,8 +14,8 @@ const SCHEME: &str = "bowline://";
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemberUri {
-    /// The operator's name for the cluster. It is the same in the certificates of all its members.
-    /// If clusters share an authority, each must have its own.
+    /// The operator's name for the cluster. All members of a cluster have the same name of the
+    /// cluster in their certificates. Clusters that share an authority must have different names.
     pub cluster: String,
     /// Name of the member.
     pub member: String,
@@ -27,7 +27,7 @@ impl MemberUri {
         Self { cluster: cluster.into(), member: member.into() }
     }
 
-    /// Returns the only such URI among several URIs.
+    /// Returns the identity if exactly one of the URIs is a member URI.
     pub(super) fn only<'a>(uris: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
         let mut ours = uris.into_iter().filter(|uri| uri.starts_with(SCHEME));
         match (ours.next(), ours.next()) {
@@ -39,7 +39,7 @@ impl MemberUri {
         }
     }
 
-    /// Returns whether there is any such URI, valid or not.
+    /// Returns whether any of the URIs is a member URI, valid or not.
     pub(super) fn is_in<'a>(uris: impl IntoIterator<Item = &'a str>) -> bool {
         uris.into_iter().any(|uri| uri.starts_with(SCHEME))
     }

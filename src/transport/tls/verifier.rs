@@ -1,4 +1,4 @@
-//! The verification of certificates, of dialers and of acceptors.
+//! Verifies the certificates of dialers and of acceptors.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ use super::uri::MemberUri;
 /// The use for which a certificate must be valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Use {
-    /// Its owner has dialed.
+    /// The owner of the certificate has dialed.
     Client,
-    /// Its owner was dialed.
+    /// The owner of the certificate was dialed.
     Server,
 }
 
@@ -37,7 +37,7 @@ pub(super) enum Wanted {
     Member { cluster: String },
     /// The signature of an authority.
     Signature,
-    /// None: every certificate is accepted.
+    /// No condition: every certificate is accepted.
     Nothing,
 }
 
@@ -69,8 +69,8 @@ impl Verifier {
             Use::Server => KeyUsage::server_auth(),
         };
         let crls: Vec<&CertRevocationList<'_>> = self.crls.iter().collect();
-        // Checks the whole chain. A certificate without a revocation list of its issuer is
-        // rejected.
+        // Revocation is checked for the whole chain. A certificate without a revocation list of its
+        // issuer is rejected.
         let revocation = RevocationOptionsBuilder::new(&crls).ok().map(|options| options.build());
         cert.verify_for_usage(
             self.provider.signature_verification_algorithms.all,
@@ -116,7 +116,7 @@ fn rejection(error: webpki::Error) -> Error {
         webpki::Error::CertRevoked => CertificateError::Revoked,
         webpki::Error::UnknownIssuer => CertificateError::UnknownIssuer,
         webpki::Error::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
-        // The issuer is another authority with the same name.
+        // This error means that the issuer is another authority with the same name.
         webpki::Error::InvalidSignatureForPublicKey => CertificateError::UnknownIssuer,
         webpki::Error::BadDer | webpki::Error::BadDerTime => CertificateError::BadEncoding,
         other => CertificateError::Other(OtherError(Arc::new(other))),

@@ -1,8 +1,9 @@
 //! A TLS connection with the calls of a non-blocking socket.
 //!
-//! The session is protected by a lock that is held for one call at a time: the driver encrypts, and
-//! a task decrypts. The buffers of a session are bounded. Decrypted data is taken out at once, and
-//! nothing more is encrypted while the socket is full.
+//! The driver thread encrypts with the TLS session while a task decrypts with it. Therefore a lock
+//! protects the session, and each call holds the lock only briefly. The buffers of a session are
+//! bounded: decrypted data is removed from them at once, and nothing more is encrypted while the
+//! socket is full.
 
 use bytes::BufMut;
 use std::io::{self, BufRead, Read, Write};
@@ -41,13 +42,14 @@ fn untrusted(error: &rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, Untrusted { why, lacks_tls })
 }
 
-/// The other end has closed the connection during the handshake. This says nothing about trust: a
-/// peer that is down behind a proxy looks like this. A member without certificates replies.
+/// The other side has closed the connection during the handshake. This is no sign of missing trust:
+/// a proxy in front of a peer that is down behaves in this way. A member without certificates sends
+/// a reply instead.
 #[derive(Debug, Error)]
 #[error("the other end {how} the connection during the TLS handshake")]
 struct HungUp {
     how: &'static str,
-    /// Whether it has sent anything before.
+    /// Whether the other side has sent any data before.
     was_heard: bool,
 }
 
@@ -137,8 +139,8 @@ impl TlsWire {
     }
 
     pub(in super::super) async fn readable(&self) -> io::Result<()> {
-        // Data that is decrypted but not read, and the end of the stream, do not make the socket
-        // readable.
+        // Check for decrypted data and for the end of the stream first, because neither makes the
+        // socket readable.
         let blocked = match self.session().reader().fill_buf() {
             Err(error) => is_passing(&error),
             Ok(_) => false,
@@ -235,7 +237,7 @@ fn receive(tcp: &TcpStream, session: &mut Connection, was_heard: bool) -> io::Re
         read => read?,
     };
     session.process_new_packets().map(drop).map_err(|error| {
-        // Sends an alert to the other end, as far as the socket accepts it.
+        // Tries to send an alert to the other side. The alert is lost if the socket is full.
         let _ = flush(tcp, session);
         untrusted(&error)
     })

@@ -7,13 +7,13 @@ use super::model::any_based_group;
 use super::*;
 use crate::env::Point;
 
-/// A workload that runs through several incarnations, which end in all possible ways. Each start is
-/// checked.
+/// A workload over several incarnations of the log. Each incarnation ends in another way (crash,
+/// power cut, failed sync), and the contents are checked at each start.
 struct Lives {
     seed: u64,
     rng: Rng,
     disk: Arc<SimDisk>,
-    /// The contents of the log after each group. Those up to `acked` must never be lost.
+    /// The contents of the log after each group. Groups up to `acked` must never be lost.
     history: Vec<Said>,
     acked: usize,
     /// Entries up to here may be truncated.

@@ -1,4 +1,4 @@
-//! Tests of truncation and of bases.
+//! Tests of truncation, and of bases (the last entry that a truncated log no longer contains).
 
 use std::sync::Mutex;
 
@@ -193,8 +193,8 @@ fn reader_reports_entries_truncated_during_its_read() {
     let disk = Arc::new(SimDisk::new(1));
     drop(long(&disk));
     for opened_before in 0..4_u32 {
-        // Truncates the log when the reader opens a later segment. Holds the number of files to open
-        // before that, and the writer.
+        // Truncates the log when the reader opens a later segment. The fields are the number of
+        // files to open before the truncation, and the writer.
         let cutter = Arc::new(Mutex::new((opened_before, None::<LogWriter>)));
         let cuts = Arc::clone(&cutter);
         let disk = HookedDisk::new(Arc::new(disk.copy()), move |_, mode| {
@@ -264,7 +264,7 @@ fn missing_front_is_damage_unless_truncated() {
             assert!(why.contains("the segment is missing"), "{why}");
         }
     }
-    // A truncation of which only some removals happened, or happened in another order.
+    // Simulates a truncation in which only some segments were removed, or in another order.
     let copy = disk.copy();
     let disk = Arc::new(disk.copy());
     let mut opened = reopen(&disk);
@@ -282,7 +282,7 @@ fn missing_front_is_damage_unless_truncated() {
         assert_eq!(read_all(&opened.reader), entries[said_first.get() as usize - 2..]);
         assert_eq!(segments(&disk)[0], first);
     }
-    // One segment more than was truncated.
+    // Removes one segment more than was truncated.
     let disk = Arc::new(disk.copy());
     disk.remove(&path(first)).unwrap();
     assert!(matches!(try_open(&disk), Err(LogError::Corrupt { .. })));
@@ -339,7 +339,8 @@ fn older_copy_of_a_segment_is_detected() {
     let there = segments(&disk);
     let (mut refused, mut same) = (0, 0);
     for (number, bytes) in copies {
-        // The segment in use, and the one before it if only these two would be left.
+        // The segment in use must not be missing. The segment before it must not be missing either,
+        // if only these two would be left.
         if !there.contains(&number) || number + 2 > *there.last().unwrap() {
             continue;
         }

@@ -157,7 +157,7 @@ fn corrupted_term_or_vote_is_never_forgotten() {
         let group = Group { number: term, hard_state: Some(last.clone()), ..Group::default() };
         let _proof = opened.writer.commit(&[group]).unwrap();
     }
-    // The following records do not contain the term, and are in other segments.
+    // The records after this one do not contain the term, and are in other segments.
     for number in 12..15 {
         let entries = vec![entry(number - 10, 11, &[1; 1000])];
         let _proof = opened.writer.commit(&[group(number, entries)]).unwrap();

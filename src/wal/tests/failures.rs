@@ -1,4 +1,5 @@
-//! Tests of the calls that the log rejects, and of the failures that end it.
+//! Tests of the calls that the log rejects, and of the failures after which it accepts no more
+//! calls.
 
 use super::*;
 use crate::wal::format::{Header, VERSION};

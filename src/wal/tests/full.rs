@@ -70,7 +70,8 @@ fn reserve_is_used_last_and_recreated_with_space() {
     let low = low.unwrap();
     assert!(number - low > 12, "low at {low}, full at {number}: the reserve is missing");
     assert_eq!(disk.read(&reserve), None);
-    // Starts on a full disk succeed as long as there is room for the incarnation.
+    // The log can be opened on a full disk as long as the segment has space for the incarnation
+    // record.
     drop(opened);
     disk.crash();
     let mut starts = 0;
@@ -136,7 +137,7 @@ fn a_cut_finds_room(idle: bool) {
     let mut opened = reopen(&disk);
     disk.limit(Some(9000));
     let number = fill_up(&mut opened, 2);
-    // The smallest possible groups.
+    // These are the smallest possible groups.
     let vow = |term| Group {
         hard_state: Some(hard_state(term, None, number - 1)),
         ..group(999, Vec::new())
@@ -149,7 +150,7 @@ fn a_cut_finds_room(idle: bool) {
     }
     opened.writer.cut(LogIndex(number - 1)).unwrap();
     assert!(opened.reader.first() > LogIndex(number / 2), "it was not cut off");
-    // The log is protected as before and continues.
+    // The prepared files exist again as before, and the log continues.
     while opened.writer.idle().unwrap() {}
     let _proof = opened.writer.commit(&[vow(100)]).unwrap().whole();
     disk.crash();

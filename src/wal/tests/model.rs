@@ -1,4 +1,5 @@
-//! A model of the log that keeps everything, and a generator of groups that may come next.
+//! A model of the log that stores every entry in memory, and a generator of random valid groups for
+//! a log in a given state.
 
 use super::*;
 
@@ -128,7 +129,7 @@ pub(super) fn any_based_group(rng: &Rng, number: u64, said: &Said) -> Group {
         let index = said.base.index.get() + rng.below(said.entries.len() as u64 + 1);
         base(index, said.term(index).unwrap().get())
     } else {
-        // A base from a term in which nothing was written here.
+        // The base has a term in which this log contains no entry.
         let term = state.term.get() + 1;
         base(state.commit.get() + 1 + rng.below(said.entries.len() as u64 + 20), term)
     };

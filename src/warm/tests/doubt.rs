@@ -1,5 +1,5 @@
-//! Tests of defective copies: the copy is discarded, the node starts without it, and a new one is
-//! built.
+//! Tests of defective copies: a defective copy is discarded, the node starts without it, and a new
+//! copy is built.
 
 use super::*;
 
@@ -159,7 +159,7 @@ fn copy_that_does_not_match_the_log_is_rejected() {
     assert_eq!(world.start_after(newest.next()), None, "a snapshot is newer");
     world.settle();
     world.kill();
-    // The log has lost its end.
+    // The log has lost its last entry.
     world.log.pop();
     assert_eq!(world.start(), None, "the copy is ahead of the log");
 }
@@ -207,7 +207,8 @@ fn store_that_always_fails_is_abandoned() {
 
 #[test]
 fn a_process_may_die_after_every_call() {
-    // Whichever batch was the last, the loaded state is a previous state, or nothing is loaded.
+    // After any number of batches, either no state is loaded, or the loaded state equals an earlier
+    // state.
     for calls in 0..60 {
         let (mut world, store) = World::new();
         world.start();

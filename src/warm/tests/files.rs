@@ -44,7 +44,7 @@ fn write(world: &mut World, value: &str) {
         machine.apply(machine.applied().next(), Term(1), items).unwrap();
         machine.publish();
     }
-    // Only this state is ever copied, because the worker does not run in between.
+    // The copy contains exactly this state, because the worker does not run afterwards.
     let machine = world.machine();
     let (index, state) = (machine.applied(), whole(machine));
     world.states.insert(index, state);
@@ -60,9 +60,9 @@ fn files(world: &World) -> Vec<PathBuf> {
     files
 }
 
-/// Starts with a copy in any condition, and then with the one that was built after it. Some damage
-/// is not detected when sled opens the copy once, but when it opens it again; then the rebuild
-/// happens one start later.
+/// Starts the process with a copy in any condition, and then again with the copy that was built
+/// afterwards. Sled detects some damage only when it opens the copy a second time. In that case,
+/// the copy is rebuilt one start later.
 fn recovers(world: &mut World) -> Option<LogIndex> {
     let loaded = world.start();
     for _ in 0..2 {

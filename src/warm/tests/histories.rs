@@ -1,5 +1,5 @@
-//! Tests with random histories: writes, compactions, sweeps, copies and kills in any order. The
-//! loaded state must always equal an earlier state.
+//! Tests with random sequences of writes, compactions, sweeps, updates of the copy, and kills. The
+//! state that is loaded from a copy must always equal a state that the machine had before.
 
 use super::*;
 use crate::env::Entropy;
@@ -93,7 +93,7 @@ fn history(seed: u64) -> usize {
                 );
             }
             3 => {
-                // After falling behind it waits.
+                // After the worker has fallen behind, it waits before it begins a new copy.
                 *world.clock.now.lock().unwrap() += Duration::from_secs(60);
             }
             4..=17 => {
@@ -210,7 +210,7 @@ fn worker_pauses_under_load() {
     world.sizes = CopySizes::default();
     world.start();
     world.settle();
-    // All of these since the last turn, two seconds ago.
+    // All these changes are made since the last turn, two seconds ago.
     for number in 0..1_000 {
         let put = || Command::Put(Put::new("k", Bytes::new()));
         let items = vec![Item::Proposal(Proposal {

@@ -130,7 +130,8 @@ impl World {
         self.start_after(LogIndex(1))
     }
 
-    /// Does the same with a log that begins after `base`; a snapshot covers what was before.
+    /// Starts the process with a log that begins after `base`. A snapshot covers the earlier
+    /// entries.
     fn start_after(&mut self, base: LogIndex) -> Option<LogIndex> {
         assert!(self.process.is_none(), "one process at a time");
         let copy = WarmCopy::OnShelf(Arc::clone(&self.store));
@@ -188,7 +189,8 @@ impl World {
         self.run(Command::Compact(at)).unwrap();
     }
 
-    /// Lets the worker run one turn and its rest. Returns false if there was nothing to do.
+    /// Lets the worker run one turn, and advances the clock by the pause after the turn. Returns
+    /// false if there was nothing to do.
     fn turn(&mut self) -> bool {
         let process = self.process.as_mut().expect("the process runs");
         let Some(worker) = &mut process.worker else { return false };

@@ -1,5 +1,5 @@
 //! Random runs: random changes, watchers, delays and compactions, and changes during reads of
-//! history. Everything that a watch yields is compared with the complete record.
+//! history. Everything that a watch yields is compared with a complete record of all changes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl Dice {
         let mut keys: Vec<String> = (0..=self.below(4)).map(|_| self.key()).collect();
         keys.sort();
         keys.dedup();
-        // Not in key order.
+        // Pick the keys in random order.
         let turn = self.below(keys.len() as u64) as usize;
         keys.rotate_left(turn);
         keys.into_iter()
@@ -295,7 +295,7 @@ impl Play {
                 match watched.watcher.try_recv() {
                     Poll::Ready(Some(Ok(batch))) => watched.check(&self.world, &batch, tally),
                     Poll::Ready(Some(Err(error))) => break Some(error),
-                    // Compacted above.
+                    // The revision was compacted above.
                     Poll::Ready(None) => break None,
                     Poll::Pending => panic!("a closed watch has something to say"),
                 }
@@ -338,7 +338,8 @@ impl Watched {
         let mut truth = self.truth(world, batch.revision);
         let compacted = world.store().compacted;
         for (truth, found) in truth.iter_mut().zip(&batch.events) {
-            // The previous row may be compacted together with the earlier revisions.
+            // The previous row may be missing, because it was compacted together with the earlier
+            // revisions.
             if truth.revision() <= compacted && found.prev.is_none() {
                 truth.prev = None;
             }

@@ -75,7 +75,8 @@ fn threads_that_race_see_every_change_once_and_whole() {
             }
             drop(store);
             if at % 64 == 0 {
-                // Let the others catch up now and then, so that they are live as often as behind.
+                // Pause now and then, so that the watchers catch up and are live about as often as
+                // behind.
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -94,12 +95,12 @@ fn consume(world: &World, number: u64, last: Revision, reached: &AtomicU64) {
     let mut found: Vec<Event> = Vec::new();
     let mut through = Revision(1);
     for round in 1u64.. {
-        // The other ranges learn of the end only by a progress request.
+        // Watchers of the other ranges notice the end only if they request progress.
         if world.hub.visible() == last {
             watcher.request_progress();
         }
         let batch = if range.as_single().is_some() {
-            // It is not woken for the last revision.
+            // This watcher is not woken for the last revision.
             match watcher.try_recv() {
                 Poll::Ready(batch) => batch.expect("not ended").expect("not failed"),
                 Poll::Pending => {
@@ -160,8 +161,8 @@ fn waiting_consumer_is_woken_by_each_racing_change() {
                         thread::yield_now();
                     }
                 }
-                // A little later each time: before, while and after the other thread checks and
-                // parks.
+                // Wait a little longer in each round, so that the publication happens before,
+                // while, or after the other thread checks and parks.
                 (0..at % 509).for_each(|_| std::hint::spin_loop());
                 world.hub.publish(std::slice::from_ref(change), change.revision);
             }
@@ -174,9 +175,8 @@ fn waiting_consumer_is_woken_by_each_racing_change() {
     });
 }
 
-/// A publication to thousands of watchers takes long from the first watcher to its end. In each
-/// round the first watcher checks at another moment of it. It must then either have the change or
-/// be woken.
+/// A publication to thousands of watchers takes a while. In each round, the first watcher looks for
+/// changes at another moment of the publication. It must then either find the change or be woken.
 #[test]
 fn large_publication_wakes_every_watcher() {
     const WATCHERS: usize = 5_000;

@@ -48,7 +48,7 @@ fn member_joins_votes_and_leaves() {
     assert!(world.at(1).is_caught_up(node(2)));
     make(&mut world, &promote(2));
     assert_eq!(voters(&world), [1, 2]);
-    // From now on both are needed.
+    // From now on, both members are needed for a quorum.
     world.crash(node(2), 0);
     let (_, index) = world.propose(node(1), b"B").unwrap();
     settle_with_heartbeats(&mut world);
@@ -78,7 +78,8 @@ fn second_pending_change_is_rejected() {
 
 #[test]
 fn leader_proposes_no_change_before_its_term_is_applied() {
-    // A leader that does not know whether an earlier change is committed could start a second one.
+    // A new leader does not know whether an earlier change is committed. Without this check, it
+    // could start a second change.
     let mut world = World::new(1, 0, 1);
     world.at(1).campaign();
     assert!(world.at(1).is_leader());
@@ -193,9 +194,9 @@ fn removed_leader_steps_down_and_another_is_elected_at_once() {
     assert!(world.history.values().any(|entry| entry.data == "A"));
 }
 
-/// The leader of two members is removed, and the other does not know that this is committed. Its
-/// log is shorter, so it cannot be elected. Only the removed member could vote for it, or tell it
-/// what it needs to know.
+/// The leader of a cluster of two members is removed, and the remaining member does not know that
+/// the removal is committed. It needs the vote of the removed member, but does not get it, because
+/// its log is shorter. Therefore the removed member must inform it of the commit.
 #[test]
 fn remaining_member_learns_from_the_removed_leader_that_it_is_alone() {
     let mut world = World::dark(2, 0, 1);
@@ -297,7 +298,8 @@ fn unaware_removed_member_disturbs_no_member() {
 fn replacement_needs_both_majorities_and_leaves_joint_by_itself() {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
-    // Of the new voters (1, 2, 4) only the leader receives it; of the old voters, two do.
+    // Only one of the new voters (1, 2, 4) receives the entry: the leader. Two of the old voters
+    // receive it.
     let index = world.change(node(1), &replace(3, 4)).unwrap();
     world.settle_without(|flying| [2, 4].map(node).contains(&flying.to));
     assert!(world.members[&node(1)].applied >= index && world.newest().is_joint());
@@ -315,8 +317,8 @@ fn replacement_survives_a_leader_failure() {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
     world.change(node(1), &replace(3, 4)).unwrap();
-    // The change is applied everywhere, but the leader crashes before it proposes to leave the
-    // joint configuration.
+    // All members apply the change, but the leader crashes before it proposes to leave the joint
+    // configuration.
     for _ in 0..100 {
         let flying = std::mem::take(&mut world.flying);
         flying.into_iter().for_each(|flying| world.deliver(flying));
@@ -380,7 +382,7 @@ fn new_only_voter_does_not_lead_before_its_entries_are_durable() {
     let mut world = World::new(2, 0, 1);
     world.elect(1);
     make(&mut world, &remove(2));
-    // It steps down with an entry in flight, as on any message of a later term.
+    // The leader steps down while an entry is in flight, as it does on any message of a later term.
     world.propose(node(1), b"A");
     let term = world.at(1).term().get() + 1;
     give(&mut world, &message(MessageType::MsgHeartbeat, 7, 1, term));

@@ -80,8 +80,8 @@ fn large_proposals_are_split_into_acceptable_messages() {
 #[test]
 fn entries_batched_into_a_pending_append_are_consecutive() {
     // With `batch_append`, raft adds entries to a waiting message without checking that they follow
-    // it. Here an empty message refers to the end of the log, and the entries come from its
-    // beginning.
+    // it. In this test, an empty message refers to the end of the log, and raft would append
+    // entries from the beginning of the log to it.
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.propose(node(1), b"A");
@@ -95,7 +95,7 @@ fn entries_batched_into_a_pending_append_are_consecutive() {
         answer.commit = 2;
         heard.push(answer);
     }
-    // Two replies with a loss between them, in one turn.
+    // The leader receives two replies in one turn, with a lost message between them.
     for answer in &heard {
         let from = node(answer.from);
         world.at(1).step(from, wire::encode(answer)).unwrap();

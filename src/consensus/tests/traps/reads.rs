@@ -89,8 +89,8 @@ fn late_answer_confirms_no_other_round_with_the_same_id() {
             assert!(confirmed < index, "only the first round is confirmed");
         }
     }
-    // With one context for both, raft would confirm the second round. Therefore the leader adds a
-    // serial number.
+    // If both rounds had the same context, raft would confirm the second round with the late
+    // replies. Therefore the leader adds a serial number.
     let serials: Vec<_> = [&first, &second]
         .map(|round| RoundContext::from_bytes(&round[0].context).unwrap().serial)
         .to_vec();

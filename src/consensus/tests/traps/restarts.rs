@@ -1,4 +1,4 @@
-//! Tests of the log, the cache, and restarts.
+//! Tests of the log storage, the entry cache, and restarts.
 
 use super::*;
 
@@ -214,8 +214,9 @@ fn older_durability_proof_after_a_newer_one_is_ignored() {
     assert_eq!(world.flying.len(), 1, "the vote is still durable, and repeated at once");
 }
 
-/// Entries are written, replaced by another leader's, and received again. The disk has them, loses
-/// them, and has them again. In between they must not count.
+/// Entries are written, replaced by entries of another leader, and received again. The disk
+/// therefore contains them, loses them, and contains them again. They must not count as durable in
+/// between.
 #[test]
 fn rewritten_entry_is_durable_only_after_the_last_write() {
     let config = config(2, &[1, 2, 3]);

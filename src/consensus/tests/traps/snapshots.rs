@@ -9,8 +9,8 @@ fn not_to(id: u64) -> impl Fn(&Flying) -> bool {
     move |flying| flying.to == node(id)
 }
 
-/// Returns a cluster whose third member lacks thirty entries, of which its leader's log has the
-/// last `keep`.
+/// Returns a cluster whose third member lacks thirty entries. The log of the leader still contains
+/// the last `keep` of them.
 fn behind(keep: u64) -> World {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
@@ -120,8 +120,8 @@ fn install_blocks_other_work_until_it_is_in_place() {
     give(&mut world, &message(MessageType::MsgHeartbeat, 1, 3, term));
     assert!(world.at(3).turn().unwrap().is_none());
     assert!(world.flying.is_empty(), "{:?}", kinds(&world.flying));
-    // The group is proven but the state is not installed: the acknowledgement is sent, and nothing
-    // else happens.
+    // The group is proven durable, but the state is not installed yet. Only the acknowledgement is
+    // sent.
     world.sync_all(3);
     assert_eq!(kinds(&world.flying), [MessageType::MsgAppendResponse]);
     assert!(world.at(3).turn().unwrap().is_none());
@@ -175,7 +175,7 @@ fn crash_during_install_keeps_the_old_or_the_new_state() {
 #[test]
 fn snapshot_of_a_failed_leader_is_installed_under_the_next() {
     let mut world = offered();
-    // The file is complete when there is no leader and the sender is gone.
+    // When the file is complete, no leader is known, and the sender of the snapshot is gone.
     let (offer, disk) = (offer_of(&world), world.disk(3));
     let machine = world.disk(1).look().files[&offer.id].clone();
     disk.look().files.insert(offer.id, machine);
@@ -205,7 +205,7 @@ fn snapshot_of_entries_already_present_is_not_installed() {
     for _ in 0..5 {
         world.propose(node(1), b"A");
     }
-    // The entries are present, but not known to be committed.
+    // The log contains the entries, but the member does not know that they are committed.
     deliver_all(&mut world);
     world.sync_all(3);
     world.flying.clear();
@@ -218,7 +218,7 @@ fn snapshot_of_entries_already_present_is_not_installed() {
     offer.set_snapshot(crate::consensus::snapshot::to_raft(id, &configuration));
     assert_eq!(world.at(3).step(node(1), wire::encode(&offer)), Ok(Stepped::Done));
     assert_eq!(world.at(3).commit(), last);
-    // An older offer is answered as well, and has no other effect.
+    // The member also replies to an older offer, which has no other effect.
     let id = SnapshotId { index: LogIndex(2), ..id };
     offer.set_snapshot(crate::consensus::snapshot::to_raft(id, &configuration));
     assert_eq!(world.at(3).step(node(1), wire::encode(&offer)), Ok(Stepped::Done));
@@ -228,7 +228,7 @@ fn snapshot_of_entries_already_present_is_not_installed() {
 
 #[test]
 fn unsuitable_snapshot_is_not_sent_and_a_new_one_is_requested() {
-    // The offered snapshot is too old for the log.
+    // In this case, the offered snapshot is too old for the log.
     let mut world = behind(0);
     let members = world.newest().clone();
     let old = SnapshotId { index: LogIndex(5), term: Term(2), bytes: 1, checksum: 1 };
@@ -244,7 +244,7 @@ fn unsuitable_snapshot_is_not_sent_and_a_new_one_is_requested() {
     tick(&mut world);
     assert!(world.at(1).wants_snapshot());
     assert_eq!(world.members[&node(3)].offer, None);
-    // The offered snapshot does not contain the follower as a member.
+    // In this case, the offered snapshot does not contain the follower as a member.
     let machine = world.members[&node(1)].machine.clone();
     world.at(1).offer_snapshot(Some((machine.id(), &members_of(&[1, 2], &[]))));
     tick(&mut world);
@@ -296,7 +296,7 @@ fn stalled_snapshot_is_offered_again() {
         assert!(ticks <= 4 * ELECTION);
     }
     catches_up(&mut world);
-    // A missing snapshot is reported.
+    // If the snapshot is missing, the follower reports this to the leader.
     let mut world = offered();
     world.at(1).report_snapshot(node(3), false);
     assert_eq!(state(&mut world), PeerState::Probe);
@@ -307,8 +307,8 @@ fn follower_with_an_older_snapshot_continues_from_the_log() {
     let mut world = offered();
     let offer = offer_of(&world);
     world.members.get_mut(&node(3)).unwrap().offer = None;
-    // While the follower fetches, the leader writes more entries and offers a newer snapshot. Its
-    // log reaches back to both.
+    // While the follower fetches the snapshot, the leader writes more entries and offers a newer
+    // snapshot. The leader's log contains the entries after both snapshots.
     for _ in 0..5 {
         world.propose(node(1), b"B");
         world.settle_without(not_to(3));
