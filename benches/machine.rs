@@ -1,8 +1,8 @@
 //! Measures the state machine: memory of a key, and time of a request at three sizes of the store, each with and
 //! without a long history.
 //!
-//! `cargo bench --bench machine`, or with `-- 1000000` for one size only. Each size runs in a process of its own,
-//! because the allocator may keep freed memory.
+//! `cargo bench --bench machine`, or with `-- 1000000` for one size only. Each size runs in a
+//! separate process, because the allocator may keep freed memory.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 
@@ -79,8 +79,8 @@ fn measure(keys: u64) {
     travel(&mut writer, keys);
 }
 
-/// Measures an image: the cost of taking it for the writer, of reading it for a worker, and of restoring a machine
-/// from it.
+/// Measures an image: the cost of taking the image for the writer, of reading it for a worker, and
+/// of restoring a machine from it.
 fn travel(writer: &mut Writer, keys: u64) {
     let leases = keys / 10;
     for number in 0..leases {

@@ -8,10 +8,11 @@
 //! BOWLINE_MUTANT=none BOWLINE_SEEDS=100 cargo bench ..                     no mutant: every seed must pass
 //! ```
 //!
-//! Each mutant runs over the seeds from 1 on all cores, until a seed fails or `BOWLINE_SEEDS` (default 2,000) seeds
-//! have passed. Its row in `docs/assurance/mutants.md` is replaced after that. The rows of the other mutants stay, so
-//! that an interrupted run loses nothing. Each mutant has a process of its own, because it may corrupt that process. The
-//! benchmark fails if no seed detects one of the mutants.
+//! Each mutant runs over the seeds from 1 on all cores, until a seed fails or `BOWLINE_SEEDS`
+//! (default 2,000) seeds have passed. Then the mutant's row in `docs/assurance/mutants.md` is
+//! replaced. The rows of the other mutants stay, so that an interrupted run loses no results. Each
+//! mutant runs in a separate process, because it may corrupt that process. The benchmark fails if
+//! no seed detects one of the mutants.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 #![allow(clippy::exit, reason = "a seed in an endless loop cannot be ended otherwise")]
@@ -35,13 +36,13 @@ const SEEDS: u64 = 2_000;
 /// CPU time of this process after which a running seed counts as an endless loop.
 const SEED_TIME_MAX: Duration = Duration::from_secs(180);
 
-/// Set for a process that runs one mutant, to its name.
+/// Environment variable with the name of a mutant: the process runs only this mutant.
 const ALONE: &str = "BOWLINE_MUTANT_ALONE";
 
-/// The value that runs the seeds without a mutant.
+/// Value of [`ALONE`] for a run without a mutant.
 const NONE: &str = "none";
 
-/// The text above the table.
+/// The text of the page above the table.
 const ABOVE: &str = "\
 # Mutants
 
@@ -57,7 +58,7 @@ The [harness](harness.md#controls) can use the same mutants.
 
 ";
 
-/// The text below the table.
+/// The text of the page below the table.
 const BELOW: &str = "
 Missing numbers are mutants that cannot exist in the simulator, for example M42, a thread that survives a shutdown.
 ";
@@ -86,7 +87,7 @@ fn main() -> ExitCode {
     if let Ok(name) = std::env::var(ALONE) {
         let mutant = Mutant::named(&name).expect("the name of a mutant");
         println!("{}", row(mutant, &hunt(Some(mutant))));
-        // A seed in an endless loop is abandoned.
+        // Abandon a seed that runs in an endless loop.
         std::process::exit(0);
     }
     let wanted = std::env::var("BOWLINE_MUTANT").unwrap_or_default();
@@ -123,7 +124,7 @@ fn main() -> ExitCode {
         page.rows.insert(format!("{mutant:?}"), row);
         page.write();
     }
-    // Mutants that survived, or that ended other than by a seed.
+    // These are the mutants that survived, or whose process ended without a failing seed.
     let has_no_seed = |row: &&String| row.split(" | ").nth(2).is_none_or(|seed| seed == "-");
     match page.rows.values().filter(has_no_seed).count() {
         0 => ExitCode::SUCCESS,
@@ -245,7 +246,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
 }
 
-/// `docs/assurance/mutants.md`.
+/// The page `docs/assurance/mutants.md`.
 struct Page {
     path: PathBuf,
     /// The rows by the name of the mutant.

@@ -1,5 +1,5 @@
-//! Measures how fast a queue is drained, and how long an item takes to reach a taker that waits. Three nodes run in
-//! this process, with synced logs, and with 1, 16 and 64 takers on all of them.
+//! Measures how fast a queue is drained, and how long an item takes to reach a taker that waits.
+//! Three nodes with synced logs run in this process. 1, 16 or 64 takers are divided among them.
 //!
 //! `cargo bench --bench queues` prints a table. `-- --json` prints a line of JSON for each row.
 

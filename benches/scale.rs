@@ -1,10 +1,12 @@
-//! Measures whether the cost of a request grows with the size of the store, with watchers, with waiters for a lock,
-//! or with the history of a key. There is one member, and one caller that makes one call after another.
+//! Measures whether the cost of a request grows with the size of the store, with watchers, with
+//! waiters for a lock, or with the history of a key. The cluster has one member, and one caller
+//! makes one call after another.
 //!
-//! `cargo bench --bench scale`, or with `-- --quick` for small sizes only. Each situation runs in a process of its
-//! own, because the allocator may keep freed memory. A situation may cost a logarithmic factor and cache misses more
-//! than the first one of its kind, but not more than that. On a machine with other load, compare the fastest tenth,
-//! because half of the calls have waited for a core.
+//! `cargo bench --bench scale`, or with `-- --quick` for small sizes only. Each situation runs in a
+//! separate process, because the allocator may keep freed memory. Compared with the smallest
+//! situation of its kind, a situation may cost more by a logarithmic factor and by cache misses,
+//! but not by more. On a machine with other load, compare the fastest tenth, because half of the
+//! calls have waited for a core.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 
@@ -20,7 +22,7 @@ use tokio::task::JoinSet;
 /// Bytes of each value.
 const VALUE_BYTES: usize = 256;
 
-/// Number of keys in situations that do not measure it.
+/// Number of keys in situations that do not vary the number of keys.
 const SOME_KEYS: u64 = 1_000;
 
 /// Number of puts in a transaction that fills the store.
@@ -189,7 +191,8 @@ impl Line {
         for _ in 0..waiters {
             let (mutex, report) = (mutex.clone(), report.clone());
             all.spawn(async move {
-                // A task that gives a reason has a key of its own. Otherwise the tasks of a session share one.
+                // A request with a reason has its own key. Otherwise the tasks of a session share
+                // one key.
                 match mutex.lock().reason("to be counted").await {
                     Ok(guard) => drop(report.send(guard)),
                     Err(LockError::SessionEnded(_) | LockError::NodeStopped(_)) => {}

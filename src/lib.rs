@@ -1,9 +1,9 @@
 #![doc = include_str!("../README.md")]
 //! # In async programs
 //!
-//! The examples call [`.block()`](Blocking::block) on futures. An async program awaits the same
-//! calls instead. [`Blocking::block`] blocks the calling thread. It is for programs without async,
-//! and must not be called on the threads of an executor.
+//! The examples call [`.block()`](Blocking::block) on futures, which blocks the calling thread. An
+//! async program awaits the same calls instead, and must not call [`Blocking::block`] on the
+//! threads of an executor.
 //!
 //! ```
 //! use bowline::{Config, Node};
@@ -36,8 +36,8 @@
 //! # One key or a prefix
 //!
 //! In every call a string means one key: `kv.range("jobs/")`, `kv.watch("jobs/")` and
-//! `kv.delete("jobs/")` concern only the key `jobs/`. To name a prefix, use [`KeyRange::prefix`] or
-//! a method with `prefix` in its name:
+//! `kv.delete("jobs/")` concern only the key `jobs/`. To select all keys with a prefix, use
+//! [`KeyRange::prefix`] or a method with `prefix` in its name:
 //!
 //! | one key, or a [`KeyRange`] | all keys that begin with a string |
 //! |---|---|
@@ -68,8 +68,8 @@ mod wal;
 mod warm;
 
 // `machine`, `model`, `env` and `watch` are public but hidden, because integration tests,
-// benchmarks and the test harness use them. They are not part of the public API. The types that
-// users need are re-exported below.
+// benchmarks and the test harness use them. These modules are not part of the public API. The types
+// that users need are re-exported below.
 #[doc(hidden)]
 pub mod machine;
 #[doc(hidden)]
@@ -99,7 +99,7 @@ pub mod testing;
 
 pub use bytes::Bytes;
 
-// The names that most programs use. Everything else is in the modules below, by topic.
+// The types that most programs use. The modules below contain the other public types, by topic.
 pub use api::{
     Blocking, Client, Config, ConfigError, Effect, Error, Node, Session, Shutdown, StartError,
     TxnCall, Watch,
@@ -127,7 +127,7 @@ pub mod auth {
     };
 }
 
-/// Members, their status, and alarms.
+/// Members of the cluster, their status, and alarms.
 pub mod cluster {
     pub use crate::api::{AlarmReply, JoinErrorKind, ReadyCall};
     pub use crate::model::{
@@ -140,7 +140,8 @@ pub mod cluster {
     pub use crate::transport::{MemberUri, PeerProof, PeerTls};
 }
 
-/// Coordination among processes beside locks: barriers, latches, counters, groups, sequences, cached prefixes.
+/// Coordination among processes other than locks: barriers, latches, counters, groups, sequences,
+/// and cached prefixes.
 pub mod coordination {
     pub use crate::recipes::{
         Barrier, BarrierError, BarrierHold, BarrierParticipant, Cached, CachedCall, Call,
@@ -151,12 +152,13 @@ pub mod coordination {
     };
 }
 
-/// Elections; [`Election`] and [`LeaderTask`] are at the root of the crate.
+/// Types for elections. [`Election`] and [`LeaderTask`] are at the root of the crate.
 pub mod election {
     pub use crate::recipes::{Campaign, Candidacy, Leader, Observe};
 }
 
-/// Requests to the store in detail; the calls of [`Client`] and the most used types are at the root of the crate.
+/// Types of requests to the store and of their replies. [`Client`] and the most used types are at
+/// the root of the crate.
 pub mod kv {
     pub use crate::api::{DeleteCall, GetCall, PutCall, RangeCall, WatchCall};
     pub use crate::model::{
@@ -174,7 +176,8 @@ pub mod lease {
     pub use crate::node::ResumeSessionError;
 }
 
-/// Locks in detail; [`Mutex`], [`RwLock`], [`Semaphore`] and [`Guard`] are at the root of the crate.
+/// Types for locks. [`Mutex`], [`RwLock`], [`Semaphore`] and [`Guard`] are at the root of the
+/// crate.
 pub mod lock {
     pub use crate::recipes::{
         Acquire, DowngradeError, Fence, GuardTxn, Hold, LockAdminError, LockCall, LockEntry,
@@ -184,7 +187,8 @@ pub mod lock {
     };
 }
 
-/// A work queue: each item is given to one taker at a time, until it is acknowledged.
+/// A work queue: each item is delivered to one taker at a time, until that taker acknowledges the
+/// item.
 pub mod queue {
     pub use crate::recipes::{
         Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,

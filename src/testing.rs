@@ -16,8 +16,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! In an async test, await the calls instead; `.block()` blocks its thread and must not be called
-//! in async code:
+//! In an async test, await the calls instead. `.block()` blocks the calling thread and must not be
+//! called in async code:
 //!
 //! ```
 //! use bowline::testing::Cluster;
@@ -37,9 +37,9 @@
 //! [`Node::members`] and as the label of its own session. Handles on a killed node report
 //! [`StopReason::Killed`](crate::StopReason::Killed).
 //!
-//! Nothing here sleeps: every wait is for a condition, with a time limit
-//! ([`ClusterOptions::wait_limit`]). To stop a node that does not belong to a [`Cluster`], use
-//! [`shutdown`].
+//! The functions of this module never sleep for a fixed time. The functions wait for a condition,
+//! up to a time limit ([`ClusterOptions::wait_limit`]). To stop a node that does not belong to a
+//! [`Cluster`], use [`shutdown`].
 
 #[cfg(feature = "testing-tls")]
 mod authority;
@@ -62,7 +62,7 @@ use crate::{Config, Node, Shutdown, StartError, cluster::DataErrorKind};
 #[cfg(feature = "testing-tls")]
 pub use authority::{DevAuthority, Revocable};
 
-/// Default limit of a wait.
+/// Default of [`ClusterOptions::wait_limit`].
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The options of a [`Cluster`].
@@ -85,7 +85,8 @@ impl ClusterOptions {
         self
     }
 
-    /// Limits how long a wait may take before it fails. Default 30 s.
+    /// Limits how long each method of the cluster waits for its condition before it fails. Default
+    /// 30 s.
     #[must_use]
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait_limit = limit;
@@ -93,8 +94,8 @@ impl ClusterOptions {
     }
 
     /// Starts all members and waits until one of them is the leader. If no leader is elected within
-    /// the [limit](ClusterOptions::wait_limit), the cluster is returned nevertheless. Its calls and
-    /// [`Cluster::leader`] then report the problem.
+    /// the [limit](ClusterOptions::wait_limit), the cluster is returned nevertheless. Calls on its
+    /// nodes and [`Cluster::leader`] then fail.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -171,9 +172,9 @@ impl Cluster {
     }
 
     /// Stops a member as a crash of its process would: it does not close its sessions or transfer
-    /// leadership. Data that was not synced may be lost, as far as the operating system's cache
-    /// allows. Waits until the threads of the member have ended and its directory is free, at most
-    /// for the [limit](ClusterOptions::wait_limit).
+    /// leadership. Data that was written but not synced may survive, because the operating system's
+    /// cache survives. Waits until the threads of the member have ended and its directory is free,
+    /// at most for the [limit](ClusterOptions::wait_limit).
     pub async fn kill(&mut self, member: usize) {
         if let Some(node) = self.nodes[member].take() {
             node.abort();
@@ -181,7 +182,8 @@ impl Cluster {
         }
     }
 
-    /// Shuts a member down. Waits for its end like [`Cluster::kill`].
+    /// Shuts a member down. Like [`Cluster::kill`], waits until its threads have ended and its
+    /// directory is free.
     pub async fn shutdown(&mut self, member: usize) {
         if let Some(node) = self.nodes[member].take() {
             node.running().stop();
@@ -217,8 +219,8 @@ impl Cluster {
     }
 
     /// Starts a node that joins the cluster and replaces a voter, and returns its number. The old
-    /// voter is removed once the new one has caught up. This call does not wait for that; use
-    /// [`Cluster::wait_until`].
+    /// voter is removed once the new one has caught up. This call does not wait for the removal. To
+    /// wait, use [`Cluster::wait_until`].
     ///
     /// # Errors
     /// See [`StartError`].
@@ -247,7 +249,8 @@ impl Cluster {
         self.dir.path().join(format!("m{member}"))
     }
 
-    /// Pauses a member, as `SIGSTOP` would. Its callers keep running and wait.
+    /// Pauses a member, as `SIGSTOP` would. Threads that call the member keep running, and their
+    /// calls wait.
     pub fn pause(&self, member: usize) {
         self.node(member).running().pause();
     }
@@ -257,8 +260,8 @@ impl Cluster {
         self.node(member).running().resume();
     }
 
-    /// Cuts all connections between the members in `group` and the others, in both directions.
-    /// Earlier cuts stay.
+    /// Cuts all connections between the members in `group` and all other members, in both
+    /// directions. Connections that were cut earlier stay cut.
     pub fn partition(&self, group: &[usize]) {
         for inside in group {
             for outside in (0..self.nodes.len()).filter(|member| !group.contains(member)) {
@@ -273,7 +276,7 @@ impl Cluster {
         self.hub.cut(id(from), id(to));
     }
 
-    /// Ends all cuts.
+    /// Restores all connections that were cut.
     pub fn heal(&self) {
         self.hub.heal_all();
     }
@@ -281,7 +284,7 @@ impl Cluster {
     /// Waits until a quorum of voters follows a leader, and returns the leader's number.
     ///
     /// # Errors
-    /// Returns [`TooLate`] if that does not happen within the limit.
+    /// Returns [`TooLate`] if the condition is not met within the limit.
     pub async fn leader(&self) -> Result<usize, TooLate> {
         let leader = |statuses: &[NodeStatus]| {
             let leader =
@@ -306,7 +309,7 @@ impl Cluster {
     /// Waits until all running members have reached `revision`.
     ///
     /// # Errors
-    /// Returns [`TooLate`] if that does not happen within the limit.
+    /// Returns [`TooLate`] if the condition is not met within the limit.
     pub async fn all_at(&self, revision: Revision) -> Result<(), TooLate> {
         self.wait_until("not all members have reached the revision", |statuses| {
             statuses.iter().all(|status| status.revision >= revision)
@@ -314,8 +317,8 @@ impl Cluster {
         .await
     }
 
-    /// Waits until the statuses of the running members satisfy `condition`. `otherwise` is the text
-    /// of the error if they do not.
+    /// Waits until the statuses of the running members satisfy `condition`. If they never do, the
+    /// error has the text `otherwise`.
     ///
     /// # Errors
     /// Returns [`TooLate`] if the condition is not met within the limit.
@@ -378,7 +381,7 @@ pub async fn shutdown(node: Node) -> Shutdown {
 async fn until_ended(node: &Node, limit: Duration) -> Shutdown {
     let begun = Instant::now();
     loop {
-        // `ended` itself waits for about a second.
+        // One call of `ended` waits for about a second.
         let hanging = node.running().ended().await.hanging;
         if hanging.is_empty() || begun.elapsed() >= limit {
             return Shutdown { hanging };

@@ -1,5 +1,5 @@
-//! Cancels lock requests at every possible point while messages are lost, and checks that nothing is left behind. See
-//! `bowline::sim::run_cancellation`.
+//! Cancels lock requests at every possible point while messages are lost, and checks that no
+//! request leaves a key behind. See `bowline::sim::run_cancellation`.
 #![allow(clippy::print_stdout, reason = "what a reader of a run wants to see")]
 
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ fn dropped_acquire_leaves_the_lock_to_the_next() {
     });
     let (counts, longest) = all.into_inner().unwrap();
     println!("{counts:?}; the next one waited for {longest:?} at most");
-    // Each way to end must occur often enough to be meaningful.
+    // Each outcome of a request must occur often enough for the test to be meaningful.
     for how in ["dropped", "refused", "held, released", "held, dropped", "held, release dropped"] {
         assert!(counts.get(how).is_some_and(|count| *count >= 20), "{how}: {counts:?}");
     }

@@ -1,8 +1,10 @@
-//! Runs the scripts in `tests/scripts` and compares the answers of the store with those in the scripts.
+//! Runs the scripts in `tests/scripts` and compares the answers of the store with the answers in
+//! the scripts.
 //!
-//! A case is a title (`# ...`) with commands (`> ...`) and the answers to them, on a store of its own. An empty line
-//! ends it. The language is described in `tests/language`. Each case runs on the state machine and on the naive
-//! model. Then its log is applied to further machines, divided into entries in other ways. These must give the same
+//! A case is a title (`# ...`), followed by commands (`> ...`) and the answers to them. Each case
+//! has its own store. An empty line ends a case. The language is described in `tests/language`.
+//! Each case runs on the state machine and on the naive model. Then the log of the case is applied
+//! to further machines, divided into entries in other ways. These machines must give the same
 //! answers and end with the same digest.
 //!
 //! `UPDATE=1 cargo test --test conformance` writes the machine's answers into the scripts. Review the difference
@@ -27,7 +29,7 @@ use language::{Block, Step, TERM};
 use naive::Naive;
 use subject::{Applied, LeaseNews, Real, Subject};
 
-/// Minimum number of cases. Fewer mean that a file was not found.
+/// Minimum number of cases. If there are fewer, a file was not found.
 const CASES_MIN: usize = 300;
 
 #[test]
@@ -97,7 +99,7 @@ impl<'a> Case<'a> {
         self.lines[0].strip_prefix("# ")
     }
 
-    /// Runs the case. A panic is reported like a wrong answer, with the name of the case.
+    /// Runs the case. Reports a panic like a wrong answer, with the name of the case.
     fn play_or_tell(&self, place: &str, wrong: &mut String) -> String {
         let played = panic::catch_unwind(AssertUnwindSafe(|| self.play(place, wrong)));
         played.unwrap_or_else(|panic| {
@@ -162,7 +164,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Formats a difference for people.
+/// Formats a difference for the failure message.
 fn complain(
     wrong: &mut String,
     place: &str,
@@ -193,7 +195,7 @@ struct Player<S> {
     /// The applied items, one for each entry.
     log: Vec<Item>,
     outcomes: Vec<(RequestId, Outcome)>,
-    /// The number of the script's last request of its own.
+    /// The number of the last request that a script made without naming a node.
     seq: u64,
     shows: bool,
 }
@@ -326,9 +328,9 @@ impl<S: Subject> Player<S> {
 }
 
 impl Player<Real> {
-    /// Applies the log to other machines, divided into entries in other ways: all items in one entry, two in each,
-    /// and each request of a proposal in an entry of its own. All must give the same answers and end in the same
-    /// state.
+    /// Applies the log to other machines, divided into entries in other ways: all items in one
+    /// entry, two in each, and each request of a proposal in an entry of its own. All these
+    /// machines must give the same answers and end in the same state.
     fn replay(&mut self, place: &str, wrong: &mut String) {
         let alone: Vec<Item> = self.log.iter().flat_map(taken_apart).collect();
         let end = LogIndex(2 + alone.len() as u64);

@@ -55,7 +55,7 @@ fn run(name: &str) -> String {
 fn quick_start_example_runs() {
     let words = run("quick_start");
     assert!(words.contains("the rate was 100 and is 200 now: true"), "{words}");
-    // The list is empty, unless a sync of the disk takes longer than a shutdown waits.
+    // The list of threads is empty, unless a sync of the disk takes longer than a shutdown waits.
     assert!(words.contains("threads left behind: "), "{words}");
 }
 
@@ -135,7 +135,7 @@ fn leader_callbacks_example_stops_before_the_next_leader_starts() {
 #[test]
 fn three_processes_increment_one_counter() {
     let dir = tempfile::tempdir().unwrap();
-    // Three adjacent ports that are free at present.
+    // Find three adjacent ports that are currently free.
     let port = (20_000..60_000)
         .step_by(3)
         .map(|port| port + (std::process::id() % 1_000) as u16 * 3 % 2_997)
@@ -156,7 +156,7 @@ fn three_processes_increment_one_counter() {
                 .unwrap()
         })
         .into();
-    // A process that ends stops its member, so all must stay until all are done.
+    // A process that ends stops its member, so no process may end before all are done.
     let mut said: Vec<String> = Vec::new();
     for process in &mut processes {
         let mut lines = std::io::BufReader::new(process.stdout.take().unwrap());

@@ -1,9 +1,10 @@
 //! Runs the fuzz targets of `tests/fuzz` as ordinary tests, on stable Rust and within seconds.
 //!
-//! Each target runs on every file of its corpus and on some hundred generated inputs. These are random bytes, and
-//! files of the corpus with flipped bits, inserted numbers, and parts that are removed, repeated or joined. The
-//! inputs are the same in each run; `PROPTEST_CASES` sets their number. A failure prints the shortest failing input
-//! as a Rust array, for a regression test, and saves it as a corpus file in `target/fuzzing`.
+//! Each target runs on every file of its corpus and on some hundred generated inputs. Generated
+//! inputs are random bytes, and files of the corpus with flipped bits, inserted numbers, and parts
+//! that are removed, repeated or joined. The inputs are the same in each run; `PROPTEST_CASES` sets
+//! their number. A failure prints the shortest failing input as a Rust array, for a regression
+//! test, and saves it as a corpus file in `target/fuzzing`.
 //!
 //! `BOWLINE_FUZZ_SEEDS=write cargo test --test fuzzing` rewrites the initial files of the corpora from values that
 //! the library encodes. Files that a fuzzer has found have other names and stay.
@@ -149,7 +150,7 @@ fn edit(corpus: Vec<Vec<u8>>) -> impl Strategy<Value = Edit> {
     ]
 }
 
-/// Generates random inputs and changed ones of the corpus.
+/// Generates random inputs and changed inputs of the corpus.
 fn input(corpus: &[Vec<u8>]) -> impl Strategy<Value = Vec<u8>> {
     let edits = vec(edit(corpus.to_vec()), 1..6);
     let edited = (select(corpus.to_vec()), edits).prop_map(|(mut bytes, edits)| {

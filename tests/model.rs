@@ -1,11 +1,14 @@
-//! Compares the state machine with a naive model on random histories. Both must agree in every answer.
+//! Compares the state machine with a naive model on random histories. Both must give the same
+//! answers.
 //!
-//! A history consists of about sixty log entries, with queries in between. The test compares the outcome of each
-//! request, the changes, granted and ended leases, ranges at any revision, reads that bypass the log, events, leases
-//! with their keys, and known answers. Two further machines apply the same items, divided into other entries, and
-//! free compacted rows at another pace. Wherever all have applied the same items, their digests must be equal. From
-//! time to time an image of the machine is taken and read in steps while the machine continues. The restored state is
-//! compared with the model at the time of the image, and installed in a machine that lags.
+//! A history consists of about sixty log entries, with queries in between. The test compares the
+//! outcome of each request, the changes, granted and ended leases, ranges at any revision, reads
+//! that bypass the log, events, leases with their keys, and known answers. Two further machines
+//! apply the same items, divided into other entries, and free compacted rows at another pace.
+//! Whenever all machines have applied the same items, their digests must be equal. From time to
+//! time an image of the machine is taken and read in steps while the machine continues. A state is
+//! restored from the image, compared with a copy of the model from the time of the image, and
+//! installed in a machine that lags.
 //!
 //! `BOWLINE_MODEL_CASES` sets the number of histories (default 2000). A failing history is shortened, and the failure
 //! prints the command that repeats it: `BOWLINE_MODEL_SEED=... cargo test --test model`.
@@ -57,7 +60,7 @@ fn machine_agrees_with_the_naive_model() {
         None => (0..number("BOWLINE_MODEL_CASES").unwrap_or(CASES_DEFAULT), true),
     };
     let cases = seeds.end - seeds.start;
-    // A panic of the machine is a failure like others, and is printed once, with its history.
+    // Report a panic of the machine like any other failure: once, with its history.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         if thread::current().name() != Some(WORKER) {
@@ -130,7 +133,7 @@ fn history(seed: u64, tally: &mut Tally) -> Result<(), String> {
     Err(failure.replace(&"x".repeat(histories::LONG_BYTES), "x{long}"))
 }
 
-/// Removes steps while the rest still fails.
+/// Shortens a failing history: removes steps as long as the remaining steps still fail.
 fn shorten(mut steps: Vec<u64>) -> Vec<u64> {
     let fails = |steps: &[u64]| play(steps, &mut Tally::default(), &mut Vec::new()).is_err();
     while let Some(fewer) = (0..steps.len()).rev().find_map(|at| {
@@ -143,7 +146,7 @@ fn shorten(mut steps: Vec<u64>) -> Vec<u64> {
     steps
 }
 
-/// Runs steps. `told` receives the entries that were reached.
+/// Runs steps. The entries that were reached are added to `told`.
 fn play(steps: &[u64], tally: &mut Tally, told: &mut Vec<Vec<Item>>) -> Result<(), String> {
     let done = panic::catch_unwind(AssertUnwindSafe(|| {
         let mut world = World::new(steps.first().copied().unwrap_or_default());
@@ -168,7 +171,7 @@ struct World {
     naive: Naive,
     followers: [Follower; 2],
     authors: Authors,
-    /// The present revisions of the store, published or not.
+    /// The current revisions of the store, published or not.
     now: Now,
     log: Vec<Item>,
     /// The range in `log` of each entry that changed something.
@@ -177,7 +180,8 @@ struct World {
     taken: Option<Taken>,
 }
 
-/// An image on its way into another machine, with the model at the time of the image.
+/// An image that is being copied into another machine, with a copy of the model from the time of
+/// the image.
 struct Taken {
     image: Image,
     pieces: Vec<SnapshotRecord>,
@@ -189,7 +193,7 @@ struct Taken {
 /// A machine that applies the same items later, divided into other entries.
 struct Follower {
     machine: Real,
-    /// Number of items that it has applied.
+    /// Number of items that the follower has applied.
     applied: usize,
     /// Maximum number of items in one entry.
     entry_items: usize,
@@ -328,7 +332,7 @@ impl World {
         }
         follower.applied = self.log.len();
         follower.machine.publish();
-        // Digests can be compared at equal index only.
+        // Digests can be compared only at the same index.
         let [ours, theirs] = [&self.machine, &follower.machine].map(|real| real.machine.applied());
         self.machine.skip_to(ours.max(theirs));
         follower.machine.skip_to(ours.max(theirs));
@@ -337,7 +341,7 @@ impl World {
         agree("answers in other entries", &follower.outcomes, &self.outcomes)
     }
 
-    /// Takes an image, or continues to read the present one.
+    /// Takes an image, or continues to read the current image.
     fn travel(&mut self, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let Some(taken) = &mut self.taken else {
             // The copy of a model with a long history is large.
@@ -398,7 +402,7 @@ impl World {
         agree_all("everything, installed", &all_of(&follower.machine), &all_of(&naive))
     }
 
-    /// Compares everything once more, before and after all compacted rows are freed.
+    /// Compares the complete state once more, before and after all compacted rows are freed.
     fn end(mut self) -> Result<(), String> {
         self.machine.publish();
         self.naive.publish();
@@ -416,10 +420,10 @@ impl World {
         self.digest_tells()
     }
 
-    /// Checks that digests detect a missed entry. A machine that has missed an entry with an effect must not have the
-    /// same digest at the same index.
+    /// Checks that digests detect a missed entry: a machine that has missed an entry with an effect
+    /// must have a different digest at the same index.
     fn digest_tells(&self) -> Result<(), String> {
-        // The number of items serves as a random choice.
+        // Use the number of items as a random number.
         let Some(at) = self.log.len().checked_rem(self.eventful.len()) else { return Ok(()) };
         let entry = &self.eventful[at];
         let [missed, whole] = [entry.start, entry.end].map(|end| {
@@ -474,7 +478,7 @@ fn agree<T: PartialEq + fmt::Debug>(
         return Ok(());
     }
     let (machine, naive) = (format!("{machine:?}"), format!("{naive:?}"));
-    // Long texts are shown from shortly before the first difference.
+    // Show long texts from shortly before the first difference.
     let differs = machine.bytes().zip(naive.bytes()).position(|(one, other)| one != other);
     let from = differs.unwrap_or_default().saturating_sub(TOLD_BYTES / 2);
     let part = |text: &str| match text.len() {
@@ -487,12 +491,13 @@ fn agree<T: PartialEq + fmt::Debug>(
 /// Maximum number of bytes of an answer in a failure.
 const TOLD_BYTES: usize = 2000;
 
-/// Counts what the histories contain, because they do not test what they never contain.
+/// Counts the kinds of requests and events in the histories. A kind that never occurs is not
+/// tested.
 #[derive(Default)]
 struct Tally(BTreeMap<&'static str, u64>);
 
 impl Tally {
-    /// The items that must occur at least once in eight histories on average.
+    /// The kinds that must occur, on average, at least once in eight histories.
     const MET: [&'static str; 19] = [
         "alarm",
         "ended alarm",

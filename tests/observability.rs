@@ -144,7 +144,7 @@ fn trace_follows_a_read_from_call_to_reply() {
         let number = span.split("span=").nth(1).unwrap();
         let parent = format!("parent={number} ");
         let has = |words| lines.iter().any(|line| line.contains(&parent) && line.contains(words));
-        ["asked the leader", "confirmed", "answered"].into_iter().all(has)
+        ["read sent to the leader", "confirmed by the leader", "answered"].into_iter().all(has)
     };
     assert!(spans.clone().any(is_whole), "{:?}", spans.collect::<Vec<_>>());
 }
@@ -319,20 +319,21 @@ fn holds_and_waiters_are_counted_and_handoffs_timed() {
         let session = other.clone();
         std::thread::spawn(move || session.mutex("m").lock().block().unwrap())
     };
-    // From session to session, through the lock queue of the cluster.
+    // Hand the lock from session to session, through the lock queue of the cluster.
     let waiter = wait();
     becomes(1, 1);
     guard.release().block().unwrap();
     let guard = waiter.join().unwrap();
     was_handed(1);
     becomes(1, 0);
-    // From task to task of one session, inside the process.
+    // Hand the lock from task to task of one session, inside the process.
     let waiter = wait();
     becomes(1, 1);
     drop(guard);
     let guard = waiter.join().unwrap();
     was_handed(2);
-    // A request that gives up does not wait any more, and a session that has ended holds nothing.
+    // A request that was given up is not counted as a waiter, and a session that has ended is not
+    // counted as a holder.
     let late = one.mutex("m").lock().deadline(Duration::from_millis(50)).block();
     assert!(late.is_err());
     becomes(1, 0);
@@ -386,7 +387,7 @@ fn status_and_health_report_members_and_progress() {
     cluster.partition(&[leader]);
     let lost =
         |health: bowline::Health| health.status == HealthStatus::NoQuorum && health.is_alive();
-    // The status changes with time alone, and no update announces that.
+    // The status changes only because time passes, and no update is published for this.
     let begun = Instant::now();
     while !lost(cluster.node(leader).health()) {
         assert!(begun.elapsed() < Duration::from_secs(30), "a node alone is healthy");

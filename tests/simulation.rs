@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use bowline::sim::{self, Failure, Report};
 use rustix::time::ClockId;
 
-/// With the system's allocator, a sixth of the time would be spent in it.
+/// The system's allocator would take a sixth of the run time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -30,7 +30,7 @@ const MINIMISE_SECONDS: u64 = 60;
 /// proves nothing.
 const INVALID_PERCENT_MAX: u64 = 5;
 
-/// Events that must occur regularly: in at least one of the given number of seeds.
+/// Events that must occur regularly: on average, in at least one of the given number of seeds.
 const OFTEN: &[(&str, u64)] = &[
     ("put", 1),
     ("delete", 2),
@@ -283,7 +283,7 @@ fn summarize(reports: &[Report]) {
         sum(|report| report.leader_changes),
         sum(|report| report.crashes),
     );
-    // The total, and the number of seeds in which it occurs.
+    // For each event: the total count, and the number of seeds in which it occurs.
     let mut counts: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for (what, count) in reports.iter().flat_map(|report| &report.counts) {
         let (sum, seeds) = counts.entry(what).or_default();

@@ -62,7 +62,7 @@ impl Shape {
         Ok(true)
     }
 
-    /// Describes the cluster, for people.
+    /// Describes the cluster in words.
     pub(crate) fn words(&self) -> String {
         let kind = match (self.members, self.in_process) {
             (1, _) => "one member in a process",
@@ -118,12 +118,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// Removes a member from the list, to be killed or ended. The members after it move up.
+    /// Removes a member from the list, so that the caller can kill or end it. The members after it
+    /// move up by one position.
     pub(crate) fn take(&mut self, member: usize) -> (Member, Plan) {
         (self.members.remove(member), self.plans.remove(member))
     }
 
-    /// Waits until all members follow a leader and have caught up with it. Returns its position.
+    /// Waits until all members follow a leader and have caught up with it. Returns the position of
+    /// the leader in the list.
     pub(crate) fn leader(&mut self) -> Result<usize, String> {
         let begun = Instant::now();
         loop {

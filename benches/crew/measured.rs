@@ -1,4 +1,5 @@
-//! The measurements of callers: latencies and the total time. They can be sent between processes as a line.
+//! The measurements of callers: latencies and the total time. Measurements can be sent between
+//! processes as a line of text.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -53,7 +54,7 @@ impl Measured {
         Cow::Owned(all)
     }
 
-    /// Adds the measurements of another caller at the same time.
+    /// Adds the measurements of another caller that ran at the same time.
     pub(crate) fn merge(&mut self, other: &Measured) {
         if let Some(many) = &other.many {
             self.settle();

@@ -1,5 +1,5 @@
-//! A member of the measured cluster: a process, or a thread of this one. In both cases it receives commands as lines
-//! of words, and answers each with a line.
+//! A member of the measured cluster: a separate process, or a thread of this process. In both cases
+//! the member receives commands as lines of words, and answers each command with a line.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, PipeReader, PipeWriter, Write};
@@ -18,7 +18,7 @@ use super::measured::Measured;
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub(crate) dir: PathBuf,
-    /// Its index in `ports`.
+    /// Index of the member in `ports`.
     pub(crate) number: usize,
     /// One port for each member.
     pub(crate) ports: Vec<u16>,
@@ -159,7 +159,7 @@ impl Member {
         Standing { leads: leads == 1, leader, applied }
     }
 
-    /// Returns the CPU time of its process.
+    /// Returns the CPU time of the member's process.
     pub(crate) fn cpu(&self) -> Duration {
         match &self.body {
             Body::Process(child) => cpu_of(&child.id().to_string()),
@@ -174,7 +174,7 @@ impl Member {
         child.wait().expect("it ends");
     }
 
-    /// Closes its input, and waits until it has ended.
+    /// Closes the input of the member, and waits until the member has ended.
     pub(crate) fn end(self) {
         let Self { body, to, from } = self;
         drop((to, from));
@@ -219,7 +219,8 @@ pub(crate) fn live<T: Trade>(plan: &Plan, orders: impl BufRead, mut answers: imp
         let answer = if order == "standing" {
             standing(trade.node())
         } else {
-            // On the threads of the callers, where a host program would do its work too.
+            // Run the command on the threads of the callers, as a program that embeds a member
+            // would.
             let doing = runtime.spawn(Arc::clone(&trade).obey(order));
             runtime.block_on(doing).expect("an order that is understood")
         };
@@ -253,7 +254,7 @@ where
     all
 }
 
-/// Returns ports that were free a moment ago.
+/// Returns ports that are currently free.
 pub(crate) fn free_ports(count: usize) -> io::Result<Vec<u16>> {
     let taken: Vec<_> = (0..count)
         .map(|_| std::net::TcpListener::bind("127.0.0.1:0"))

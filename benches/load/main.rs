@@ -31,11 +31,11 @@ const FILLERS: u64 = 16;
 struct Options {
     form: Form,
     shape: Shape,
-    /// Only rows whose names contain this text.
+    /// If set, only rows whose names contain this text are run.
     only: Option<String>,
     /// Duration of each row.
     time: Duration,
-    /// Number of leaders that are killed, and of transfers.
+    /// Number of leaders to kill, and number of leadership transfers.
     times: usize,
     keys: u64,
 }
@@ -111,7 +111,7 @@ fn main() -> Result<(), String> {
 enum At {
     Leader,
     Follower,
-    /// Divided among all members, starting with the leader.
+    /// The callers are divided among all members, starting with the leader.
     All,
 }
 
@@ -183,7 +183,7 @@ fn order(work: Work, callers: u64, time: Duration) -> String {
     format!("{} {callers} {}", work.word(), time.as_millis())
 }
 
-/// Measures leaders that are killed, and planned transfers.
+/// Measures the interruption by killed leaders and by planned leadership transfers.
 fn changes_of_leader(options: &Options) -> Result<(), String> {
     let (killed, moved) = (
         "leader killed with -9, to the next acknowledged write",

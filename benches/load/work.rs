@@ -38,7 +38,7 @@ pub(crate) enum Work {
     Mixed,
     /// A local get, then a transaction that puts if the row is unchanged.
     CompareAndSet,
-    /// Puts, of which the delivery to each watcher is measured.
+    /// Puts of watched keys. The time until each watcher has received the event is measured.
     Watch,
     /// Grants of leases, which stay for the next row.
     Grant,
@@ -102,7 +102,7 @@ impl Trade for Site {
                 self.keys.store(keys.parse().expect("a number of keys"), Ordering::Relaxed);
                 String::new()
             }
-            // The time until the next write is acknowledged, including everything that must happen before.
+            // Returns the time until the next write is acknowledged, including a possible election.
             ["next-write"] => timed(put_next(&self.node)).await.to_words(),
             ["transfer"] => {
                 let transfer = async {
@@ -158,7 +158,7 @@ impl Site {
     }
 
     async fn work(self: &Arc<Self>, work: Work, callers: u64, time: Duration) -> Measured {
-        // Opened before the measurement.
+        // Open the session before the measurement starts.
         let session = match work {
             Work::Lock | Work::Handoff => Some(self.node.session().await.expect("a session")),
             _ => None,

@@ -10,9 +10,9 @@ use crate::site::{Counts, Site};
 pub(crate) struct Options {
     pub(crate) form: Form,
     pub(crate) shape: Shape,
-    /// Only rows whose names contain this text.
+    /// If set, only rows whose names contain this text are run.
     pub(crate) only: Option<String>,
-    /// Duration of a row, unless something else limits it.
+    /// Duration of a row, for rows that are limited by time.
     pub(crate) time: Duration,
     /// Duration of the rows about idle locks and about the shares of the nodes.
     pub(crate) long: Duration,
@@ -98,7 +98,7 @@ impl Bench {
         self.options.only.as_ref().is_none_or(|only| name.contains(only.as_str()))
     }
 
-    /// Returns the cluster of all rows that need none of their own, and its leader.
+    /// Returns the cluster that the rows share, and its leader.
     pub(crate) fn cluster(&mut self) -> Result<(&mut Cluster, usize), String> {
         if self.cluster.is_none() {
             self.cluster = Some(Cluster::start::<Site>(&self.options.shape)?);

@@ -1,4 +1,5 @@
-//! Measures how long the next holder waits after a holder was killed, or its program has ended normally.
+//! Measures how long the next holder waits after the previous holder was killed, or after its
+//! program has ended normally.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -57,7 +58,7 @@ pub(crate) fn next_grants(bench: &mut Bench) -> Result<(), String> {
     Ok(())
 }
 
-/// Lets one member hold the lock and another wait, ends the first, and restarts it.
+/// Lets one member hold the lock and another member wait, ends the first member, and restarts it.
 fn next_grant(cluster: &mut Cluster, at: At, way: Way) -> Result<Duration, String> {
     let leader = cluster.leader()?;
     let holder = at.member(cluster, leader);

@@ -1,4 +1,4 @@
-//! Measures the additional cost of a guarded transaction over a plain one.
+//! Measures how much more a guarded transaction costs than a plain transaction.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub(crate) fn cost(bench: &mut Bench) -> Result<(), String> {
                 member.tell(&format!("transactions {kind} {callers} {millis}"));
                 let measured = member.measured();
                 let mut used = meter.stop(cluster);
-                // The acquisitions and releases, which both kinds have.
+                // Subtract the entries of the acquisitions and releases, which both kinds have.
                 used.entries = used.entries.saturating_sub(2 * callers);
                 *spent += used;
                 *elapsed += measured.elapsed;

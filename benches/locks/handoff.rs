@@ -1,8 +1,8 @@
 //! Measures a contended lock: the time from the release until the next holder runs.
 //!
-//! There are two kinds of waiters. Those with keys of their own are in the lock queue of the cluster, where each
-//! handoff is a commit. Tasks of one session without further options wait in the node's queue. That queue needs a
-//! commit only to pass the lock to another node.
+//! There are two kinds of waiters. Waiters with their own keys are in the lock queue of the
+//! cluster, where each handoff is a commit. Tasks of one session without further options wait
+//! inside the node, which needs a commit only to pass the lock to another node.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -56,7 +56,8 @@ impl Line {
     }
 }
 
-/// In a member: starts tasks that lock and unlock one lock repeatedly. The wait is measured.
+/// In a member: starts tasks that lock and unlock one lock repeatedly. The time that each task
+/// waits for the lock is measured.
 pub(crate) async fn contend(site: &Arc<Site>, name: &str, tasks: u64, time: Duration) -> Measured {
     let mutex = site.session().await.mutex(name.to_owned());
     let begun = Instant::now();
@@ -167,7 +168,7 @@ impl Round<'_> {
             }));
         }
         let mut spent = meter.stop(self.cluster);
-        // The last release has no successor.
+        // Subtract the last release, after which no task acquires the lock.
         spent.entries = spent.entries.saturating_sub(1);
         holds.sort_unstable();
         let mut free = begun;

@@ -14,7 +14,7 @@ use crate::site::Site;
 /// Number of callers that acquire the locks.
 const TAKERS: u64 = 256;
 
-/// Pause until the work that the acquisitions have caused is done.
+/// Pause after the acquisitions, until the background work that they have caused is done.
 const CALM: Duration = Duration::from_secs(2);
 
 /// In a member: acquires the locks with these numbers and holds them.
@@ -46,7 +46,7 @@ pub(crate) fn cost(bench: &mut Bench) -> Result<(), String> {
     }
     let mut cluster = Cluster::start::<Site>(&bench.options.shape)?;
     let leader = cluster.leader()?;
-    // Sessions are open in both rows.
+    // Open the sessions for both rows, so that they are not part of the difference.
     for member in &mut cluster.members {
         member.ask("session");
         member.ask("hold 0 0");

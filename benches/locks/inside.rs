@@ -1,5 +1,5 @@
-//! Measures the lock queue inside the node: tasks of one session on one lock that no other session wants. For
-//! comparison, the same tasks use tokio's mutex, which is not distributed.
+//! Measures the lock queue inside the node: tasks of one session use one lock that no other session
+//! requests. For comparison, the same tasks use tokio's mutex, which is not distributed.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use crate::crew::{Measured, together};
 use crate::report::Row;
 use crate::site::{Site, number};
 
-/// One in this many handoffs is timed, and the end of the measurement is checked then.
+/// One of this many handoffs is timed. At a timed handoff the task also checks whether the
+/// measurement has ended.
 const TIMED: u64 = 64;
 
 /// The runtime of the tasks.
@@ -64,7 +65,8 @@ impl FromStr for Lock {
     }
 }
 
-/// The state that holders change in turn. If two tasks held the lock at once, the numbers would be wrong.
+/// The state that each holder changes. If two tasks held the lock at once, the counts would be
+/// wrong.
 #[derive(Default)]
 struct Passed {
     holds: AtomicU64,
@@ -126,7 +128,7 @@ pub(crate) async fn pass_on(
         let runtime = runtime.enable_time().build().expect("a runtime");
         let (passed, tokio) = (Arc::new(Passed::default()), Arc::new(tokio::sync::Mutex::new(())));
         let (begun, cpu) = (Instant::now(), cpu_of("self"));
-        // The holds that the tasks count individually must add up to the common count.
+        // The sum of the holds that each task counts must equal the shared count.
         let counted = Arc::new(AtomicU64::new(0));
         let measured = runtime.block_on(together(tasks, |_| {
             let (mutex, tokio) = (mutex.clone(), Arc::clone(&tokio));
@@ -197,7 +199,7 @@ pub(crate) fn queue(bench: &mut Bench) -> Result<(), String> {
                     ("a second", holds as f64 / timed.elapsed.as_secs_f64()),
                     ("median us", timed.micros(0.5)),
                     ("p99 us", timed.micros(0.99)),
-                    // The rate of a core that does nothing else.
+                    // The rate per second of CPU time.
                     ("a second of CPU", holds as f64 / spent.cpu.as_secs_f64().max(1e-9)),
                 ];
                 numbers.extend(spent.each(holds));

@@ -47,7 +47,7 @@ fn main() -> Result<(), String> {
     inside::queue(&mut bench)?;
     guarded::cost(&mut bench)?;
     shares::ledgers(&mut bench)?;
-    // The following rows need clusters of their own.
+    // The following rows need separate clusters.
     bench.end_cluster();
     names::many(&mut bench)?;
     idle::cost(&mut bench)?;

@@ -37,8 +37,8 @@ impl Names {
     }
 }
 
-/// In a member: locks and unlocks until the time or the names are used up. Measures the acquisition, the release, and
-/// both together.
+/// In a member: locks and unlocks until the time has passed or all names were used. Measures the
+/// acquisition, the release, and both together.
 pub(crate) async fn cycle(site: &Arc<Site>, names: Names, callers: u64, time: Duration) -> String {
     let session = site.session().await.clone();
     let names = Arc::new(names);
@@ -76,7 +76,7 @@ pub(crate) async fn cycle(site: &Arc<Site>, names: Names, callers: u64, time: Du
     .join("|")
 }
 
-/// Runs the rows in which each caller locks a name of its own.
+/// Runs the rows in which each caller locks its own names.
 pub(crate) fn uncontended(bench: &mut Bench) -> Result<(), String> {
     let rows = [
         ("uncontended on the leader's node, 1 caller", At::Leader, 1),
@@ -92,10 +92,10 @@ pub(crate) fn uncontended(bench: &mut Bench) -> Result<(), String> {
         let (cluster, leader) = bench.cluster()?;
         let member = at.member(cluster, leader);
         cluster.members[member].ask("session");
-        // There are many names, so that no caller waits for the release of another.
+        // Use many names, so that no caller waits until another caller has released a lock.
         let order =
             |millis| format!("cycle alone {callers} {} {millis} {}", callers * 64, u64::MAX);
-        // Warms up everything that is created on first use.
+        // Warm up everything that is created on first use.
         cluster.members[member].ask(&order(20));
         let meter = Meter::start(cluster, leader);
         let [taking, release, both] = parts(&cluster.members[member].ask(&order(millis)));
@@ -122,10 +122,10 @@ pub(crate) fn many(bench: &mut Bench) -> Result<(), String> {
         if names > most || !bench.wants(&name) {
             continue;
         }
-        // Each row has a new cluster, so that its memory is not affected by others.
+        // Use a new cluster for each row, so that its memory is not affected by other rows.
         let mut cluster = Cluster::start::<Site>(&bench.options.shape)?;
         let leader = cluster.leader()?;
-        // A million names are locked once each, however long that takes.
+        // Lock each of a million names once, without a time limit.
         let forever = Duration::from_secs(3_600);
         let (time, times) = match names {
             1_000_000 => (forever, names),
@@ -135,7 +135,7 @@ pub(crate) fn many(bench: &mut Bench) -> Result<(), String> {
             format!("cycle {prefix} {CALLERS} {names} {} {times}", time.as_millis())
         };
         cluster.members[leader].ask("session");
-        // Warms up threads, sockets and the allocator's first chunks.
+        // Warm up threads, sockets and the allocator's first chunks.
         cluster.members[leader].ask(&cycle("first", Duration::from_millis(100), u64::MAX));
         compact(&mut cluster, leader)?;
         let before = counts(&mut cluster, leader);
@@ -145,7 +145,7 @@ pub(crate) fn many(bench: &mut Bench) -> Result<(), String> {
         let used = counts(&mut cluster, leader);
         compact(&mut cluster, leader)?;
         let swept = counts(&mut cluster, leader);
-        // As many locks with other names, which should reuse the memory of the first ones.
+        // Lock the same number of other names, which should reuse the memory of the first names.
         cluster.members[leader].ask(&cycle("b", forever, both.count()));
         compact(&mut cluster, leader)?;
         let again = counts(&mut cluster, leader);

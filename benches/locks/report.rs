@@ -1,5 +1,5 @@
-//! The output of the rows: tables for people, one for consecutive rows with the same workload, under a description of
-//! it; or a line of JSON for each row.
+//! The output of the rows: tables, or a line of JSON for each row. Consecutive rows with the same
+//! workload form one table, below a description of the workload.
 
 use std::time::Duration;
 

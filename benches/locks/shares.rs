@@ -1,5 +1,5 @@
-//! Measures many tasks on all nodes that count under one lock: whether the counts are exact, and the share of the
-//! holds of each node.
+//! Lets many tasks on all nodes increment counters under one lock. Checks that the counts are
+//! exact, and measures the share of the holds of each node.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -15,7 +15,7 @@ use crate::{guarded, handoff, idle, inside, names, shares};
 pub(crate) struct Site {
     node: Node,
     session: OnceCell<Session>,
-    /// Ends the task that holds a lock until it is told to release it.
+    /// Ends the task that holds a lock.
     keeper: Mutex<Option<oneshot::Sender<()>>>,
     line: Mutex<Option<Line>>,
     idle: Mutex<Vec<Guard>>,
@@ -109,7 +109,7 @@ impl Site {
         self.session.get_or_init(open).await
     }
 
-    /// Returns a time that is comparable with those of other processes on this machine.
+    /// Returns a time that can be compared with times of other processes on this machine.
     pub(crate) fn now(&self) -> Duration {
         self.node.now().elapsed_since_boot()
     }
@@ -122,7 +122,8 @@ impl Site {
         self.idle.lock().expect("nobody fell")
     }
 
-    /// Acquires a lock and holds it in a task until it is told to release it, or the program ends.
+    /// Acquires a lock and holds it in a task until a command releases the lock, or the program
+    /// ends.
     async fn keep(&self, name: &str) {
         let lock = self.session().await.mutex(name.to_owned()).lock().reason("keeps it");
         let guard = lock.await.expect("a lock");
@@ -131,7 +132,7 @@ impl Site {
         tokio::spawn(async move {
             match told.await {
                 Ok(()) => drop(guard.release().await.expect("a release")),
-                // A program that ends does not release its guards.
+                // The program ends: do not release the guard.
                 Err(_) => std::future::pending().await,
             }
         });

@@ -23,16 +23,16 @@ impl Client {
     /// `CORRUPT` alarms, for operators.
     ///
     /// While an alarm is active, every node rejects the commands that it
-    /// [forbids](crate::cluster::AlarmKind) with [`Rejection::Alarm`](crate::Rejection::Alarm). The commands of
-    /// this program are no exception. An alarm stays active until it is ended, across restarts and
-    /// replacements of members.
+    /// [forbids](crate::cluster::AlarmKind) with [`Rejection::Alarm`](crate::Rejection::Alarm).
+    /// Commands of the embedding program are also rejected. An alarm stays active until it is
+    /// ended, across restarts and replacements of members.
     ///
     /// An alarm has these effects on sessions and locks:
     ///
     /// - Sessions are still renewed, leases still expire, and locks can still be released and
     ///   force-released.
-    /// - New lock requests are rejected. This includes a local waiter that needs a new key because
-    ///   the hold before it has ended (for example after
+    /// - New lock requests are rejected. A local waiter is also rejected if it needs a new key
+    ///   because the hold before it has ended (for example after
     ///   [`commit_and_release`](crate::lock::GuardTxn::commit_and_release)).
     /// - A candidacy retries until the alarm has ended.
     /// - A transfer of a lock releases the lock instead, and returns an error to the holder.
@@ -43,8 +43,8 @@ impl Client {
     /// not increase the revision of the store.
     ///
     /// # Errors
-    /// Returns [`Rejection::TooManyAlarms`](crate::Rejection::TooManyAlarms) if there are already too
-    /// many active alarms. See [`Error`] for the rest.
+    /// Returns [`Rejection::TooManyAlarms`](crate::Rejection::TooManyAlarms) if there are already
+    /// too many active alarms. See [`Error`] for other errors.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Error, Node, Rejection, cluster::{Alarm, AlarmChange, AlarmKind}};
@@ -75,7 +75,7 @@ impl Client {
         self.shared.reader.alarms()
     }
 
-    /// Returns the active alarms. Linearizable.
+    /// Returns the active alarms with a linearizable read.
     ///
     /// # Errors
     /// See [`Error`].

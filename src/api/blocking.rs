@@ -27,9 +27,9 @@ pub trait Blocking: IntoFuture + Sized {
     /// Blocks until the call has completed, and returns its result.
     ///
     /// # Panics
-    /// Panics in an async task on a thread of a tokio runtime, because it would also block the
-    /// other tasks of that thread. Await the call there, or use `tokio::task::spawn_blocking`. Only
-    /// tokio runtimes are detected.
+    /// Panics in an async task on a thread of a tokio runtime, because blocking would also stop the
+    /// other tasks of that thread. In async code, await the call or use
+    /// `tokio::task::spawn_blocking`. Only tokio runtimes are detected.
     #[track_caller]
     fn block(self) -> Self::Output {
         struct Unpark(Thread);
@@ -38,7 +38,8 @@ pub trait Blocking: IntoFuture + Sized {
                 self.0.unpark();
             }
         }
-        // Tokio panics here if the thread runs async tasks, and not in `spawn_blocking`.
+        // `Handle::block_on` panics if this thread runs async tasks. `Handle::block_on` does not
+        // panic on a thread of `spawn_blocking`.
         if let Ok(runtime) = Handle::try_current() {
             return runtime.block_on(self.into_future());
         }
@@ -48,7 +49,7 @@ pub trait Blocking: IntoFuture + Sized {
         loop {
             match future.as_mut().poll(&mut context) {
                 Poll::Ready(output) => return output,
-                // A wake-up between the poll and here makes the park return at once.
+                // If the waker ran after the poll, `park` returns at once.
                 Poll::Pending => thread::park(),
             }
         }

@@ -1,4 +1,4 @@
-//! The calls of a [`Client`] on keys. Each is a builder that runs when it is awaited.
+//! The calls of a [`Client`] on keys. Each call is a builder that runs when it is awaited.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -42,8 +42,8 @@ impl PutCall {
         Self { client, put, deadline: None }
     }
 
-    /// Attaches the key to a lease. The key is deleted when the lease ends. A put without this
-    /// option detaches the key from its current lease.
+    /// Attaches the key to a lease. The key is deleted when the lease ends. A put without a lease
+    /// detaches the key from its current lease, unless [`PutCall::keep_lease`] is set.
     pub fn lease(mut self, lease: LeaseId) -> Self {
         self.put.lease = PutLease::Attach(lease);
         self
@@ -55,8 +55,8 @@ impl PutCall {
         self
     }
 
-    /// Keeps the current value of the key and ignores the given value. Use it to change only the
-    /// lease. The key must exist.
+    /// Keeps the current value of the key and ignores the given value. Use this option to change
+    /// only the lease. The key must exist.
     pub fn keep_value(mut self) -> Self {
         self.put.value = PutValue::Keep;
         self
@@ -164,10 +164,11 @@ impl GetCall {
         self
     }
 
-    /// Reads the local replica without contacting the leader. The result may be stale, but never
-    /// goes back in time while the node runs. After a restart, the replica may be older than writes
-    /// that the node acknowledged before, until it has caught up with the cluster. If the replica
-    /// has no state of its cluster yet, the call waits for it.
+    /// Reads the local replica without contacting the leader. The result may be stale. While the
+    /// node runs, a later local read never returns an older state. After a restart, the replica may
+    /// lack writes that the node acknowledged before, until the replica has caught up with the
+    /// cluster. If the replica has not received the state of its cluster yet, the call waits until
+    /// it has.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self
@@ -259,8 +260,8 @@ impl RangeCall {
     }
 
     /// Stops scanning at the limit, if rows are sorted by key. The reply's `count` then covers only
-    /// the scanned rows. Use it to read a large range in pages: if each page counts all remaining
-    /// keys, reading the range takes quadratic time.
+    /// the scanned rows. Use this option to read a large range in pages: without it, each page
+    /// counts all remaining keys, which takes quadratic time in total.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -286,9 +287,9 @@ impl RangeCall {
         self
     }
 
-    /// Reads the local replica without contacting the leader. The result may be stale, but never
-    /// goes back in time while the node runs (see [`GetCall::local`]). The reply's `revision`
-    /// states how new it is. If the replica has no state of its cluster yet, the call waits for it.
+    /// Reads the local replica without contacting the leader. The result may be stale (see
+    /// [`GetCall::local`]). The reply's `revision` is the revision of the replica. If the replica
+    /// has not received the state of its cluster yet, the call waits until it has.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self
@@ -320,7 +321,7 @@ impl IntoFuture for RangeCall {
             client.may_read(&range.range)?;
             client.be_current(consistency, client.shared.deadline(timeout)).await?;
             let reply = client.shared.range(&range, counted)?;
-            // Check again: the access table is now at least as new as the rows.
+            // Check the permission again: the access table is now at least as new as the rows.
             client.may_read(&range.range)?;
             Ok(client.scope.strip_range(reply))
         })

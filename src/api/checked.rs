@@ -34,7 +34,7 @@ pub(crate) enum Beginning {
     },
     /// Joins an existing cluster.
     Join {
-        /// Addresses of the members to ask.
+        /// Addresses of the members to which the join request is sent.
         addresses: Vec<String>,
         /// Name of the voter to replace.
         replaces: Option<String>,
@@ -45,11 +45,13 @@ pub(crate) enum Beginning {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub(crate) enum SomebodyElse {
     /// The directory belongs to a cluster with another token.
-    #[error("belongs to a cluster with another token: use a separate directory for each cluster")]
+    #[error(
+        "the directory belongs to a cluster with another token: use a separate directory for each cluster"
+    )]
     OtherToken,
     /// The directory belongs to another founding member.
     #[error(
-        "belongs to member {found}, but by the list of members this node is member {own}: use a \
+        "the directory belongs to member {found}, but by the list of members this node is member {own}: use a \
          separate directory for each member"
     )]
     OtherMember {
@@ -65,7 +67,7 @@ impl Checked {
         Self { config, contact, beginning }
     }
 
-    /// Adapts the cluster id if the cluster begins with a backup.
+    /// Derives a new cluster id if the cluster is restored from a backup.
     pub(crate) fn restored_from(mut self, restored_from: Option<&RestoredFrom>) -> Self {
         if let (Beginning::Found { cluster, .. }, Some(restored_from)) =
             (&mut self.beginning, restored_from)
@@ -100,9 +102,9 @@ impl Checked {
     }
 
     /// Returns the settings for a node whose directory belongs to this member of this cluster. Once
-    /// the cluster is founded, the directory decides. Deviations in the configuration are recorded
-    /// for a warning and not rejected: configuration management keeps passing the flags of the
-    /// first start, with whatever member list it has by then.
+    /// the cluster is founded, the directory takes precedence over the configuration. Differences
+    /// between the two cause a warning and no error: configuration management keeps passing the
+    /// flags of the first start, with a member list that may have changed since.
     ///
     /// # Errors
     /// Fails if the directory does not belong to this node.
@@ -119,7 +121,8 @@ impl Checked {
         }
         let founders = match &self.beginning {
             Beginning::Found { node: own, cluster: founded, members } if *founded == cluster => {
-                // A member that joined later under a founder's name is not in the list of founders.
+                // A member that joined later may have a founder's name, but is not in the list of
+                // founders.
                 let is_other = *own != node && (members.contains_key(&node) || !is_founded());
                 if is_other {
                     return Err(SomebodyElse::OtherMember { found: node, own: *own });
@@ -183,9 +186,9 @@ impl Checked {
     }
 }
 
-/// Derives the cluster id, which distinguishes clusters and is no security measure. The upper half
-/// depends only on the token, so that a member that does not know the founders can still check the
-/// token.
+/// Derives the cluster id. The id distinguishes clusters and is not a security measure. Its upper
+/// half depends only on the token, so that a member that does not know the founders can still check
+/// the token.
 pub(super) fn cluster_id<'a>(token: &'a str, names: impl Iterator<Item = &'a str>) -> ClusterId {
     let mut hash = Fnv::default();
     hash.part(token);

@@ -16,8 +16,8 @@ use super::lease::{GrantCall, LeaseInfoCall, SessionStatus};
 use super::scope::Scope;
 use super::{Error, TxnCall, WatchCall};
 
-/// Reads, writes and watches the store through one node. Cheap to clone, and usable from any
-/// thread, task and runtime.
+/// Reads, writes and watches the store through one node. A client is cheap to clone and can be used
+/// from any thread, task and runtime.
 ///
 /// Reads are linearizable by default: they see every write that was acknowledged anywhere before
 /// the read began. The node asks the leader for the current commit position, waits until its own
@@ -40,9 +40,9 @@ impl Client {
     /// this client.
     ///
     /// Sessions ignore the prefix of a client. Objects that are made by a session (locks,
-    /// elections, groups, takers of a queue) take whole names, and transactions guarded by their
-    /// holds take whole keys. [`Queue::name`](crate::queue::Queue::name) returns the whole name of a
-    /// queue.
+    /// elections, groups, takers of a queue) take full names that include the prefix. Transactions
+    /// guarded by their holds take full keys. [`Queue::name`](crate::queue::Queue::name) returns
+    /// the full name of a queue.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -110,10 +110,10 @@ impl Client {
         self.range(KeyRange::prefix(prefix))
     }
 
-    /// Estimates how many keys a scan of `keys` visits, up to `max`. Use it to learn the cost of a
-    /// scan before running it. Reads the local replica. Deleted keys count until they are swept. A
-    /// range of one key counts as 0. The result is not the number of existing keys: for that, read
-    /// the range with [`count_only`](RangeCall::count_only).
+    /// Estimates how many keys a scan of `keys` visits, up to `max`. Call this before a scan to
+    /// learn its cost. Reads the local replica. Deleted keys count until compaction has removed
+    /// them. A range of one key counts as 0. The result is not the number of existing keys: for
+    /// that, read the range with [`count_only`](RangeCall::count_only).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -174,8 +174,8 @@ impl Client {
     }
 
     /// Discards the history before `revision`. Reads and watches at `revision` and later stay
-    /// possible; earlier ones fail with `Compacted`. Returns the revision of the store when the
-    /// compaction was applied.
+    /// possible. Earlier reads and watches fail with `Compacted`. Returns the revision of the store
+    /// when the compaction was applied.
     ///
     /// # Errors
     /// Returns [`Rejection::Compacted`](crate::Rejection::Compacted) if this history was already
@@ -185,10 +185,10 @@ impl Client {
         Ok(self.propose(Command::Compact(revision), None).await?.revision())
     }
 
-    /// Grants a lease with the given TTL, which is not renewed automatically. The TTL must be
-    /// between 1 ms and [`Limits::LEASE_TTL_MAX`](crate::Limits::LEASE_TTL_MAX) (285 years),
-    /// otherwise the call fails with [`Rejection::LeaseTtl`](crate::Rejection::LeaseTtl). For a lease
-    /// that this node renews, open a [`Session`](crate::Session), whose minimum TTL is 100 ms.
+    /// Grants a lease with the given TTL, which is not renewed automatically. If the TTL is not
+    /// between 1 ms and [`Limits::LEASE_TTL_MAX`](crate::Limits::LEASE_TTL_MAX) (285 years), the
+    /// call fails with [`Rejection::LeaseTtl`](crate::Rejection::LeaseTtl). For a lease that this
+    /// node renews, open a [`Session`](crate::Session), whose minimum TTL is 100 ms.
     pub fn grant(&self, ttl: Duration) -> GrantCall {
         GrantCall::new(self.clone(), ttl)
     }
@@ -206,14 +206,13 @@ impl Client {
         }
     }
 
-    /// Renews a lease once and returns its TTL. Use it to forward renewals of clients that keep
-    /// their own leases alive. For a lease that this node renews, open a
+    /// Renews a lease once and returns its TTL. Use this call to forward renewals of clients that
+    /// keep their own leases alive. For a lease that this node renews, open a
     /// [`Session`](crate::Session).
     ///
-    /// The leader restarts the TTL after the call was made, and a quorum confirms afterwards that
-    /// it still leads. A caller that counts one TTL from before the call, minus its clock drift,
-    /// never overestimates the life of the lease. While the expiry of the lease is being decided,
-    /// the call waits.
+    /// The leader restarts the TTL after the call was made. A quorum then confirms that this leader
+    /// still leads. A caller may rely on the lease for one TTL, minus its clock drift, counted from
+    /// a time before the call. While the expiry of the lease is being decided, the call waits.
     ///
     /// # Errors
     /// Returns [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound) if the lease does not
@@ -237,8 +236,8 @@ impl Client {
     }
 
     /// Returns the remaining TTL of a lease as counted by the leader, or `None` if the lease does
-    /// not exist. Linearizable. The value is informational: a renewal or a change of the leader
-    /// restarts the full TTL.
+    /// not exist. The read is linearizable. The value is informational: a renewal or a change of
+    /// the leader restarts the full TTL.
     ///
     /// # Errors
     /// See [`Error`].
@@ -251,9 +250,11 @@ impl Client {
         }
     }
 
-    /// Returns the TTL and the session of a lease, or `None` if the lease does not exist. Linearizable.
+    /// Returns the TTL and the session of a lease, or `None` if the lease does not exist. The read
+    /// is linearizable.
     ///
-    /// Add [`with_keys`](LeaseInfoCall::with_keys) for the keys that are bound to the lease.
+    /// Call [`with_keys`](LeaseInfoCall::with_keys) to read also the keys that are bound to the
+    /// lease.
     ///
     /// ```
     /// # use std::time::Duration;

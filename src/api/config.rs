@@ -113,14 +113,14 @@ pub enum ConfigError {
          other members"
     )]
     NoAddress(String),
-    /// The list has more members than a cluster may have.
+    /// The list has more members than [`Config::MEMBERS_MAX`].
     #[error("too many members: {0}, at most {max}", max = Config::MEMBERS_MAX)]
     TooManyMembers(usize),
     /// A member's name is empty.
     #[error("a member name is empty")]
     EmptyName,
     /// A value is out of range.
-    #[error("{what} is {is}, and must be {must}")]
+    #[error("the setting {what} is {is}, and must be {must}")]
     OutOfRange {
         /// Name of the setting.
         what: &'static str,
@@ -175,14 +175,15 @@ impl Config {
         }
     }
 
-    /// Sets the members that found a new cluster, including this node: for each a name and the
-    /// address `host:port` at which the others reach it. An address may list several `host:port`,
-    /// separated by commas, which are tried in turn. The list must be the same on all members.
+    /// Sets the members that found a new cluster, including this node. Each member has a name and
+    /// an address `host:port` at which the other members reach it. An address may list several
+    /// `host:port`, separated by commas, which are tried in turn. The list must be the same on all
+    /// members.
     ///
-    /// Once the cluster exists, it stores its members itself; they change with [`Config::join`] and
-    /// [`Node::remove_member`](crate::Node::remove_member). If the data directory has data, the
-    /// list only names the addresses that the node contacts first. Differences from the directory
-    /// are logged as one warning.
+    /// Once the cluster exists, it stores its own list of members, which changes with
+    /// [`Config::join`] and [`Node::remove_member`](crate::Node::remove_member). If the data
+    /// directory has data, the list only names the addresses that the node contacts first.
+    /// Differences from the directory are logged as one warning.
     pub fn members<N: Into<String>, A: Into<String>>(
         mut self,
         members: impl IntoIterator<Item = (N, A)>,
@@ -191,49 +192,51 @@ impl Config {
         self
     }
 
-    /// Joins an existing cluster instead of founding one. The given members are asked in turn, and
-    /// one running member is enough. The node becomes a learner: it serves its program like any
-    /// member, but does not vote until it is [promoted](crate::Node::promote).
+    /// Joins an existing cluster instead of founding one. The node contacts the given members in
+    /// turn, and one running member is enough. The node becomes a learner: it serves the embedding
+    /// program like any member, but does not vote until it is [promoted](crate::Node::promote).
     ///
-    /// Needs the cluster's [token](Config::cluster_token) and an address of its own
+    /// To join, a node needs the cluster's [token](Config::cluster_token) and its own address
     /// ([`Config::advertise`]). If the data directory has data, the node is already a member, and
-    /// the list only names the addresses that it contacts first.
+    /// the list only names the addresses that the node contacts first.
     pub fn join<A: Into<String>>(mut self, members: impl IntoIterator<Item = A>) -> Self {
         self.join = members.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Lets a joining node replace the voter with this name. Once the node has caught up, it
-    /// becomes a voter and the other member is removed, in one step. Use it for a member that has
-    /// lost its disk, and to move a member to another machine.
+    /// Lets a joining node replace the voter called `name`. Once the node has caught up, it becomes
+    /// a voter and the replaced voter is removed, in one membership change. Use this setting if a
+    /// member has lost its disk, or to move a member to another machine.
     pub fn replacing(mut self, name: impl Into<String>) -> Self {
         self.replaces = Some(name.into());
         self
     }
 
-    /// Limits how long a joining node asks the members before it gives up. Default 1 minute; 1 ms
-    /// to 1 year.
+    /// Limits how long a joining node retries its join request before the start fails. Default 1
+    /// minute; 1 ms to 1 year.
     pub fn join_deadline(mut self, deadline: Duration) -> Self {
         self.join_deadline = deadline;
         self
     }
 
-    /// Sets the address `host:port` at which the other members reach this node, or several,
-    /// separated by commas. Port 0 and an address of all interfaces are valid only for
+    /// Sets the address `host:port` at which the other members reach this node, or several
+    /// addresses, separated by commas. Port 0 and an address of all interfaces are valid only for
     /// [`Config::listen`]. Default: the address in [`Config::members`].
     ///
     /// A host name is resolved again for each connection. To change the address, restart the node
-    /// with the new one; the other members learn it from the node.
+    /// with the new address, which the node then announces to the other members.
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
         self.advertise = Some(address.into());
         self
     }
 
-    /// Sets the endpoints at which this node's host serves its own clients, as URLs or in any other
-    /// form: at most 16, each of at most 512 bytes. They are published to all members
+    /// Sets the endpoints at which the program that embeds this node serves its own clients, as
+    /// URLs or in any other form. A node has at most 16 endpoints, each of at most 512 bytes.
+    /// Endpoints are published to all members
     /// ([`MemberStatus::endpoints`](crate::cluster::MemberStatus::endpoints),
-    /// [`Node::members`](crate::Node::members)), for example to find the host of the leader. The
-    /// library does not use them. A restarted node replaces the endpoints that it published before.
+    /// [`Node::members`](crate::Node::members)), for example to find the program that embeds the
+    /// leader. The library does not use endpoints itself. A restarted node replaces the endpoints
+    /// that it published before.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -252,13 +255,14 @@ impl Config {
     }
 
     /// Sets the address on which the node listens for other members, if it differs from the
-    /// advertised one: `host:port`, or several, separated by commas.
+    /// advertised address. Format: `host:port`, or several, separated by commas.
     pub fn listen(mut self, address: impl Into<String>) -> Self {
         self.listen = Some(address.into());
         self
     }
 
-    /// Distinguishes clusters whose members have the same names. Must be the same on all members.
+    /// Sets a token that distinguishes clusters whose members have the same names. The token must
+    /// be the same on all members.
     pub fn cluster_token(mut self, token: impl Into<String>) -> Self {
         self.token = token.into();
         self
@@ -272,8 +276,8 @@ impl Config {
     }
 
     /// Encrypts the connections between members, and accepts only peers whose certificates identify
-    /// them as members; see [`PeerTls`]. Must be set on all members or on none. Needs the feature
-    /// `tls`.
+    /// them as members; see [`PeerTls`]. Set this on all members or on none. Requires the crate
+    /// feature `tls`.
     #[cfg(feature = "tls")]
     pub fn peer_tls(mut self, files: PeerTls) -> Self {
         self.peer_tls = Some(files);
@@ -303,8 +307,9 @@ impl Config {
         self
     }
 
-    /// Sets the maximum clock drift of a member, in percent of true time in either direction. Up to
-    /// this drift no lease ends early. Default 10; 0 to 30. Must be the same on all members.
+    /// Sets the maximum clock drift of a member, in percent of true time in either direction. As
+    /// long as no clock drifts more, no lease ends early. Default 10; 0 to 30. Must be the same on
+    /// all members.
     pub fn drift_percent(mut self, percent: u32) -> Self {
         self.drift_percent = percent;
         self
@@ -316,9 +321,9 @@ impl Config {
         self
     }
 
-    /// Limits the number of waiters of this node for one lock, over all its sessions. Further
-    /// requests fail with [`LockError::QueueFull`](crate::LockError::QueueFull). Default 100,000; 1
-    /// to 16,777,216.
+    /// Limits how many requests of this node may wait for one lock, over all sessions of the node.
+    /// Further requests fail with [`LockError::QueueFull`](crate::LockError::QueueFull). Default
+    /// 100,000; 1 to 16,777,216.
     pub fn lock_waiters_max(mut self, waiters: usize) -> Self {
         self.lock_waiters_max = waiters;
         self
@@ -342,16 +347,16 @@ impl Config {
     /// Further calls fail with [`Error::Busy`](crate::Error::Busy). Default 16,384 and 64 MiB; 1 to
     /// 1,048,576 and 1 MiB to 1 TiB.
     ///
-    /// Each key that a write's ranges visit counts as 160 bytes. All visited keys together count
-    /// for at most half of the byte limit.
+    /// For each key in the ranges of a write, 160 bytes are added to its size. Together, these
+    /// additions use at most half of the byte limit.
     pub fn open_writes_max(mut self, writes: usize, bytes: usize) -> Self {
         self.open_writes_max = writes;
         self.open_bytes_max = bytes;
         self
     }
 
-    /// Limits the number of this node's callers that wait for a linearizable read or for a
-    /// revision. Further calls fail with [`Error::Busy`](crate::Error::Busy). Default 65,536; 1 to
+    /// Limits how many calls of this node may wait for a linearizable read or for a revision.
+    /// Further calls fail with [`Error::Busy`](crate::Error::Busy). Default 65,536; 1 to
     /// 16,777,216.
     pub fn open_reads_max(mut self, reads: usize) -> Self {
         self.open_reads_max = reads;
@@ -376,26 +381,27 @@ impl Config {
         self
     }
 
-    /// Sets how many bytes of entries the log grows before a snapshot is taken and the log is
-    /// truncated; if half the size of the state is more, that value is used instead. Default 32
+    /// Sets by how many bytes of entries the log grows before a snapshot is taken and the log is
+    /// truncated. If half the size of the state is larger, that size is used instead. Default 32
     /// MiB; 64 KiB to 1 PiB.
     pub fn snapshot_log_bytes(mut self, bytes: u64) -> Self {
         self.snapshot_log_bytes = bytes;
         self
     }
 
-    /// Sets the size of a log file. The same size is kept in reserve for the case of a full disk.
-    /// At most half of it may be in flight without a quorum. Default 16 MiB; 64 KiB to 1 GiB.
+    /// Sets the size of a log file. The node keeps a file of the same size in reserve, so that it
+    /// can still write when the disk is full. At most half of this size may be in flight without a
+    /// quorum. Default 16 MiB; 64 KiB to 1 GiB.
     pub fn log_segment_bytes(mut self, bytes: u64) -> Self {
         self.log_segment_bytes = bytes;
         self
     }
 
-    /// Keeps a copy of the state on disk, in addition to snapshot and log, from which a start can
-    /// continue without replaying the log since the last snapshot. The copy is written in the
-    /// background. It costs up to a tenth of a core while data changes, about 100 MB of memory, and
-    /// up to 4 times the size of the state on disk. It is optional and never needed for
-    /// correctness. Default: off. `docs/decisions/warm-copy.md` describes when it is worthwhile.
+    /// Keeps a copy of the state on disk, in addition to snapshot and log. A start that uses the
+    /// copy does not replay the log since the last snapshot. The copy is written in the background.
+    /// The copy costs up to a tenth of a core while data changes, about 100 MB of memory, and disk
+    /// space of up to 4 times the size of the state. Correctness does not depend on the copy.
+    /// Default: off. `docs/decisions/warm-copy.md` describes when it is worthwhile.
     pub fn warm_copy(mut self, keep: bool) -> Self {
         self.warm_copy = keep;
         self
@@ -403,14 +409,14 @@ impl Config {
 
     /// Logs a request that takes longer than `threshold` at level `warn`, with the time spent in
     /// each stage. Logs at most one line per second, and none for requests made before the node
-    /// first knew a leader. Default 300 ms; [`Duration::MAX`] disables it.
+    /// first knew a leader. Default 300 ms; [`Duration::MAX`] disables these lines.
     pub fn slow_request(mut self, threshold: Duration) -> Self {
         self.slow_request = threshold;
         self
     }
 
-    /// Logs a batch of entries that takes longer than `threshold` to apply to this replica. Logs at
-    /// most one line per second. Default 100 ms; [`Duration::MAX`] disables it.
+    /// Logs when applying a batch of entries to this replica takes longer than `threshold`. Logs at
+    /// most one line per second. Default 100 ms; [`Duration::MAX`] disables these lines.
     pub fn slow_apply(mut self, threshold: Duration) -> Self {
         self.slow_apply = threshold;
         self
@@ -501,7 +507,8 @@ impl Config {
         Ok(Checked::new(self.clone(), contact, beginning))
     }
 
-    /// Returns the node's contact, and how it begins if its disk is new.
+    /// Returns the node's name and address, and whether it founds or joins a cluster if its disk is
+    /// new.
     fn check_beginning(&self) -> Result<(Contact, Beginning), ConfigError> {
         if self.join.is_empty() {
             if let Some(old) = &self.replaces {
@@ -734,8 +741,8 @@ mod tests {
         }
     }
 
-    /// The first steps in etcd's documentation use such addresses, and a directory founded that way
-    /// must stay usable.
+    /// The first steps in etcd's documentation use addresses like `0.0.0.0`, and a directory that
+    /// was founded with such an address must stay usable.
     #[test]
     fn single_founder_needs_only_a_listen_address() {
         for address in ["0.0.0.0:2380", "127.0.0.1:0"] {

@@ -20,16 +20,17 @@ use super::ConfigError;
 /// Whether a call that returned an error has changed anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// Nothing was changed, and nothing will be.
+    /// The call changed nothing, and will not change anything later.
     NotApplied,
-    /// The change may have been applied, or may still be applied: at most once, and not after the
-    /// cluster has learnt that this node gave it up. Read the store to find out.
+    /// The change may have been applied, or may still be applied, at most once. The change is no
+    /// longer applied after the cluster has learnt that this node abandoned the request. Read the
+    /// store to find out.
     Unknown,
     /// The change was applied once.
     Applied,
 }
 
-/// Error of a call. [`Error::effect`] states whether anything was changed.
+/// The error of a failed call. [`Error::effect`] states whether the call changed anything.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {
@@ -57,9 +58,9 @@ pub enum Error {
         /// The quota, in bytes.
         quota: u64,
     },
-    /// The disk of this node is full, or the disks of too many voters. Nothing was changed. Reads,
-    /// deletions, compaction and lease expiry still work. Writes work again when there is free
-    /// space.
+    /// The disk of this node is full, or the disks of too many voters are full. Nothing was
+    /// changed. Reads, deletions, compaction and lease expiry still work. Writes work again when
+    /// there is free space.
     #[error(
         "not applied: the disk is full on this member or on too many voters; free disk space, a \
          restart is not needed"
@@ -74,8 +75,9 @@ pub enum Error {
         /// Whether anything was changed.
         effect: Effect,
     },
-    /// The deadline was exceeded and the cluster is not founded: this node waits for founding
-    /// members, all of which must be started once. Nothing was changed.
+    /// The deadline was exceeded because the cluster is not founded yet: this node waits for other
+    /// founding members. A cluster is founded once all its founding members have been started.
+    /// Nothing was changed.
     #[error(
         "not applied: deadline exceeded; the cluster is not founded yet: waiting for {}",
         waiting_for.join(", ")
@@ -100,8 +102,8 @@ pub enum Error {
         /// Whether this call has changed anything.
         effect: Effect,
     },
-    /// A call of several steps failed after its first step. The effects of the earlier steps
-    /// remain, unless the call documents that it undoes them.
+    /// A call that consists of several steps failed after its first step. The effects of the
+    /// completed steps remain, unless the documentation of the call says that they are undone.
     #[error("may be partially applied: {0}")]
     Halfway(Box<Error>),
     /// The lock delay is longer than [`Limits::LOCK_DELAY_MAX`](crate::Limits::LOCK_DELAY_MAX).
@@ -125,7 +127,7 @@ pub enum Error {
         max: Duration,
     },
     /// The session could not be resumed. Nothing was changed.
-    #[error("not resumed: {0}")]
+    #[error("session not resumed: {0}")]
     NotResumed(ResumeSessionError),
     /// The change was applied, but its reply is no longer available: the reply was large and was
     /// discarded while this node was disconnected. Read the affected keys instead.
@@ -137,7 +139,7 @@ pub enum Error {
     /// The membership change was rejected. Nothing was changed.
     #[error("not applied: {0}")]
     Members(MembershipError),
-    /// The backup could not be made, with the reason. Nothing was changed.
+    /// The backup could not be made, for the given reason. Nothing was changed.
     #[error("backup failed: {0}")]
     Backup(String),
     /// Leadership could not be transferred to the requested member.
@@ -197,8 +199,8 @@ impl Error {
     }
 
     /// Reports whether the same call may succeed later without intervention. If the effect of the
-    /// failed call is unknown, a retry may apply it twice, unless it is a transaction that guards
-    /// against that.
+    /// failed call is unknown, a retry may apply the change a second time. A transaction can
+    /// prevent this with a compare.
     pub fn is_transient(&self) -> bool {
         match self {
             Error::Busy | Error::Deadline { .. } | Error::NotFounded { .. } => true,
@@ -207,8 +209,8 @@ impl Error {
         }
     }
 
-    /// Reports whether the call was rejected because it adds data. A call that only deletes would
-    /// not have been rejected.
+    /// Reports whether the call was rejected because it adds data. In this situation, a call that
+    /// only deletes is accepted.
     pub(crate) fn needs_room(&self) -> bool {
         matches!(
             self,
@@ -256,37 +258,37 @@ impl From<CallError> for Error {
     }
 }
 
-/// Error of a node start. The stored data was not changed, and a later start is possible. State
-/// that a failed start leaves behind is reused by the next one: the directory, the incremented
-/// incarnation and, for a joining node, the id of its join request.
+/// Error of a node start. The stored data was not changed, and a later start is possible. The next
+/// start reuses what a failed start leaves behind: the directory, the incremented incarnation and,
+/// for a joining node, the id of its join request.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum StartError {
     /// The configuration is invalid.
-    #[error("configuration: {0}")]
+    #[error("invalid configuration: {0}")]
     Config(ConfigError),
     /// The data directory cannot be used.
-    #[error("data directory: {why}")]
+    #[error("cannot use the data directory: {why}")]
     Data {
         /// Machine-readable kind of the error.
         kind: DataErrorKind,
-        /// Description for people, including what to do.
+        /// Description of the error in words, including what to do.
         why: String,
     },
     /// The network cannot be used.
-    #[error("network: {0}")]
+    #[error("cannot start the network: {0}")]
     Network(TransportError),
     /// The cluster did not add the node, or no member answered. The node does not run. The kind
-    /// states whether it may have been added as a member.
-    #[error("joining: {why}")]
+    /// states whether the node may have been added as a member.
+    #[error("cannot join the cluster: {why}")]
     Join {
         /// Machine-readable kind of the error.
         kind: JoinErrorKind,
-        /// Description for people.
+        /// Description of the error in words.
         why: String,
     },
     /// The operating system could not create a thread.
-    #[error("thread: {0}")]
+    #[error("cannot create a thread: {0}")]
     Thread(io::Error),
 }
 
@@ -308,12 +310,12 @@ impl From<TransportError> for StartError {
 pub enum JoinErrorKind {
     /// A member rejected the request, for example because of another cluster token, a certificate
     /// for another name, too many members, or no voter to replace. Another start fails as well
-    /// until the cause is fixed; the error text names it.
+    /// until the cause is fixed. The error text names the cause.
     Refused,
     /// No member accepted or rejected the request within
     /// [`Config::join_deadline`](crate::Config::join_deadline). The node may have been added as a
     /// learner that does not run. Start it again on the same directory, so that it becomes one
-    /// member and not two. If it will not be started again, look for it in
+    /// member and not two. If the node will not be started again, look for the learner in
     /// [`Node::members`](crate::Node::members) and remove it.
     TimedOut,
 }
@@ -323,7 +325,7 @@ impl From<JoinError> for StartError {
         let kind = match error {
             JoinError::Transport(error) => return StartError::Network(error),
             JoinError::Refused(_) => JoinErrorKind::Refused,
-            // The caller of a cancelled start does not see this kind.
+            // A cancelled start has no caller left that could see this kind.
             JoinError::TooLate(_) | JoinError::GivenUp => JoinErrorKind::TimedOut,
         };
         StartError::Join { kind, why: error.to_string() }

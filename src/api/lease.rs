@@ -110,11 +110,11 @@ pub struct LeaseStatus {
     pub id: LeaseId,
     /// TTL of the lease. For a session this includes the lock delay.
     pub ttl: Duration,
-    /// The keys that are deleted when the lease ends, in ascending order. They are whole keys,
-    /// without regard to the client's prefix. Empty unless [`LeaseInfoCall::with_keys`] was set.
+    /// The keys that are deleted when the lease ends, in ascending order. The keys are complete: a
+    /// prefix of the client is not removed. Empty unless [`LeaseInfoCall::with_keys`] was set.
     pub keys: Vec<Bytes>,
-    /// For a session: the node that opened it, and its label. Another node may have resumed the
-    /// session; only that node knows.
+    /// For a session: the node that opened it, and its label. If another node has resumed the
+    /// session, this field still names the first node.
     pub session: Option<(NodeId, String)>,
 }
 

@@ -1,13 +1,13 @@
 //! The API for programs that embed Bowline: a [`Node`] is one member of the cluster, a [`Client`]
-//! reads, writes and watches through it, and leases and [`Session`]s bind keys to the life of their
-//! owner.
+//! reads, writes and watches through it, and leases and [`Session`]s tie the existence of keys to
+//! their owner.
 //!
 //! A call is a builder and does nothing until it is awaited or passed to [`Blocking::block`]:
-//! `kv.put("k", "v").prev_kv().await`. Every call except a backup has a deadline: its own, if one
-//! was set, or [`Config::call_deadline`]. Dropping the future of a call stops the wait, but does
-//! not cancel the operation: a put whose future was dropped may still be applied, at most once. Two
-//! changes that are in flight at the same time may be applied in either order, even if they come
-//! from one client. To order them, await the first before starting the second, or put both into one
+//! `kv.put("k", "v").prev_kv().await`. Every call except a backup has a deadline. The default is
+//! [`Config::call_deadline`]. Dropping the future of a call stops the wait, but does not cancel the
+//! operation: a put whose future was dropped may still be applied, at most once. Two changes that
+//! are in flight at the same time may be applied in either order, even if they come from one
+//! client. To order them, await the first before starting the second, or put both into one
 //! transaction.
 
 mod alarms;

@@ -52,7 +52,7 @@ pub struct Node {
 enum NodeLink {
     /// TCP connections to other processes.
     Tcp(TcpHandle),
-    /// In-memory connections to other nodes in this process, if there are any.
+    /// In-memory connections to other nodes in this process.
     Memory(MemoryHub, NodeId),
 }
 
@@ -67,14 +67,15 @@ pub struct Shutdown {
 impl Node {
     /// Starts a member: opens and replays its data, listens, and begins to contact the other
     /// members. Returns as soon as the node runs, which is before it has reached other members and
-    /// before there is a leader. [`Node::ready`] waits for that. Other calls also wait for it, up
-    /// to their deadlines.
+    /// before there is a leader. [`Node::ready`] waits for a leader. Other calls also wait for a
+    /// leader, up to their deadlines.
     ///
     /// Dropping the future cancels the start. A start that [joins](Config::join) a cluster ends
     /// within about a second. Any other start ends once it has completed its current work. Until
-    /// then it keeps the data directory and the port. The cluster may already have added the node
-    /// as a member; as after [`JoinErrorKind::TimedOut`](crate::cluster::JoinErrorKind::TimedOut), a later
-    /// start on the same directory becomes that member.
+    /// its end, a cancelled start keeps the data directory and the port. The cluster may already
+    /// have added the node as a member; as after
+    /// [`JoinErrorKind::TimedOut`](crate::cluster::JoinErrorKind::TimedOut), a later start on the
+    /// same directory becomes that member.
     ///
     /// # Errors
     /// See [`StartError`]. After an error nothing keeps running.
@@ -151,9 +152,9 @@ impl Node {
     }
 
     /// Waits until this node serves linearizable calls: a quorum follows a leader, and this node
-    /// has applied everything that was committed before. This holds only for the moment. If the
-    /// leader fails later, calls wait for the next leader. Waits up to [`Config::call_deadline`],
-    /// or up to [`ReadyCall::deadline`] if that is set.
+    /// has applied everything that was committed before. If the leader fails later, calls wait for
+    /// the next leader. Waits up to [`Config::call_deadline`] or, if it is set, up to
+    /// [`ReadyCall::deadline`].
     ///
     /// # Errors
     /// - [`Error::Deadline`]: no leader served in time.
@@ -181,9 +182,9 @@ impl Node {
         Client::new(Arc::clone(&self.shared))
     }
 
-    /// Returns the node's own session. It is opened on first use, shared by all callers, and
-    /// reopened after it has ended. When the program restarts, the session of the previous run is
-    /// revoked.
+    /// Returns the node's own session. The session is opened on first use and shared by all
+    /// callers. After it has ended, the next call opens a new one. When the program restarts, the
+    /// session of the previous run is revoked.
     ///
     /// # Errors
     /// See [`Error`].
@@ -191,36 +192,35 @@ impl Node {
         self.session.get().await
     }
 
-    /// Returns the holder of the own session, for recipes that continue with the next session after
+    /// Returns the [`OwnSession`] of the node, for recipes that continue with a new session after
     /// one has ended.
     pub(crate) fn own_session(&self) -> &Arc<OwnSession> {
         &self.session
     }
 
-    /// Opens a separate session, in addition to the node's own. It is closed when its last handle
-    /// is dropped or the node is shut down. Unlike the node's own session, it survives a crash of
-    /// the program for its TTL. During that time it can be [resumed](Node::resume_session) here or
-    /// on another node.
+    /// Opens a separate session, in addition to the node's own. The session is closed when its last
+    /// handle is dropped or the node is shut down. Unlike the node's own session, it survives a
+    /// crash of the program for its TTL. During that time the session can be
+    /// [resumed](Node::resume_session) on this or another node.
     pub fn open_session(&self) -> OpenSession {
         OpenSession::on(self.client(), false)
     }
 
     /// Resumes a session that was opened with [`Node::open_session`], in an earlier run of this
     /// program or on another node. Any other lease can be resumed as well, except a node's own
-    /// session. The keys of the lease stay, and this node renews it from now on. Returns after a
-    /// renewal that was sent after the call has been confirmed. Until then the session is not
-    /// considered valid.
+    /// session. The keys of the lease stay, and this node renews the lease from now on. The call
+    /// returns once a renewal that it sent has been confirmed.
     ///
     /// Several nodes may keep one lease alive at the same time, and the session is valid on all of
-    /// them. It ends when the last of them stops renewing it, or for all of them when one closes
-    /// it; the others notice when they have applied the revocation. To move a session,
-    /// [detach](Session::detach) it first. Resuming a lease twice on one node returns a second
-    /// handle on the same session.
+    /// them. The session ends when the last of these nodes stops renewing it. If one node closes
+    /// the session, it ends on all of them, as soon as each node has applied the revocation. To
+    /// move a session, [detach](Session::detach) it first. Resuming a lease twice on one node
+    /// returns a second handle on the same session.
     ///
-    /// Everything bound to the lease stays. This includes queue items that an earlier run has taken
-    /// and not acknowledged. No other taker receives them while this session lives, because another
-    /// node may still work on them. A program that resumes sessions should therefore take from
-    /// queues with a session that it does not resume.
+    /// Everything bound to the lease stays. Among these keys are the claims of queue items that an
+    /// earlier run has taken and not acknowledged. No other taker receives these items while the
+    /// session lives, because another node may still work on them. A program that resumes sessions
+    /// should therefore take from queues with a session that it does not resume.
     ///
     /// # Errors
     /// - [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound): the lease does not exist or has
@@ -247,13 +247,13 @@ impl Node {
         ResumeSession::new(self, lease)
     }
 
-    /// Returns the node's status, as of the last iteration of its driver thread.
+    /// Returns the status that the node's driver thread published last.
     pub fn status(&self) -> NodeStatus {
         self.shared.status.borrow().clone()
     }
 
     /// Returns the node's term, as in [`status`](Self::status), without copying the rest of the
-    /// status. Suitable for calls on every request.
+    /// status. Cheap enough to be called for every request.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -318,7 +318,8 @@ impl Node {
     pub async fn wait_for(&self, mut condition: impl FnMut(&NodeStatus) -> bool) -> NodeStatus {
         let mut told = self.shared.status.subscribe();
         loop {
-            // Copy the status, so that `condition` may take its time and may call this node.
+            // Copy the status to release the channel's lock: `condition` may be slow and may call
+            // this node.
             let status = told.borrow_and_update().clone();
             if status.role == Role::Stopped || condition(&status) {
                 return status;
@@ -349,12 +350,12 @@ impl Node {
     }
 
     /// Transfers leadership to a member or, with `None`, to the most up-to-date voter. Does nothing
-    /// if this node is not the leader, or if it is the requested member itself.
+    /// if this node is not the leader, or if `to` is this node.
     ///
     /// # Errors
     /// Returns [`Error::NoTransferee`] if the transfer is not possible, [`Error::Deadline`] if it
     /// was not completed in time, and [`Error::Busy`] if too many transfers are in progress. After
-    /// an error the leader stays.
+    /// an error, the leader is unchanged.
     pub async fn transfer_leadership(&self, to: Option<NodeId>) -> Result<(), Error> {
         Ok(self.shared.transfer(to, self.shared.deadline(None)).await?)
     }
@@ -370,17 +371,17 @@ impl Node {
     }
 
     /// Reserves a member id for a node that joins later with this address (`host:port`), and
-    /// returns the id. The reservation is used once. Until then
-    /// [`Member::is_taken`](crate::cluster::Member::is_taken) is `false`, and the reserved member neither
-    /// votes nor counts towards a quorum.
+    /// returns the id. One node can use the reservation. Until a node has used it,
+    /// [`Member::is_taken`](crate::cluster::Member::is_taken) is `false`, and the reserved member
+    /// neither votes nor counts towards a quorum.
     ///
-    /// A node that joins on a reservation as [`Voter`](MemberRole::Voter) starts as a learner. It
-    /// is promoted automatically as soon as it has caught up and enough voters are connected. A
-    /// reserved [`Learner`](MemberRole::Learner) stays a learner. A node that joins with an address
-    /// that is not reserved becomes a learner.
+    /// If the reservation is for a [`Voter`](MemberRole::Voter), the joining node starts as a
+    /// learner. The cluster promotes it as soon as it has caught up and enough voters are
+    /// connected. If the reservation is for a [`Learner`](MemberRole::Learner), the node stays a
+    /// learner. A node that joins with an address that is not reserved becomes a learner.
     ///
-    /// Returns when this node has applied the change, and succeeds if the address is already
-    /// reserved. [`remove_member`](Self::remove_member) cancels a reservation.
+    /// Returns when this node has applied the change. Succeeds without a change if the address is
+    /// already reserved. [`remove_member`](Self::remove_member) cancels a reservation.
     ///
     /// # Errors
     /// Returns [`Error::Members`] if the change was rejected and nothing was changed. After
@@ -411,10 +412,10 @@ impl Node {
     /// then dial both addresses until the member has been started with the new one. Returns when
     /// this node has applied the change.
     ///
-    /// A member that moves alone does not need this, because it announces its new address when it
-    /// starts. Use it when most members of a cluster move at once, so that they can still find each
-    /// other. For a [reserved member](Self::reserve_member) the address is changed at once. Passing
-    /// the current address cancels the move.
+    /// If one member moves alone, this call is not needed, because the member announces its new
+    /// address when it starts. Call this if most members of a cluster move at once, so that they
+    /// can still find each other. The address of a [reserved member](Self::reserve_member) is
+    /// changed at once. Passing the current address cancels the move.
     ///
     /// # Errors
     /// Returns [`Error::Members`] if `address` is not valid,
@@ -450,8 +451,8 @@ impl Node {
     }
 
     /// Promotes a learner to a voter. The learner must have caught up, and enough voters must be
-    /// connected. Returns when this node has applied the change, and succeeds if the member is
-    /// already a voter.
+    /// connected. Returns when this node has applied the change. Succeeds without a change if the
+    /// member is already a voter.
     ///
     /// # Errors
     /// Returns [`Error::Members`] if the change was rejected and nothing was changed. After
@@ -460,9 +461,10 @@ impl Node {
         self.step(MembershipRequest::Promote(member)).await
     }
 
-    /// Removes a member permanently. Its id is never used again, and its node stops when it learns
-    /// of the removal. A leader that is to be removed transfers leadership first. Returns when this
-    /// node has applied the change, and succeeds if the member is already removed.
+    /// Removes a member permanently. The id of the member is never used again, and its node stops
+    /// when it learns of the removal. A leader that is to be removed transfers leadership first.
+    /// Returns when this node has applied the change. Succeeds without a change if the member is
+    /// already removed.
     ///
     /// # Errors
     /// Returns [`Error::Members`] if the change was rejected and nothing was changed, for example
@@ -478,12 +480,13 @@ impl Node {
     }
 
     /// Writes a copy of this node's state to a file and returns its id. The copy contains the store
-    /// at one revision. It is read back and verified before it gets its final name, and replaces an
-    /// existing file. Reads and writes continue meanwhile.
+    /// at one revision. The copy is read back and verified before it gets its final name. An
+    /// existing file with that name is replaced. Reads and writes of the store continue while the
+    /// backup is written.
     ///
     /// The state is that of the local replica, which may lag behind the leader. For a copy that
     /// includes the latest writes, make a linearizable read first. One backup is written at a time,
-    /// and up to four may wait.
+    /// and at most four further calls may wait.
     ///
     /// # Errors
     /// - [`Error::Backup`]: the backup could not be written, or the replica has no state of its
@@ -557,8 +560,8 @@ impl NodeLink {
     }
 }
 
-/// Determines the node's member id and cluster: from its data directory, from its configuration, or
-/// from the members that it joins through.
+/// Determines the node's member id and cluster from its data directory, from its configuration, or
+/// from the members to which it sends its join request.
 fn begin(
     env: &Env,
     checked: &Checked,
@@ -575,7 +578,7 @@ fn begin(
     {
         let why = |why| StartError::Data {
             kind: DataErrorKind::Foreign,
-            why: format!("{} {why}", checked.dir().display()),
+            why: format!("{}: {why}", checked.dir().display()),
         };
         let mut settings =
             checked.belongs(node, cluster, || is_founded(env, checked.dir())).map_err(why)?;
@@ -603,8 +606,8 @@ fn begin(
     Ok((settings, Some(Joined { disk, founders: told.founding })))
 }
 
-/// Runs blocking disk work on its own thread, so that it does not block an executor. The work can
-/// check whether the caller still waits for the result.
+/// Runs blocking disk work on a separate thread, so that the work does not block an executor. The
+/// work can check whether the caller still waits for the result.
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {

@@ -8,7 +8,8 @@ use crate::node::Shared;
 
 use super::{Client, Effect, Error, OpenSession, Session};
 
-/// A session that is opened on first use, shared by all callers, and reopened after it has ended.
+/// A session that is opened on first use, shared by all callers, and replaced by a new session
+/// after it has ended.
 #[derive(Debug)]
 pub(crate) struct OwnSession {
     client: Client,
@@ -16,7 +17,7 @@ pub(crate) struct OwnSession {
 }
 
 impl OwnSession {
-    /// Creates the holder of the own session of the client's node.
+    /// Creates the value for the client's node, without opening a session yet.
     pub(crate) fn of(client: Client) -> Arc<Self> {
         Arc::new(Self { client, session: Mutex::new(None) })
     }

@@ -16,7 +16,7 @@ impl Scope {
 
     pub(crate) fn key(&self, key: Bytes) -> Bytes {
         if self.0.is_empty() || key.is_empty() {
-            // Leave an empty key empty, so that it is rejected as such.
+            // Leave an empty key empty, so that the request is rejected because of its empty key.
             return key;
         }
         [&self.0[..], &key[..]].concat().into()

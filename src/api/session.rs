@@ -13,16 +13,17 @@ use super::Client;
 use super::call::Answer;
 use super::{Effect, Error, Node};
 
-/// A lease that this node renews from its own thread, independent of the host program's executor.
-/// Keys that are attached to [`Session::lease`] live as long as the session. Cheap to clone.
+/// A lease that this node renews from its own thread, independent of the program's async executor.
+/// Keys that are attached to [`Session::lease`] live as long as the session. A session is cheap to
+/// clone.
 ///
 /// A session considers its lease valid until [`Session::valid_until`], on this machine's boot-time
 /// clock. When that time passes without a confirmed renewal, the session has ended for good.
 ///
 /// A session is closed in the background when its last handle is dropped. The guard of a lock
 /// counts as a handle, and the node holds a handle on the session of [`Node::session`].
-/// [`Session::close`] waits until the session is closed. [`Session::detach`] leaves the lease to a
-/// node that resumes it.
+/// [`Session::close`] waits until the session is closed. [`Session::detach`] stops renewing the
+/// lease without revoking it, so that another node can resume the session.
 ///
 /// The end of a session has these effects:
 ///
@@ -44,7 +45,7 @@ impl Session {
         Self { claim: Arc::new(claim) }
     }
 
-    /// Returns the lease of the session, to which keys can be attached.
+    /// Returns the lease of the session. Keys can be attached to this lease.
     pub fn lease(&self) -> LeaseId {
         self.shared_session().lease
     }
@@ -61,8 +62,8 @@ impl Session {
         self.shared_session().delay
     }
 
-    /// Returns the label, which other nodes see. It is empty for a lease that was granted with
-    /// [`Client::grant`] and resumed.
+    /// Returns the label, which other nodes see. The label is empty for a lease that was granted
+    /// with [`Client::grant`] and resumed.
     pub fn label(&self) -> &str {
         &self.shared_session().label
     }
@@ -73,8 +74,8 @@ impl Session {
     }
 
     /// Returns the time until which the lease is guaranteed to live without further renewals.
-    /// Compare it with [`Node::now`]. After the session has ended, returns a time in the distant
-    /// past, [`Moment::default`].
+    /// Compare this time with [`Node::now`]. After the session has ended, returns a time in the
+    /// distant past, [`Moment::default`].
     pub fn valid_until(&self) -> Moment {
         match self.end() {
             Some(_) => Moment::default(),
@@ -114,13 +115,13 @@ impl Session {
         .await
     }
 
-    /// Waits until renewals are overdue or the session has ended, and returns the state. Use it to
-    /// stop work that must not continue without the session, or to step down. Returns at once if
-    /// this is already the case.
+    /// Waits until renewals are overdue or the session has ended, and returns the state. Use this
+    /// method to stop work that must not continue without the session, or to step down. Returns at
+    /// once if renewals are already overdue or the session has already ended.
     ///
     /// The state is computed from the clock at each poll. The node wakes the task within a quarter
-    /// of a heartbeat. A session with overdue renewals may recover, and this method can then be
-    /// called again.
+    /// of a heartbeat. A session with overdue renewals may recover. This method can then be called
+    /// again.
     pub async fn at_risk(&self) -> SessionState {
         self.until(|standing| match standing {
             SessionState::RenewalOverdue(_) | SessionState::Ended(_) => Some(standing),
@@ -133,7 +134,8 @@ impl Session {
         let mut told = self.shared_session().watch();
         let mut change = pin!(async move {
             while told.changed().await.is_ok() {}
-            // The channel lives as long as the session, so it does not close and this line is not reached.
+            // The channel lives as long as the session, so it never closes and this line is never
+            // reached.
             pending::<()>().await;
         });
         poll_fn(|context| {
@@ -148,11 +150,12 @@ impl Session {
     /// the session is already closed or its lease has ended.
     ///
     /// # Errors
-    /// - [`Error::Deadline`]: the revocation was not confirmed in time. The node keeps trying,
-    ///   unless the session had already missed its renewals; then the lease expires by itself.
-    /// - [`Error::SessionEnded`]: nothing was done, because the session was detached, or because it
-    ///   has a lock delay and missed its renewals. In the second case the keys stay for the lock
-    ///   delay.
+    /// - [`Error::Deadline`]: the revocation was not confirmed in time. The node keeps trying to
+    ///   revoke the lease, unless the session had already missed its renewals. In that case the
+    ///   lease expires by itself.
+    /// - [`Error::SessionEnded`]: the lease was not revoked, because the session was detached, or
+    ///   because it has a lock delay and missed its renewals. If the session missed its renewals,
+    ///   its keys stay for the lock delay.
     pub async fn close(&self) -> Result<(), Error> {
         let (state, shared) = (self.shared_session(), self.shared());
         match state.finish(SessionEndReason::Closed, shared.now()) {
@@ -178,10 +181,10 @@ impl Session {
     }
 
     /// Detaches the session: stops renewing the lease without revoking it, so that
-    /// [`Node::resume_session`] can take it over later, here, on another node or in the next run of
-    /// the program. The session ends for all handles, and the keys stay for one TTL after the last
-    /// renewal. A lock guard of the session reports the loss, and its key stays, so that the hold
-    /// can be resumed.
+    /// [`Node::resume_session`] can take it over later, on this node, on another node or in the
+    /// next run of the program. All handles on the session report its end, and the keys stay for
+    /// one TTL after the last renewal. A lock guard of the session reports that the lock was lost,
+    /// but the guard's key stays, so that the hold can be resumed.
     ///
     /// A node's own session cannot be resumed: after a detach it expires.
     pub fn detach(self) -> LeaseId {
@@ -229,22 +232,22 @@ impl OpenSession {
         Self { ttl: settings.session_ttl, delay: Duration::ZERO, info, deadline: None, client }
     }
 
-    /// Sets the TTL: from [`Limits::SESSION_TTL_MIN`] (100 ms) to [`Limits::LEASE_TTL_MAX`] (285
-    /// years), otherwise the call fails with [`Error::SessionTtl`]. Default:
+    /// Sets the TTL, from [`Limits::SESSION_TTL_MIN`] (100 ms) to [`Limits::LEASE_TTL_MAX`] (285
+    /// years). Outside this range the call fails with [`Error::SessionTtl`]. Default:
     /// [`Config::session_ttl`](crate::Config::session_ttl).
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Sets the lock delay: if the session ends without being closed, its keys, and so its locks,
-    /// stay for at least this long. A holder that was paused or partitioned, and does not know yet
-    /// that it lost its locks, gets this time to stop its work. Use it if the protected resource
-    /// cannot check a [fencing token](crate::Token).
+    /// Sets the lock delay: if the session ends without being closed, its keys, which include its
+    /// locks, stay for at least this long. A holder that was paused or partitioned, and does not
+    /// know yet that it lost its locks, gets this time to stop its work. Set a lock delay if the
+    /// protected resource cannot check a [fencing token](crate::Token).
     ///
-    /// The lease is granted for the TTL plus the delay, and the session counts only the TTL.
-    /// Closing the session releases its keys at once; this includes dropping it and shutting the
-    /// node down. Default zero; at most [`Limits::LOCK_DELAY_MAX`], otherwise the call fails with
+    /// The lease is granted for the TTL plus the delay, but the session is valid only for the TTL.
+    /// Closing or dropping the session, or shutting the node down, deletes its keys at once.
+    /// Default zero. If the delay is longer than [`Limits::LOCK_DELAY_MAX`], the call fails with
     /// [`Error::LockDelay`].
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
@@ -309,8 +312,8 @@ impl ResumeSession {
 
     /// Sets the lock delay with which the session was opened. The cluster stores only the TTL of
     /// the lease, which includes the delay; the session's own TTL is the difference. Default zero:
-    /// the session then uses the whole TTL of the lease, which is safe, but leaves no delay. At
-    /// most [`Limits::LOCK_DELAY_MAX`], and shorter than the TTL of the lease.
+    /// the session then uses the whole TTL of the lease, which is safe, but leaves no lock delay.
+    /// The delay must be at most [`Limits::LOCK_DELAY_MAX`] and shorter than the TTL of the lease.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self

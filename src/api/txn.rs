@@ -7,8 +7,8 @@ use crate::model::{Command, Compare, Op, Reply, Txn, TxnReply};
 use super::call::Consistency;
 use super::{Client, Error};
 
-/// A transaction: if all compares hold, runs the first list of operations, otherwise the second. It
-/// is atomic; see [`Client::txn`].
+/// An atomic transaction: if all compares hold, runs the first list of operations, otherwise the
+/// second list. See [`Client::txn`].
 ///
 /// ```
 /// # use bowline::{Blocking, Compare, Config, Node, Op};
@@ -66,8 +66,8 @@ impl TxnCall {
         self
     }
 
-    /// Reads the local replica without contacting the leader. Only has an effect on transactions
-    /// that write nothing.
+    /// Reads the local replica without contacting the leader. This option has an effect only on
+    /// transactions that write nothing.
     pub fn local(mut self) -> Self {
         self.consistency = Consistency::Local;
         self
@@ -81,9 +81,8 @@ impl TxnCall {
         self
     }
 
-    /// Runs the transaction. A transaction that writes nothing in either branch is a read: it does
-    /// not go through the log, and is linearizable nevertheless, even if it consists only of
-    /// compares.
+    /// Runs the transaction. A transaction that writes nothing in either branch is a linearizable
+    /// read and is not appended to the log.
     ///
     /// # Errors
     /// See [`Error`]. If any operation is rejected, no operation is applied.

@@ -19,12 +19,13 @@ use super::{
 
 impl Client {
     /// Returns a client that acts on behalf of `caller`. A call that the users and roles of the
-    /// cluster forbid is rejected with [`AuthError`]. Writes are authorized when they are
-    /// applied, against the access table at that point. Reads are authorized before and after they
-    /// are made, and watches with every batch.
+    /// cluster forbid is rejected with [`AuthError`]. A write is authorized when it is applied,
+    /// against the current access table. A read is authorized before and after it is made. A watch
+    /// is authorized with every batch of events.
     ///
-    /// The program itself has full access through its own clients. It must authenticate the caller
-    /// on its own; [`User::password`](crate::auth::User) and [`Access::secret`] help with that.
+    /// The embedding program has full access through its other clients. The program must
+    /// authenticate the caller itself, for example with [`User::password`](crate::auth::User) and
+    /// [`Access::secret`].
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node, auth::{Access, AccessChange, AccessGrant, Caller, Rights, Secret, ROOT}};
@@ -54,13 +55,13 @@ impl Client {
         UserClient(Client { caller: Some(Arc::new(caller)), ..self.clone() })
     }
 
-    /// Returns the users and roles as known to the local replica. They may lag behind the leader,
-    /// but are never older than the results of earlier reads through this node.
+    /// Returns the users and roles as known to the local replica. The result may lag behind the
+    /// leader, but is never older than the results of earlier reads through this node.
     pub fn access(&self) -> Arc<Access> {
         self.shared.reader.access()
     }
 
-    /// Returns the users and roles. Linearizable.
+    /// Returns the users and roles with a linearizable read.
     ///
     /// # Errors
     /// See [`Error`].
@@ -78,7 +79,7 @@ impl Client {
         Ok(self.propose(Command::Access(change), None).await?.revision())
     }
 
-    /// Authorizes a read of this client's caller against the current access table.
+    /// Authorizes a read by the user of this client against the current access table.
     pub(crate) fn may(
         &self,
         read: impl Fn(&Access, &Caller) -> Result<(), AuthError>,
@@ -105,8 +106,8 @@ impl Client {
     /// Authorizes the delivery of a watch batch.
     pub(crate) fn may_watch(&self, keys: &KeyRange) -> Result<(), WatchError> {
         let judged = self.may(|access, caller| {
-            // A watch outlives changes to other users. Use the current revision of the access
-            // table, so that such a change does not end the watch.
+            // A watch must survive changes to other users. Use the current revision of the access
+            // table, so that a change to another user does not end the watch.
             let caller = Caller { revision: access.revision(), ..caller.clone() };
             access.may_read(&caller, keys)
         });
@@ -122,8 +123,8 @@ impl Client {
     }
 }
 
-/// Reads, writes and watches the store on behalf of a caller; see [`Client::as_user`]. Cheap to
-/// clone. Every call that it offers is authorized. Locks and the other recipes are available only
+/// Reads, writes and watches the store on behalf of a user; see [`Client::as_user`]. Cheap to
+/// clone. Every call of this client is authorized. Locks and the other recipes are available only
 /// to the program itself.
 #[derive(Clone, Debug)]
 pub struct UserClient(pub(super) Client);
@@ -162,14 +163,15 @@ impl UserClient {
     }
 
     /// Like [`Client::txn`]. The caller needs read permission for all compared keys. For the
-    /// operations in both branches, at any depth, it needs the same permissions as for separate
-    /// calls.
+    /// operations in both branches, including nested transactions, the caller needs the same
+    /// permissions as for separate calls.
     pub fn txn(&self) -> TxnCall {
         self.0.txn()
     }
 
-    /// Like [`Client::watch`]. The caller needs read permission for the whole range, when the watch
-    /// starts and with every batch. Without it, the watch ends with [`WatchError::Denied`].
+    /// Like [`Client::watch`]. The caller needs read permission for the whole range when the watch
+    /// starts and with every batch. Without the permission, the watch ends with
+    /// [`WatchError::Denied`].
     pub fn watch(&self, keys: impl Into<KeyRange>) -> WatchCall {
         self.0.watch(keys)
     }

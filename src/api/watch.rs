@@ -35,7 +35,7 @@ impl WatchCall {
         self
     }
 
-    /// Delivers the row before each change, too.
+    /// Adds to each event the row before the change.
     pub fn prev_kv(mut self) -> Self {
         self.request.prev_kv = true;
         self
@@ -48,8 +48,8 @@ impl WatchCall {
     }
 
     /// Limits the wait for the start of the watch. A watch that starts after the current revision
-    /// must wait if this member has no state of its cluster yet. A watch with [`WatchCall::from`]
-    /// never waits.
+    /// must wait if this member has not received the state of its cluster yet. A watch with
+    /// [`WatchCall::from`] never waits.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -58,7 +58,7 @@ impl WatchCall {
 }
 
 impl WatchCall {
-    /// Starts the watch at once, without waiting for a state.
+    /// Starts the watch at once, without waiting for the state of the cluster.
     pub(crate) fn begin(self) -> Result<Watch, Error> {
         let Self { client, request, .. } = self;
         let range = crate::model::Range::new(request.range.clone());
@@ -86,11 +86,11 @@ impl IntoFuture for WatchCall {
     }
 }
 
-/// A stream of changes to a range of keys, read from the local replica. It delivers every change
-/// once, in order, and all changes of one revision together.
+/// A stream of changes to a range of keys, read from the local replica. A watch delivers every
+/// change once, in order, and all changes of one revision together.
 ///
-/// A slow consumer does not affect others. It catches up from the store's history. If that history
-/// has been compacted meanwhile, the watch ends with an error.
+/// A slow consumer does not delay other watches. It catches up from the store's history. If the
+/// missing part of the history has been compacted, the watch ends with an error.
 ///
 /// ```
 /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -127,8 +127,8 @@ impl Watch {
         self.strip(batch)
     }
 
-    /// Requests a batch without events, delivered after all changes up to the current revision. Its
-    /// `revision` states the progress of the watch.
+    /// Requests a batch without events, delivered after all changes up to the current revision. The
+    /// `revision` of that batch states the progress of the watch.
     pub fn request_progress(&mut self) {
         self.watcher.request_progress();
     }
@@ -144,7 +144,8 @@ impl Watch {
         Revision(self.watcher.resume().get() - 1)
     }
 
-    /// Returns the next batch if one is available. On `Pending` no wake-up is registered.
+    /// Returns the next batch if one is available. If none is available, returns `Pending` without
+    /// registering a waker.
     pub(crate) fn try_next(&mut self) -> Poll<Option<Result<WatchBatch, WatchError>>> {
         if self.denied {
             return Poll::Ready(None);

@@ -43,7 +43,7 @@ pub(crate) enum GateRejection {
     #[error("invalid raft message: {0}")]
     Bytes(#[from] WireError),
     /// The message claims another sender.
-    #[error("the message claims to be from member {claimed}, which is not the sender")]
+    #[error("the message claims to be from member {claimed}")]
     Sender {
         /// The claimed sender.
         claimed: u64,
@@ -58,7 +58,7 @@ pub(crate) enum GateRejection {
     #[error("the message claims to be from this member itself")]
     Oneself,
     /// The sender was removed from the cluster.
-    #[error("the sender was removed from the cluster")]
+    #[error("the sender of the message was removed from the cluster")]
     Removed,
     /// An invalid snapshot, or one that is not sent to this member.
     #[error("the message contains an invalid snapshot")]
@@ -70,7 +70,7 @@ pub(crate) enum GateRejection {
         kind: i32,
     },
     /// A term that no member can have.
-    #[error("the message has the impossible term {term}: this member is at term {mine}")]
+    #[error("the message has the invalid term {term}: this member is at term {mine}")]
     Term {
         /// The term in the message.
         term: u64,
@@ -86,30 +86,27 @@ pub(crate) enum GateRejection {
         value: u64,
     },
     /// A field that this kind of message does not have, or that must have other contents.
-    #[error("the message has an unexpected field: {name}")]
+    #[error("the message has an unexpected {name}")]
     Field {
         /// Name of the field.
         name: &'static str,
     },
     /// Entries that do not follow one another.
-    #[error("entry {index} of term {term} does not follow the entry before it")]
+    #[error("entry {index} of term {term} is out of order in the message")]
     Entries {
         /// Index of the first entry that does not fit.
         index: u64,
         /// Term of that entry.
         term: u64,
     },
-    /// The sender's log differs from this member's log at a committed index, so one of the two logs
-    /// is damaged.
-    #[error("the sender's log differs from this member's log at the committed entry {index}")]
+    /// The sender's log differs from this one at a committed index. One of the two is damaged.
+    #[error("the sender's log differs at entry {index}, which is committed here")]
     Contradiction {
         /// The index.
         index: LogIndex,
     },
     /// The sender claims to lead a term that has another leader.
-    #[error(
-        "the sender claims to lead term {term}, but member {leader} is the leader of that term"
-    )]
+    #[error("the sender claims to lead term {term}, whose leader is {leader}")]
     SecondLeader {
         /// The term.
         term: Term,

@@ -30,19 +30,19 @@ pub(super) const CHANGE_BYTES_MAX: usize = 4 << 10;
 #[non_exhaustive]
 pub(crate) enum ChangeError {
     /// The bytes are longer than any change.
-    #[error("encoded change of {bytes} bytes exceeds the limit of {CHANGE_BYTES_MAX} bytes")]
+    #[error("membership change of {bytes} bytes exceeds the limit of {CHANGE_BYTES_MAX} bytes")]
     TooLong {
         /// Length in bytes.
         bytes: usize,
     },
     /// The bytes are not valid protobuf.
-    #[error("invalid protobuf: {0}")]
+    #[error("membership change is not valid protobuf: {0}")]
     Protobuf(String),
     /// The contained change cannot be decoded.
     #[error(transparent)]
     Change(#[from] CodecError),
     /// The encoding differs from the one that a member writes for this change.
-    #[error("the encoded change is not in canonical form")]
+    #[error("membership change is not encoded in canonical form")]
     NotCanonical,
 }
 

@@ -39,7 +39,7 @@ pub(crate) enum WireError {
         bytes: usize,
     },
     /// More entries than any message contains.
-    #[error("the message contains more than {ENTRIES_MAX} entries")]
+    #[error("message has more than {ENTRIES_MAX} entries")]
     TooManyEntries,
     /// An entry is longer than any that a member proposes.
     #[error("entry of {bytes} bytes exceeds the limit of {ENTRY_BYTES_MAX} bytes")]
@@ -51,13 +51,13 @@ pub(crate) enum WireError {
     #[error("invalid membership change: {0}")]
     Change(#[from] ChangeError),
     /// A snapshot is longer than any that a member sends.
-    #[error("encoded snapshot id of {bytes} bytes exceeds the limit of {SNAPSHOT_BYTES_MAX} bytes")]
+    #[error("snapshot of {bytes} bytes exceeds the limit of {SNAPSHOT_BYTES_MAX} bytes")]
     SnapshotTooLong {
         /// Length in bytes.
         bytes: usize,
     },
     /// The input ends inside a field.
-    #[error("the message ends inside a field")]
+    #[error("message ends inside a field")]
     Truncated,
     /// A field that this version does not know, or that has another type.
     #[error("unexpected field {field} of wire type {wire_type} in {part}")]
@@ -70,10 +70,10 @@ pub(crate) enum WireError {
         wire_type: u8,
     },
     /// A number of more than 64 bits.
-    #[error("the message contains a number of more than 64 bits")]
+    #[error("message contains a number of more than 64 bits")]
     Overlong,
     /// A kind of message or entry that this version does not know.
-    #[error("{part} of unknown kind {kind}")]
+    #[error("message contains a {part} of the unknown kind {kind}")]
     Kind {
         /// The part: a message or an entry.
         part: &'static str,
@@ -81,7 +81,7 @@ pub(crate) enum WireError {
         kind: u64,
     },
     /// A field is empty, occurs twice, or is encoded in more bytes than necessary.
-    #[error("field {field} of {part} is empty, repeated or overlong")]
+    #[error("field {field} of the {part} in a message is empty, repeated or overlong")]
     NotCanonical {
         /// The part that contains the field.
         part: &'static str,

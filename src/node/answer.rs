@@ -19,9 +19,9 @@ pub(crate) enum CallError {
     #[error(transparent)]
     Rejected(#[from] Rejection),
     /// A queue is full. Nothing was applied.
-    #[error("busy: too many open requests")]
+    #[error("too many open requests")]
     Busy,
-    /// Replicas differ and there is no majority. Nothing was applied.
+    /// The replicas differ, and no majority of them agrees. Nothing was applied.
     #[error("replicas differ without a majority: writes are rejected")]
     Diverged,
     /// The state has reached its quota. Nothing was applied.
@@ -31,7 +31,8 @@ pub(crate) enum CallError {
         bytes: u64,
         quota: u64,
     },
-    /// The disk of this node is full, or those of too many voters are. Nothing was applied.
+    /// The disk of this node is full, or the disks of too many voters are full. Nothing was
+    /// applied.
     #[error("no space left on the disk")]
     NoSpace,
     #[error("deadline exceeded")]
@@ -51,7 +52,7 @@ pub(crate) enum CallError {
         /// Whether the change was, or may still be, applied.
         maybe_applied: bool,
     },
-    /// The command was applied, but its reply was too large to be kept until this node learned of it.
+    /// The command was applied, but its reply was too large to be kept until this node received it.
     #[error("applied at revision {revision}, but the reply is no longer available")]
     AnswerLost {
         /// The revision of the store right after the command.
@@ -64,7 +65,7 @@ pub(crate) enum CallError {
     #[error(transparent)]
     NotResumed(ResumeSessionError),
     /// The backup could not be written.
-    #[error("{0}")]
+    #[error("backup failed: {0}")]
     Backup(Arc<str>),
     /// Leadership could not be transferred to the requested member.
     #[error("leadership transfer failed: the target must be a connected, up-to-date voter")]
@@ -77,9 +78,10 @@ pub(crate) enum CallError {
 pub enum StopReason {
     /// The program called `shutdown`.
     Shutdown,
-    /// A test killed it with `testing::Cluster::kill`, as if it had crashed.
+    /// A test killed the node with `testing::Cluster::kill`, as if the node had crashed.
     Killed,
-    /// The member was removed from the cluster. Its data directory cannot be used any more.
+    /// The member was removed from the cluster. The member's data directory cannot be used any
+    /// more.
     Removed,
     /// An internal failure, described by the text. The host process keeps running.
     Failed(Arc<str>),
@@ -108,8 +110,9 @@ impl fmt::Display for StopReason {
 /// The destination of the result of a call.
 pub(crate) enum ReplyTo<T> {
     Waiting(oneshot::Sender<CallResult<T>>),
-    /// A closure that the driver calls. It must return quickly and must not block. If it panics, the node stops, so
-    /// code that wakes other tasks uses [`waking`].
+    /// A closure that the driver calls with the result. The closure must return quickly and must
+    /// not block. If it panics, the node stops, so a closure that wakes other tasks does so inside
+    /// [`waking`].
     Call(Box<dyn FnOnce(CallResult<T>) + Send>),
     /// The result is discarded.
     Nobody,

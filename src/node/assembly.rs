@@ -44,14 +44,15 @@ pub(crate) enum StartError {
     #[error(transparent)]
     Entry(#[from] Fault),
     /// Consensus cannot start from the contents of the log.
-    #[error("{0}")]
+    #[error("consensus cannot start from the log: {0}")]
     Replay(String),
     /// There is no disk space to record the founders of the cluster.
-    #[error("the disk is full")]
+    #[error("cannot record the founders of the cluster: the disk is full")]
     Full,
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// The log begins after a state that no readable snapshot holds, and no other member is known.
+    /// The state before the beginning of the log is lost: no readable snapshot contains it, and no
+    /// other member is known that could send it.
     #[error(
         "state lost: the log begins at entry {base}, and no readable snapshot covers it; restore this node \
          from a backup or, if its cluster has other members, start it on this directory with one of them to \
@@ -60,10 +61,11 @@ pub(crate) enum StartError {
     StateLost {
         /// The last entry before the log begins.
         base: LogIndex,
-        /// The fault of each snapshot that was found.
+        /// The damage of each snapshot that was found, as a text.
         damaged: Vec<String>,
     },
-    /// The directory belongs to a member whose cluster is not founded yet, with other founders than configured.
+    /// The directory belongs to a member whose cluster is not founded yet, and lists other founders
+    /// than the configuration.
     #[error(
         "{dir} belongs to a member that has not founded its cluster yet, and its list of founding members \
          differs: start with the members (and the token) of its first start, or remove the directory, which \
@@ -126,10 +128,10 @@ pub(crate) struct Assembled {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Data that a member has received from its cluster when it joins, before it has a log.
+/// The answer to a join request, which the member has before it has a log.
 #[derive(Clone, Debug)]
 pub(crate) struct Joined {
-    /// The id of its disk, drawn before it asked to join.
+    /// The id of the member's disk, drawn before it asked to join.
     pub(crate) disk: DiskId,
     pub(crate) founders: wal::Founding,
 }
@@ -162,17 +164,18 @@ fn reconcile(settings: &mut Settings, members: &Members) {
     }
 }
 
-/// Returns whether the log in `dir` belongs to a member whose cluster is founded. Returns true for a log that cannot
-/// be read, because opening it reports the error.
+/// Returns whether the log in `dir` belongs to a member whose cluster is founded. Also returns true
+/// if the log cannot be read: the caller then opens it and gets the error.
 pub(crate) fn is_founded(env: &Env, dir: &Path) -> bool {
     let examined = wal::examine(env, dir).ok().flatten();
     examined.is_none_or(|log| log.recovered.founding.is_some())
 }
 
-/// Returns which member of which cluster the data in `dir` belongs to, or `None` if there is no data.
+/// Returns the member and the cluster to which the data in `dir` belongs, or `None` if there is no
+/// data.
 ///
 /// # Errors
-/// The data cannot be read.
+/// Fails if the data cannot be read.
 pub(crate) fn whose(env: &Env, dir: &Path) -> Result<Option<(NodeId, ClusterId)>, StartError> {
     let found = wal::peek(env, dir)?;
     Ok(found.map(|(identity, _)| (identity.node, identity.cluster)))
@@ -255,7 +258,7 @@ impl Assembly {
         self.settings.node
     }
 
-    /// Returns the members to connect to at first, with their addresses.
+    /// Returns the members to which this node connects first, with their addresses.
     pub(crate) fn contacts(&self) -> BTreeMap<NodeId, Vec<String>> {
         let mut roster = Roster::new(self.settings.node, self.settings.members.clone());
         roster.update(self.loaded.machine.members());
@@ -281,7 +284,7 @@ impl Assembly {
     /// Connects the parts to `network` and returns them.
     ///
     /// # Errors
-    /// Consensus cannot start from the contents of the log.
+    /// Fails if consensus cannot start from the contents of the log.
     pub(crate) fn finish(self, network: Box<dyn Network>) -> Result<Assembled, StartError> {
         let Self { settings, env, opened, folder, loaded, warm, inbox, identity, bells, meters } =
             self;
@@ -357,8 +360,8 @@ struct Loaded {
     newest: Option<(SnapshotId, Members)>,
     /// Bytes of the entries that were applied after the newest snapshot.
     log_bytes: u64,
-    /// If the state before the log cannot be read: the index that a replacement must cover. The machine is empty
-    /// then.
+    /// If the state before the log cannot be read, the index that a replacement must cover. In this
+    /// case the machine is empty.
     lost: Option<LogIndex>,
     /// Members from which to fetch that state, taken from the head of a damaged snapshot.
     named: BTreeMap<NodeId, Contact>,
@@ -376,10 +379,11 @@ fn load(
         Some(loaded) => loaded,
         None => load_snapshot(folder, settings, opened)?,
     };
-    // The snapshot of a restored cluster names no members until the founders have met. Only a snapshot that names
-    // members can be sent to peers.
+    // Until its founders have met, the snapshot of a restored cluster names no members. Such a
+    // snapshot cannot be sent to peers, so ignore it.
     loaded.newest.take_if(|(_, members)| members.rows().is_empty());
-    // Requests of earlier incarnations have no caller any more.
+    // Keep only the replies to requests of this incarnation: requests of earlier incarnations have
+    // no caller any more.
     loaded.machine.answer_only(settings.node, opened.recovered.incarnation);
     if loaded.lost.is_none() {
         let recovered = &opened.recovered;
@@ -406,7 +410,8 @@ fn load_warm(
     let (last, log) = (recovered.last, reader.clone());
     let fits = move |index, term| (least..=last).contains(&index) && log.term(index) == Some(term);
     let machine = warm.load(settings.machine_options(), fits)?;
-    // The warm copy holds applied, hence committed, entries. The commit index that the log has on disk may be older.
+    // The warm copy contains only applied entries, which are committed. The commit index that the
+    // log has on disk may be older.
     let commit = &mut recovered.hard_state.commit;
     *commit = machine.applied().max(*commit);
     let newest = sound_snapshot(folder);
@@ -437,7 +442,7 @@ fn load_snapshot(
         if candidate.index < base {
             break;
         }
-        // The log does not know of a snapshot that was received just before a crash.
+        // The snapshot was received just before a crash, so the log does not know of it.
         if opened.reader.term(candidate.index) != Some(candidate.term) {
             continue;
         }
@@ -466,8 +471,8 @@ fn load_snapshot(
         None => {
             let machine = Machine::new(settings.machine_options());
             if base > LogIndex(1) {
-                // Checks whether there is another member to ask. A member that founded its cluster alone may have
-                // peers by now.
+                // Checks whether another member can be asked for the state. Even a member that
+                // founded its cluster alone may have peers by now.
                 let named = members_named(folder);
                 let vote = &recovered.hard_state.vote;
                 let mut known = settings.members.keys().chain(named.keys()).chain(vote);
@@ -485,8 +490,8 @@ fn load_snapshot(
     Ok(Loaded { machine, newest, log_bytes: 0, lost: None, named: BTreeMap::new() })
 }
 
-/// Returns the members that the newest snapshot with a readable head names. The rest of such a snapshot may be
-/// damaged, but its head still tells from which members to fetch the state.
+/// Returns the members that the newest snapshot with a readable head names. Even if the rest of the
+/// snapshot is damaged, its head lists the members from which the state can be fetched.
 fn members_named(folder: &Folder) -> BTreeMap<NodeId, Contact> {
     let found = folder.list().unwrap_or_default();
     let Some(reader) = found.iter().find_map(|found| folder.read(found).ok()) else {

@@ -1,6 +1,7 @@
-//! Writes backups on a thread of its own, because their destination is outside the data directory and may hang, for
-//! instance on a network disk. No other part of the node waits for this thread. The driver measures how long each
-//! step takes, releases the states that a hung backup pins, and reports the error to the callers.
+//! Writes backups on a separate thread, because the destination is outside the data directory and
+//! may hang, for instance on a network disk. No other part of the node waits for this thread. The
+//! driver measures how long each step takes. If a step takes too long, the driver reports an error
+//! to the callers and releases the state that the backup pins.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -15,24 +16,25 @@ use crate::snapshot::Folder;
 use super::answer::{CallError, ReplyTo, StopReason};
 use super::writing::{PART_BYTES, Writing, Written};
 
-/// Maximum number of backups that wait for the running one. More are rejected as busy, because each pins a state.
+/// Maximum number of backups that wait for the running one. Further backups are rejected as busy,
+/// because each waiting backup pins a state.
 const BACKUPS_MAX: usize = 4;
 
-/// Upper limit for the pause between two steps.
+/// Maximum pause between two steps.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// Time after which a disk that has not responded counts as hung.
 const STEP_MAX: Duration = Duration::from_secs(30);
 
-/// A state to be written.
+/// A backup to be written, with its state.
 struct Backup {
     image: Image,
-    /// An existing file is replaced once the new one is complete.
+    /// Path of the backup. An existing file is replaced once the new file is complete.
     path: PathBuf,
     reply: ReplyTo<SnapshotId>,
 }
 
-/// The handle that the driver holds.
+/// The driver's handle to the backup thread.
 pub(crate) struct Backups(Arc<Desk>);
 
 /// The part that runs on the backup thread.
@@ -54,7 +56,7 @@ struct Desk {
 struct BackupsState {
     waiting: VecDeque<Backup>,
     running: Option<BackupsRunning>,
-    /// The error for new requests, once no more backups are written.
+    /// Set once no more backups are written: the error for new requests.
     over: Option<CallError>,
 }
 
@@ -62,9 +64,10 @@ struct BackupsState {
 struct BackupsRunning {
     path: PathBuf,
     release: ImageRelease,
-    /// Time at which its last step began.
+    /// Time at which the last step of the backup began.
     step_began: Moment,
-    /// `None` once the caller was answered before the end: the disk hangs, or the node stops.
+    /// The caller. `None` if the caller was already answered, because the disk hung or the node has
+    /// stopped.
     reply: Option<ReplyTo<SnapshotId>>,
 }
 
@@ -85,7 +88,7 @@ impl Desk {
 }
 
 impl BackupsState {
-    /// Takes the callers of the running backup and of those that wait.
+    /// Takes the callers of the running backup and of the waiting backups.
     fn replies(&mut self) -> Vec<ReplyTo<SnapshotId>> {
         let running = self.running.as_mut().and_then(|running| running.reply.take());
         running.into_iter().chain(self.waiting.drain(..).map(|backup| backup.reply)).collect()
@@ -125,7 +128,7 @@ impl Backups {
         reply.send(Err(rejection));
     }
 
-    /// Fails the running backup and those that wait if the disk hangs.
+    /// If the disk hangs, fails the running backup and the waiting backups.
     pub(crate) fn look(&self, now: Moment) {
         let mut state = self.0.lock();
         let Some(running) = &state.running else { return };
@@ -199,7 +202,7 @@ impl BackupWorker {
                 Ok(Written::Done(id)) => return Some(Ok(id)),
                 Err(why) => return Some(Err(CallError::Backup(why.to_string().into()))),
             }
-            // Pauses for as long as the step took, to leave half of the disk time to other work.
+            // Pause for as long as the step took, to leave half of the disk time to other work.
             pause = self.clock.now().since(began).min(PAUSE_MAX);
         }
     }
@@ -295,7 +298,8 @@ mod tests {
             let why = format!("{:?}", answer.try_recv().unwrap().unwrap_err());
             assert!(why.contains("/away/one: the disk has not responded for 30 s"), "{why}");
         }
-        // The directory responds again: nothing is left of the failed backups, and the next one is written.
+        // The directory responds again: the failed backups leave no files behind, and the next
+        // backup is written.
         *is_back.0.lock().unwrap() = true;
         is_back.1.notify_all();
         until("it goes on forever", || desk.lock().running.is_none().then_some(()));

@@ -1,5 +1,6 @@
-//! Classifies the errors that keep a node from starting on its data directory, for programs that match on the kind.
-//! The texts for people are those of the errors in `assembly`, `origin`, `wal` and `snapshot`.
+//! Classifies the errors that keep a node from starting on its data directory, for programs that
+//! match on the kind. The error texts are defined in `assembly`, `restored_from`, `wal` and
+//! `snapshot`.
 
 use std::io;
 
@@ -15,34 +16,38 @@ use super::restored_from::OriginError;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum DataErrorKind {
-    /// Another node uses the directory, in this process or another one. Retry when that node has ended. If it is not
-    /// an earlier incarnation of this node, two configurations name one directory.
+    /// Another node uses the directory, in this process or another process. Retry when that node
+    /// has ended. If that node is not an earlier run of this node, two configurations contain the
+    /// same directory.
     InUse,
     /// The directory belongs to another member or cluster: its name, token, or list of founders differs from the
     /// configuration. Correct the configuration or the mount, and keep the directory.
     Foreign,
-    /// Durable data was changed or lost. This member may have acknowledged what is lost. Move the directory away and
-    /// replace the member ([`Config::replacing`](crate::Config::replacing)). Never restart it with an empty directory
-    /// under its old name.
+    /// Durable data was changed or lost. This member may have acknowledged the lost data. Move the
+    /// directory away and replace the member ([`Config::replacing`](crate::Config::replacing)).
+    /// Never restart it with an empty directory under its old name.
     Damaged,
     /// A newer release wrote a format that this release cannot read. Start that release or a newer one.
     Newer,
-    /// The log continues from a state that no snapshot holds, and no other member is known. Start the node with a
-    /// member of its cluster to [join](crate::Config::join), or restore a backup.
+    /// The log continues from a state that no snapshot contains, and no other member is known.
+    /// Start the node with a member of its cluster to [join](crate::Config::join), or restore a
+    /// backup.
     StateLost,
     /// A restore into the directory was interrupted. Remove the directory, and restore again.
     HalfRestored,
     /// The disk or a disk quota is full. Nothing is lost. Free some space, and start again.
     NoSpace,
-    /// The operating system returned an error: the path is not a directory, a permission is missing, or the disk
-    /// failed. The data is not known to be damaged. A retry may help; the text says what failed.
+    /// The operating system returned an error: the path is not a directory, a permission is
+    /// missing, or the disk failed. There is no sign that the data is damaged. A retry may help.
+    /// The text states which operation failed.
     Io,
-    /// None of the above, and most likely a fault of Bowline. Keep the directory unchanged, and report the text.
+    /// Another error, most likely a fault of Bowline. Keep the directory unchanged, and report the
+    /// text.
     Other,
 }
 
 impl DataErrorKind {
-    /// Classifies an error of the disk from looking for the data of an earlier join.
+    /// Classifies a disk error that occurred while the node looked for the data of an earlier join.
     pub(crate) fn of_io(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Self::Damaged,
@@ -51,7 +56,7 @@ impl DataErrorKind {
         }
     }
 
-    /// Classifies an error in the record of the backup that the directory was restored from.
+    /// Classifies an error in the file that records from which backup the directory was restored.
     pub(crate) fn of_origin(error: &OriginError) -> Self {
         match error {
             OriginError::Interrupted { .. } => Self::HalfRestored,

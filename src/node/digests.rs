@@ -1,14 +1,16 @@
-//! Compares this replica with the others. At every [`EVERY`]th entry each member sends the digest of its applied
-//! state. A replica that differs from a majority is wrong and stops. If there is a difference without a majority, and
-//! the missing digests do not resolve it in time, no replica is known to be right. Writes are then rejected until
-//! some comparison, this one or a later one, has a majority. The leader proposes entries that change nothing in order
-//! to reach the next comparison.
+//! Compares this replica with the other replicas. At every [`EVERY`]th entry each member sends the
+//! digest of its applied state. A replica that differs from a majority is wrong and stops. If
+//! digests differ, no majority agrees, and the missing digests do not resolve the difference in
+//! time, no replica is known to be right. Writes are then rejected until this comparison or a later
+//! one has a majority. To reach the next comparison, the leader proposes entries that change
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{LogIndex, NodeId};
 
-/// Number of entries between two comparisons. A replica that has gone wrong is detected within twice as many.
+/// Number of entries between two comparisons. A replica that has diverged is detected within twice
+/// this number of entries.
 pub const EVERY: u64 = 128;
 
 /// Number of comparisons that are kept for members that lag.
@@ -22,12 +24,12 @@ const REST: u32 = 60;
 #[derive(Debug)]
 pub(crate) struct Digests {
     me: NodeId,
-    /// The members whose digests count.
+    /// The voters, whose digests count.
     voters: BTreeSet<NodeId>,
     told: BTreeMap<LogIndex, BTreeMap<NodeId, u64>>,
     undecided: Option<UndecidedDigest>,
     patience_ticks: u32,
-    /// Ticks until the leader may force another comparison.
+    /// Number of ticks until the leader may force another comparison.
     rest_ticks: u32,
 }
 
@@ -35,7 +37,7 @@ pub(crate) struct Digests {
 #[derive(Debug)]
 struct UndecidedDigest {
     index: LogIndex,
-    /// Ticks in which missing digests may still resolve it.
+    /// Number of remaining ticks in which missing digests may resolve the difference.
     ticks_left: u32,
 }
 
@@ -48,27 +50,28 @@ pub(crate) enum DigestVerdict {
     Others(Vec<NodeId>),
     /// This member differs from a majority.
     Me,
-    /// There are differences, and no majority so far.
+    /// Digests differ, and no majority agrees so far.
     Nobody,
 }
 
 impl Digests {
-    /// Returns a table without digests. Members that have not sent theirs may resolve a difference within
-    /// `patience_ticks`.
+    /// Returns a table without digests. The digests of members that have not sent one yet may
+    /// resolve a difference within `patience_ticks`.
     pub(crate) fn new(me: NodeId, patience_ticks: u32) -> Self {
         let (voters, told) = (BTreeSet::new(), BTreeMap::new());
         Self { me, voters, told, undecided: None, patience_ticks, rest_ticks: 0 }
     }
 
-    /// Sets the voters, of which a majority decides. A learner compares itself with them, and its own digest does not
-    /// count for others.
+    /// Sets the voters, of which a majority decides. A learner compares its digest with theirs, and
+    /// a learner's digest is not counted by other members.
     pub(crate) fn set_voters(&mut self, voters: impl IntoIterator<Item = NodeId>) {
         self.voters = voters.into_iter().collect();
         let (voters, me) = (&self.voters, self.me);
         for told in self.told.values_mut() {
             told.retain(|node, _| *node == me || voters.contains(node));
         }
-        // The member that caused the difference may have been removed, and then nothing else would resolve it.
+        // If the member that caused the difference was removed, no later digest would resolve the
+        // difference.
         let is_open = |undecided: &UndecidedDigest| {
             self.told
                 .get(&undecided.index)
@@ -98,8 +101,8 @@ impl Digests {
             return DigestVerdict::Fine;
         }
         self.told.entry(index).or_default().insert(from, digest);
-        // Keeps the comparisons that this member takes part in, and prevents a peer from filling the table with
-        // future indexes.
+        // Keep the comparisons in which this member takes part, so that a peer cannot fill the
+        // table with future indexes.
         while self.told.len() > KEPT {
             let mine = self.told.iter().find(|(_, told)| !told.contains_key(&self.me));
             let oldest = *self.told.first_key_value().expect("it is not empty").0;
@@ -131,8 +134,8 @@ impl Digests {
         self.undecided.as_ref().is_some_and(|undecided| undecided.ticks_left == 0)
     }
 
-    /// Returns whether the leader should propose entries to reach the next comparison. This is due at once, and then
-    /// after each pause, since a member that was away may have come back.
+    /// Returns whether the leader should propose entries to reach the next comparison. A comparison
+    /// is due at once, and then after each pause, because a disconnected member may have come back.
     pub(crate) fn wants_another(&self) -> bool {
         self.is_undecided() && self.rest_ticks == 0
     }

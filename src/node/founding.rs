@@ -1,15 +1,18 @@
 //! Founds a cluster exactly once.
 //!
-//! A member on a new disk does not vote, propose or answer. The founder, which is the founding member with the lowest
-//! id, waits until it has met all founding members, each on a new disk. It then records the founders and the ids of
-//! their disks. The others take that list from the founder, or from any member that has it. If the disk of a member
-//! is not the one in the list, the member has lost its disk. It must not come back under its old id, because it may
-//! have voted and acknowledged entries that it no longer has. So two wiped disks out of three never form an empty
-//! quorum: at least one of the three still has the list and shows it to the others.
+//! A member on a new disk does not vote, propose or answer. The founder is the founding member with
+//! the lowest id. The founder waits until it has met all founding members, each on a new disk, and
+//! then records a list of the founders and the ids of their disks. The other founding members take
+//! this list from the founder, or from any member that has it. If a member's disk id differs from
+//! the list, the member has lost its disk. Such a member must not come back under its old id,
+//! because it may have voted and acknowledged entries that it no longer has. So two wiped disks out
+//! of three never form an empty quorum: the third member still has the list and shows it to the
+//! other two.
 //!
-//! Since there is one founder, members that share a quorum never have two lists. If the founder loses its disk after
-//! it has written the list, there are two cases. Either it meets a member that has the old list, and stops. Or it
-//! meets only members without a list, which have never taken part in anything.
+//! Since there is only one founder, members that share a quorum never have different lists. If the
+//! founder loses its disk after it has written the list, there are two cases. Either the founder
+//! meets a member that has the old list, and stops. Or it meets only members without a list, which
+//! have never taken part in consensus.
 
 use std::collections::BTreeMap;
 
@@ -18,16 +21,17 @@ use std::time::Duration;
 use crate::model::{DiskId, FoundingState, Hello, Moment, NodeId};
 use crate::wal;
 
-/// Time before the first report. A cluster that is founded sooner logs nothing about it.
+/// Time before the first log line about missing founding members. A cluster that is founded sooner
+/// logs none.
 const FIRST_REPORT: Duration = Duration::from_millis(500);
 
-/// Minimum time between two reports, when the members that are waited for have changed.
+/// Minimum time between two log lines if the missing members have changed.
 const REPORT_AGAIN: Duration = Duration::from_secs(1);
 
-/// Time after which a report is repeated.
+/// Time after which an unchanged log line is repeated.
 const REPORT_UNCHANGED: Duration = Duration::from_secs(60);
 
-/// A member's knowledge of the other founding members, while its disk is new.
+/// The state of a member on a new disk: the founding members that it has met.
 #[derive(Debug)]
 pub(crate) struct Founding {
     me: NodeId,
@@ -52,7 +56,8 @@ impl Founding {
     /// Processes the introduction of a peer.
     ///
     /// # Errors
-    /// The text to stop with, if the cluster exists and this disk is not part of it.
+    /// If the cluster exists and this disk is not part of it, returns the text with which the node
+    /// stops.
     pub(crate) fn hear(&mut self, hello: &Hello) -> Result<(), String> {
         match &hello.standing {
             FoundingState::Blank if self.told => Ok(()),
@@ -86,8 +91,9 @@ impl Founding {
         self.members.iter().copied().filter(|member| !self.met.contains_key(member)).collect()
     }
 
-    /// Returns the members that this one waits for: those that it has not met, or else the founder, which may not
-    /// have met all of them. Empty if it waits for none.
+    /// Returns the members for which this member waits: the founding members that it has not met,
+    /// or else the founder, which may not have met all of them. Empty if this member waits for
+    /// none.
     pub(crate) fn waits_for(&self) -> Vec<NodeId> {
         let missing = self.missing();
         if !missing.is_empty() || self.done().is_some() || self.members.is_empty() {
@@ -96,7 +102,7 @@ impl Founding {
         vec![self.founder()]
     }
 
-    /// Returns the members that this one waits for if a log line about them is due.
+    /// If a log line is due, returns the members for which this member waits.
     pub(crate) fn report(&mut self, now: Moment) -> Option<Vec<NodeId>> {
         let began = *self.began.get_or_insert(now);
         let waits_for = self.waits_for();

@@ -5,8 +5,8 @@
 //!   worst                                                                                                   best
 //! ```
 //!
-//! The driver only records facts. The caller of `health` interprets them at the time of the call, because a driver
-//! that hangs cannot report that it does.
+//! The driver only records facts. The caller of `health` interprets them at the time of the call,
+//! because a driver that hangs cannot report its own state.
 
 use std::fmt;
 use std::time::Duration;
@@ -21,33 +21,35 @@ use super::answer::StopReason;
 pub(crate) struct HealthSample {
     /// Time of the tick.
     pub(crate) at: Moment,
-    /// The founding members that it waits for, by name and address, while the cluster is not founded.
+    /// While the cluster is not founded: the founding members for which the node waits, by name and
+    /// address.
     pub(crate) founding: Option<Vec<String>>,
     /// Whether the state of this node was lost and has not been fetched yet.
     pub(crate) restoring: bool,
-    /// Whether it is fetching a snapshot.
+    /// Whether the node is fetching a snapshot.
     pub(crate) fetching: bool,
-    /// Whether it is the leader.
+    /// Whether the node is the leader.
     pub(crate) leads: bool,
-    /// The name of the leader, or of the last one if none is known at present.
+    /// The name of the leader. If no leader is known, the name of the last leader.
     pub(crate) leader: Option<String>,
-    /// Time of the last contact: with a quorum while it led, else with a leader. A broken connection and
-    /// an election do not clear it.
+    /// Time of the last contact with a leader or, on a leader, with a quorum. The time is kept when
+    /// a connection breaks and during an election.
     pub(crate) touched: Option<Moment>,
     /// Whether no leader is known at present.
     pub(crate) electing: bool,
     /// Whether enough voters are connected to elect a leader.
     pub(crate) quorum_connected: bool,
-    /// Number of committed entries that it has not applied.
+    /// Number of committed entries that the node has not applied.
     pub(crate) behind: u64,
     /// Time since which a request to the log has been unanswered.
     pub(crate) log_owes_since: Option<Moment>,
     /// Duration of the slowest recent sync.
     pub(crate) slowest_sync: Duration,
     pub(crate) disk_full: bool,
-    /// Whether replicas differ without a majority.
+    /// Whether the replicas differ and no majority of them agrees.
     pub(crate) diverged: bool,
-    /// Peers that it has no connection with because one of the two rejects the other, each with the reason.
+    /// Peers without a connection to this node because one of the two nodes rejects the other, each
+    /// with the reason.
     pub(crate) rejected: Vec<String>,
 }
 
@@ -82,20 +84,22 @@ pub enum HealthStatus {
     Stopped,
     /// The driver has not run for two election timeouts: the process is paused, or the driver is blocked.
     Stuck,
-    /// The node has not met the other founding members yet. It can neither read nor write.
+    /// The node has not met the other founding members yet, so it can neither read nor write.
     Founding,
-    /// The node has lost the state that its log begins with, and fetches it from another member. Until then it can
-    /// neither read nor write.
+    /// The node has lost the state before the beginning of its log, and fetches this state from
+    /// another member. Until it has the state, it can neither read nor write.
     Restoring,
-    /// Replicas differ, and there is no majority. Writes are rejected.
+    /// The replicas differ, and no majority of them agrees. Writes are rejected.
     Diverged,
-    /// The node has had no contact with a leader, or as the leader with a quorum, for two election timeouts. The
-    /// limit is four election timeouts while enough voters are connected to elect a leader. Only local reads work. A
-    /// broken connection or an election that succeeds in time does not cause this status.
+    /// For two election timeouts, the node has had no contact with a leader or, as the leader, with
+    /// a quorum. The limit is four election timeouts while enough voters are connected to elect a
+    /// leader. Only local reads work. A broken connection or an election that succeeds in time does
+    /// not cause this status.
     NoQuorum,
     /// The disk is full. Writes that would make the state grow are rejected.
     DiskFull,
-    /// A sync took longer than half an election timeout, or has been running for that long.
+    /// A sync of the log took longer than half an election timeout, or has been running for longer
+    /// than that.
     DiskSlow,
     /// The node works, but lags behind the committed entries.
     CatchingUp,
@@ -104,7 +108,7 @@ pub enum HealthStatus {
 }
 
 impl HealthStatus {
-    /// Returns the name of the status for programs. Names never change.
+    /// Returns the name of the status, for programs to compare. Names never change.
     pub fn as_str(self) -> &'static str {
         match self {
             HealthStatus::Stopped => "stopped",
@@ -121,29 +125,31 @@ impl HealthStatus {
     }
 }
 
-/// Health of a node; see [`Node::health`](crate::Node::health). Its `Display` text is a sentence for people.
+/// Health of a node; see [`Node::health`](crate::Node::health). The `Display` text is a sentence
+/// that describes the health.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Health {
     /// The worst condition that applies.
     pub status: HealthStatus,
-    /// The reason for which it has stopped, if it has.
+    /// The reason for which the node has stopped, or `None` if it is running.
     pub stopped: Option<StopReason>,
     /// Time since the driver last ran.
     pub silent: Duration,
-    /// The founding members that it waits for while the cluster is not founded, each as `NAME (ADDRESS)`: those
-    /// that it has not met, or else the founder.
+    /// While the cluster is not founded: the founding members for which the node waits, each as
+    /// `NAME (ADDRESS)`. The list contains the founding members that the node has not met. If the
+    /// node has met all of them, the list contains the founder.
     pub unmet: Vec<String>,
-    /// Whether it is the leader.
+    /// Whether the node is the leader.
     pub leads: bool,
-    /// The name of the leader, or of the last one if none is known at present.
+    /// The name of the leader. If no leader is known, the name of the last leader.
     pub leader: Option<String>,
-    /// Time since the last contact: with a quorum if it leads, else with the leader. `None`: there was none
-    /// since the start.
+    /// Time since the last contact with a leader or, on the leader, with a quorum. `None` if there
+    /// was no contact since the start.
     pub in_touch: Option<Duration>,
-    /// Whether calls that need a leader can be expected to find one. Stays true while a failed leader is replaced,
-    /// and becomes false as described at [`HealthStatus::NoQuorum`]. Evaluated at the time at which the driver last
-    /// ran.
+    /// Whether calls that need a leader can be expected to find one. This field stays true while a
+    /// failed leader is replaced, and becomes false as described at [`HealthStatus::NoQuorum`]. The
+    /// field is evaluated for the time at which the driver last ran.
     pub has_leader: bool,
     /// Whether the node has had no contact with a leader for an election timeout, or knows no leader, so that an
     /// election may be under way. Calls wait for the result of the election, up to their deadlines.
@@ -152,25 +158,29 @@ pub struct Health {
     pub behind: u64,
     /// Whether the node is fetching a snapshot, which replaces most of the entries that it lacks.
     pub fetching: bool,
-    /// Duration of the slowest sync of the log in the last seconds, or of the one that is running.
+    /// Duration of the slowest sync of the log in the last 5 to 10 seconds, or of the sync that is
+    /// still running if it takes longer.
     pub sync: Duration,
     /// Whether the disk is full.
     pub disk_full: bool,
-    /// Whether replicas differ without a majority.
+    /// Whether the replicas differ and no majority of them agrees.
     pub diverged: bool,
-    /// Members that this node has no connection with because one of the two rejects the other, each with the reason.
+    /// Members without a connection to this node because one of the two nodes rejects the other,
+    /// each with the reason.
     pub rejected: Vec<String>,
 }
 
-/// Election timeouts without contact after which a member that is cut off reports that it has no leader. Members
-/// begin an election after one to two election timeouts.
+/// Number of election timeouts without contact after which a member without connections reports
+/// that it has no leader. Members begin an election after one to two election timeouts.
 const CUT_OFF_TIMEOUTS: u32 = 2;
 
-/// Election timeouts without contact for a member that is connected to enough voters to elect a leader. It is longer,
-/// because an election with split votes is repeated after one to two more election timeouts.
+/// Like [`CUT_OFF_TIMEOUTS`], for a member that is connected to enough voters to elect a leader.
+/// This limit is longer, because an election with split votes is repeated after one to two more
+/// election timeouts.
 const ELECTING_TIMEOUTS: u32 = 4;
 
-/// Number of unapplied entries from which a node counts as lagging. Under load there are always some.
+/// Number of unapplied entries from which a node counts as lagging. Under load there are always
+/// some unapplied entries.
 const BEHIND: u64 = 512;
 
 impl Health {
@@ -205,8 +215,8 @@ impl Health {
         let is_within = |moment: Moment, limit| {
             sample.touched.is_some_and(|touched| moment.since(touched) <= limit)
         };
-        // The silence of this driver says nothing about the leader: a process that was paused has not lost its
-        // leader.
+        // Evaluate `has_leader` for the time of the sample: if this driver has not run since, this
+        // does not mean that the leader is lost. A process that was paused has not lost its leader.
         health.has_leader = health.stopped.is_none() && is_within(sample.at, limit);
         health.electing |= !is_within(now, election_timeout);
         let lost = !is_within(now, limit);
@@ -226,8 +236,8 @@ impl Health {
         health
     }
 
-    /// Returns whether the node is alive: it has not stopped, and its driver runs. If this is false, restart the
-    /// node.
+    /// Returns whether the node is alive: it has not stopped, and its driver runs. If the node is
+    /// not alive, restart it.
     pub fn is_alive(&self) -> bool {
         !matches!(self.status, HealthStatus::Stopped | HealthStatus::Stuck)
     }
@@ -317,7 +327,7 @@ impl Health {
     }
 }
 
-/// The slowest sync of the current window and the one before it.
+/// The slowest sync of the current window and the previous window.
 #[derive(Debug)]
 pub(crate) struct RecentSyncs {
     since: Moment,

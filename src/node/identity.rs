@@ -1,4 +1,4 @@
-//! The identity of this node, and how it introduces itself to peers.
+//! The identity of this node, and the introduction that it sends to peers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use crate::wal;
 
 use super::settings::{Contact, Settings};
 
-/// The identity of this node. Only its founders and its view of the other members change.
+/// The identity of this node. Of its fields, only the founders and the known members change.
 #[derive(Debug)]
 pub(crate) struct Identity {
     cluster: ClusterId,
@@ -29,7 +29,7 @@ pub(crate) struct Identity {
 struct KnownIdentity {
     standing: FoundingState,
     members: Arc<Members>,
-    /// Whether other members may still need to talk to a removed member.
+    /// Whether other members may still need connections to a removed member.
     unsettled: bool,
 }
 
@@ -94,8 +94,8 @@ impl Identity {
     pub(crate) fn hello(&self, to: NodeId) -> Hello {
         let known = self.known();
         let (standing, row) = (known.standing.clone(), known.members.get(self.node));
-        // A member that has not applied its own joining yet counts as joined after everything that others have
-        // applied.
+        // A member that has not applied its own joining yet states the highest index, so that it
+        // counts as joined after everything that other members have applied.
         let since = match (&standing, row) {
             (_, Some(member)) => member.since,
             (FoundingState::Founded(founders), None) if founders.contains_key(&self.node) => {
@@ -121,7 +121,7 @@ impl Introducer for Identity {
             FoundingState::Blank => {
                 transport::Known::Founders(self.founders.keys().copied().collect())
             }
-            // Nothing has been applied yet.
+            // No entry has been applied yet.
             FoundingState::Founded(founders) if known.members.rows().is_empty() => {
                 transport::Known::Members(Arc::new(Members::founded(founders)))
             }

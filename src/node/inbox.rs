@@ -1,8 +1,9 @@
-//! The queue of everything that happens to a node. Any thread may push; the driver takes all inputs at once at the
-//! start of each turn.
+//! The queue of all inputs for the driver. Any thread may push an input. The driver takes all
+//! inputs at once at the start of each turn.
 //!
-//! Inputs of callers are bounded by admission (`Shared`) before they are pushed. Messages of peers are bounded here:
-//! messages that do not fit are dropped, because any message of a peer may be lost anyway.
+//! `Shared` limits the inputs of callers before they are pushed. The inbox limits the messages of
+//! peers: messages that do not fit are dropped, which is allowed because any message of a peer may
+//! be lost.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,8 +26,8 @@ use super::session::{Parting, SharedSession};
 use super::sessions::{SessionOpening, SessionResuming};
 use super::snapshot_worker::News;
 
-/// The last eighth of the peer budget is reserved for messages up to this size. Heartbeats and votes therefore arrive
-/// whatever else a peer sends.
+/// The last eighth of the peer budget is reserved for messages up to this size. So heartbeats and
+/// votes arrive even if large messages fill the queue.
 const SMALL_BYTES: usize = 1 << 10;
 
 /// One event for the driver.
@@ -41,7 +42,7 @@ pub(crate) enum Input {
     Refused(NodeId, Refused),
     /// The log has synced all groups up to a number, at the given time.
     Durable(wal::Durable, Moment),
-    /// The disk became full, as far as the log can tell, or has space again.
+    /// The log reports that the disk has become full, or has space again.
     Space(wal::Space),
     /// The front of the log was truncated.
     LogCut,
@@ -49,13 +50,13 @@ pub(crate) enum Input {
     LogFailed(String),
     /// A caller proposes a command.
     Write(Write),
-    /// A caller wants to read everything that was committed before the call.
+    /// A caller requests a linearizable read.
     Read(ReadWaiter<Moment>),
     /// A caller waits until the replica has reached a revision.
     AtLeast { revision: Revision, deadline: Moment, reply: ReplyTo<()> },
     /// A caller opens a session: a lease that this node keeps alive.
     OpenSession(SessionOpening),
-    /// The result of granting the lease of a new session.
+    /// The lease of a new session was granted, or the grant has failed.
     SessionGranted(SessionOpening, CallResult<Reply>),
     /// A caller resumes a session whose lease exists.
     ResumeSession(SessionResuming),
@@ -82,7 +83,8 @@ pub(crate) enum Input {
     },
     /// The result of a job of the snapshot worker.
     Snapshot(News),
-    /// A caller wants leadership to move to a peer, or to the best one if `to` is `None`.
+    /// A caller requests a transfer of leadership to a peer or, if `to` is `None`, to the most
+    /// up-to-date voter.
     Transfer { to: Option<NodeId>, deadline: Moment, reply: ReplyTo<()> },
     /// A test flips a bit of a key's row in memory.
     #[cfg(any(test, feature = "sim"))]
@@ -103,14 +105,14 @@ pub(crate) struct Write {
     pub(crate) command: Command,
     /// Time of the caller's deadline. `None` waits without a limit.
     pub(crate) deadline: Option<Moment>,
-    /// Bytes that admission counts for it.
+    /// Bytes that this write counts towards the limit of open writes.
     pub(crate) bytes: usize,
     pub(crate) reply: ReplyTo<Reply>,
     /// The kind of the request, and the times of its stages.
     pub(crate) trace: RequestTrace,
 }
 
-/// The queue of inputs. See the module.
+/// The queue of inputs for the driver.
 pub(crate) struct Inbox {
     state: Mutex<InboxState>,
     parker: Parker,
@@ -175,7 +177,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Takes all inputs. The empty vector `room` is used for those that follow.
+    /// Takes all inputs. The empty vector `room` becomes the buffer for the next inputs.
     pub(crate) fn take(&self, room: Vec<Input>) -> Vec<Input> {
         assert!(room.is_empty(), "room that is taken");
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -259,7 +261,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
             Input::Lease(call) => call.reply.send(Err(error())),
             Input::OpenSession(opening) => opening.reply.send(Err(error())),
             Input::ResumeSession(resuming) => resuming.reply.send(Err(error())),
-            // The lease exists until it expires.
+            // The lease was granted and exists until it expires.
             Input::SessionGranted(opening, Ok(_)) => {
                 let reason = why.clone();
                 opening.reply.send(Err(CallError::Stopped { reason, maybe_applied: true }));

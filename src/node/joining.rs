@@ -1,6 +1,6 @@
-//! The files of a node that is joining a cluster, before it has a state. At first there is the id of its disk, with
-//! which it asks to join. Then there is the answer, which is all that it knows about the other members until it has a
-//! state.
+//! The files of a node that is joining a cluster, before it has a state. The first file contains
+//! the disk id with which the node asks to join. The second file contains the answer. Until the
+//! node has a state, the answer is its only information about the other members.
 //!
 //! ```text
 //! JOINING = disk u128, little endian
@@ -17,17 +17,17 @@ use crate::model::{self, ClusterId, DiskId, JoinAnswer, NodeId};
 
 use super::settings::Contact;
 
-/// Holds the disk id of a node that has asked to join and has no log yet.
+/// File with the disk id of a node that has asked to join and has no log yet.
 const JOINING: &str = "JOINING";
 
-/// Holds the answer for a node that has a log and no state yet.
+/// File with the answer to the join request, for a node that has a log and no state yet.
 const JOINED: &str = "JOINED";
 
 /// Returns the disk id of a node that is about to join. The id is drawn only once, so that a node that asks again
 /// after a crash becomes one member and not two.
 ///
 /// # Errors
-/// The disk failed.
+/// Returns the error of the disk.
 pub(crate) fn disk_to_join(env: &Env, dir: &Path) -> io::Result<DiskId> {
     env.disk.create_dir(dir)?;
     if let Some(bytes) = read(env, dir, JOINING)? {
@@ -48,16 +48,16 @@ pub(crate) fn is_joining(env: &Env, dir: &Path) -> bool {
     env.disk.open(&dir.join(JOINING), OpenMode::Read).is_ok()
 }
 
-/// Removes the file, since the log now holds the disk id and the founders. If the file remains, the node asks once
-/// more at its next start.
+/// Removes the file with the disk id, because the log now contains the disk id and the founders. If
+/// the file remains, the node asks to join once more at its next start.
 pub(super) fn has_log(env: &Env, dir: &Path) {
     remove(env, dir, JOINING);
 }
 
-/// Writes the answer to disk before the node has a log. It is durable on return.
+/// Writes the answer to disk before the node has a log. On return the file is durable.
 ///
 /// # Errors
-/// The disk failed.
+/// Returns the error of the disk.
 pub(crate) fn was_told(env: &Env, dir: &Path, told: &model::Joined) -> io::Result<()> {
     let mut answer = Vec::new();
     codec::encode_join_answer(&JoinAnswer::Joined(told.clone()), &mut answer);
@@ -65,8 +65,8 @@ pub(crate) fn was_told(env: &Env, dir: &Path, told: &model::Joined) -> io::Resul
     replace(&*env.disk, &dir.join(JOINED), &bytes)
 }
 
-/// Returns the members that the answer named, if it is an answer for this member and is still needed. An unreadable
-/// file counts as absent; other members must then contact this one.
+/// Returns the members in the answer, if the answer is for this member and is still needed. An
+/// unreadable file counts as absent. In this case other members must contact this member.
 pub(crate) fn told_of(
     env: &Env,
     dir: &Path,
@@ -94,7 +94,7 @@ pub(crate) fn contacts(told: &model::Joined) -> BTreeMap<NodeId, Contact> {
     told.members.rows().iter().map(|(id, member)| (*id, contact(member))).collect()
 }
 
-/// Removes the answer after the node has started with a state of its own.
+/// Removes the answer after the node has started with its own state.
 pub(super) fn has_state(env: &Env, dir: &Path) {
     remove(env, dir, JOINED);
 }

@@ -1,9 +1,10 @@
 //! Renewals and TTL queries for leases that this node does not keep alive. Only the leader can answer them.
 //!
-//! Calls that arrive between two runs of the driver share one question to the leader. The question is repeated under
-//! the same number until all of it is answered. An answer to any repetition is valid, because all its callers came
-//! before it was first sent. So a leader that takes longer than the repetition interval still gets its answers
-//! through. A lease whose expiry is proposed and undecided is missing from an answer.
+//! Calls that arrive between two runs of the driver share one question to the leader. The question
+//! is repeated under the same number until all of its leases are answered. An answer to any
+//! repetition is valid, because all callers had asked before the question was first sent. So
+//! answers are also used if the leader takes longer than the repetition interval. If the expiry of
+//! a lease is proposed and undecided, the answer omits this lease.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -80,8 +81,9 @@ impl LeaseCalls {
         self.waiting.entry((call.lease, call.lease_request)).or_default().push(call);
     }
 
-    /// Returns the next question to send. It asks for as many waiting leases as a message holds. If none wait, it
-    /// repeats an earlier question that has been unanswered for `ask_again`.
+    /// Returns the next question to send. The question contains as many waiting leases as fit into
+    /// a message. If no leases wait, returns an earlier question that has been unanswered for
+    /// `ask_again`.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<LeaseQuestion> {
         if self.waiting.is_empty() {
             let late = |asked: &InFlight| now.since(asked.sent) >= self.ask_again;
@@ -99,8 +101,8 @@ impl LeaseCalls {
         Some(question)
     }
 
-    /// Processes an answer: the remaining TTLs of the existing leases, and those that have ended. Leases that are
-    /// missing from it are asked for again later.
+    /// Processes an answer: the remaining TTLs of the existing leases, and the leases that have
+    /// ended. Leases that are missing from the answer are asked for again later.
     pub(crate) fn answered(&mut self, round: u64, living: &[LeaseLife], gone: &[LeaseId]) {
         let Some(asked) = self.asked.get_mut(&round) else { return };
         let mut done: Vec<(PendingLeaseCall, Result<Duration, CallError>)> = Vec::new();
@@ -132,7 +134,7 @@ impl LeaseCalls {
         }
     }
 
-    /// Fails the calls whose deadline has passed, and discards those whose callers have gone away.
+    /// Fails the calls whose deadline has passed, and discards calls whose callers have gone away.
     pub(crate) fn expire(&mut self, now: Moment) {
         let asked = self.asked.values_mut().map(|asked| &mut asked.calls);
         for calls in asked.chain([&mut self.waiting]) {

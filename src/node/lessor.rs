@@ -1,10 +1,11 @@
-//! The leader's clock for the expiry of leases. Nothing of it is replicated: a lease ends by a log entry, which the
-//! leader proposes when it has counted the whole TTL.
+//! The leader's clock for the expiry of leases. The state of this clock is not replicated: a lease
+//! ends with a log entry, which the leader proposes after it has counted the full TTL.
 //!
-//! The lessor keeps its own time. It follows the clock of the node, but advances at most by [`STEP_MAX`] between two
-//! readings. If a leader is stopped, suspended or starved, hardly any of that time counts, and all deadlines move
-//! back by the stall. A new leader counts from a full TTL, beginning when it has applied the first entry of its own
-//! term. By then it knows all expiries that earlier leaders proposed.
+//! The lessor keeps its own time. This time follows the clock of the node, but advances by at most
+//! [`STEP_MAX`] between two readings. So if a leader is stopped, suspended or starved, at most
+//! `STEP_MAX` of the stall counts, and leases live longer by the rest of the stall. A new leader
+//! counts the full TTL of every lease, from the time at which it has applied the first entry of its
+//! own term. By then the new leader has applied all expiries that earlier leaders proposed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -34,7 +35,8 @@ pub(crate) struct Lessor {
 struct Counted {
     ttl: Duration,
     deadline: Duration,
-    /// Whether its expiry is proposed. It cannot be renewed until the outcome is known.
+    /// Whether the expiry of the lease is proposed. The lease cannot be renewed until the outcome
+    /// is known.
     expiring: bool,
 }
 
@@ -43,14 +45,15 @@ struct Counted {
 pub(crate) enum Renewal {
     /// The lease lives for another TTL.
     Renewed,
-    /// The expiry is proposed and undecided, so the result is unknown.
+    /// The expiry of the lease is proposed and undecided, so the result is unknown.
     Expiring,
     /// The lease does not exist.
     Gone,
 }
 
 impl Lessor {
-    /// Maximum time between two readings of the clock. A reading that is later counts only [`STEP_MAX`].
+    /// Maximum time between two readings of the clock. If more time than [`STEP_MAX`] passes
+    /// between two readings, only `STEP_MAX` is counted.
     pub(crate) const LOOK_EVERY: Duration = STEP_MAX.checked_div(2).expect("not by zero");
 
     /// Starts counting. Every lease has its full TTL left.
@@ -106,8 +109,9 @@ impl Lessor {
         Renewal::Renewed
     }
 
-    /// Returns what a renewal would result in, and the remaining TTL: a full TTL right after a renewal, and zero
-    /// during the extra time that is allowed for clock drift.
+    /// Returns the result that a renewal would have, and the remaining TTL. The remaining TTL is
+    /// the full TTL right after a renewal, and zero during the extra time that the leader waits
+    /// because of clock drift.
     pub(crate) fn look(&self, id: LeaseId) -> (Renewal, Duration) {
         let Some(lease) = self.leases.get(&id) else { return (Renewal::Gone, Duration::ZERO) };
         if lease.expiring {

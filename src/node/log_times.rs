@@ -1,11 +1,12 @@
-//! Times at which entries were handed to this node's log and became durable, so that a slow request can report its
-//! disk time.
+//! The times at which entries were passed to this node's log and became durable, so that the log
+//! line of a slow request can state the disk time.
 //!
 //! ```text
 //!   the driver pushes a group ──▶ queued      it is synced ──▶ durable      its entries are applied ──▶ forgotten
 //! ```
 //!
-//! There is one record for each group with entries. Consensus bounds the number of unapplied entries.
+//! There is one record for each group with entries. Memory is bounded, because consensus limits the
+//! number of unapplied entries.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ use crate::wal;
 /// The groups whose entries are not applied yet.
 #[derive(Debug, Default)]
 pub(crate) struct LogTimes {
-    /// Ordered by number and by index, without overlaps.
+    /// The groups are ordered by number and by index, and do not overlap.
     groups: VecDeque<WriteTime>,
 }
 
@@ -32,14 +33,14 @@ struct WriteTime {
 /// The times of one entry in this node's log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InLog {
-    /// Time at which it was handed to the log.
+    /// Time at which the entry was passed to the log.
     pub(crate) queued: Moment,
-    /// Time at which the log reported it as durable.
+    /// Time at which the log reported the entry as durable.
     pub(crate) durable: Moment,
 }
 
 impl LogTimes {
-    /// Records that a group was handed to the log.
+    /// Records that a group was passed to the log.
     pub(crate) fn queued(&mut self, group: &wal::Group, now: Moment) {
         let (Some(first), Some(last)) = (group.entries.first(), group.entries.last()) else {
             return;
@@ -48,7 +49,7 @@ impl LogTimes {
     }
 
     fn queued_entries(&mut self, number: u64, first: LogIndex, last: LogIndex, now: Moment) {
-        // The entries of a new leader replace those that it does not have.
+        // The entries of a new leader replace the entries that this leader does not have.
         while let Some(before) = self.groups.back_mut().filter(|before| before.last >= first) {
             if before.first < first {
                 before.last = LogIndex(first.get() - 1);

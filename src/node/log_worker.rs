@@ -1,5 +1,5 @@
-//! The thread that owns the log. It takes every group that was queued during the last sync, writes and syncs them
-//! together, and reports the result.
+//! The thread that owns the log. The thread takes all groups that were queued during the last sync,
+//! writes and syncs them together, and reports the result.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,8 @@ use crate::wal;
 use super::inbox::{Inbox, Input};
 use super::parker::{Parker, Sleeper};
 
-/// Idle time after which the log protects the records that it wrote last.
+/// Idle time after which the log writes a watermark, a record that proves that the last records
+/// were synced.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
 
 /// Time between two attempts to write while the disk is full.
@@ -74,7 +75,7 @@ impl LogQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).groups.len()
     }
 
-    /// Allows the log to discard entries up to `up_to`, because a durable snapshot covers them.
+    /// Allows the log to discard the entries up to `up_to`, which a durable snapshot covers.
     pub(crate) fn cut(&self, up_to: LogIndex) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,7 +135,7 @@ pub(crate) struct LogWorker {
 /// The worker's next step after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LogTurn {
-    /// It wrote something.
+    /// The worker wrote something.
     Wrote,
     /// There was nothing to write.
     Idle,
@@ -167,8 +168,8 @@ impl LogWorker {
         }
     }
 
-    /// Takes the queued jobs for the next turn. Jobs that are queued later wait for the turn after it, as they do
-    /// while the thread of a real log writes.
+    /// Takes the queued jobs for the next turn. Jobs that are queued later wait for the following
+    /// turn, like jobs that are queued while the thread of a real log writes.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn begin(&mut self) {
         if let Some((groups, cut)) = self.queue.take_now() {
@@ -183,8 +184,8 @@ impl LogWorker {
         self.queue.is_filled()
     }
 
-    /// Writes the jobs that were taken, or else the queued ones, without waiting. For a harness that schedules the
-    /// parts of a node itself.
+    /// Writes the jobs that [`LogWorker::begin`] took or, without these, the queued jobs. Does not
+    /// wait. For a harness that schedules the parts of a node itself.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn turn(&mut self) -> LogTurn {
         let (groups, cut) = std::mem::take(&mut self.begun);
@@ -222,7 +223,7 @@ impl LogWorker {
         self.waiting.extend(groups);
         let turn = self.write_waiting();
         match cut {
-            // The groups come first, because callers wait for them.
+            // Write the groups before truncating, because callers wait for the groups.
             Some(up_to) if turn != LogTurn::Ended => self.cut(up_to),
             _ => turn,
         }

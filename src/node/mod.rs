@@ -1,20 +1,21 @@
 //! A node: one member of the cluster.
 //!
-//! Read `driver` first: it runs the node. It owns these parts, which do not know each other:
+//! Read `driver` first: it runs the node. The driver owns the following parts, which do not depend
+//! on each other:
 //!
-//! - `proposals`: requests without an answer
-//! - `reads`: read requests, and the rounds in which the leader confirms its leadership
+//! - `proposals`: writes of this node that have no answer yet
+//! - `reads`: linearizable reads, and the rounds in which the leader confirms its leadership
 //! - `sessions` and `lessor`: the two sides of keeping a lease alive (`session` is the handle for its users)
-//! - `lease_calls`: leases that callers keep alive themselves
-//! - `founding`: how a cluster begins
-//! - `digests`: whether the replicas still agree
+//! - `lease_calls`: calls for leases that callers keep alive themselves
+//! - `founding`: founds a cluster exactly once
+//! - `digests`: checks whether the replicas agree
 //! - `peer_rejections`: peers that are not connected because one of the two rejects the other
-//! - `log_times` and `story`: where the time of a request went
+//! - `log_times` and `request_trace`: the durations of the stages of a request
 //!
-//! Around the driver:
+//! The following parts surround the driver:
 //!
-//! - `inbox`: the queue of its inputs
-//! - `shared`: the state that handles share with it
+//! - `inbox`: the queue of the driver's inputs
+//! - `shared`: the state that the handles of a node share with the driver
 //! - `log_worker`, `snapshot_worker` and `backups`: the threads that use the disk
 //! - `assembly`: assembles a node from these parts
 //! - `joining`: the files of a node that is joining
@@ -82,7 +83,7 @@ pub(crate) use writing::PART_BYTES;
 
 pub(crate) use crate::warm::WarmCopy;
 
-// For a harness that schedules the parts of a node itself.
+// These exports are for a harness that schedules the parts of a node itself.
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use {
     assembly::Assembled,

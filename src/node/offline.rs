@@ -23,8 +23,8 @@ const REPLAY_BYTES: usize = 4 << 20;
 pub(crate) enum OfflineError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// All checksums are right, but the content is not a valid state.
-    #[error("{path}: {why}", path = path.display())]
+    /// All checksums of the file are right, but its content is not a valid state.
+    #[error("{path} contains no valid state: {why}", path = path.display())]
     NoState { path: PathBuf, why: String },
     #[error(transparent)]
     Log(#[from] LogError),
@@ -33,7 +33,7 @@ pub(crate) enum OfflineError {
         "state lost: the log begins after entry {base}, and no readable snapshot covers it{damaged}"
     )]
     StateLost { base: LogIndex, damaged: String },
-    #[error("{0}")]
+    #[error("cannot rebuild the state from the log: {0}")]
     Entry(String),
     /// The member has joined, and stopped before it received the state.
     #[error("no state: the member joined its cluster, but stopped before it received the state")]
@@ -90,9 +90,9 @@ pub(crate) struct Offline {
 
 /// The data of a stopped member.
 pub(crate) struct Stopped {
-    /// Its state, with every entry of its log applied.
+    /// The member's state, with every entry of its log applied.
     pub(crate) machine: Machine,
-    /// The revision up to which its entries are known to be committed.
+    /// The revision up to which the member's entries are known to be committed.
     pub(crate) committed: Revision,
 }
 
@@ -139,7 +139,8 @@ impl Offline {
         self.apply(&mut machine, commit, (begin, *last), observe)?;
         machine.publish();
         let committed = machine.revision();
-        // A snapshot from the leader may be newer than the log, and the entries in the log may conflict with it.
+        // A snapshot from the leader may be newer than the log. The entries in the log may then
+        // conflict with the snapshot and are ignored.
         if self.log.reader.term(begin) == Some(machine.term()) || machine.applied() > begin {
             self.apply(&mut machine, *last, (begin, *last), observe)?;
             machine.publish();
@@ -173,7 +174,7 @@ impl Offline {
         observe: Observer<'_>,
     ) -> Result<(), OfflineError> {
         let mut next = machine.applied().next();
-        // No incarnation has this number, so no request is answered.
+        // No incarnation has this number, so no replies to requests are kept.
         machine.answer_only(self.identity().node, Incarnation(0));
         while next <= up_to.min(last) {
             for entry in self.log.reader.entries(next, up_to.min(last).next(), REPLAY_BYTES)? {

@@ -1,10 +1,11 @@
-//! Parks a thread until there is work under a lock. Notifying is free while that thread is awake, whereas a condition
-//! variable alone would make a system call for each notification.
+//! Parks a thread until shared state contains work for it. While the thread is awake, a
+//! notification costs no system call. A condition variable alone would make a system call for each
+//! notification.
 
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The state under the lock of a thread that waits on a [`Parker`].
+/// The locked state in which a thread that waits on a [`Parker`] looks for work.
 pub(crate) trait Sleeper {
     /// Returns whether there is no work.
     fn is_idle(&self) -> bool;
@@ -33,7 +34,7 @@ impl Parker {
         mut state: MutexGuard<'a, S>,
         at_most: Option<Duration>,
     ) -> MutexGuard<'a, S> {
-        // Set again before each wait, because each notification clears the flag.
+        // Set the flag again before each wait, because each notification clears it.
         let idle = |state: &mut S| {
             *state.waits() = state.is_idle();
             *state.waits()

@@ -1,6 +1,6 @@
-//! Peers that this node has no connection with because one of the two rejects the other. Decides when to log a
-//! rejection, and lists them for the health status. Both sides keep dialing, so the same reason is reported up to
-//! twice a second.
+//! Peers without a connection to this node because one of the two nodes rejects the other. Decides
+//! when to log a rejection, and lists the rejections for the health status. Both sides keep
+//! dialing, so the same reason is reported up to twice a second.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::model::Moment;
 const LOG_EVERY: Duration = Duration::from_secs(60);
 /// Time for which a reason counts as current after it was last reported.
 const CURRENT_FOR: Duration = Duration::from_secs(10);
-/// Maximum number of peers. More can only come from forged introductions.
+/// Maximum number of peers. Further peers can only come from forged introductions.
 const PEERS_MAX: usize = 16;
 /// Maximum number of reasons for each peer. The two sides may word one fact differently.
 const REASONS_MAX: usize = 4;
 
-/// The peer_rejections, by peer.
+/// The current rejections, by peer.
 #[derive(Debug, Default)]
 pub(crate) struct PeerRejections(BTreeMap<String, Rejected>);
 

@@ -1,11 +1,13 @@
-//! The requests of this node that have no answer yet.
+//! The write requests of this node that have no answer yet.
 //!
-//! Each request keeps its number through all attempts, so that the dedup table of the state machine can tell a
-//! repetition from a new request. Requests are sent to the leader. They are answered by this node's own apply loop
-//! and never by the leader. So a write that has returned is visible to local reads, watches and locks of this node. A
-//! request is sent again when the leader changes, and when it has been unanswered for a while, because messages get
-//! lost. At its deadline a request is given up and removed from the window of open numbers. Once replicas have
-//! learned that window, a request that they have not applied yet can never be applied.
+//! Each request keeps its number through all attempts, so that the dedup table of the state machine
+//! can tell a repetition from a new request. Requests are sent to the leader. The node answers the
+//! caller when it applies the request itself; the leader never answers. So a write that has
+//! returned is visible to local reads, watches and locks of this node. A request is sent again when
+//! the leader changes, and when it has been unanswered for a while, because messages may get lost.
+//! At its deadline a request is given up and removed from the window of open numbers, which is sent
+//! with later requests. Once replicas have received this window, they never apply a request that
+//! was given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range as Span;
@@ -23,16 +25,16 @@ use super::inbox::Write;
 use super::log_times::InLog;
 use super::request_trace::RequestTrace;
 
-/// Maximum distance between the oldest open request and the newest one that is sent. The dedup table of the state
-/// machine is larger.
+/// Maximum distance between the oldest open request and the newest request that is sent. The dedup
+/// table of the state machine is larger than this distance.
 const WINDOW: u64 = 32_768;
 
-/// A compaction at this revision is always rejected. It is proposed under the number of a request that is given up
-/// and that may be in some log. If the compaction is applied first, the request can never be applied; otherwise the
-/// result of the request stands.
+/// A compaction at this revision is always rejected. It is proposed under the number of a request
+/// that is given up and that may be in some log. If the compaction is applied first, the request
+/// can never be applied. Otherwise the request was applied, and its result is kept.
 const NEVER: Revision = Revision(u64::MAX);
 
-/// The open requests of this node. See the module.
+/// The open requests of this node.
 pub(crate) struct Proposals {
     node: NodeId,
     incarnation: Incarnation,
@@ -42,7 +44,7 @@ pub(crate) struct Proposals {
     spans: RequestSpans,
     /// Requests that must be sent, for the first time or again.
     unsent: BTreeSet<u64>,
-    /// In the order in which they were sent.
+    /// Sent requests, in the order in which they were sent.
     sent: VecDeque<(Moment, u64)>,
     deadlines: BTreeSet<(Moment, u64)>,
     resend_after: Duration,
@@ -58,7 +60,7 @@ struct Open {
     sent: Option<Moment>,
     /// Whether an attempt may have reached a log.
     maybe_applied: bool,
-    /// Number of attempts, without those that were put back.
+    /// Number of attempts, without attempts that were put back.
     attempts: u32,
     /// The error for the caller, if [`NEVER`] is proposed in place of this request.
     given_up: Option<CallError>,
@@ -90,10 +92,10 @@ impl Closed {
     /// Records the entry that decided the request, and the times of that entry in this node's log.
     pub(crate) fn decided_by(&mut self, index: LogIndex, in_log: Option<InLog>) {
         self.trace.in_log = in_log;
-        tracing::trace!(parent: &self.trace.span, %index, "decided");
+        tracing::trace!(parent: &self.trace.span, %index, "request decided");
     }
 
-    /// Splits it into its trace, the result, and the receiver.
+    /// Splits the request into its trace, the result, and the receiver.
     pub(crate) fn split(self) -> (RequestTrace, CallResult<Reply>, ReplyTo<Reply>) {
         (self.trace, self.result, self.reply)
     }
@@ -178,7 +180,10 @@ impl Proposals {
             open.sent = Some(now);
             open.attempts += 1;
             open.trace.handed_over(now);
-            tracing::trace!(parent: &open.trace.span, attempt = open.attempts, "sent to the leader");
+            tracing::trace!(
+                parent: &open.trace.span, attempt = open.attempts,
+                "request sent to the leader"
+            );
             if !std::mem::replace(&mut open.maybe_applied, true) {
                 fresh.push(seq);
             }
@@ -201,8 +206,9 @@ impl Proposals {
         Some(Batch { proposal: Proposal { node, incarnation, window, requests }, fresh })
     }
 
-    /// The window leaves out requests that are too far ahead to be sent. The dedup table treats everything far enough
-    /// below the frontier as completed, and the oldest open request must not be among that.
+    /// The window leaves out requests that are too far ahead to be sent. The dedup table treats all
+    /// numbers far enough below the highest number as completed, and the oldest open request must
+    /// not be one of them.
     fn window(&self) -> AckWindow {
         let frontier = self
             .spans
@@ -213,7 +219,7 @@ impl Proposals {
         AckWindow { frontier, open }
     }
 
-    /// Returns a batch that was not sent at all. This attempt put its requests into no log.
+    /// Takes back a batch that was not sent. So this attempt has put its requests into no log.
     pub(crate) fn put_back(&mut self, seqs: impl IntoIterator<Item = u64>, fresh: &[u64]) {
         for seq in seqs {
             if let Some(open) = self.open.get_mut(&seq) {
@@ -230,8 +236,8 @@ impl Proposals {
         }
     }
 
-    /// Queues requests again that the leader has rejected. An attempt may be in a log all the same, because a message
-    /// and its rejection may be duplicated.
+    /// Queues requests again that the leader has rejected. Such a request may nevertheless be in a
+    /// log, because a message and its rejection may be duplicated.
     pub(crate) fn refused(&mut self, seqs: &[u64]) {
         self.unsent.extend(seqs.iter().filter(|seq| self.open.contains_key(seq)));
     }
@@ -257,8 +263,8 @@ impl Proposals {
 
     /// Processes the outcome of a request that this node has applied.
     pub(crate) fn applied(&mut self, seq: u64, outcome: Outcome) -> Option<Closed> {
-        // A second entry with the same request may be rejected as completed after this node has seen the result of
-        // the first. An open request is never rejected so.
+        // A second entry with the same request may be rejected as completed after this node has
+        // seen the result of the first. An open request is never rejected with `Closed`.
         if outcome == Err(Rejection::Closed) {
             debug_assert!(!self.open.contains_key(&seq), "an open request was taken for closed");
         }
@@ -273,36 +279,39 @@ impl Proposals {
         self.open.keys().copied().collect()
     }
 
-    /// Ends a request whose result this replica has skipped and can no longer learn.
+    /// Ends a request whose result is lost, because this replica has skipped its entry with a
+    /// snapshot.
     pub(crate) fn lost(&mut self, seq: u64) -> Option<Closed> {
         self.close(seq, |_| Err(CallError::Deadline { maybe_applied: true }))
     }
 
-    /// Rejects a request that was not and will not be proposed. A request without a deadline stays open, because it
-    /// must be applied however long that takes.
+    /// Rejects a request that was not and will not be proposed. A request without a deadline stays
+    /// open, because it must be applied eventually.
     pub(crate) fn refuse(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         self.open.get(&seq)?.deadline?;
         self.close(seq, |_| Err(error))
     }
 
-    /// Like [`Proposals::refuse`], for a request that would make the state grow. This includes requests without a
-    /// deadline, since no caller relies on those being applied. Returns `None` if some log may have the request; its
-    /// caller is then answered once the outcome is known.
+    /// Like [`Proposals::refuse`], for a request that would make the state grow. This includes
+    /// requests without a deadline, because no caller relies on such a request being applied. If
+    /// some log may contain the request, returns `None`, and the caller is answered once the
+    /// outcome is known.
     pub(crate) fn refuse_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         let nobody_has_it = !self.open.get(&seq)?.maybe_applied;
         self.close_growth(seq, nobody_has_it, error)
     }
 
-    /// Processes the rejection by another node, the present or an earlier leader, of a request that would make the
-    /// state grow. A rejection answers one attempt. If there was only one, nothing was or will be proposed.
+    /// Processes the rejection by another node, the present or an earlier leader, of a request that
+    /// would make the state grow. A rejection answers one attempt. If there was only one attempt,
+    /// the request was not proposed and will not be.
     pub(crate) fn refused_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         let nobody_has_it = self.open.get(&seq)?.attempts == 1;
         self.close_growth(seq, nobody_has_it, error)
     }
 
-    /// A request that may be in a log would be retried until there is space, and would finally block all requests
-    /// after it. Instead it is given up, and its outcome is determined by a command that needs no space: see
-    /// [`NEVER`].
+    /// A request that may be in a log would be retried until there is space, and would finally
+    /// block all requests after it. Instead the request is given up, and a command that needs no
+    /// space determines its outcome: see [`NEVER`].
     fn close_growth(&mut self, seq: u64, nobody_has_it: bool, error: CallError) -> Option<Closed> {
         if nobody_has_it {
             return self.close(seq, |_| Err(error));
@@ -314,8 +323,8 @@ impl Proposals {
         None
     }
 
-    /// Ends a request that its caller has abandoned. If replicas have not applied it when they learn this, it can
-    /// never be applied.
+    /// Ends a request that its caller has abandoned. Replicas that receive the new window of open
+    /// numbers before they apply the request never apply it.
     pub(crate) fn withdraw(&mut self, seq: u64) {
         drop(
             self.close(seq, |open| Err(CallError::Deadline { maybe_applied: open.maybe_applied })),
@@ -555,7 +564,7 @@ mod tests {
             ];
             assert_eq!(*results.lock().unwrap(), told);
         }
-        // Its deadline passes before the outcome is known.
+        // The deadline of the request passes before the outcome is known.
         let results = Results::default();
         given_up(&results, Some(at(10))).expire(at(10)).into_iter().for_each(Closed::tell);
         let unknown = Err(CallError::Deadline { maybe_applied: true });

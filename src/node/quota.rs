@@ -1,6 +1,6 @@
-//! Estimates the growth of the state by a command. Commands that may make it grow are rejected when the quota is
-//! reached or a disk is full. Commands that cannot, or that make it smaller, are always accepted, so that an operator
-//! can make room.
+//! Estimates by how much a command may make the state grow. When the quota is reached or a disk is
+//! full, commands that may make the state grow are rejected. All other commands are accepted, so
+//! that an operator can make room.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,16 +9,18 @@ use bytes::Bytes;
 use crate::machine::{BOUND_KEY_BYTES, LEASE_BYTES};
 use crate::model::{Command, LogIndex, Op, Put, PutLease, PutValue, RequestId, Txn};
 
-/// Bytes that a row counts in addition to its key and value.
+/// Estimated overhead of a row in bytes, in addition to its key and value.
 const ROW_BYTES: u64 = 128;
 
-/// Minimum number of bytes that a put counts that keeps the value. Shorter values on their way are not looked up.
+/// Minimum estimate in bytes for a put that keeps the value. Shorter values in unapplied entries
+/// are not recorded.
 const KEPT_BYTES_MIN: u64 = 128;
 
-/// Estimates the number of bytes by which a command may make the state grow. Returns `None` for a command that
-/// cannot. Deletions are among these, although they add to the history, because an operator needs them to make room.
-/// `len_of` returns the length of the present or future value of a key: a put that keeps the value stores it once
-/// more.
+/// Estimates the number of bytes by which a command may make the state grow. Returns `None` for a
+/// command that cannot make the state grow. Deletions also return `None`, although they add to the
+/// history, because an operator needs them to make room. `len_of` returns the length of a key's
+/// value, including values in unapplied entries. The length is needed because a put that keeps the
+/// value stores that value once more.
 pub(crate) fn growth(command: &Command, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     match command.deed() {
         Command::Put(put) => Some(of_put(put, len_of)),
@@ -51,7 +53,7 @@ fn of_put(put: &Put, len_of: &dyn Fn(&[u8]) -> u64) -> u64 {
     ROW_BYTES + key + value + bound
 }
 
-/// Returns the growth of the branch that grows more, because it is unknown which one will run.
+/// Returns the larger growth of the two branches, because it is unknown which branch will run.
 fn of_txn(txn: &Txn, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     let branch = |ops: &[Op]| {
         let each = ops.iter().filter_map(|op| match op {
@@ -113,7 +115,8 @@ impl Proposed {
     }
 }
 
-/// The lengths of the values that unapplied entries set. Short values are left out.
+/// The lengths of the values that unapplied entries set. Values shorter than [`KEPT_BYTES_MIN`] are
+/// left out.
 #[derive(Default)]
 pub(crate) struct Values {
     /// For each key: the last entry that sets it, and the greatest length.
@@ -122,8 +125,8 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    /// Returns the greatest length that is set for this key, in bytes. Returns 0 if no value is set, or only short
-    /// ones.
+    /// Returns the greatest length that is set for this key, in bytes. Returns 0 if no value is
+    /// recorded for this key.
     pub(crate) fn len_of(&self, key: &[u8]) -> u64 {
         self.longest.get(key).map_or(0, |(_, bytes)| *bytes)
     }

@@ -1,14 +1,15 @@
-//! Linearizable reads and lease renewals. Both need the same proof: after the question arrived, a quorum has
-//! confirmed that the node that answers it leads.
+//! Linearizable reads and lease renewals. Both are questions to the leader and need the same proof:
+//! after the question has arrived, a quorum confirms that the answering node is still the leader.
 //!
-//! [`Reads`] is the asking side, on every node. Callers that arrive between two runs of the driver share one question
-//! to the leader. The answer is a log index; once this node has applied it, the callers may read the local replica.
-//! [`Rounds`] is the answering side, on the leader. Questions from all nodes, its own included, share one
-//! confirmation round of the consensus. A round that is not confirmed in time is started again under a new number,
-//! because an old confirmation could otherwise be counted for a reused number.
+//! Every node sends questions with [`Reads`]. Callers that arrive between two runs of the driver
+//! share one question to the leader. The answer is a log index. Once this node has applied this
+//! index, the callers may read the local replica. The leader answers questions with [`Rounds`].
+//! Questions from all nodes, including the leader, share one confirmation round of the consensus. A
+//! round that is not confirmed in time is started again under a new number, so that a confirmation
+//! of the old round is not counted for the new round.
 //!
-//! In a cluster with one member, readers need no question while the node is the only member and nothing is being
-//! applied (`Shared::alone`).
+//! In a cluster with one member, readers need no question while no entry is being applied
+//! (`Shared::alone`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,15 +32,16 @@ pub(crate) struct ReadWaiter<T = ()> {
     pub(crate) span: Span,
 }
 
-/// Callers that share a question, and a time of that question.
+/// Callers that share a question, with the time of that question.
 type WaiterGroup = (Moment, Vec<ReadWaiter<Moment>>);
 
-/// The asking side.
+/// The questions of this node.
 pub(crate) struct Reads {
     waiting: Vec<ReadWaiter<Moment>>,
-    /// By round, with the time at which it was last asked.
+    /// Unanswered questions by round, with the time at which each was last sent.
     asked: BTreeMap<u64, WaiterGroup>,
-    /// Confirmed reads that wait until the index is applied. By index and round, with the time of the answer.
+    /// Answered questions whose index is not applied yet, by index and round, with the time of the
+    /// answer.
     applying: BTreeMap<(LogIndex, u64), WaiterGroup>,
     next_round: u64,
     ask_again: Duration,
@@ -62,9 +64,10 @@ impl Reads {
         self.waiting.push(asking);
     }
 
-    /// Returns the number of the next question to send: a new one for all callers that wait, or one that has been
-    /// unanswered for `ask_again`. A repeated question keeps its number. That is safe, since all its callers came
-    /// before it was first sent, and it lets a leader be heard that takes longer to answer.
+    /// Returns the number of the next question to send: a new question for all callers that wait,
+    /// or a question that has been unanswered for `ask_again`. A repeated question keeps its
+    /// number, so that a late answer of a slow leader is still used. This is safe, because all
+    /// callers of the question had asked before it was first sent.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<u64> {
         if self.waiting.is_empty() {
             let late = |sent: Moment| now.since(sent) >= self.ask_again && !mutant::is(Mutant::B46);
@@ -75,18 +78,18 @@ impl Reads {
         let round = self.next_round;
         self.next_round += 1;
         for asking in &self.waiting {
-            tracing::trace!(parent: &asking.span, round, "asked the leader");
+            tracing::trace!(parent: &asking.span, round, "read sent to the leader");
         }
         self.asked.insert(round, (now, std::mem::take(&mut self.waiting)));
         Some(round)
     }
 
-    /// Processes the leader's answer: an index, or `None` if it does not lead.
+    /// Processes the answer: an index, or `None` if the answering node does not lead.
     pub(crate) fn answered(&mut self, round: u64, index: Option<LogIndex>, now: Moment) {
         let Some((_, askers)) = self.asked.remove(&round) else { return };
         let Some(index) = index else { return self.waiting.extend(askers) };
         for asking in &askers {
-            tracing::trace!(parent: &asking.span, %index, "confirmed");
+            tracing::trace!(parent: &asking.span, %index, "read confirmed by the leader");
         }
         self.applying.insert((index, round), (now, askers));
     }
@@ -114,8 +117,8 @@ impl Reads {
         }
     }
 
-    /// Fails the callers whose deadline has passed, and discards those that have gone away. Returns how many of the
-    /// former were not confirmed by a leader.
+    /// Fails the callers whose deadline has passed, and discards callers that have gone away.
+    /// Returns how many of the failed callers had no answer from a leader.
     pub(crate) fn expire(&mut self, now: Moment) -> u64 {
         let mut late = 0;
         let asked = self.asked.values_mut().map(|(_, askers)| askers);
@@ -142,8 +145,8 @@ impl Reads {
     }
 }
 
-/// Fails the callers whose deadline has passed, and discards those that have gone away. Returns the number of the
-/// former.
+/// Fails the callers whose deadline has passed, and discards callers that have gone away. Returns
+/// the number of failed callers.
 fn expire(askers: &mut Vec<ReadWaiter<Moment>>, now: Moment) -> u64 {
     let mut late = 0;
     for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
@@ -156,17 +159,17 @@ fn expire(askers: &mut Vec<ReadWaiter<Moment>>, now: Moment) -> u64 {
 /// The origin of a question to the leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ReadOrigin {
-    /// This node, for reads.
+    /// This node, for the reads of its callers.
     Local { round: u64 },
-    /// Another node, for reads.
+    /// Another node, for the reads of its callers.
     Remote { node: NodeId, incarnation: Incarnation, round: u64 },
-    /// Any node including this one, for the leases of its sessions.
+    /// Any node, including this one, for the leases of its sessions.
     Renewal { node: NodeId, incarnation: Incarnation, round: u64, leases: Vec<LeaseId> },
-    /// Any node including this one, for leases that its callers keep alive.
+    /// Any node, including this one, for leases that its callers keep alive.
     Leases { node: NodeId, incarnation: Incarnation, question: LeaseQuestion },
 }
 
-/// The answering side.
+/// The questions that this node answers as the leader, and their confirmation rounds.
 #[derive(Debug)]
 pub(crate) struct Rounds {
     node: NodeId,
@@ -213,7 +216,8 @@ impl Rounds {
         Some(RoundId { node: self.node, incarnation: self.incarnation, counter: self.counter })
     }
 
-    /// Returns the questions of a round that could not be started. Its number is not used again.
+    /// Returns the questions of a round that could not be started. The number of the round is not
+    /// used again.
     pub(crate) fn not_started(&mut self, round: RoundId) {
         if let Some((_, askers)) = self.flying.remove(&round.counter)
             && !mutant::is(Mutant::B48)
@@ -245,7 +249,8 @@ impl Rounds {
         self.flying.remove(&round.counter).map(|(_, askers)| askers).unwrap_or_default()
     }
 
-    /// Takes all questions when this node stops leading, so that their origins can be told.
+    /// Takes all questions when this node stops leading, so that the driver can answer that it does
+    /// not lead.
     pub(crate) fn end(&mut self) -> Vec<ReadOrigin> {
         let flying = std::mem::take(&mut self.flying).into_values().flat_map(|(_, askers)| askers);
         flying.chain(std::mem::take(&mut self.pending)).collect()

@@ -1,7 +1,8 @@
-//! Requests that this leader has rejected recently. A rejected request must stay rejected: its origin may already
-//! have reported that nothing was applied, so a duplicate of the message must not be proposed. The transport does not
-//! duplicate messages, but this guarantee does not depend on that. Entries expire after a while, because duplicates
-//! do not stay on the way indefinitely, and the origin may propose the request again.
+//! Requests that this leader has rejected recently. A rejected request must stay rejected: its
+//! origin may already have reported that nothing was applied, so a duplicate of the message must
+//! not be proposed. The transport does not duplicate messages, but this guarantee does not depend
+//! on the transport. Entries expire after a while, because a duplicate does not stay in the network
+//! forever, and the origin may propose the request again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::model::{Moment, ProposeRejection, RequestId};
 /// Maximum number of entries. The oldest are discarded first.
 const KEPT: usize = 16_384;
 
-/// The recent peer_rejections, in order of time.
+/// The recently rejected requests, in order of time.
 #[derive(Debug)]
 pub(crate) struct RejectedRequests {
     why: BTreeMap<RequestId, ProposeRejection>,
@@ -32,7 +33,7 @@ impl RejectedRequests {
         self.forget(now);
     }
 
-    /// Returns the reason for which a request was recently rejected, if it was.
+    /// If a request was recently rejected, returns the reason.
     pub(crate) fn why(&self, id: RequestId) -> Option<ProposeRejection> {
         self.why.get(&id).copied()
     }

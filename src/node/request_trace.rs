@@ -1,5 +1,6 @@
-//! The trace of one request: when it was made, when it was sent, and the times of its entry in this node's log. Its
-//! end can then report where the time went. If tracing is off, the cost is two clock readings.
+//! The trace of one request: when it was made, when it was sent, and the times of its entry in this
+//! node's log. At the end of the request, the duration of each stage can be reported. If tracing is
+//! off, a trace costs two clock readings.
 //!
 //! ```text
 //!   asked ──waiting──▶ sent ──forwarding──▶ queued ──logging──▶ durable ──replicating──▶ came ──applying──▶ visible ──notifying──▶ told
@@ -19,17 +20,19 @@ use super::log_times::InLog;
 /// The trace of one request.
 pub(crate) struct RequestTrace {
     pub(crate) kind: RequestKind,
-    /// Time at which the caller made it.
+    /// Time at which the caller made the request.
     pub(crate) asked: Moment,
-    /// Its number in this incarnation of the node. 0 until it has one.
+    /// Number of the request in this incarnation of the node. 0 if it has no number yet.
     pub(crate) number: u64,
-    /// Time at which it was first sent to the leader, or appended to this leader's own log.
+    /// Time at which the request was first sent to the leader or, on the leader, appended to the
+    /// log.
     pub(crate) sent: Option<Moment>,
-    /// Number of times it was sent. More than one if the leader changed or did not answer.
+    /// Number of times the request was sent. This is more than one if the leader changed or did not
+    /// answer.
     pub(crate) attempts: u32,
-    /// The times in this node's log of the entry that decided it.
+    /// The times, in this node's log, of the entry that decided the request.
     pub(crate) in_log: Option<InLog>,
-    /// The span of its traces.
+    /// The tracing span of the request.
     pub(crate) span: Span,
 }
 
@@ -41,16 +44,17 @@ impl RequestTrace {
         Self { kind, asked: now, number: 0, sent: None, attempts: 0, in_log: None, span }
     }
 
-    /// Records its number.
+    /// Records the number of the request.
     pub(crate) fn numbered(&mut self, number: u64) {
         self.number = number;
         self.span.record("request", number);
-        tracing::trace!(parent: &self.span, "numbered");
+        tracing::trace!(parent: &self.span, "request numbered");
     }
 
-    /// Records that it is sent. The time of the first attempt counts.
+    /// Records that the request is sent. Later attempts do not change the time.
     pub(crate) fn handed_over(&mut self, now: Moment) {
-        // The time of a turn is taken before its inputs, so a request may be newer.
+        // The clock is read at the start of a turn, before its inputs are taken, so the request may
+        // be newer.
         self.sent.get_or_insert(now.max(self.asked));
         self.attempts += 1;
     }
@@ -60,7 +64,7 @@ impl RequestTrace {
         (self.sent, self.attempts) = (None, 0);
     }
 
-    /// Describes a stage, for people.
+    /// Describes a stage, for log lines.
     pub(crate) fn place(&self, stage: Stage) -> &'static str {
         match stage {
             Stage::Waiting => "waiting for a leader",
@@ -78,9 +82,9 @@ impl RequestTrace {
     /// Splits the duration of an answered request into its stages.
     pub(crate) fn stages(&self, times: BatchTimes, told: Moment) -> Stages {
         let BatchTimes { came, visible } = times;
-        // If it was not sent, this is the answer to an earlier attempt.
+        // If no send is recorded, an earlier attempt was answered.
         let sent = self.sent.unwrap_or(came).min(came);
-        // A repetition may be sent while the entry of the first attempt is in the log.
+        // The request may be sent again while the entry of the first attempt is already in the log.
         let queued = self.in_log.map_or(came, |times| times.queued).clamp(sent, came);
         let durable = self.in_log.map_or(came, |times| times.durable).clamp(queued, came);
         Stages([
@@ -99,7 +103,7 @@ impl RequestTrace {
 pub(crate) struct Stages(pub(crate) [(Stage, Duration); 6]);
 
 impl Stages {
-    /// Returns the stage that took the longest; of equal ones, the last.
+    /// Returns the stage that took the longest. Of several equally long stages, returns the last.
     pub(crate) fn longest(&self) -> Stage {
         let longest = self.0.iter().max_by_key(|(_, took)| *took);
         longest.expect("there are six").0
@@ -109,9 +113,9 @@ impl Stages {
 /// The times of a batch of committed entries on this node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BatchTimes {
-    /// Time at which the driver received it.
+    /// Time at which the driver received the batch.
     pub(crate) came: Moment,
-    /// Time at which readers could see it.
+    /// Time at which the changes of the batch became visible to readers.
     pub(crate) visible: Moment,
 }
 

@@ -5,9 +5,10 @@
 //!   restore is done     RESTORED     stays, and is part of the identity of the cluster
 //! ```
 //!
-//! A restored cluster is a different cluster than the original one and than any other restore. Therefore the identity
-//! of the backup is mixed into the cluster id. This file keeps it, because the cluster id is compared with the
-//! configuration at each start.
+//! A restored cluster must not be confused with the original cluster or with another restore.
+//! Therefore the cluster id of the restored cluster is derived from the identity of the backup.
+//! This file stores that identity, because the cluster id is compared with the configuration at
+//! each start.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ pub(crate) struct RestoredFrom {
     pub(crate) revision_jump: u64,
 }
 
-/// The reasons for which the origin of a directory cannot be read.
+/// The reasons for which the file that records the restored backup cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OriginError {
     #[error(
@@ -61,7 +62,8 @@ pub(crate) enum OriginError {
 }
 
 impl RestoredFrom {
-    /// Reads the origin of a directory. Returns `None` if it was not restored from a backup.
+    /// Reads from which backup a directory was restored. Returns `None` if it was not restored from
+    /// a backup.
     ///
     /// # Errors
     /// See [`OriginError`].
@@ -87,7 +89,7 @@ impl RestoredFrom {
         Self::decode(&bytes, path).map(Some)
     }
 
-    /// Records that a restore into the directory has begun. Durable on return.
+    /// Records that a restore into the directory has begun. On return the record is durable.
     pub(crate) fn begin(&self, env: &Env, dir: &Path) -> io::Result<()> {
         let file = env.disk.open(&dir.join(RESTORING), OpenMode::CreateNew)?;
         file.write_all_at(&self.encode(), 0)?;
@@ -95,13 +97,13 @@ impl RestoredFrom {
         env.disk.sync_dir(dir)
     }
 
-    /// Records that the restore is complete. Durable on return.
+    /// Records that the restore is complete. On return the record is durable.
     pub(crate) fn end(env: &Env, dir: &Path) -> io::Result<()> {
         env.disk.rename(&dir.join(RESTORING), &dir.join(RESTORED))?;
         env.disk.sync_dir(dir)
     }
 
-    /// Returns a text that identifies the origin, to be hashed into the cluster id.
+    /// Returns a text that identifies the backup, to be hashed into the cluster id.
     pub(crate) fn words(&self) -> String {
         let Self { cluster, backup: SnapshotId { index, term, bytes, checksum }, .. } = self;
         let cluster = cluster.0;

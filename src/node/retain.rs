@@ -1,8 +1,9 @@
 //! Decides how much history is kept, and when the leader compacts the rest.
 //!
-//! The leader regularly records the newest revision. The revision that was the newest at the beginning of the window
-//! is the oldest that must stay readable. A new leader does not know these marks, so its window starts empty. History
-//! is then kept longer than configured, but never shorter.
+//! The leader regularly records the newest revision as a mark. The revision that was the newest at
+//! the beginning of the window is the oldest revision that must stay readable. A new leader does
+//! not know the marks of the previous leader, so its window starts empty. So after a change of the
+//! leader, history is kept for longer than configured, but never for less time.
 //!
 //! ```text
 //!    marks     r=40     r=55     r=90              now, r=120
@@ -16,11 +17,11 @@ use std::time::Duration;
 
 use crate::model::{Moment, Revision};
 
-/// The amount of history that the leader keeps before it compacts automatically. Reads at past revisions, and watches
-/// that start at them, are possible within that history.
+/// The amount of history that the leader keeps before it compacts automatically. Within this
+/// history, reads at past revisions and watches that start at past revisions are possible.
 ///
-/// If several rules are set, the strictest one applies. Configure all members alike, because the configuration of the
-/// leader decides.
+/// If several limits are set, the strictest limit applies. Configure all members alike, because the
+/// configuration of the current leader applies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct History {
     pub(crate) window: Option<Duration>,
@@ -46,8 +47,9 @@ impl History {
         Self { window: None, revisions_max: None, quota_percent: None }
     }
 
-    /// Keeps the history of the last `window`, which is at least one second. The time is measured by the leader's
-    /// clock, and is extended by the drift bound so that it is never shorter. After a change of the leader, the window
+    /// Keeps the history of the last `window`, which is at least one second. The time is measured
+    /// by the leader's clock. The window is extended by the drift bound, so that the history is
+    /// never kept for less than `window` of true time. After a change of the leader, the window
     /// starts again.
     #[must_use]
     pub fn window(mut self, window: Duration) -> Self {
@@ -55,15 +57,16 @@ impl History {
         self
     }
 
-    /// Keeps at most about `revisions` revisions, whatever the window says. The number may temporarily be exceeded by
-    /// an eighth.
+    /// Keeps at most about `revisions` revisions, even if the window has not passed. The limit may
+    /// temporarily be exceeded by an eighth.
     #[must_use]
     pub fn revisions_max(mut self, revisions: u64) -> Self {
         self.revisions_max = Some(revisions);
         self
     }
 
-    /// Limits history to `percent` of the quota. If it grows beyond that, the older half is discarded.
+    /// Limits the size of the history to `percent` of the quota. If the history grows beyond this
+    /// limit, the older half is discarded.
     #[must_use]
     pub fn quota_percent(mut self, percent: u32) -> Self {
         self.quota_percent = Some(percent);
@@ -89,7 +92,7 @@ pub(crate) struct Sight {
     pub(crate) history_bytes: Option<u64>,
 }
 
-/// The marks of a leader. See the module.
+/// The marks of a leader, and the configured limits of the history.
 #[derive(Debug)]
 pub(crate) struct Retention {
     rules: History,
@@ -102,7 +105,7 @@ pub(crate) struct Retention {
 }
 
 impl Retention {
-    /// Starts without marks. `stretch` extends the window by the drift bound.
+    /// Creates a value without marks. `stretch` extends the window by the drift bound.
     pub(crate) fn new(
         rules: &History,
         quota_bytes: u64,
@@ -144,7 +147,7 @@ impl Retention {
         if due {
             self.marks.push_back((now, revision));
         }
-        // The first mark is the newest one that has left the window.
+        // Afterwards the first mark is the newest mark outside the window.
         while self.marks.get(1).is_some_and(|(at, _)| now.since(*at) >= window) {
             self.marks.pop_front();
         }
@@ -164,7 +167,7 @@ impl Retention {
     fn by_bytes(&self, sight: Sight) -> Option<Revision> {
         self.rules.quota_percent?;
         let (oldest, newest) = (sight.compacted.get(), sight.revision.get());
-        // Rounded up: if there are two revisions, the older one is discarded.
+        // Round up, so that of two revisions the older one is discarded.
         (sight.history_bytes? > self.bytes_max)
             .then(|| Revision(newest - newest.saturating_sub(oldest) / 2))
     }

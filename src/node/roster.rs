@@ -1,5 +1,5 @@
-//! The members as this node knows them: the replicated list, and until that is available, the configuration and the
-//! introductions of peers.
+//! The members, as known to this node: the replicated list of members or, until that list is
+//! available, the configuration and the introductions of peers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::model::{Members, NodeId, addresses};
 
 use super::settings::Contact;
 
-/// The known members. See the module.
+/// The members, as known to this node.
 #[derive(Debug)]
 pub(crate) struct Roster {
     me: NodeId,
@@ -34,7 +34,7 @@ impl Roster {
     pub(crate) fn update(&mut self, members: &Members) {
         let before = std::mem::replace(&mut self.members, Arc::new(members.clone()));
         let members = &self.members;
-        // A newly announced address is later than any introduction.
+        // A newly announced address is newer than the address in any introduction.
         let address = |members: &Members, id| members.get(id).map(|member| member.address.clone());
         self.greeted.retain(|id, _| address(&before, *id) == address(members, *id));
         self.hints.retain(|id, _| !members.is_removed(*id));
@@ -67,7 +67,7 @@ impl Roster {
         peers
     }
 
-    /// Returns the name of a member, for people.
+    /// Returns the name of a member, for log lines and errors.
     pub(crate) fn name_of(&self, id: NodeId) -> String {
         let announced = self.members.get(id).map(|member| member.name.as_str());
         let hint = || self.hints.get(&id).map(|hint| hint.name.as_str());
@@ -77,14 +77,15 @@ impl Roster {
         }
     }
 
-    /// Returns the name, for people, of the member with this address, whatever its id is.
+    /// Returns the name of the member with this address, for log lines and errors. Its id need not
+    /// be known.
     pub(crate) fn name_at(&self, address: &str) -> String {
         let known = self.members.rows().keys().chain(self.hints.keys());
         let found = known.copied().find(|id| self.address_of(*id) == Some(address));
         found.map_or_else(|| format!("the member at {address}"), |id| self.name_of(id))
     }
 
-    /// Returns the names and addresses of members, for people: `m2 (10.0.0.2:7400)`.
+    /// Returns the names and addresses of members, for log lines and errors: `m2 (10.0.0.2:7400)`.
     pub(crate) fn places(&self, members: &[NodeId]) -> Vec<String> {
         let place = |id: &NodeId| match self.address_of(*id) {
             Some(address) => format!("{} ({address})", self.name_of(*id)),
@@ -101,7 +102,8 @@ impl Roster {
         self.greeted.get(&id).map(String::as_str).or(known).filter(|address| !address.is_empty())
     }
 
-    /// Returns the present address of a member and the one it moves to, without duplicates.
+    /// Returns the current address of a member and the address to which it moves, without
+    /// duplicates.
     fn places_of(&self, id: NodeId) -> Vec<String> {
         let moves_to = self.members.get(id).and_then(|member| member.moves_to.as_deref());
         let mut places: Vec<String> = Vec::new();
@@ -113,9 +115,9 @@ impl Roster {
         places
     }
 
-    /// Returns the members that this node keeps connections to, each with the addresses to try in turn. A learner
-    /// connects to voters, and to unknown members that have contacted it. The latter may be a leader whose joining
-    /// the learner has not applied yet.
+    /// Returns the members that this node keeps connections to, each with the addresses to try in
+    /// turn. A learner connects to voters, and to unknown members that have contacted it. Such an
+    /// unknown member may be a leader whose joining the learner has not applied yet.
     pub(crate) fn contacts(&self) -> BTreeMap<NodeId, Vec<String>> {
         let learns = self.members.get(self.me).is_some() && !self.members.is_voter(self.me);
         let stranger = |id: &NodeId| self.members.get(*id).is_none();

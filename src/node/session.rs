@@ -1,13 +1,14 @@
 //! The state of a session that its users share with the driver: a lease that this node keeps alive, and the time
 //! until which the session may rely on it.
 //!
-//! A session relies on its lease until `valid_until`. That time is measured on this node's clock from when the
-//! renewal was *sent*, and is shortened by the drift bound. The leader measures from when the renewal arrived and
-//! waits longer by the drift bound, so it ends the lease later. If `valid_until` passes without a renewal, the
-//! session is lost permanently, even if the lease still exists. So a user that was told of the loss never sees the
-//! session come back.
+//! A session relies on its lease until `valid_until`: the TTL, shortened by the drift bound, after
+//! the time on this node's clock at which the last confirmed renewal was *sent*. The leader counts
+//! the TTL from the arrival of the renewal, and extends it by the drift bound, so it ends the lease
+//! later. If `valid_until` passes without a renewal, the session is lost permanently, even if the
+//! lease still exists. So once a loss was reported to a user, the session never becomes valid
+//! again.
 //!
-//! With a lock delay, the lease is granted for longer than the session relies on it:
+//! With a lock delay, the lease is granted for a longer time than the session relies on it:
 //!
 //! ```text
 //!   renewal sent          valid_until                         the earliest end of the lease
@@ -34,11 +35,12 @@ use super::shared::Shared;
 pub enum SessionEndReason {
     /// The program closed the session.
     Closed,
-    /// No renewal was confirmed in time. By this node's clock, the lease may have expired.
+    /// No renewal was confirmed in time, so the lease may have expired.
     NotRenewed,
     /// The lease was revoked or has expired.
     LeaseEnded,
-    /// The session was detached, to be resumed later: [`Session::detach`](crate::Session::detach).
+    /// The session was detached with [`Session::detach`](crate::Session::detach), so that it can be
+    /// resumed later.
     Detached,
     /// The node has stopped or is shutting down.
     NodeStopped,
@@ -61,8 +63,9 @@ impl std::fmt::Display for SessionEndReason {
 pub enum SessionState {
     /// The lease exists at least until this time.
     Active(Moment),
-    /// The lease exists at least until this time, but renewals are overdue: less than a third of the time is left for
-    /// which a renewal is trusted. The state returns to `Active` when a renewal succeeds.
+    /// The lease exists at least until this time, but renewals are overdue: less than a third of
+    /// the validity that a renewal gives is left. The state returns to `Active` when a renewal
+    /// succeeds.
     RenewalOverdue(Moment),
     /// The session has ended permanently.
     Ended(SessionEndReason),
@@ -72,8 +75,8 @@ pub enum SessionState {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResumeSessionError {
-    /// The lease belongs to a node's own session. It ends with that incarnation of the node, and no other program can
-    /// resume it.
+    /// The lease belongs to a node's own session. Such a lease ends with the incarnation of its
+    /// node and cannot be resumed.
     #[error("lease {lease} belongs to the own session of node {node}, which cannot be resumed")]
     NodesOwn {
         /// The lease.
@@ -81,7 +84,8 @@ pub enum ResumeSessionError {
         /// The node that owns it.
         node: NodeId,
     },
-    /// The TTL of the lease is not longer than the lock delay, so that no time would be left in which to rely on it.
+    /// The TTL of the lease is not longer than the lock delay, so the session would have no time in
+    /// which it could rely on the lease.
     #[error("the lease TTL of {lease_ttl:?} is not longer than the lock delay of {delay:?}")]
     DelayTooLong {
         /// TTL of the lease, including the delay.
@@ -89,10 +93,10 @@ pub enum ResumeSessionError {
         /// The requested delay.
         delay: Duration,
     },
-    /// This node already keeps the lease alive, with another lock delay.
+    /// This node already keeps the lease alive for a session with another lock delay.
     #[error("this node already keeps the lease alive with a lock delay of {kept:?}, not {delay:?}")]
     KeptOtherwise {
-        /// The delay with which it is kept.
+        /// The lock delay of the existing session.
         kept: Duration,
         /// The requested delay.
         delay: Duration,
@@ -116,7 +120,7 @@ pub(crate) struct SessionTerms {
     pub(crate) delay: Duration,
     /// Label that other clients can see.
     pub(crate) label: String,
-    /// Whether it is the node's own session, which cannot be resumed.
+    /// Whether this is the node's own session, which cannot be resumed.
     pub(crate) own: bool,
 }
 
@@ -130,7 +134,7 @@ pub(crate) struct SharedSession {
     pub(crate) delay: Duration,
     /// Label that other clients can see.
     pub(crate) label: String,
-    /// Numbers that were given out so far.
+    /// The number that [`SharedSession::next_number`] returned last.
     numbers: AtomicU64,
     belief: Mutex<SessionBelief>,
     told: watch::Sender<ReportedState>,
@@ -168,8 +172,8 @@ impl SharedSession {
         Self::new(lease, terms, valid_until)
     }
 
-    /// Returns a number, from 1, that is unique while this node keeps the session. It distinguishes the keys of the
-    /// session.
+    /// Returns a number, from 1, that is unique while this node keeps the session. The number
+    /// distinguishes the keys of the session.
     pub(crate) fn next_number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -188,7 +192,7 @@ impl SharedSession {
         ended
     }
 
-    /// Returns the reason for which the session has ended, if that was already recorded. Does not read the clock.
+    /// If the end of the session was already recorded, returns the reason. Does not read the clock.
     pub(crate) fn ended(&self) -> Option<SessionEndReason> {
         self.belief.lock().unwrap_or_else(PoisonError::into_inner).ended
     }
@@ -211,7 +215,7 @@ impl SharedSession {
         self.told.subscribe()
     }
 
-    /// Ends the session. Returns the reason for which it had already ended, if it had.
+    /// Ends the session. If the session had already ended, returns the earlier reason.
     pub(crate) fn finish(&self, why: SessionEndReason, now: Moment) -> Option<SessionEndReason> {
         let before = {
             let mut belief = self.belief.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,7 +241,7 @@ impl SharedSession {
     fn tell(&self, news: ReportedState) {
         waking(|| {
             self.told.send_if_modified(|told| {
-                // Watchers are notified of the end once, and of nothing after it.
+                // After the end of the session, watchers are not notified any more.
                 let is_news = *told != news && !matches!(told, ReportedState::Ended(_));
                 if is_news {
                     *told = news;
@@ -256,16 +260,17 @@ impl SharedSession {
     }
 }
 
-/// The way in which a session, or a claim on it, is given up.
+/// The way in which a user gives up a session, or a claim on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Parting {
-    /// The session was closed. It has ended, and its lease must be revoked.
+    /// The session was closed: it has ended, and its lease must be revoked.
     Closed,
-    /// The session was detached. It has ended, and its lease stays.
+    /// The session was detached: it has ended, and its lease stays.
     Detached,
-    /// A claim was dropped. If it was the last one, the session is closed.
+    /// A claim was dropped. If it was the last claim, the session is closed.
     Dropped,
-    /// A claim was dropped before the caller received it. If it was the only one, the lease stays as it was.
+    /// A claim was dropped before the caller received it. If it was the only claim, the lease stays
+    /// as it was.
     Declined,
 }
 

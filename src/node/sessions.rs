@@ -1,9 +1,9 @@
-//! The sessions of this node, as the driver keeps them: when to renew which lease, how to interpret the answers, and
-//! how sessions end.
+//! The driver's side of the sessions of this node: decides when to renew which lease, processes the
+//! answers, and ends sessions.
 //!
-//! The replicated state records which node opened a lease. Only the nodes that keep it alive know that they do. The
-//! leader renews a lease for any node that asks. So several nodes may keep one lease alive, and all of them may rely
-//! on it.
+//! The replicated state records which node opened a lease, but not which nodes keep it alive. The
+//! leader renews a lease for any node that asks. So several nodes may keep one lease alive, and all
+//! of them may rely on it.
 //!
 //! ```text
 //!   opened ──────────────────────────▶ kept ──▶ closed, dropped      its lease is revoked
@@ -26,8 +26,9 @@ use super::session::{
 };
 use super::settings::Drift;
 
-/// Maximum number of leases in one renewal request. The request and its answer, with at most ten bytes for each
-/// lease, fit into the lane of the heartbeats without delaying them.
+/// Maximum number of leases in one renewal request. The request and its answer take at most ten
+/// bytes for each lease. They are sent in the same lane (stream of messages) as the heartbeats, and
+/// are small enough not to delay them.
 pub(super) const ASKED_AT_ONCE: usize = 16_384;
 
 /// A request to open a session.
@@ -36,12 +37,12 @@ pub(crate) struct SessionOpening {
     pub(crate) ttl: Duration,
     /// Lock delay: additional time for which the lease exists.
     pub(crate) delay: Duration,
-    /// The label, and whether it is the node's own session.
+    /// The label, and whether this is the node's own session.
     pub(crate) info: SessionInfo,
-    /// Time of the request. The validity of the lease is counted from here.
+    /// Time of the request, from which the validity of the lease is counted.
     pub(crate) asked: Moment,
     pub(crate) deadline: Moment,
-    /// Bytes that admission counts for it.
+    /// Bytes that this request counts towards the limit of open writes.
     pub(crate) bytes: usize,
     pub(crate) reply: ReplyTo<Claim>,
 }
@@ -92,7 +93,7 @@ struct Kept {
     state: Arc<SharedSession>,
     /// Number of claims.
     claims: usize,
-    /// Whether it is the node's own session.
+    /// Whether this is the node's own session.
     own: bool,
     renew_at: Moment,
 }
@@ -158,7 +159,8 @@ impl Sessions {
                 let answer = kept.claim(delay);
                 return Some((waiter.reply, answer));
             }
-            // An ended session stays ended for all its users. This is a new session for the same lease.
+            // An ended session stays ended for all its users, so create a new session for the same
+            // lease.
             Some(_) => drop(self.sessions.remove(&lease)),
             None => {}
         }
@@ -195,7 +197,7 @@ impl Sessions {
             kept.claims == 0
         });
         let (goes, revoke) = match parting {
-            // `close` has already ended the session, and waits for the revocation.
+            // `close` has already ended the session, and its caller waits for the revocation.
             Parting::Closed => (is_kept, true),
             Parting::Detached => (is_kept, false),
             Parting::Dropped => {
@@ -246,8 +248,8 @@ impl Sessions {
         wanted.flat_map(|wanted| wanted.waiters).map(|waiter| waiter.reply).collect()
     }
 
-    /// Returns the leases to renew now, and the number of the request. Leases that exceed the limit are part of the
-    /// next request.
+    /// Returns the leases to renew now, and the number of the request. Leases above
+    /// [`ASKED_AT_ONCE`] are part of the next request.
     pub(crate) fn due(&mut self, now: Moment) -> Option<(u64, Vec<LeaseId>)> {
         if now < self.quiet_until {
             return None;
@@ -268,7 +270,7 @@ impl Sessions {
         }
         let round = self.next_round;
         self.next_round += 1;
-        // An answer that takes longer than the longest TTL is useless.
+        // Forget requests that are older than the longest TTL, because their answers are useless.
         let ttls = self.sessions.values().map(|kept| kept.state.ttl);
         let ttls = ttls.chain(self.resuming.values().map(|wanted| wanted.lease_ttl));
         let longest = ttls.max().unwrap_or_default();
@@ -277,8 +279,8 @@ impl Sessions {
         Some((round, leases))
     }
 
-    /// Processes an answer of the leader: the renewed leases, and those that do not exist any more. Returns the
-    /// results of the requests to resume.
+    /// Processes an answer of the leader: the renewed leases, and the leases that do not exist any
+    /// more. Returns the results of the requests to resume.
     pub(crate) fn renewed(
         &mut self,
         round: u64,
@@ -318,7 +320,7 @@ impl Sessions {
         let (delay, own) = (first.delay, false);
         let ttl = lease_ttl - delay;
         if now >= sent + self.drift.trust_for(ttl) {
-            // The confirmation came too late to rely on it.
+            // The confirmation came too late: the session would already have expired. Keep trying.
             self.resuming.insert(lease, ResumedLease { lease_ttl, label, ask_at, waiters });
             return Vec::new();
         }
@@ -327,9 +329,10 @@ impl Sessions {
         waiters.into_iter().map(|waiter| (waiter.reply, kept.claim(waiter.delay))).collect()
     }
 
-    /// Ends the sessions that were not renewed in time, and notifies the watchers of changed sessions. Returns the
-    /// leases to revoke: those of the node's own sessions, which cannot be resumed. The other leases expire by
-    /// themselves, or another node has resumed them.
+    /// Ends the sessions that were not renewed in time, and notifies the watchers of changed
+    /// sessions. Returns the leases to revoke, which are the leases of the node's own sessions,
+    /// because these cannot be resumed. The other leases expire by themselves, or another node has
+    /// resumed them.
     pub(crate) fn tick(&mut self, now: Moment) -> Vec<LeaseId> {
         let mut revoke = Vec::new();
         self.sessions.retain(|lease, kept| match kept.state.notice(now, self.drift) {

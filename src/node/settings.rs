@@ -1,4 +1,4 @@
-//! The validated settings of a node, made from a `Config`.
+//! The validated settings of a node, derived from its `Config`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,24 +21,25 @@ pub(crate) struct Settings {
     /// The addresses at which its program serves clients.
     pub(crate) endpoints: Vec<String>,
     pub(crate) cluster: ClusterId,
-    /// The configured members, including this one. They found the cluster if it does not exist yet.
+    /// The configured members, including this one. These members found the cluster if it does not
+    /// exist yet.
     pub(crate) members: BTreeMap<NodeId, Contact>,
-    /// Whether this member belongs to the founders, and so may found the cluster.
+    /// Whether this member is one of the founders, and so may found the cluster.
     pub(crate) founds: bool,
-    /// The configured members if the directory belongs to a cluster with other founders. They are matched by name
-    /// only.
+    /// If the directory belongs to a cluster with other founders: the configured members, which are
+    /// matched by name only.
     pub(crate) listed: Vec<Contact>,
     /// Whether the configured token differs from the one with which the cluster was founded.
     pub(crate) has_other_token: bool,
-    /// The newest cluster version that this node reports as supported: that of this build, except in tests of
-    /// upgrades.
+    /// The newest cluster version that this node reports as supported. This is the version of this
+    /// build, except in tests of upgrades.
     pub(crate) supported_version: ClusterVersion,
     /// The data directory.
     pub(crate) dir: PathBuf,
     /// Time between the heartbeats of a leader.
     pub(crate) heartbeat: Duration,
-    /// Election timeout. A follower starts an election after a random time without heartbeats, between this and twice
-    /// this.
+    /// Election timeout. A follower starts an election after a random time without heartbeats,
+    /// between this value and twice this value.
     pub(crate) election_timeout: Duration,
     /// Bound for the drift of clocks.
     pub(crate) drift: Drift,
@@ -62,7 +63,8 @@ pub(crate) struct Settings {
     pub(crate) quota_bytes: u64,
     /// The history to keep.
     pub(crate) history: History,
-    /// Growth of the log after which a snapshot is due, in bytes. Half the size of the state applies if that is more.
+    /// Growth of the log after which a snapshot is due, in bytes. If half the size of the state is
+    /// larger, that size is used instead.
     pub(crate) snapshot_log_bytes: u64,
     /// Size of a log segment, in bytes.
     pub(crate) log_segment_bytes: u64,
@@ -89,9 +91,9 @@ impl Settings {
         MachineOptions { known: self.supported_version, ..MachineOptions::default() }
     }
 
-    /// Returns the maximum number of bytes of uncommitted entries. The log reserves one segment for a full disk.
-    /// Entries that are proposed before the leader learns of the full disk may use at most half of it. The rest stays
-    /// available for the commands that make room.
+    /// Returns the maximum number of bytes of uncommitted entries. The log reserves one segment for
+    /// a full disk. Entries that are proposed before the leader learns of the full disk may use at
+    /// most half of this segment. The other half stays available for the commands that make room.
     pub(crate) fn uncommitted_bytes_max(&self) -> u64 {
         (self.log_segment_bytes / 2).clamp(1 << 20, 32 << 20)
     }

@@ -33,9 +33,9 @@ use super::settings::Settings;
 use super::slow::{Slow, SlowLog};
 use super::status::NodeStatus;
 
-/// Receives every change that the node has applied; the lock table uses it to follow the replica. The driver calls it
-/// after a change is visible to readers and before it answers the callers. Implementations must return quickly and
-/// must not block.
+/// Receives every change that the node has applied. The lock table implements this trait to follow
+/// the replica. The driver calls the methods after a change is visible to readers and before it
+/// answers the callers. Implementations must return quickly and must not block.
 pub(crate) trait Follower: Any + Send + Sync {
     /// The changes up to `visible` are visible to readers. `came` is the time at which the driver received them.
     fn applied(self: Arc<Self>, changes: &[Change], visible: Revision, came: Moment);
@@ -49,7 +49,7 @@ pub(crate) trait Follower: Any + Send + Sync {
     fn stopped(self: Arc<Self>, reason: &StopReason);
 }
 
-/// Releases the admission of a read when dropped.
+/// Counts as one open read until it is dropped.
 #[derive(Default)]
 pub(crate) struct OpenRead(Arc<AtomicUsize>);
 
@@ -59,7 +59,8 @@ impl Drop for OpenRead {
     }
 }
 
-/// Calls the hook once: with the outcome, or with `None` if it is dropped before.
+/// Calls the hook once: with the outcome, or with `None` if this value is dropped before the
+/// outcome is known.
 struct Hook<F: FnOnce(Option<&CallResult<Reply>>)>(Option<F>);
 
 impl<F: FnOnce(Option<&CallResult<Reply>>)> Hook<F> {
@@ -78,16 +79,17 @@ impl<F: FnOnce(Option<&CallResult<Reply>>)> Drop for Hook<F> {
     }
 }
 
-/// Maximum size of a proposed command, in bytes: the encoded size of the largest request that a configuration allows,
-/// plus what a lock operation may add.
+/// Maximum size of a proposed command, in bytes: the encoded size of the largest request that a
+/// configuration allows, plus the operations that a lock may add.
 pub(super) const COMMAND_BYTES_MAX: usize = 7 << 19;
 
-/// Bytes that admission counts for each key that a command scans, or that the check of its caller's rights scans.
-/// This is the size of its row in an answer, without the value, which is shared.
+/// Bytes that each scanned key counts towards the limit of open writes. Keys are scanned by the
+/// command itself, or by the check of the caller's rights. The value is the size of a row in an
+/// answer, without the value of the row, which is shared.
 const LOOK_BYTES: usize = 160;
 
-/// Adds operations to a transaction, to be applied after it in the same entry. The limits of callers do not apply to
-/// them.
+/// Adds operations that are applied after a transaction in the same entry. The limits for callers
+/// do not apply to these operations.
 fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Rejection> {
     let Command::Txn(txn) = &mut *command else { return Ok(()) };
     if leaving.is_empty() {
@@ -115,7 +117,7 @@ pub(crate) struct Shared {
     pub(crate) reader: Reader,
     pub(crate) hub: Arc<Hub>,
     pub(crate) status: watch::Sender<NodeStatus>,
-    /// Set once, before the node runs.
+    /// Receives the applied changes. Set once, on the first use of a lock.
     pub(crate) follower: OnceLock<Arc<dyn Follower>>,
     stopped: watch::Sender<Option<StopReason>>,
     pub(crate) meters: Arc<Meters>,
@@ -193,7 +195,7 @@ impl Shared {
         *self.sample.lock().unwrap_or_else(PoisonError::into_inner) = sample;
     }
 
-    /// Returns the present health of the node.
+    /// Returns the current health of the node.
     pub(crate) fn health(&self) -> Health {
         let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Health::judge(sample, self.stop_reason(), self.now(), self.settings.election_timeout)
@@ -271,10 +273,11 @@ impl Shared {
         self.answer(receiver, true).await
     }
 
-    /// Checks a command, asks for admission, and queues it for the driver.
+    /// Checks a command, counts it towards the limit of open writes, and queues it for the driver.
     ///
     /// # Errors
-    /// The reason for which it was not admitted, and the receiver that must be told.
+    /// If the command is not admitted, returns the reason and the receiver, which the caller must
+    /// notify.
     fn begin_write(
         &self,
         mut command: Command,
@@ -290,11 +293,11 @@ impl Shared {
             Err(error) => {
                 let end = ending(&Err::<(), _>(error.clone()));
                 self.meters.ended(trace.kind, end, Duration::ZERO);
-                tracing::debug!(parent: &trace.span, %error, "not admitted");
+                tracing::debug!(parent: &trace.span, %error, "request not admitted");
                 return Err((error, reply));
             }
         };
-        tracing::trace!(parent: &trace.span, bytes, "admitted");
+        tracing::trace!(parent: &trace.span, bytes, "request admitted");
         let span = trace.span.clone();
         let command = match mutant::is(Mutant::M36) {
             false => command,
@@ -304,7 +307,8 @@ impl Shared {
         Ok(span)
     }
 
-    /// For a mutant: evaluates the conditions of a transaction here and now, and returns it without them.
+    /// Used by a mutant: evaluates the conditions of a transaction on this replica, and returns the
+    /// transaction without them.
     fn judged_here(&self, command: Command) -> Command {
         let Command::Txn(Txn { compares, success, failure }) = command else { return command };
         let held = self.reader.read_txn(&Txn { compares, ..Txn::default() });
@@ -313,7 +317,7 @@ impl Shared {
         Command::Txn(Txn { success, ..Txn::default() })
     }
 
-    /// Checks a command, and returns the bytes that admission counts for it.
+    /// Checks a command, and returns the bytes that it counts towards the limit of open writes.
     fn let_in(&self, command: &Command) -> CallResult<usize> {
         self.settings.limits.check(command)?;
         self.find_room(command)
@@ -324,8 +328,8 @@ impl Shared {
         self.room_for(command).map_err(|why| self.shut_or(why))
     }
 
-    /// Returns the reason for a rejection. If the node has stopped, that is the reason, because the others may pass
-    /// and the caller would retry forever.
+    /// Returns the reason for a rejection. If the node has stopped, returns this as the reason:
+    /// other reasons are temporary, and the caller would retry forever.
     fn shut_or(&self, why: CallError) -> CallError {
         let stopped = |reason| CallError::Stopped { reason, maybe_applied: false };
         self.stop_reason().map_or(why, stopped)
@@ -333,37 +337,39 @@ impl Shared {
 
     fn room_for(&self, command: &Command) -> CallResult<usize> {
         let is_wide = is_wide(command);
-        // If there is no room at all, avoid the cost of counting keys.
+        // If the limit is already reached, avoid the cost of counting keys.
         if is_wide && self.open_bytes() >= self.settings.open_bytes_max {
             return Err(CallError::Busy);
         }
         let mut keys = if is_wide { self.may_look(command)? } else { 0 };
         if let Command::As(caller, deed) = command {
-            // Each replica scans all of these before it knows whether the caller has the rights.
+            // Each replica scans all of these keys before it knows whether the caller has the
+            // rights.
             keys += self.reader.judged_by(caller, deed);
         }
         if let Some(more) = growth(command, &|key| self.reader.value_len(key)) {
             self.may_grow(more)?;
         }
         let bytes = encoded_len_hint(command);
-        // If other commands are always open too, the widest command must still be admitted at times.
+        // Limit the bytes for scanned keys, so that the largest scan can still be admitted while
+        // other commands are open.
         let looked =
             keys.saturating_mul(LOOK_BYTES).min(self.look_bytes_max().saturating_sub(bytes));
         let bytes = bytes + looked;
         let most = self.settings.open_bytes_max;
-        // An eighth of the room is reserved for commands on single keys.
+        // An eighth of the limit is reserved for commands on single keys.
         self.admit(bytes, if looked > 0 { most - most / 8 } else { most })?;
         Ok(bytes)
     }
 
-    /// Returns the maximum that admission counts for the keys that one command scans. Two such commands may be open
-    /// at once.
+    /// Returns the maximum number of bytes that the scanned keys of one command count. Two commands
+    /// with this maximum may be open at once.
     fn look_bytes_max(&self) -> usize {
         self.settings.open_bytes_max / 8 * 3
     }
 
-    /// Checks whether this replica may grow by `more` bytes. Commands in flight are not counted here; admission and
-    /// consensus bound them.
+    /// Checks whether this replica may grow by `more` bytes. Commands in flight are not counted
+    /// here. The limit of open writes and consensus bound the commands in flight.
     fn may_grow(&self, more: u64) -> CallResult<()> {
         if self.low.load(Ordering::Relaxed) {
             return Err(CallError::NoSpace);
@@ -375,9 +381,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Checks whether a command may scan as many keys as it names, and returns their number. For a deletion, counting
-    /// stops where a higher number makes no difference. If the caller has no rights to the keys, their number is not
-    /// revealed; the command is rejected later, where its rights are checked.
+    /// Checks whether a command may scan as many keys as its ranges contain, and returns their
+    /// number. For a deletion, counting stops where a higher number makes no difference. If the
+    /// caller has no rights to the keys, their number is not revealed. Such a command is rejected
+    /// later, when its rights are checked.
     fn may_look(&self, command: &Command) -> Result<usize, Rejection> {
         if let Command::As(caller, deed) = command
             && self.reader.judge(caller, deed).is_err()
@@ -394,7 +401,8 @@ impl Shared {
         }
     }
 
-    /// Checks whether a transaction may scan as many keys as its ranges name, and returns their number.
+    /// Checks whether a transaction may scan as many keys as its ranges contain, and returns their
+    /// number.
     fn may_pass_over(&self, txn: &Txn) -> Result<usize, Rejection> {
         let max = self.settings.limits.txn_keys_max;
         let count = |max: usize| self.reader.passed_over(txn, max.saturating_add(1));
@@ -422,8 +430,8 @@ impl Shared {
         self.has_state.store(true, Ordering::Release);
     }
 
-    /// Proposes a command that must be applied however long that takes, and calls back. For internal use by locks: it
-    /// bypasses admission and is never given up.
+    /// Proposes a command without a deadline, and calls back with the outcome. For internal use by
+    /// locks: the command does not count towards the limit of open writes and is never given up.
     pub(crate) fn insist(&self, command: Command, reply: ReplyTo<Reply>) {
         if let Err(rejection) = fits(&command) {
             tracing::error!(%rejection, "internal command is larger than a log entry");
@@ -433,10 +441,11 @@ impl Shared {
         self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply, trace }));
     }
 
-    /// Like [`Shared::insist`], for operations that callers can request without a limit. Admission counts them.
+    /// Like [`Shared::insist`], for operations that callers can request any number of times. They
+    /// count towards the limit of open writes.
     ///
     /// # Errors
-    /// [`CallError::Busy`], or a violated limit. Nothing will be applied.
+    /// Returns [`CallError::Busy`], or the violated limit. After an error nothing will be applied.
     pub(crate) fn insist_admitted(
         &self,
         command: Command,
@@ -445,22 +454,24 @@ impl Shared {
         self.begin_write(command, Vec::new(), None, reply).map(drop).map_err(|(error, _)| error)
     }
 
-    /// Enables local linearizable reads without a question to the leader. The caller guarantees that this node is the
-    /// only member and leads, and that its readers see everything committed. Every later commit is acknowledged by
-    /// this node, after it is visible to readers. Valid until [`Shared::in_company`].
+    /// Enables local linearizable reads without a question to the leader. The caller guarantees
+    /// that this node is the only member and leads, and that its readers see everything committed.
+    /// Every later commit is acknowledged by this node, after it is visible to readers. This is
+    /// valid until [`Shared::in_company`] is called.
     pub(crate) fn alone(&self) {
         self.alone.store(true, Ordering::SeqCst);
     }
 
-    /// Disables local linearizable reads. Must be called before a change becomes visible elsewhere that readers here
-    /// do not see yet: before anything is sent to another member, and before an entry is applied.
+    /// Disables local linearizable reads. Must be called before a change can become visible on
+    /// another node and is not visible to readers here yet. This is the case before any message is
+    /// sent to another member, and before an entry is applied.
     pub(crate) fn in_company(&self) {
         if !mutant::is(Mutant::B53) {
             self.alone.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Waits until this replica holds everything that was committed anywhere before the call.
+    /// Waits until this replica has applied everything that was committed anywhere before the call.
     pub(crate) async fn read_barrier(&self, deadline: Moment) -> CallResult<()> {
         if self.alone.load(Ordering::SeqCst) {
             self.meters.ended(RequestKind::Read, Ending::Ok, Duration::ZERO);
@@ -485,9 +496,9 @@ impl Shared {
         let (now, kind, end) = (self.now(), RequestKind::Read, ending(result));
         let took = now.since(asked);
         self.meters.ended(kind, end, took);
-        tracing::debug!(parent: span, outcome = end.as_str(), ?took, "answered");
+        tracing::debug!(parent: span, outcome = end.as_str(), ?took, "read answered");
         let Some(passed_over) = self.is_slow(took, now) else { return };
-        // If reads are not traced, log the line in the span of the caller.
+        // Log the line in the read's span. If reads are not traced, this is the span of the caller.
         let _inside = span.enter();
         let status = self.status.borrow().clone();
         let (kind, outcome, leader) = (kind.as_str(), end.as_str(), status.leader);
@@ -525,8 +536,8 @@ impl Shared {
         }
     }
 
-    /// Returns whether to log a request that ends now after `took`, as the number of slow requests that were not
-    /// logged before it. Every slow request is counted.
+    /// Counts the request that ends now after `took` if it is slow. If it should be logged, returns
+    /// the number of slow requests that were not logged since the last line.
     pub(crate) fn is_slow(&self, took: Duration, now: Moment) -> Option<u64> {
         let judged = self.slow.judge(took, now);
         if judged != Slow::No {
@@ -538,8 +549,8 @@ impl Shared {
         }
     }
 
-    /// Reads a range of this replica. If `counted`, counts all of it and not only the returned rows. Logs a slow
-    /// scan.
+    /// Reads a range of this replica. If `counted` is set, counts all keys of the range and not
+    /// only the returned rows. Logs a slow scan.
     pub(crate) fn range(&self, range: &Range, counted: bool) -> Result<RangeReply, Rejection> {
         let began = self.now();
         let found = if counted { self.reader.range(range) } else { self.reader.page(range) };
@@ -578,8 +589,8 @@ impl Shared {
         self.open_bytes.load(Ordering::Relaxed)
     }
 
-    /// Updates the gauges that any thread can read. [`Metrics`](crate::metrics::Metrics) does so for each snapshot, so
-    /// that a snapshot includes every request that was answered before it.
+    /// Updates the gauges that any thread can read. [`Metrics`](crate::metrics::Metrics) calls this
+    /// for each snapshot, so that a snapshot includes every request that was answered before it.
     pub(crate) fn read_gauges(&self) {
         let (meters, reader) = (&self.meters, &self.reader);
         meters.open_bytes.count(self.open_bytes());
@@ -616,7 +627,8 @@ impl Shared {
         self.answer(receiver, false).await
     }
 
-    /// Waits until `deadline` or until the node stops. It is driven by the ticks of the driver and needs no runtime.
+    /// Waits until `deadline` or until the node stops. The wait uses the ticks of the driver and
+    /// needs no async runtime.
     pub(crate) async fn sleep_until(&self, deadline: Moment) {
         // No replica ever reaches this revision.
         drop(self.reach(Revision(u64::MAX), deadline).await);
@@ -645,7 +657,7 @@ impl Shared {
         delay: Duration,
         deadline: Moment,
     ) -> CallResult<Claim> {
-        // From here on this replica knows every lease that was granted before the call.
+        // After this barrier, this replica contains every lease that was granted before the call.
         self.read_barrier(deadline).await?;
         let _open = self.admit_read()?;
         let (sender, receiver) = oneshot::channel();
@@ -661,8 +673,8 @@ impl Shared {
         lease_request: LeaseRequest,
         deadline: Moment,
     ) -> CallResult<Duration> {
-        // The admission ends with the answer, not with the future: a caller that keeps many leases alive polls the
-        // futures one by one.
+        // The call counts as an open read until its answer arrives, even if its future is not
+        // polled: a caller that keeps many leases alive polls the futures one by one.
         let open = self.admit_read()?;
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
@@ -683,7 +695,7 @@ impl Shared {
         self.answer(receiver, false).await
     }
 
-    /// Transfers leadership to a member, or to the best one if `to` is `None`.
+    /// Transfers leadership to a member or, if `to` is `None`, to the most up-to-date voter.
     pub(crate) async fn transfer(&self, to: Option<NodeId>, deadline: Moment) -> CallResult<()> {
         let (sender, receiver) = oneshot::channel();
         self.push(Input::Transfer { to, deadline, reply: ReplyTo::Waiting(sender) });
@@ -711,7 +723,7 @@ impl Shared {
         }
     }
 
-    /// Releases the admission of a write that has ended.
+    /// Removes a write that has ended from the counts of open writes.
     pub(crate) fn release(&self, bytes: usize) {
         if bytes > 0 {
             self.open_writes.fetch_sub(1, Ordering::Relaxed);
@@ -719,7 +731,7 @@ impl Shared {
         }
     }
 
-    /// Counts a read until the returned value is dropped.
+    /// Counts a read as open until the returned value is dropped.
     fn admit_read(&self) -> CallResult<OpenRead> {
         let reads = self.open_reads.fetch_add(1, Ordering::Relaxed) + 1;
         let open = OpenRead(Arc::clone(&self.open_reads));
@@ -741,8 +753,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the error for a call that has met its deadline without an effect. While the cluster is not founded,
-    /// the error names the members that the node waits for.
+    /// Returns the error for a call whose deadline has passed without an effect. While the cluster
+    /// is not founded, the error names the members that the node waits for.
     fn late(&self) -> CallError {
         let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
         match &sample.founding {

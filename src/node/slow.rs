@@ -22,14 +22,14 @@ pub(crate) struct SlowLog {
     led_since: AtomicU64,
 }
 
-/// The treatment of a request.
+/// The decision about a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Slow {
-    /// It was not slow.
+    /// The request was not slow.
     No,
-    /// It was slow, but a line was logged recently, or there was no leader yet.
+    /// The request was slow, but a line was logged recently, or there was no leader yet.
     Counted,
-    /// It was slow: log a line, with the number of those that were not logged.
+    /// The request was slow: log a line, with the number of slow requests that were not logged.
     Line {
         /// Slow requests since the last line.
         passed_over: u64,
@@ -37,7 +37,7 @@ pub(crate) enum Slow {
 }
 
 impl SlowLog {
-    /// A request that takes `threshold` or longer is slow.
+    /// Creates a limiter for which a request is slow if it takes `threshold` or longer.
     pub(crate) fn new(threshold: Duration) -> Self {
         let [next, passed_over, led_since] = [0; 3].map(AtomicU64::new);
         Self { threshold, next, passed_over, led_since }
@@ -50,7 +50,7 @@ impl SlowLog {
         let _ = self.led_since.compare_exchange(never, now, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Decides about a request that ends now after `took`.
+    /// Decides whether to log a request that ends now after `took`.
     pub(crate) fn judge(&self, took: Duration, now: Moment) -> Slow {
         if took < self.threshold {
             return Slow::No;
@@ -63,7 +63,7 @@ impl SlowLog {
         let next = self.next.load(Ordering::Relaxed);
         let due = nanos(now) >= next;
         let later = nanos(now + LINE_EVERY);
-        // If several threads reach the due time, only one logs.
+        // If several threads find that a line is due, only one of them logs.
         if due
             && self.next.compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {

@@ -1,5 +1,6 @@
-//! The thread for snapshots. It writes them, reads them for peers, receives them, and loads received ones into
-//! machines. All work is done in small steps, so that it can pause between any two.
+//! The thread for snapshots: writes snapshots, reads them for peers, receives them, and loads
+//! received snapshots into machines. All work is done in small steps, with possible pauses between
+//! them.
 //!
 //! ```text
 //!   Take     image ──▶ write ... write ──▶ check ... check ──▶ Taken
@@ -7,12 +8,14 @@
 //!   Read     ──▶ (from its beginning: verify ... verify) ──▶ Part
 //! ```
 //!
-//! A snapshot was sound when it was written. When a peer asks for it from its beginning, the worker verifies the
-//! whole file again before it sends a part, unless that was done recently. So a file that has rotted in the meantime
-//! is not sent. This node also learns of the damage while it still has the state in memory.
+//! A snapshot was sound when it was written. When a peer asks for the first part of a snapshot, the
+//! worker verifies the whole file again before it sends that part, unless the file was verified
+//! recently. So a file that was damaged on disk is not sent. This node also learns of the damage
+//! while it still has the state in memory.
 //!
-//! A received file gets its final name only after a machine was loaded from it. If the process dies during that,
-//! usually for lack of memory, one unfinished file remains, and the next attempt continues with it.
+//! A received file gets its final name only after a machine was loaded from it. If the process dies
+//! while loading, usually for lack of memory, one unfinished file remains, and the next attempt
+//! continues with this file.
 //!
 //! Received snapshots have priority. Verifying for peers and writing this node's own snapshots alternate, and use at
 //! most half of a core. Parts that arrive twice or out of order are ignored, and the receiver asks for them again.
@@ -33,13 +36,14 @@ use super::inbox::{Inbox, Input};
 use super::parker::{Parker, Sleeper};
 use super::writing::{WriteError, Writing, Written};
 
-/// Maximum number of parts that peers may wait for, and of bytes of parts that may wait to be written. Further
-/// requests and parts are dropped and repeated later. Several times the amount that peers normally have in flight.
+/// Maximum number of parts that peers may wait for, and of bytes of parts that may wait to be
+/// written. Further requests and parts are dropped and repeated later. The limits are several times
+/// the amount that peers normally have in flight.
 const READS_MAX: usize = 128;
 const APPEND_BYTES_MAX: usize = 16 << 20;
 
-/// Time for which a verified snapshot counts as sound, so that it is not verified again for each peer. The receiver
-/// checks it in any case.
+/// Time for which a verified snapshot counts as sound, so that it is not verified again for each
+/// peer. The receiver verifies the snapshot in any case.
 const PROVEN_FOR: Duration = Duration::from_secs(10);
 
 /// A job of the worker.
@@ -48,11 +52,11 @@ pub(crate) enum Job {
     Take(Box<Image>),
     /// Read a part for a peer.
     Read { to: NodeId, id: SnapshotId, offset: u64 },
-    /// Start to receive a snapshot, or continue with the part that is on the disk.
+    /// Start to receive a snapshot, or continue with the partial file on the disk.
     Receive(SnapshotId),
     /// A part of a snapshot has arrived.
     Append { id: SnapshotId, offset: u64, data: Bytes },
-    /// Discard what was received of a snapshot.
+    /// Discard the partial file of a snapshot.
     Discard(SnapshotId),
     /// This snapshot is sound and durable: remove older ones.
     Keep {
@@ -68,7 +72,7 @@ pub(crate) enum Job {
 pub(crate) enum News {
     /// A snapshot was written and is durable.
     Taken { id: SnapshotId, members: Members, took: Duration },
-    /// The snapshot could not be written. Existing ones stay.
+    /// The snapshot could not be written. Existing snapshots stay.
     NotTaken { why: WriteError },
     /// A part for a peer, or the reason for which the snapshot cannot be sent.
     Part { to: NodeId, id: SnapshotId, offset: u64, data: Result<Bytes, String> },
@@ -127,8 +131,8 @@ impl Sleeper for SnapshotWorkerState {
 }
 
 impl SnapshotWorkerState {
-    /// Counts a job, and returns whether it exceeds the limits. Only the jobs that peers cause are limited; the
-    /// driver bounds the others itself.
+    /// Counts a job, and returns whether it exceeds the limits. Only jobs that peers cause are
+    /// limited here. The driver limits the other jobs.
     fn is_full_for(&mut self, job: &Job) -> bool {
         match job {
             Job::Read { .. } => {
@@ -281,7 +285,7 @@ impl SnapshotWorker {
         }
     }
 
-    /// Does one step without waiting. For a harness that schedules the parts of a node itself.
+    /// Does one step without waiting, for a harness that schedules the parts of a node itself.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn turn(&mut self) -> SnapshotTurn {
         match self.queue.take(Some(Duration::ZERO)) {
@@ -354,7 +358,7 @@ impl SnapshotWorker {
             Some(Proving { id: same, asks, .. }) if *same == id => {
                 let waits = asks.range((to, 0)..=(to, u64::MAX)).next().is_some();
                 if offset == 0 || waits {
-                    // If there are too many, the peer asks again.
+                    // If too many requests wait, drop this one. The peer asks again.
                     if asks.len() < READS_MAX {
                         asks.insert((to, offset));
                     }
@@ -419,7 +423,7 @@ impl SnapshotWorker {
                 let bytes = partial.length();
                 return self.tell(News::Received { id, bytes });
             }
-            // The whole snapshot is on the disk, and the result of loading it will be reported.
+            // The whole snapshot is already on the disk. The result of loading it will be reported.
             Some(receiving) if receiving.id == id => return,
             _ => self.receiving = None,
         }
@@ -439,9 +443,11 @@ impl SnapshotWorker {
         };
         match partial.append(offset, data) {
             Ok(Appended::Written) => return self.parts(id, partial),
-            // A duplicate or an early part. The peer knows from `Received` how much is here.
+            // The part is a duplicate or too early. The driver learns from `Received` how many
+            // bytes are on disk.
             Ok(Appended::Elsewhere) => {}
-            // The driver asks for this part again later. The parts on the disk stay and are not checked again.
+            // The driver requests this part again later. The bytes that are already on the disk
+            // stay and are not checked again.
             Ok(Appended::NoRoom) => tracing::warn!(
                 index = %id.index,
                 "no disk space for the rest of a snapshot, retrying"
@@ -454,7 +460,7 @@ impl SnapshotWorker {
     fn discard(&mut self, id: SnapshotId) {
         match self.receiving.take_if(|receiving| receiving.id == id) {
             Some(Receiving { stage: ReceivingStage::Parts(partial), .. }) => partial.discard(),
-            // This drops the partly loaded machine too.
+            // This also drops the partly loaded machine.
             Some(_) => {}
             None => {
                 if let Err(error) = self.folder.forget(id) {

@@ -12,24 +12,26 @@ use crate::mutant::{self, Mutant};
 /// Number of parts that are requested ahead.
 const WINDOW_PARTS: u64 = 4;
 
-/// Delay before a failed snapshot is tried again. While the disk has no space for it, the delay doubles up to the
-/// maximum, because each attempt temporarily takes all the free space.
+/// Delay before a failed snapshot is tried again. While the disk has no space for a snapshot, the
+/// delay doubles up to the maximum, because each attempt temporarily takes all the free space.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 const TRY_AGAIN_AFTER_MAX: Duration = Duration::from_secs(64);
 
 /// Maximum delay before a snapshot that could not be received is fetched again. The delay doubles with each attempt.
 const FETCH_AGAIN_AFTER_MAX: Duration = Duration::from_secs(64);
 
-/// The size up to which the log is kept for a lagging or fetching member, as a multiple of the size that makes a
-/// snapshot due. Beyond that size, the member is sent a newer snapshot.
+/// The size up to which the log is kept for a lagging or fetching member, as a multiple of the size
+/// that makes a snapshot due. Above this size, the log is truncated and the member is sent a newer
+/// snapshot.
 const HELD_LOG_FACTOR: u64 = 4;
 
 /// A size of the log that makes any snapshot due.
 pub(crate) const LOG_BYTES_OVERDUE: u64 = 1 << 60;
 
-/// The state of this node's snapshots. See the module.
+/// The state of this node's snapshots.
 pub(crate) struct Snapshots {
-    /// Bytes of applied entries after which a snapshot is due. Half the size of the state applies if that is more.
+    /// Bytes of applied entries after which a snapshot is due. If half the size of the state is
+    /// larger, that size is used instead.
     log_bytes_min: u64,
     /// Number of bytes to request at a time.
     part_bytes: u64,
@@ -49,7 +51,7 @@ pub(crate) struct Snapshots {
     left: Option<SnapshotId>,
     /// A snapshot that could not be received: the number of failures in a row, and the time of the next attempt.
     failed: Option<(SnapshotId, u32, Moment)>,
-    /// Peers that are fetching a snapshot from this node, and the time until which they are believed to.
+    /// Peers that are fetching a snapshot from this node. Each entry expires at the given time.
     serving: BTreeMap<NodeId, (SnapshotId, Moment)>,
 }
 
@@ -60,11 +62,11 @@ struct Fetch {
     id: SnapshotId,
     /// Bytes that are on this node's disk.
     received: u64,
-    /// Offset up to which it was requested.
+    /// Offset up to which the snapshot was requested.
     asked: u64,
     /// Time of the last progress or repeated request.
     heard: Moment,
-    /// Time at which more of it reached this node's disk.
+    /// Time at which the last bytes of the snapshot reached this node's disk.
     grew: Moment,
 }
 
@@ -159,7 +161,8 @@ impl Snapshots {
         }
     }
 
-    /// Records that a snapshot is damaged. Returns whether it was the newest one; another one is due at once then.
+    /// Records that a snapshot is damaged. Returns whether the damaged snapshot was the newest. If
+    /// so, another snapshot is due at once.
     pub(crate) fn lost(&mut self, id: SnapshotId) -> bool {
         let was_newest = self.newest.take_if(|(newest, _)| *newest == id).is_some();
         if was_newest {
@@ -168,7 +171,8 @@ impl Snapshots {
         was_newest
     }
 
-    // ---- cutting the log --------------------------------------------------------------------------
+    // ---- truncating the log
+    // --------------------------------------------------------------------------
 
     /// Returns the index up to which the log may be truncated at its front, if any. `slowest` is the last entry that
     /// the slowest active member is known to have. `log_bytes` is the size of the log.
@@ -180,7 +184,7 @@ impl Snapshots {
         now: Moment,
     ) -> Option<LogIndex> {
         let (newest, _) = self.newest.as_ref()?;
-        // The log must not grow without a limit, even if peers need it.
+        // The log must not grow without a limit, even if peers need its entries.
         if log_bytes > HELD_LOG_FACTOR * self.due_bytes(state_bytes) {
             return Some(newest.index);
         }
@@ -211,7 +215,8 @@ impl Snapshots {
 
     // ---- fetching ---------------------------------------------------------------------------------
 
-    /// Returns whether a snapshot may be fetched: no recent attempt failed.
+    /// Returns whether a snapshot may be fetched, which is false for a while after a failed
+    /// attempt.
     pub(crate) fn may_fetch(&self, id: SnapshotId, now: Moment) -> bool {
         self.failed.is_none_or(|(failed, _, until)| failed != id || now >= until)
     }
@@ -238,7 +243,8 @@ impl Snapshots {
     /// Records that `bytes` of the snapshot are on this node's disk.
     pub(crate) fn received(&mut self, id: SnapshotId, bytes: u64, now: Moment) {
         if let Some(fetch) = self.fetch.as_mut().filter(|fetch| fetch.id == id) {
-            // The first report of the worker tells where to start. Parts that are on the disk are not requested again.
+            // The first report of the worker contains the size of the partial file. Bytes that are
+            // already on the disk are not requested again.
             fetch.asked = if fetch.asked == u64::MAX { bytes } else { fetch.asked.max(bytes) };
             fetch.received = bytes;
             fetch.heard = now;
@@ -259,8 +265,9 @@ impl Snapshots {
         Some((fetch.from, fetch.id, offset))
     }
 
-    /// Requests lost parts again after a while. If a snapshot is complete but not installed yet, returns it so that
-    /// the driver asks for its end: the peer that offers it then knows that this node is working on it.
+    /// Requests lost parts again after a while. If a snapshot is complete but not installed yet,
+    /// returns it, and the driver requests the end of the file. This request tells the offering
+    /// peer that this node is still working on the snapshot.
     pub(crate) fn tick(&mut self, now: Moment) -> Option<(NodeId, SnapshotId)> {
         let fetch = self.fetch.as_mut()?;
         if fetch.asked == u64::MAX || now.since(fetch.heard) <= self.patience {
@@ -279,7 +286,7 @@ impl Snapshots {
         self.fetch.is_some_and(|fetch| fetch.received == fetch.id.bytes)
     }
 
-    /// Abandons a fetch that has made no progress for long, because its source may be gone.
+    /// Abandons a fetch that has made no progress for a long time, because its source may be gone.
     pub(crate) fn give_up_stalled(&mut self, now: Moment) {
         let (patience, whole) = (self.patience, self.has_whole());
         let stalled = |fetch: &mut Fetch| !whole && now.since(fetch.grew) > patience * 4;
@@ -288,8 +295,9 @@ impl Snapshots {
         }
     }
 
-    /// Abandons an incomplete fetch of a snapshot that the replica has overtaken, or returns the partial file of an
-    /// earlier one. The result is to be discarded.
+    /// If the replica has overtaken the snapshot that is being fetched, abandons the fetch. Returns
+    /// that snapshot, or an earlier snapshot with a partial file. The caller discards the partial
+    /// file.
     pub(crate) fn end_overtaken_fetch(&mut self, applied: LogIndex) -> Option<SnapshotId> {
         let whole = self.has_whole();
         let overtaken = self.fetch.take_if(|fetch| !whole && fetch.id.index <= applied);

@@ -1,8 +1,8 @@
-//! Tracks which members have disk space, as they report to each other.
+//! Tracks which members have disk space, from the reports that members send to each other.
 //!
-//! A member whose disk is full reports that repeatedly. When it has space again, it reports that once. A report that
-//! is not repeated for a while expires, so the loss of a message does no lasting harm. A member that has reported
-//! nothing has space.
+//! A member whose disk is full repeats a report. When the member has space again, it sends one
+//! report. A report that is not repeated for a while expires, so the loss of a message has no
+//! lasting effect. A member without a report counts as having space.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl SpaceTable {
         }
     }
 
-    /// Expires old reports. Returns whether this node should repeat its own.
+    /// Expires old reports. Returns whether this node should repeat its own report.
     pub(crate) fn tick(&mut self, now: Moment) -> bool {
         let forgotten = self.every * FORGOTTEN_AFTER;
         self.peers.retain(|_, said| now.since(*said) < forgotten);

@@ -8,7 +8,8 @@ use crate::model::{ClusterVersion, LogIndex, MemberRole, NodeId, Revision, Term}
 pub enum Role {
     /// The node has not met the other founding members yet.
     Founding,
-    /// The node has lost the state that its log begins with, and fetches it from another member.
+    /// The node has lost the state before the beginning of its log, and fetches this state from
+    /// another member.
     Restoring,
     /// The node follows a leader, or waits for one.
     Follower,
@@ -44,16 +45,16 @@ pub struct NodeStatus {
     pub applied: LogIndex,
     /// Index of the last entry of the log.
     pub last: LogIndex,
-    /// All members including this one, in the order of their ids, as of the entries that it has applied. Empty before
-    /// the cluster is founded.
+    /// All members including this one, in the order of their ids, as of the entries that this node
+    /// has applied. Empty before the cluster is founded.
     pub members: Vec<MemberStatus>,
-    /// Number of requests of this node without an answer.
+    /// Number of writes of this node's callers that have no answer yet.
     pub open_requests: usize,
     /// Number of sessions that the node keeps alive.
     pub sessions: usize,
-    /// The founding members that the node has not met.
+    /// The founding members that the node has not contacted yet. Empty once the cluster is founded.
     pub unmet: Vec<NodeId>,
-    /// Whether replicas differ without a majority, so that writes are rejected.
+    /// Whether the replicas differ and no majority of them agrees, so that writes are rejected.
     pub diverged: bool,
     /// The digest of the replica, and the index at which it was computed.
     pub digest: (LogIndex, u64),
@@ -67,11 +68,13 @@ pub struct MemberStatus {
     pub id: NodeId,
     /// Name of the member.
     pub name: String,
-    /// Address at which peers reach it, as `host:port`. Empty if it has none.
+    /// Address at which peers reach the member, as `host:port`. The address is empty if the member
+    /// has none.
     pub address: String,
-    /// Addresses at which its program serves clients: see [`Config::endpoints`](crate::Config::endpoints).
+    /// Addresses at which the member's program serves clients: see
+    /// [`Config::endpoints`](crate::Config::endpoints).
     pub endpoints: Vec<String>,
-    /// Voter or learner.
+    /// Role of the member: voter or learner.
     pub role: MemberRole,
     /// Replication progress. Known only if the node that reports it is the leader.
     pub progress: Option<Progress>,
@@ -81,10 +84,10 @@ pub struct MemberStatus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Index up to which its log is known to match that of the leader.
+    /// Index up to which the member's log is known to match the leader's log.
     pub matched: LogIndex,
-    /// Number of entries of the leader's log that it lacks.
+    /// Number of entries of the leader's log that the member lacks.
     pub behind: u64,
-    /// Whether the leader has heard from it within an election timeout.
+    /// Whether the leader has received a message from the member within an election timeout.
     pub active: bool,
 }

@@ -1,16 +1,17 @@
 //! Membership changes that callers on this node have requested and that are not completed.
 //!
-//! A request is sent to the leader and repeated until it is answered. That is safe, because a leader answers a change
-//! that is already in effect as if it had just made it. The caller is answered when this node's replica has applied
-//! the change.
+//! A request is sent to the leader and repeated until it is answered. Repetition is safe: if the
+//! change is already in effect, the leader answers as if it had just made the change. The caller is
+//! answered once this node's replica has applied the change.
 //!
-//! A rejection is final only if no other attempt can still succeed. Each attempt has its own number. It is open until
-//! it is answered, or until a leader of a later term rejects the request. That leader has applied everything that
-//! remains of earlier terms, and it does not reject a change that is in effect. It may however reject one that was
-//! made and then undone.
+//! A rejection is final only if no other attempt can still succeed. Each attempt has its own
+//! number. An attempt is open until it is answered, or until a leader of a later term rejects the
+//! request. Such a leader has applied all surviving entries of earlier terms, and does not reject a
+//! change that is in effect. But such a leader may reject a change that was made and then undone.
 //!
-//! A rejection because another change is in progress is temporary. Such a request is repeated until its deadline. If
-//! no attempt is open at the deadline, the request fails with `Pending`, and otherwise its outcome is unknown.
+//! If the leader rejects a request because another change is in progress, the rejection is
+//! temporary. Such a request is repeated until its deadline. If no attempt is open at the deadline,
+//! the request fails with `Pending`, and otherwise its outcome is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,8 +22,8 @@ use crate::model::{
 
 use super::answer::{CallError, ReplyTo, StopReason};
 
-/// Maximum number of open requests of one node. Operators need fewer; the limit protects against many joining
-/// processes.
+/// Maximum number of open requests of one node. Operators need fewer. The limit protects against a
+/// large number of joining processes.
 const OPEN_MAX: usize = 256;
 
 /// The open membership requests of this node.
@@ -34,7 +35,7 @@ pub(crate) struct Steps {
 
 /// Requests and attempts are numbered by one counter.
 struct PendingChange {
-    /// Unanswered attempts: the term of the leader that was asked, and the number.
+    /// Unanswered attempts, each with the term of the leader that received it and its number.
     asked: BTreeSet<(Term, u64)>,
     membership_request: MembershipRequest,
     deadline: Moment,
@@ -102,7 +103,7 @@ impl Steps {
         wanted.asked.remove(&asking);
         match answer {
             MemberAnswer::Done { id, index } => wanted.done = Some((id, index)),
-            // It will be sent again.
+            // The request will be sent again.
             MemberAnswer::NotLeader(_) => {}
             MemberAnswer::Refused(rejection) => {
                 if says_never(&wanted.membership_request, &rejection) {
@@ -120,7 +121,7 @@ impl Steps {
         }
     }
 
-    /// Returns the request that an attempt belongs to.
+    /// Returns the request of an attempt.
     fn asking(&mut self, round: u64) -> Option<(u64, (Term, u64), &mut PendingChange)> {
         self.open.iter_mut().find_map(|(number, wanted)| {
             let asking = *wanted.asked.iter().find(|(_, asked)| *asked == round)?;
@@ -174,14 +175,17 @@ impl Steps {
     }
 }
 
-/// Returns whether this rejection implies that no earlier leader has made the change. A change that was made and then
-/// undone by another request looks as if it had never been made: for example, a member that was promoted and then
-/// removed, or a reserved place that was taken and then left.
+/// Returns whether this rejection implies that no earlier leader has made the change. For some
+/// requests it does not, because a change that was made and then undone looks as if it had never
+/// been made. For example, a member was promoted and then removed, or a node has joined on a
+/// reservation and was then removed.
 fn says_never(membership_request: &MembershipRequest, rejection: &MembershipError) -> bool {
     match membership_request {
-        // The member exists. A removed member never comes back, so it was not removed.
+        // The rejection shows that the member exists. A removed member never comes back, so the
+        // member was not removed.
         MembershipRequest::Remove(_) => true,
-        // The member exists and is a learner. A voter never becomes a learner, so it was not promoted.
+        // Unless the member is unknown, it exists and is a learner. A voter never becomes a
+        // learner, so the member was not promoted.
         MembershipRequest::Promote(_) => !matches!(rejection, MembershipError::Unknown(_)),
         MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => false,
     }
@@ -244,8 +248,8 @@ mod tests {
         let mut steps = Steps::new(Duration::from_millis(100));
         let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).unwrap().0;
 
-        // A late rejection arrives while a second attempt may have succeeded. Either that one is answered, or the
-        // deadline passes.
+        // A late rejection arrives while a second attempt may have succeeded. Either the second
+        // attempt is answered, or the deadline passes.
         steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.answered(first, refused());
@@ -262,7 +266,8 @@ mod tests {
         steps.applied(LogIndex(10));
         assert_eq!(told.take(), [Ok(id)]);
 
-        // The leader of the first attempt is gone. The next leader has applied everything that the first one left.
+        // The leader of the first attempt is gone. The next leader has applied all surviving
+        // entries of the first leader.
         steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100));
         steps.answered(second, refused());
@@ -343,8 +348,8 @@ mod tests {
             steps.expire(at(1000));
             assert_eq!(told.take(), [expected]);
         }
-        // A leader of a later term has applied the requests to earlier leaders, so their open attempts leave no
-        // doubt.
+        // A leader of a later term has applied all surviving changes of earlier leaders, so open
+        // attempts to earlier leaders cannot succeed later.
         steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100).unwrap());
         steps.answered(second, pending());

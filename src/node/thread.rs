@@ -1,5 +1,5 @@
-//! Runs the parts of a node on threads of their own. If the executor of the host program hangs, the node keeps its
-//! leadership and its leases.
+//! Runs the parts of a node on separate threads. So if the async executor of the embedding program
+//! hangs, the node keeps its leadership and its leases.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -78,8 +78,8 @@ impl Running {
     /// Starts the threads.
     ///
     /// # Errors
-    /// The operating system could not start a thread. The threads that were started end, and the directory is
-    /// released.
+    /// Fails if the operating system could not start a thread. In this case the threads that were
+    /// already started end, and the directory is released.
     pub(crate) fn start(node: Assembled) -> io::Result<Self> {
         let Assembled {
             mut driver,
@@ -113,8 +113,8 @@ impl Running {
         Ok(running)
     }
 
-    /// Stops the node in an orderly way: it closes its session and transfers leadership. A paused node is resumed for
-    /// that, because it could not be resumed afterwards.
+    /// Stops the node in an orderly way: it closes its session and transfers leadership. A paused
+    /// node is resumed first, because it could not be resumed later.
     pub(crate) fn stop(&self) {
         drop(self.shared.inbox.push(Input::Stop));
         self.resume();
@@ -142,7 +142,8 @@ impl Running {
     pub(crate) async fn ended(&self) -> ShutdownReport {
         let (sender, receiver) = oneshot::channel();
         let threads = Arc::clone(&self.threads);
-        // The wait needs a timer, and must not depend on a runtime.
+        // The wait needs a timer, and must not depend on an async runtime. So a separate thread
+        // waits.
         let waiter = thread::Builder::new().name("bowline-shutdown".into()).spawn(move || {
             let state = threads.lock();
             let (state, _) = threads
@@ -204,7 +205,7 @@ fn run_snapshots(worker: &mut SnapshotWorker, shared: &Shared) {
 
 fn run_backups(worker: &BackupWorker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
-        // The node continues, since it does not need backups.
+        // The node continues without backups.
         tracing::error!(why = words_of(&*panic), "backup thread panicked, backups are disabled");
         worker.fell();
     }
@@ -212,7 +213,7 @@ fn run_backups(worker: &BackupWorker) {
 
 fn run_warm(worker: &mut warm::Worker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
-        // The node continues, since it does not need its warm copy.
+        // The node continues without its warm copy.
         tracing::error!(
             why = words_of(&*panic),
             "warm copy thread panicked, the warm copy is disabled"

@@ -1,5 +1,5 @@
-//! Incremental snapshot writer: each step does a bounded amount of work, so that the caller can do something else
-//! between any two.
+//! Incremental snapshot writer: each step does a bounded amount of work, so that the caller can do
+//! other work between two steps.
 
 use thiserror::Error;
 
@@ -27,7 +27,7 @@ pub(super) enum Writing {
 /// The result of a step.
 #[allow(clippy::large_enum_variant, reason = "there is one, which moves once a part")]
 pub(super) enum Written {
-    /// There is more to do.
+    /// The state is not completely written yet.
     On(Writing),
     /// The file is complete, sound and durable.
     Done(SnapshotId),
@@ -44,10 +44,10 @@ pub(crate) enum WriteError {
 }
 
 impl Writing {
-    /// Does a step, which writes about `part_bytes`. `begin` creates the file.
+    /// Runs one step, which writes about `part_bytes`. `begin` creates the file.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub(super) fn step(
         self,
         part_bytes: usize,

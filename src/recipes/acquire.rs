@@ -24,7 +24,8 @@ use super::place::{Place, Stage, Turn};
 use super::rule::Rule;
 use super::stance::{self, Stance};
 
-/// Maximum number of names in one request, so that its transaction stays within the limits.
+/// Maximum number of names in one request. It keeps the request's transaction within
+/// [`Limits`](crate::Limits).
 pub(crate) const NAMES_MAX: usize = 30;
 
 /// The parameters of a lock request of any kind.
@@ -40,8 +41,8 @@ pub(crate) struct Asked {
     pub(crate) cap: Option<Duration>,
 }
 
-/// A queued lock request. Resolves to a guard when awaited. Dropping it cancels the request and
-/// leaves the queue.
+/// A queued lock request. Resolves to a guard when awaited. Dropping the future cancels the request
+/// and removes its queue entry.
 #[must_use = "dropping this leaves the queue"]
 pub struct Acquire<G> {
     inner: AcquireInner,
@@ -159,7 +160,7 @@ impl<G> Acquire<G> {
 }
 
 impl<G> Acquire<G> {
-    /// Leaves the queue, and waits until the request has no key there and will not get one.
+    /// Cancels the request, and waits until it has no key in the queue and will not get one.
     pub(super) async fn leave(mut self) -> Result<(), Error> {
         match &mut self.inner {
             AcquireInner::True(hold) => match hold.take() {
@@ -175,15 +176,16 @@ impl<G> Acquire<G> {
 }
 
 impl Waits {
-    /// Waits until this node has applied the deletion of all keys of the entry. There is no
-    /// notification for that, so it checks after each applied revision, and after a pause in case
-    /// the key was never created.
+    /// Waits until this node has applied the deletion of all keys of the entry. No notification
+    /// exists for the deletion. So this method checks after each applied revision, and after a
+    /// pause in case the key was never created.
     async fn gone(&self) -> Result<(), Error> {
         let shared = self.session.shared();
         let (deadline, effect) = (shared.deadline(None), Effect::Unknown);
         let mut next = shared.reader.revision();
         loop {
-            // Once a revision is reached, the lock table has processed it.
+            // Once the replica has reached a revision, the lock table has processed that revision
+            // as well.
             let is_reached = shared.reach(next, deadline.min(after_pause(shared))).await.is_ok();
             let is_there = self.has_keys();
             // A stopped node has cleared its lock table, so check this before the result.
@@ -292,7 +294,7 @@ impl Waits {
         }
     }
 
-    /// Returns why a granted lock was lost before the task was polled, if it was.
+    /// If a granted lock was lost before the task was polled, returns the error for that loss.
     fn missed(&self) -> Option<LockError> {
         let now = self.session.shared().now();
         let is_late = || self.turn.until().is_some_and(|until| until <= now);

@@ -1,8 +1,8 @@
-//! The barrier: while it is held, other tasks wait.
+//! The barrier: while one task holds it, other tasks wait.
 //!
-//! It is one key, as in etcd's recipe: the creator of the key holds the barrier, and all waiters
-//! continue when it is deleted. Unlike in etcd, a hold can be attached to a session, so that a
-//! crashed holder does not block the waiters forever.
+//! The barrier is one key, as in etcd's recipe: the creator of the key holds the barrier, and all
+//! waiters continue when the key is deleted. Unlike in etcd, a hold can be attached to a session,
+//! so that a crashed holder does not block the waiters forever.
 
 use bytes::Bytes;
 use thiserror::Error as ThisError;
@@ -17,11 +17,11 @@ use super::look::look_until;
 
 /// A barrier that can be held and released. Created by [`Client::barrier`].
 ///
-/// A hold that is attached to a session ends with it, at the latest one TTL after the holder has
-/// crashed, or has been paused or partitioned for that long. The waiters then continue. So a holder
-/// that was paused may find the barrier open; protect work that must not happen then with a lock. A
-/// partitioned waiter is notified when it is connected again, even if the barrier has been held
-/// again by then.
+/// A hold that is attached to a session ends with the session: at the latest one TTL after the
+/// holder has crashed, or has been paused or partitioned for that long. The waiters then continue.
+/// So a holder that was paused may find the barrier open. If some work must not happen while the
+/// barrier is open, protect it with a lock. A partitioned waiter is notified when it is connected
+/// again, even if the barrier has been held again by then.
 #[derive(Clone, Debug)]
 pub struct Barrier {
     client: Client,
@@ -37,7 +37,7 @@ pub enum BarrierError {
     Held {
         /// Revision of the hold.
         since: Revision,
-        /// Lease of the hold, if it is attached to one.
+        /// Lease of the hold, if the hold is attached to a lease.
         lease: Option<LeaseId>,
     },
     /// Error of the store.
@@ -92,7 +92,7 @@ impl Barrier {
     /// # Errors
     /// Returns [`BarrierError::Held`] if the barrier is held. After any other error, such as
     /// [`Error::SessionEnded`] and [`Error::Deadline`], nothing is left behind. If the effect is
-    /// unknown, it may have been held for a short time.
+    /// unknown, the barrier may have been held for a short time.
     pub fn hold(&self, session: &Session) -> Call<'static, BarrierHold, BarrierError> {
         let (Self { client, key }, session) = (self.clone(), session.clone());
         Call::new(&self.client, move |until| async move {
@@ -119,8 +119,8 @@ impl Barrier {
     /// the revision of the hold.
     ///
     /// # Errors
-    /// Returns [`BarrierError::Held`] if the barrier is held. [`BarrierError::Store`] states
-    /// whether it is held now.
+    /// Returns [`BarrierError::Held`] if the barrier is held. The effect of [`BarrierError::Store`]
+    /// states whether the barrier is held now.
     pub fn hold_without_session(&self) -> Call<'static, Revision, BarrierError> {
         let Self { client, key } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -140,7 +140,7 @@ impl Barrier {
     }
 
     /// Releases the barrier, regardless of its holder, so that all waiters continue. Returns
-    /// `false` if it was not held.
+    /// `false` if the barrier was not held.
     ///
     /// # Errors
     /// See [`Error`].
@@ -151,7 +151,7 @@ impl Barrier {
         })
     }
 
-    /// Reports whether the barrier is held. Linearizable.
+    /// Reports whether the barrier is held, with a linearizable read.
     ///
     /// # Errors
     /// See [`Error`].
@@ -162,9 +162,9 @@ impl Barrier {
         })
     }
 
-    /// Waits until the current hold has ended; returns at once if there is none. Waits without
-    /// limit unless a deadline is set, even while the cluster is unavailable. Dropping the future
-    /// leaves nothing behind.
+    /// Waits until the current hold has ended. Returns at once if the barrier is not held. Waits
+    /// without limit unless a deadline is set, even while the cluster is unavailable. Dropping the
+    /// future leaves nothing behind.
     ///
     /// # Errors
     /// Returns [`Error::Deadline`] if the deadline passes, and [`Error::Stopped`] if the node
@@ -182,8 +182,8 @@ impl Barrier {
     }
 }
 
-/// A hold on a [`Barrier`]. Dropping it releases the barrier in the background;
-/// [`BarrierHold::release`] waits for that.
+/// A hold on a [`Barrier`]. Dropping the hold releases the barrier in the background.
+/// [`BarrierHold::release`] also waits until the barrier is released.
 #[derive(Debug)]
 #[must_use = "the barrier is released when this is dropped"]
 pub struct BarrierHold {
@@ -202,11 +202,12 @@ impl BarrierHold {
         self.entry.session()
     }
 
-    /// Releases the barrier and waits until that is durable. Returns `false` if the hold had ended
-    /// before, with the session or by [`Barrier::release`].
+    /// Releases the barrier and waits until the release is durable. Returns `false` if the hold had
+    /// already ended, with the session or by [`Barrier::release`].
     ///
     /// # Errors
-    /// Returns [`Error::Deadline`] if it was not confirmed in time. The node keeps trying.
+    /// Returns [`Error::Deadline`] if the release was not confirmed in time. The node keeps
+    /// retrying in the background.
     pub fn release(self) -> Call<'static, bool> {
         let Self { client, entry } = self;
         Call::new(&client, move |until| async move { entry.leave(&until).await })

@@ -6,7 +6,7 @@
 //! at one revision that can be kept and iterated while the store changes; and tasks can wait for
 //! changes without polling.
 //!
-//! Nothing runs in the background. A read processes the events that the watch has available, and a
+//! A view has no background task. A read processes the events that the watch has available, and a
 //! waiting task is woken when the node applies a change:
 //!
 //! ```text
@@ -122,8 +122,8 @@ impl<T: Send + Sync + 'static> IntoFuture for CachedCall<T> {
             if let Some(timeout) = timeout {
                 call = call.deadline(timeout);
             }
-            // Linearizable, so the view contains every write that was acknowledged before this
-            // call.
+            // The read is linearizable, so the view contains every write that was acknowledged
+            // before this call.
             let rows = call.await?;
             let watch = watch_after(&client, &range, rows.revision)?;
             let mut kept = CachedRow::new(watch);
@@ -143,17 +143,18 @@ fn watch_after(client: &Client, range: &KeyRange, seen: Revision) -> Result<Watc
 /// A view of a key prefix, maintained by a watch. Created by [`Client::cached_prefix`]. Cheap to
 /// clone. Clones share one watch, but each tracks separately which changes it has seen.
 ///
-/// It shows the local replica, which may lag behind others like any local read. [`View::revision`]
-/// returns the revision that it shows. It never goes back in time and never shows a part of a
-/// revision. If it was not read for so long that changes were compacted, or the replica was
-/// replaced by a snapshot, everything is read again. Then only intermediate states are missed.
+/// The view shows the local replica, which may lag behind other members, like any local read.
+/// [`View::revision`] returns the revision of a view. A later view never has a lower revision, and
+/// a view never shows a part of a revision. If changes were compacted before the view has processed
+/// them, or the replica was replaced by a snapshot, all rows are read again. In this case the view
+/// skips intermediate states.
 ///
 /// - While this node is paused or partitioned, the view is stale and cannot detect it. For
 ///   decisions that need the current state, read linearizably or use a transaction.
 /// - When the node has stopped, calls fail with [`Error::Stopped`].
 ///
-/// A read processes the changes since the last one and takes a lock for that time. The first read
-/// after a change copies the map of entries if an older [`View`] is still in use.
+/// A read processes the changes since the last read and holds a lock while it does so. The first
+/// read after a change copies the map of entries if an older [`View`] is still in use.
 pub struct Cached<T = KeyValue> {
     inner: Arc<CachedInner<T>>,
     /// Revision of the last change that this handle has seen.
@@ -168,7 +169,8 @@ struct CachedInner<T> {
     kept: Mutex<CachedRow<T>>,
 }
 
-/// Notified when the watch has events. The watch holds it, and it does not hold the watch.
+/// Notifies waiting tasks when the watch has events. The watch owns a reference to this value, but
+/// not the other way around.
 struct CachedUpdate(watch::Sender<()>);
 
 impl Wake for CachedUpdate {
@@ -219,8 +221,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
         Ok(self.inner.look(None)?.view.rows.get(key.as_ref()).cloned())
     }
 
-    /// Returns the revision of the view: the next read shows everything up to this revision, or
-    /// more.
+    /// Returns the revision of the view. Later reads show this revision or a newer one.
     ///
     /// # Errors
     /// Returns [`Error::Stopped`] if the node has stopped.
@@ -250,9 +251,9 @@ impl<T: Send + Sync + 'static> Cached<T> {
         }
     }
 
-    /// Waits until the view has reached `revision`, and returns it. After
-    /// [`PutReply::revision`](crate::PutReply) of a put on any node, the view contains that put.
-    /// Takes at most the default deadline of calls.
+    /// Waits until the view has reached `revision`, and returns it. To see a put that was made on
+    /// any node, pass its [`PutReply::revision`](crate::PutReply). Takes at most the default
+    /// deadline of calls.
     ///
     /// # Errors
     /// Returns [`Error::Deadline`] if the revision was not reached in time, and [`Error::Stopped`]
@@ -271,8 +272,8 @@ impl<T: Send + Sync + 'static> Cached<T> {
 }
 
 impl<T> CachedInner<T> {
-    /// Locks the state. If `parse` panicked before, some events of the watch are lost, so
-    /// everything is read again.
+    /// Locks the state. If `parse` panicked before, some events of the watch are lost, so all rows
+    /// are read again.
     fn lock(&self) -> Result<MutexGuard<'_, CachedRow<T>>, Error> {
         self.kept.lock().or_else(|fallen| {
             self.kept.clear_poison();
@@ -321,7 +322,7 @@ impl<T> CachedInner<T> {
         }
     }
 
-    /// Reads everything again, because intermediate changes were compacted.
+    /// Reads all rows again, because intermediate changes were compacted.
     fn again(&self, kept: &mut CachedRow<T>) -> Result<(), Error> {
         let client = &self.client;
         if client.shared.stop_reason().is_some() {
@@ -366,7 +367,7 @@ impl<T> View<T> {
         self.revision
     }
 
-    /// Returns one entry by its whole key.
+    /// Returns one entry by its key, which includes the prefix.
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&T> {
         self.rows.get(key.as_ref()).map(|value| &**value)
     }

@@ -1,6 +1,5 @@
-//! [`Call`]: the return type of most methods of the recipes. It does nothing until it is awaited,
-//! may be dropped at any time, and may have a deadline. [`Until`] is that deadline as seen by the
-//! implementation.
+//! [`Call`]: the return type of most methods of the recipes, with an optional deadline. [`Until`]
+//! is the deadline of a running call.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -13,11 +12,11 @@ use crate::node::Shared;
 
 type Running<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>;
 
-/// A call of a recipe. It does nothing until it is awaited or passed to
+/// A call of a recipe. A call does nothing until it is awaited or passed to
 /// [`Blocking::block`](crate::Blocking::block).
 ///
 /// By default a call ends at [`Config::call_deadline`](crate::Config::call_deadline).
-/// [`Call::deadline`] changes that. Calls that wait for other participants have no default
+/// [`Call::deadline`] changes the deadline. Calls that wait for other participants have no default
 /// deadline; their documentation says so.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<'a, T, E = Error> {
@@ -46,10 +45,10 @@ impl<'a, T, E> Call<'a, T, E> {
         Self { shared, deadline: None, run: Box::new(|until| Box::pin(run(until))) }
     }
 
-    /// Limits how long the call may take. After that it fails with [`Error::Deadline`]. The node
-    /// checks deadlines at its ticks, four times per heartbeat, so the call may end up to 25 ms
-    /// late with the default [`Config::heartbeat`](crate::Config::heartbeat). A result that has
-    /// arrived by then is returned.
+    /// Limits how long the call may take. After `timeout` the call fails with [`Error::Deadline`].
+    /// The node checks deadlines at its ticks, four times per heartbeat, so the call may end up to
+    /// 25 ms late with the default [`Config::heartbeat`](crate::Config::heartbeat). If the result
+    /// arrives before the check, the call returns it.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -109,7 +108,8 @@ impl Until {
     /// Returns the output of the future, unless the deadline passes first.
     ///
     /// # Errors
-    /// Returns [`Error::Deadline`] with the effect "not applied", so use it only to wait.
+    /// Returns [`Error::Deadline`] with the effect "not applied". So the future must not change the
+    /// store.
     pub(crate) async fn within<T>(&self, future: impl Future<Output = T>) -> Result<T, Error> {
         let Some(deadline) = self.deadline else { return Ok(future.await) };
         tokio::select! {
@@ -135,7 +135,7 @@ pub(crate) async fn pause(shared: &Shared) {
 
 /// Returns the time of the next retry.
 pub(crate) fn after_pause(shared: &Shared) -> Moment {
-    /// A change needs about a heartbeat to arrive.
+    /// Waiting longer has no benefit: a change usually arrives within a heartbeat.
     const PAUSE_MAX: Duration = Duration::from_millis(100);
     shared.now() + shared.settings.heartbeat.min(PAUSE_MAX)
 }

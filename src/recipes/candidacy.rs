@@ -1,4 +1,4 @@
-//! A candidacy that runs in the background; Curator calls it a leader latch.
+//! A candidacy that runs in the background. Apache Curator calls this recipe a leader latch.
 //!
 //! ```text
 //!             ┌────────── checked after a pause ───────────┐
@@ -10,10 +10,10 @@
 //!                        └─▶ Over: the session has ended, or the request is rejected for good
 //! ```
 //!
-//! It has no task of its own. The node's driver advances its lock request like any other, and the
-//! methods of the candidacy pick up the result. They all use [`Candidacy::look`], which polls the
-//! request with one waker that notifies all waiting tasks. No lock is held while other code is
-//! called, so a woken task may call a method at once.
+//! A candidacy has no task of its own. The node's driver advances its lock request like any other
+//! request, and the methods of the candidacy read the result. All methods use [`Candidacy::look`],
+//! which polls the request with one waker that notifies all waiting tasks. No lock is held while a
+//! waker runs, so a woken task may call a method at once.
 
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,17 +32,16 @@ use super::error::{LockError, LostReason};
 use super::hold::Released;
 use super::leader_task::SharedLeadership;
 
-/// A standing candidacy. Created by [`Election::candidacy`]. To share it among tasks, put it into
-/// an [`Arc`]. Dropping it resigns, or leaves the queue, in the background; [`Candidacy::withdraw`]
-/// waits for that.
+/// A candidacy that lasts over many terms. Created by [`Election::candidacy`]. To share a candidacy
+/// among tasks, put it into an [`Arc`]. Dropping the candidacy resigns or leaves the queue in the
+/// background. [`Candidacy::withdraw`] also waits until this is durable.
 ///
 /// Guarantees:
 ///
-/// - While [`Candidacy::is_leader`] is true, it is not true for any other candidate, provided that
-///   leadership changes by resignation or expiry and that clocks stay within the drift bound. Each
-///   call is decided by this machine's clock: a program that was paused or partitioned sees with
-///   its first call after [`Hold::valid_until`](crate::lock::Hold::valid_until) that it is not the leader
-///   any more.
+/// - [`Candidacy::is_leader`] is true for at most one candidate at a time, provided that leadership
+///   changes by resignation or expiry and that clocks stay within the drift bound. Each call reads
+///   this machine's clock. So after a pause or a partition, the first call after
+///   [`Hold::valid_until`](crate::lock::Hold::valid_until) returns false.
 /// - A term that is lost while the session lives (its key was deleted, or an operator released or
 ///   transferred it) has ended for good. The candidacy joins the end of the queue again, and its
 ///   next term has a higher token.
@@ -54,9 +53,9 @@ use super::leader_task::SharedLeadership;
 /// be written with [`Hold::txn`](crate::lock::Hold::txn) of [`Candidacy::leadership`], or carry its
 /// token.
 ///
-/// After a loss, the candidacy joins the queue again with the next call of any of its methods.
-/// Without calls it does not. While it is queued it can be elected without any call; other
-/// candidates then wait for it.
+/// After a loss, the candidacy joins the queue again with the next call of any of its methods. If
+/// no method is called, it does not join again. A queued candidacy can be elected without any call,
+/// and other candidates then wait until it resigns.
 #[must_use = "the candidacy ends when this is dropped"]
 pub struct Candidacy {
     election: Election,
@@ -65,17 +64,18 @@ pub struct Candidacy {
     news: Arc<CandidacyUpdate>,
 }
 
-/// State of the candidacy; see the module.
+/// State of the candidacy.
 enum CandidacyState {
-    /// Queued, or granted without having been polled.
+    /// The request is queued, or was granted and has not been polled since.
     Stands(Acquire<Leadership>),
-    /// Leader, or lost without having been polled.
+    /// The candidate is the leader, or lost the leadership and has not been polled since.
     Leads(Arc<Leadership>),
-    /// Its request failed. It is repeated by the first call after this time.
+    /// The request failed. The first call after this time repeats it.
     Pauses(Moment),
-    /// It cannot be elected any more.
+    /// The candidate cannot be elected any more.
     Over(LockError),
-    /// Another call is working on the state. `again` is set if a caller now waits for its result.
+    /// Another call is working on the state. `again` is set if a second caller waits for the result
+    /// of that call.
     InHand { again: bool },
 }
 
@@ -98,11 +98,11 @@ impl Wake for CandidacyUpdate {
 }
 
 impl Election {
-    /// Starts a candidacy in the background. It lasts until the returned value is dropped, and is
-    /// renewed after every term that was lost while the session lives.
+    /// Starts a candidacy in the background. The candidacy lasts until the returned value is
+    /// dropped. After a term that was lost while the session lives, it joins the queue again.
     ///
-    /// Its value is always `value`: a value that was [proclaimed](Leadership::proclaim) in one term
-    /// is not kept for the next.
+    /// Each term starts with `value`. A value that was [proclaimed](Leadership::proclaim) in one
+    /// term is not kept for the next term.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -128,15 +128,15 @@ impl Election {
 }
 
 impl Candidacy {
-    /// Reports whether it is the leader now. Never true after
-    /// [`Hold::valid_until`](crate::lock::Hold::valid_until). Reads local memory and the clock only and
-    /// never blocks, so it can be called often.
+    /// Reports whether this candidate is the leader now. Never true after
+    /// [`Hold::valid_until`](crate::lock::Hold::valid_until). Reads local memory and the clock only
+    /// and never blocks, so it can be called often.
     pub fn is_leader(&self) -> bool {
         matches!(self.look(false), CandidacyView::Leads(_))
     }
 
-    /// Returns the current term if it is the leader: for its token, its transactions, and to wait
-    /// for its loss.
+    /// If this candidate is the leader, returns the current term. Use the term for its token, its
+    /// transactions, and to wait for its loss.
     pub fn leadership(&self) -> Option<Arc<Leadership>> {
         match self.look(false) {
             CandidacyView::Leads(leadership) => Some(leadership),
@@ -144,12 +144,12 @@ impl Candidacy {
         }
     }
 
-    /// Waits until it is the leader, and returns the term; returns at once if it is the leader
-    /// already. Any number of tasks may wait. Cancel-safe: dropping the future does not leave the
-    /// queue.
+    /// Waits until this candidate is the leader, and returns the term. Returns at once if this
+    /// candidate is already the leader. Any number of tasks may wait. Cancel-safe: dropping the
+    /// future does not leave the queue.
     ///
-    /// To observe all terms, use a loop. It sees terms in order, each one lost before the next one
-    /// begins:
+    /// To observe all terms, use a loop. The loop sees the terms in order, and each term is lost
+    /// before the next term begins:
     ///
     /// ```
     /// # use bowline::{LockError, LostReason, election::Candidacy};
@@ -172,9 +172,9 @@ impl Candidacy {
     /// was called is not reported.
     ///
     /// # Errors
-    /// Returns an error if it cannot be elected any more, above all [`LockError::SessionEnded`].
-    /// Later calls return the same error. After temporary errors (no quorum, full queue or disk, an
-    /// alarm) it retries with a short pause.
+    /// Returns an error if this candidate cannot be elected any more, usually
+    /// [`LockError::SessionEnded`]. Later calls return the same error. After temporary errors (no
+    /// quorum, full queue or disk, an alarm) the candidacy retries after a short pause.
     pub async fn elected(&self) -> Result<Arc<Leadership>, LockError> {
         let shared = self.election.session().shared();
         loop {
@@ -194,8 +194,8 @@ impl Candidacy {
         }
     }
 
-    /// Returns the number of candidates ahead of it, as known to this node: 0 if it is the leader.
-    /// Returns `None` while the position is not known, and while it is not queued.
+    /// Returns the number of candidates ahead of this one, as known to this node: 0 for the leader.
+    /// Returns `None` while the position is not known, and while the candidate is not queued.
     pub fn position(&self) -> Option<usize> {
         match self.look(false) {
             CandidacyView::Leads(_) => Some(0),
@@ -207,14 +207,15 @@ impl Candidacy {
         }
     }
 
-    /// Resigns, or leaves the queue, and waits until that is durable: afterwards another candidate
+    /// Resigns or leaves the queue, and waits until this is durable. Afterwards another candidate
     /// may lead, and this candidacy has no key in the queue and will not get one. Returns
-    /// [`Released::AlreadyLost`] if it had ended by a loss before. Shares of the leadership that
-    /// are still in use become lost. Dropping the future does not undo it.
+    /// [`Released::AlreadyLost`] if the leadership had already been lost. [`Leadership`] values
+    /// that are still in use become lost. Dropping the future does not undo the withdrawal.
     ///
     /// # Errors
-    /// - [`Error::Deadline`]: it was not confirmed in time. The node keeps trying.
-    /// - [`Error::Stopped`]: the node has stopped. The remaining keys go with the session.
+    /// - [`Error::Deadline`]: the withdrawal was not confirmed in time. The node keeps retrying in
+    ///   the background.
+    /// - [`Error::Stopped`]: the node has stopped. The remaining keys are deleted with the session.
     pub async fn withdraw(mut self) -> Result<Released, Error> {
         match self.take() {
             CandidacyState::Leads(leadership) => SharedLeadership(leadership).0.end().await,
@@ -235,7 +236,7 @@ impl Candidacy {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the state; there are no other callers any more.
+    /// Takes the state. The caller has exclusive access, so no other call can be in progress.
     fn take(&mut self) -> CandidacyState {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(state, CandidacyState::InHand { again: false })
@@ -256,7 +257,7 @@ impl Candidacy {
             CandidacyState::Leads(leadership) => Some(Arc::clone(leadership)),
             CandidacyState::Stands(_) | CandidacyState::Pauses(_) => None,
         };
-        // Fast path for a leader that is asked often.
+        // Fast path for a leader that calls `is_leader` often.
         if let Some(leadership) = leadership
             && leadership.is_leader()
         {
@@ -273,8 +274,8 @@ impl Candidacy {
         let sight = loop {
             state = self.move_on(state);
             let mut held = self.lock();
-            // The waker may have fired while this call had taken the state, so that the woken task
-            // found nothing.
+            // The waker may have fired while this call had taken the state. The woken task then
+            // found no state, so notify it again.
             if matches!(
                 (&*held, &state),
                 (CandidacyState::InHand { again: true }, CandidacyState::Stands(_))
@@ -292,8 +293,8 @@ impl Candidacy {
         sight
     }
 
-    /// Reports whether a pause has ended. It has also ended if the node has stopped, where sleeping
-    /// is not possible.
+    /// Reports whether a pause has ended. On a stopped node every pause has ended, because the
+    /// timers do not run there.
     fn is_due(&self, until: Moment) -> bool {
         let shared = self.election.session().shared();
         shared.now() >= until || shared.stop_reason().is_some()

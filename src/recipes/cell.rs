@@ -1,7 +1,7 @@
 //! A single value that is changed by compare-and-set.
 //!
-//! It is an ordinary key. Its version is the revision of its last put, so no two values have the
-//! same version, even across deletions.
+//! A cell is an ordinary key. The version of its value is the revision of the last put, so no two
+//! values have the same version, even across deletions.
 
 use bytes::Bytes;
 
@@ -17,8 +17,8 @@ use super::look::look_until;
 ///
 /// Every read is linearizable. Every change is one entry in the log and is applied at most once.
 /// After a crash, a pause or a partition in the middle of a change the cell has either the old
-/// value or the new one. If a caller is paused between its read and [`Cell::compare_and_set`] and
-/// the value was changed meanwhile, its compare-and-set fails.
+/// value or the new one. If the value changes between a caller's read and its
+/// [`Cell::compare_and_set`], the compare-and-set fails.
 #[derive(Clone, Debug)]
 pub struct Cell {
     client: Client,
@@ -63,7 +63,7 @@ impl Client {
 }
 
 impl Cell {
-    /// Returns the value, or `None` if there is none. Linearizable.
+    /// Returns the value, or `None` if the key does not exist. The read is linearizable.
     pub fn get(&self) -> Call<'static, Option<CellValue>> {
         let Self { client, key } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -73,7 +73,7 @@ impl Cell {
     }
 
     /// Writes a value and returns its version. As with [`Client::put`], a key with a lease is
-    /// detached from it and outlives it. To change only the value, use [`Cell::update`].
+    /// detached from the lease and outlives it. To keep the lease, use [`Cell::update`].
     pub fn set(&self, value: impl Into<Bytes>) -> Call<'static, Revision> {
         let (Self { client, key }, value) = (self.clone(), value.into());
         Call::new(&self.client, move |until| async move {
@@ -81,8 +81,8 @@ impl Cell {
         })
     }
 
-    /// Writes a value if the present one is as expected: the [`CellValue::version`] that was read,
-    /// or [`Expected::Missing`]. A key with a lease keeps it.
+    /// Writes a value if the current value is as expected: the [`CellValue::version`] that was
+    /// read, or [`Expected::Missing`]. A key with a lease keeps its lease.
     pub fn compare_and_set(
         &self,
         expected: impl Into<Expected>,
@@ -91,16 +91,16 @@ impl Cell {
         self.client.compare_and_set(self.key.clone(), expected, value)
     }
 
-    /// Computes a new value from the old one (`None` if there is none), and writes it unless the
-    /// value was changed meanwhile; in that case retries. Returns the written value. A key with a
-    /// lease keeps it.
+    /// Computes a new value from the old value (`None` if the key does not exist), and writes it.
+    /// If the value was changed meanwhile, retries with the changed value. Returns the written
+    /// value. A key with a lease keeps its lease.
     ///
-    /// `change` is called once per attempt and must have no side effects. One of several concurrent
-    /// attempts always succeeds, but not always that of the same caller. If many callers change one
-    /// cell all the time, a mutex is fairer. Costs one commit per attempt.
+    /// `change` is called once per attempt and must have no side effects. Of several concurrent
+    /// attempts, one always succeeds, so a slow caller may have to retry many times. If many
+    /// callers change one cell all the time, a mutex is fairer. Each attempt costs one commit.
     ///
     /// # Errors
-    /// Returns [`Error::Deadline`] or another error, which states whether a change was applied.
+    /// The [effect](Error::effect) of the error states whether a change was applied.
     pub fn update<'a, V: Into<Bytes>>(
         &self,
         mut change: impl FnMut(Option<&[u8]>) -> V + Send + 'a,

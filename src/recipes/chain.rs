@@ -1,12 +1,12 @@
 //! Transactions with several alternatives: the first alternative whose compares hold is applied.
 //!
 //! A plain compare-and-set expects one state, and fails if another writer was faster. A writer
-//! close to the leader would win every time. If each change is a step of known size, the states
-//! that other writers produce meanwhile can be expected as well: `5 -> 6, or 6 -> 7, or 7 -> 8,
-//! ...` as one transaction, nested in the failure branches. Several such transactions in one log
-//! entry then all succeed, one after the other.
+//! close to the leader would win every time. If each change is a step of known size, one
+//! transaction can also expect the states that concurrent writers produce, as alternatives in
+//! nested failure branches: `5 -> 6, or 6 -> 7, or 7 -> 8, ...`. Several such transactions in one
+//! log entry then all succeed, one after the other.
 //!
-//! The replies contain no rows. They are small enough to be kept as long as a caller waits.
+//! The replies contain no rows, so they are small enough to be kept as long as a caller waits.
 
 use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, Op, Revision, Txn, TxnReply, TxnResult};
@@ -17,8 +17,8 @@ use super::call::Until;
 /// may allow fewer.
 const GUESSES_MAX: usize = 8;
 
-/// Maximum number of concurrent attempts of tasks that share a handle. The others queue. With this
-/// limit, the attempts of two nodes nearly always match one of the expected states.
+/// Maximum number of concurrent attempts of tasks that share a handle. Further attempts wait. With
+/// this limit, the attempts of two nodes nearly always match one of the expected states.
 pub(crate) const TRIES_MAX: usize = 4;
 
 /// One alternative of a transaction.
@@ -75,7 +75,8 @@ pub(crate) async fn try_ways(
     }
 }
 
-/// Without the reply the chosen alternative is unknown, and with it whether anything was changed.
+/// Converts a missing reply to an error with an unknown effect: without the reply, the chosen
+/// alternative is unknown.
 pub(crate) fn which_is_unknown(error: Error) -> Error {
     match error {
         Error::AnswerLost { .. } => Error::Deadline { effect: Effect::Unknown },

@@ -53,9 +53,9 @@ pub(super) fn put_over(is_there: bool, key: Bytes, value: impl Into<Bytes>) -> O
 pub enum Expected {
     /// The key does not exist.
     Missing,
-    /// The key was last written at this revision ([`KeyValue::mod_revision`]). Any later write
-    /// fails the condition, even one with the same value. Revision 0 means that the key does not
-    /// exist.
+    /// The key was last written at this revision ([`KeyValue::mod_revision`]). After any later
+    /// write the condition does not hold, even if the write kept the value. Revision 0 means that
+    /// the key does not exist.
     Revision(Revision),
     /// The key was written this many times since its creation ([`KeyValue::version`]). Version 0
     /// means that the key does not exist. The version of a key that was deleted and created again
@@ -100,8 +100,8 @@ impl Client {
     /// Writes `value` to `key` if the key does not exist. With [`PutIfAbsent::ttl`] the key
     /// expires.
     ///
-    /// Costs one commit, or two with a TTL. If the local replica has the key, costs no commit and
-    /// one round trip to the leader.
+    /// The call costs one commit, or two with a TTL. If the local replica already has the key, the
+    /// call costs no commit and one round trip to the leader.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -123,8 +123,8 @@ impl Client {
     }
 
     /// Writes `value` to `key` if the key is in the expected state: `kv.compare_and_set("k",
-    /// row.mod_revision, "v")`. A key with a lease keeps it. With [`CompareAndSet::ttl`] the key
-    /// gets a new TTL.
+    /// row.mod_revision, "v")`. A key with a lease keeps its lease, unless [`CompareAndSet::ttl`]
+    /// sets a new TTL.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, coordination::Expected};
@@ -149,9 +149,9 @@ impl Client {
         CompareAndSet { client: self.clone(), key, expected, value, ttl: None, deadline: None }
     }
 
-    /// Deletes `key` if it is in the expected state. With a value that only this caller knows, this
-    /// safely deletes its own key, for which Redis needs a script. If the key is expected to be
-    /// missing, nothing is deleted.
+    /// Deletes `key` if it is in the expected state. If a caller stores a value that only it knows,
+    /// it can use that value here to delete only its own key. (Redis needs a script for this.) With
+    /// [`Expected::Missing`] nothing is deleted.
     pub fn compare_and_delete(
         &self,
         key: impl Into<Bytes>,
@@ -197,13 +197,13 @@ pub struct CompareAndSet {
 }
 
 impl CompareAndSet {
-    /// Sets a TTL, at least 1 ms: the key expires after this time and leaves its previous lease. By
-    /// setting the current value again, a caller extends the life of its own key, for which Redis
-    /// needs a script.
+    /// Sets a TTL of at least 1 ms: the key is detached from its previous lease and expires after
+    /// this time. To extend the life of its own key, a caller sets the current value again. (Redis
+    /// needs a script for this.)
     ///
-    /// Costs two commits, because a lease is granted for the key. The lease is not renewed. If the
-    /// write is not applied, the lease is revoked. If the outcome is unknown or the call is
-    /// dropped, the lease expires. The previous lease of the key stays until it expires, so
+    /// The call costs two commits, because a lease is granted for the key. The lease is not
+    /// renewed. If the write is not applied, the lease is revoked. If the outcome is unknown or the
+    /// call is dropped, the lease expires. The previous lease of the key stays until it expires, so
     /// frequent extensions leave several leases at a time.
     ///
     /// ```
@@ -238,8 +238,8 @@ impl CompareAndSet {
             Some(ttl) => Some(Granted::of(&client, ttl, until).await?),
             None => None,
         };
-        // From here on the lease belongs to the key. It is revoked below only if the write was not
-        // applied, because revoking it would delete the key.
+        // From here on the lease belongs to the key. The code below revokes the lease only if the
+        // write was not applied, because a revocation would delete the key.
         let lease = granted.map(Granted::keep);
         let put = match lease {
             Some(lease) => Put::new(key.clone(), value).lease(lease).into(),
@@ -275,11 +275,11 @@ impl IntoFuture for CompareAndSet {
 /// Lifetime of a written key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
-    /// Until the key is deleted.
+    /// The key lives until it is deleted.
     Endless,
-    /// Until a lease of the caller ends.
+    /// The key lives until a lease of the caller ends.
     Lease(LeaseId),
-    /// Until this time has passed.
+    /// The key lives for this time.
     Ttl(Duration),
 }
 
@@ -295,8 +295,8 @@ pub struct PutIfAbsent {
 }
 
 impl PutIfAbsent {
-    /// Sets a TTL, at least 1 ms. A lease is granted for the key and is not renewed. It is revoked
-    /// if the put loses, fails or is dropped.
+    /// Sets a TTL, at least 1 ms. A lease is granted for the key and is not renewed. The lease is
+    /// revoked if the key already exists, or if the call fails or is dropped.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.life = Life::Ttl(ttl);
         self
@@ -372,8 +372,9 @@ async fn put_if_absent(
     }
 }
 
-/// A lease that is revoked in the background unless it is kept. A put with this lease that is still
-/// in flight is then rejected, or its key is deleted with the lease.
+/// A lease that is revoked in the background unless it is kept. After the revocation, a put with
+/// this lease that is still in flight is rejected. If the put was applied before, its key is
+/// deleted with the lease.
 pub(super) struct Granted {
     shared: Arc<Shared>,
     lease: LeaseId,

@@ -1,9 +1,9 @@
 //! A shared counter.
 //!
-//! It is an ordinary key whose value is the number in decimal digits. A key that does not exist
-//! counts as 0. An addition is a compare-and-set that also expects the states that concurrent
-//! additions produce (see [`chain`](super::chain)), so that several concurrent additions cost one
-//! commit in total, not one each.
+//! A counter is an ordinary key whose value is a number in decimal digits. If the key does not
+//! exist, the number is 0. An addition is a compare-and-set that also expects the states that
+//! concurrent additions produce (see [`chain`](super::chain)), so that several concurrent additions
+//! cost one commit in total, not one each.
 
 use std::sync::Arc;
 
@@ -21,9 +21,10 @@ use super::digits::number_in;
 
 /// A shared number of type [`i64`]. Created by [`Client::counter`].
 ///
-/// Reads are linearizable. Every change is one entry in the log and is applied at most once. Errors
-/// state whether it was applied. After a crash, a pause or a partition in the middle of a change
-/// the counter has either the old number or the new one.
+/// Reads are linearizable. Every change is one entry in the log and is applied at most once. The
+/// [effect](CounterError::effect) of an error states whether the change was applied. After a crash,
+/// a pause or a partition in the middle of a change the counter has either the old number or the
+/// new one.
 ///
 /// Clones share a queue, so that tasks of one process that use clones of one counter do not compete
 /// with each other.
@@ -100,7 +101,7 @@ impl Client {
 }
 
 impl Counter {
-    /// Returns the number. Linearizable.
+    /// Returns the number with a linearizable read.
     ///
     /// # Errors
     /// Returns [`CounterError::NotANumber`] if the value is not a number, and
@@ -121,9 +122,10 @@ impl Counter {
     }
 
     /// Adds a number, which may be negative, exactly once, and returns the sum. If several callers
-    /// add 1 to one counter, they all get different sums. A key with a lease keeps it.
+    /// add 1 to one counter, they all get different sums. A key with a lease keeps its lease.
     ///
-    /// Costs one commit without contention. Under contention the call retries until its deadline.
+    /// Without contention the call costs one commit. Under contention it retries until its
+    /// deadline.
     ///
     /// # Errors
     /// After [`CounterError::Overflow`] and [`CounterError::NotANumber`] nothing was changed.
@@ -145,7 +147,8 @@ impl Counter {
                 value.checked_add(add).ok_or(CounterError::Overflow { value, add })
             });
             match (from, sum) {
-                // A transaction that changes nothing does not confirm the number.
+                // Adding 0 changes nothing, so no transaction confirms the number. Return the
+                // number only if it was read during this call.
                 (Ok(value), Ok(_)) if add == 0 && is_recent => return Ok(value),
                 (Ok(value), Ok(_)) if add != 0 => {
                     let version = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
@@ -167,7 +170,7 @@ impl Counter {
         }
     }
 
-    /// Sets the number. As with [`Client::put`], a key with a lease is detached from it.
+    /// Sets the number. As with [`Client::put`], a key with a lease is detached from the lease.
     pub fn set(&self, value: i64) -> Call<'static, (), CounterError> {
         let Self { client, key, .. } = self.clone();
         Call::new(&self.client, move |until| async move {
@@ -176,7 +179,7 @@ impl Counter {
         })
     }
 
-    /// Sets the number if it is `expected`. A key with a lease keeps it.
+    /// Sets the number to `new` if it is `expected`. A key with a lease keeps its lease.
     ///
     /// # Errors
     /// After [`CounterError::Changed`] (another number) and [`CounterError::NotANumber`] nothing
@@ -207,8 +210,8 @@ fn number(row: Option<&KeyValue>) -> Result<i64, CounterError> {
     number_in(&row.value).ok_or_else(|| CounterError::NotANumber(row.value.clone()))
 }
 
-/// Returns the alternatives of an addition, each with its sum: for the number as read, and for the
-/// numbers that it becomes when others add the same.
+/// Returns the alternatives of an addition, each with its sum: one for the number as read, and one
+/// for each number that concurrent equal additions produce.
 fn steps(key: &Bytes, seen: Revision, value: i64, add: i64, ways: usize) -> Vec<(i64, Way)> {
     let mut steps = Vec::new();
     let (mut value, mut next) = (value, value.checked_add(add));

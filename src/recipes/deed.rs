@@ -1,8 +1,8 @@
 //! Changes that are undone if their caller stops waiting for them.
 //!
-//! A change is undone only when its outcome is known, because otherwise the change could be applied
-//! after its undo. The undo is retried until it succeeds. So a call may be dropped at any point
-//! without leaving anything behind:
+//! A change is undone only once its outcome is known, because otherwise the change could be applied
+//! after its undo. The undo is retried until it succeeds. So a call may be dropped at any time, and
+//! its change does not stay:
 //!
 //! ```text
 //!   proposed ──▶ outcome known, caller waits  ──▶ returned to the caller
@@ -28,7 +28,7 @@ use super::call::Until;
 /// undo.
 type Undo = dyn Fn(&Reply) -> Option<Command> + Send + Sync;
 
-/// Runs a command. If this future is dropped before it has the reply, the command is undone.
+/// Runs a command. If this future is dropped before the reply has arrived, the command is undone.
 ///
 /// # Errors
 /// See [`Error`].
@@ -44,8 +44,8 @@ pub(crate) async fn carry_out(
 /// passes or the session ends.
 ///
 /// # Errors
-/// See [`Error`]. A change that is undone may have been applied first, so its effect is
-/// [unknown](Effect::Unknown).
+/// See [`Error`]. A change that is undone may have been visible for a while, so the effect of the
+/// error is [unknown](Effect::Unknown).
 pub(crate) async fn carry_out_within(
     session: &Session,
     command: Command,
@@ -117,8 +117,8 @@ impl Deed {
 impl Drop for Deed {
     fn drop(&mut self) {
         self.receiver.close();
-        // The outcome may have arrived before the channel was closed. An outcome that was already
-        // received is not found here.
+        // The outcome may have arrived before the channel was closed. If the caller has already
+        // received the outcome, the channel is empty.
         if let Ok(outcome) = self.receiver.try_recv() {
             take_back(&self.shared, &*self.undo, outcome);
         }
@@ -158,8 +158,8 @@ impl Entry {
     ///
     /// # Errors
     /// See [`Error`]. Returns [`Error::SessionEnded`] as soon as the end of the session is known.
-    /// After an error nothing is left behind. If the effect is unknown, the key may be visible to
-    /// others until it is deleted.
+    /// After an error nothing is left behind. If the effect is unknown, other clients may see the
+    /// key until it is deleted.
     pub(crate) async fn make(
         session: &Session,
         key: Bytes,
@@ -214,8 +214,9 @@ impl Entry {
         self.session.end() == Some(SessionEndReason::NotRenewed) && !mutant::is(Mutant::B36)
     }
 
-    /// Deletes the key and waits until the deletion is durable. Returns `false` if it was already
-    /// gone, or if it is left to the lease because the session was lost.
+    /// Deletes the key and waits until the deletion is durable. Returns `false` if the key was
+    /// already gone. Also returns `false` if the session was lost, because the key is then deleted
+    /// with the lease.
     ///
     /// # Errors
     /// Returns [`Error::Deadline`] if the deletion was not confirmed in time. The node keeps

@@ -1,11 +1,11 @@
 //! The double barrier: a number of participants start together and finish together.
 //!
-//! Each participant has an entry `name/<lease hex>-<number>`, attached to its session. Its value is
-//! the number of participants. When there are enough entries, one of the participants writes
-//! `name/ready` with the create revision of the last entry of the round. That row is decisive: a
-//! participant whose entry belongs to the round has passed, regardless of what happens to the
-//! others. A round has ended when none of its entries is left, because the participants have left
-//! or their sessions have ended. Later entries belong to the next round.
+//! Each participant has an entry `name/<lease hex>-<number>`, attached to its session. The value of
+//! the entry is the number of participants. When there are enough entries, one of the participants
+//! writes `name/ready` with the create revision of the last entry of the round. This row decides
+//! who has passed: all participants whose entries belong to the round, even if other participants
+//! crash afterwards. A round has ended when none of its entries is left, because the participants
+//! have left or their sessions have ended. Later entries belong to the next round.
 //!
 //! ```text
 //!   entries  r4 r5 r6                 ready: r6   all three have passed
@@ -14,8 +14,8 @@
 //!   entries           r9 r10 r12      ready: r12  the next round
 //! ```
 //!
-//! The participant that deletes the last entry deletes the ready row as well. It stays only if all
-//! participants crash inside, and is then used by the next round.
+//! The participant that deletes the last entry deletes the ready row as well. If all participants
+//! crash inside, the ready row stays, and the next round overwrites it.
 
 use std::sync::Arc;
 
@@ -34,18 +34,18 @@ use super::group::place;
 use super::line::is_place;
 use super::look::follow_until;
 
-/// Sorts after all entries, whose names are hexadecimal.
+/// This name sorts after all entries, whose names are hexadecimal.
 const READY: &[u8] = b"ready";
 
 /// A barrier whose participants start together and finish together. Created by
 /// [`Session::double_barrier`].
 ///
 /// Once all participants have arrived, all of them pass, even if some crash directly afterwards. If
-/// a participant crashes while the others still wait, another one must arrive in its place. A
-/// participant that crashes inside counts as having left. A crash is noticed when the session ends,
-/// at the latest one TTL later. A participant that is paused or partitioned for that long counts as
-/// having left too, and gets an error when it leaves. Protect work that must not happen then with a
-/// lock.
+/// a participant crashes while other participants still wait, another one must arrive in its place.
+/// A participant that crashes inside counts as having left. A crash is noticed when the session
+/// ends, at the latest one TTL later. A participant that is paused or partitioned for one TTL also
+/// counts as having left, and gets an error when it leaves. If work must not continue after that,
+/// protect it with a lock.
 ///
 /// The barrier can be used repeatedly. A participant that arrives during a round waits for the next
 /// one.
@@ -60,22 +60,23 @@ pub struct DoubleBarrier {
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum DoubleBarrierError {
-    /// All participants are already there or still inside. A crashed participant counts until its
-    /// session has ended. This participant has left again.
+    /// The barrier already has its full number of participants, some of which may still be inside.
+    /// A crashed participant counts until its session has ended. This participant has left again.
     #[error("barrier not entered: there are already {participants} participants")]
     Full {
         /// Number of participants.
         participants: usize,
     },
     /// Other participants use this barrier with another number of participants. This participant
-    /// leaves again.
+    /// has left again.
     #[error("barrier not entered: other participants use it for {stored} participants")]
     SizeMismatch {
-        /// Their number of participants, as stored.
+        /// The number of participants that is stored in the barrier's keys.
         stored: String,
     },
-    /// The key of this participant was deleted by another client. To the others it has left.
-    #[error("the participant's key was deleted by another client")]
+    /// The key of this participant was deleted by another client. For the other participants, it
+    /// has left.
+    #[error("not inside the barrier any more: the participant's key was deleted by another client")]
     KeyDeleted,
     /// Error of the store, or the session has ended.
     #[error(transparent)]
@@ -83,7 +84,8 @@ pub enum DoubleBarrierError {
 }
 
 impl DoubleBarrierError {
-    /// Returns whether this participant was counted, so that the others may have started. For
+    /// Returns whether this participant was counted, so that the other participants may have
+    /// started. For
     /// [`BarrierParticipant::leave`]: whether it has left by this call.
     pub fn effect(&self) -> Effect {
         match self {
@@ -108,8 +110,8 @@ impl DoubleBarrierError {
 
 impl Session {
     /// Returns the double barrier with this name for `participants` participants, including this
-    /// one. All participants must use the same number. It uses the keys below `name/`. Do not put
-    /// other keys there.
+    /// one. All participants must use the same number. The barrier uses the keys below `name/`. Do
+    /// not put other keys there.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -134,13 +136,13 @@ impl DoubleBarrier {
     /// Arrives at the barrier and waits until all participants have arrived. Waits without limit
     /// unless a deadline is set. Dropping the future leaves the barrier.
     ///
-    /// Costs two commits for each participant, one to arrive and one to leave, and one commit in
-    /// total for the round.
+    /// A round costs two commits for each participant, one to arrive and one to leave, and one more
+    /// commit to start the round.
     ///
     /// # Errors
-    /// See [`DoubleBarrierError`]. After any error this participant leaves again. If its effect is
-    /// [unknown](crate::Effect::Unknown), the others may have started and may have counted this
-    /// participant.
+    /// See [`DoubleBarrierError`]. After any error this participant leaves again. If the effect of
+    /// the error is [unknown](crate::Effect::Unknown), the other participants may have started and
+    /// may have counted this participant.
     pub fn enter(&self) -> Call<'static, BarrierParticipant, DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
@@ -170,13 +172,13 @@ impl DoubleBarrier {
         })
     }
 
-    /// Waits until all participants have arrived, and leaves without waiting for the others: a
-    /// cyclic barrier. Waits without limit unless a deadline is set. Dropping the future leaves the
-    /// barrier.
+    /// Waits until all participants have arrived, and leaves without waiting until the others
+    /// leave. This is a cyclic barrier. Waits without limit unless a deadline is set. Dropping the
+    /// future leaves the barrier.
     ///
     /// # Errors
-    /// See [`DoubleBarrierError`]. If its effect is [unknown](crate::Effect::Unknown), all
-    /// participants may have arrived.
+    /// See [`DoubleBarrierError`]. If the effect of the error is [unknown](crate::Effect::Unknown),
+    /// all participants may have arrived.
     pub fn arrive_and_wait(&self) -> Call<'static, (), DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
@@ -190,7 +192,8 @@ impl DoubleBarrier {
                     return Err(perhaps_counted(Error::ended(end, session.shared()).into()));
                 }
             };
-            // Wait for that, because otherwise it could be counted twice when it arrives again.
+            // Wait until the entry is deleted. Otherwise a participant that arrives again could be
+            // counted twice.
             entry.leave(&until).await?;
             Ok(())
         })
@@ -238,7 +241,7 @@ impl DoubleBarrier {
                 Compare::create_revision(places_of(prefix)).gt(opening.last_before),
             ];
             let then = vec![Op::put(ready.clone(), opening.last.to_string())];
-            // If another participant has written the row first, the goal is reached as well.
+            // If another participant has written the row first, the round has started as well.
             match try_ways(client, vec![Way { when, then }], until).await {
                 Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
                 result => drop(result?),
@@ -247,8 +250,8 @@ impl DoubleBarrier {
     }
 }
 
-/// Participation in a [`DoubleBarrier`]. Dropping it leaves in the background;
-/// [`BarrierParticipant::leave`] also waits for the others.
+/// Participation in a [`DoubleBarrier`]. Dropping the value leaves in the background.
+/// [`BarrierParticipant::leave`] also waits until the other participants have left.
 #[derive(Debug)]
 #[must_use = "the barrier is left when this is dropped"]
 pub struct BarrierParticipant {
@@ -260,27 +263,28 @@ pub struct BarrierParticipant {
 }
 
 impl BarrierParticipant {
-    /// Returns the session of the participant. When it ends, the participant has left.
+    /// Returns the session of the participant. When the session ends, the participant has left.
     pub fn session(&self) -> &Session {
         self.entry.session()
     }
 
-    /// Returns the create revision of the last entry of this round. It is the same for all
-    /// participants inside, and increases from round to round.
+    /// Returns the create revision of the last entry of this round. All participants inside have
+    /// the same value. The value increases from round to round.
     pub fn round(&self) -> Revision {
         self.round
     }
 
-    /// Leaves, and waits until all others have left or crashed. Waits without limit unless a
-    /// deadline is set. This participant leaves in any case, even if the future is dropped.
+    /// Leaves, and waits until all other participants have left or crashed. Waits without limit
+    /// unless a deadline is set. This participant leaves in any case, even if the future is
+    /// dropped.
     ///
     /// # Errors
     /// - [`DoubleBarrierError::KeyDeleted`], or [`Error::SessionEnded`] inside
-    ///   [`DoubleBarrierError::Store`]: this participant had left before, and the call did not wait
-    ///   for the others.
-    /// - [`Error::Deadline`] inside [`DoubleBarrierError::Store`]: others are still inside, or it
-    ///   is not known whether they are. With [`Effect::Applied`](crate::Effect::Applied) this
-    ///   participant has left.
+    ///   [`DoubleBarrierError::Store`]: this participant had already left, and the call did not
+    ///   wait for the other participants.
+    /// - [`Error::Deadline`] inside [`DoubleBarrierError::Store`]: other participants are still
+    ///   inside, or it is not known whether they are. With
+    ///   [`Effect::Applied`](crate::Effect::Applied) this participant has left.
     pub fn leave(self) -> Call<'static, (), DoubleBarrierError> {
         let Self { client, entry, prefix, round } = self;
         Call::endless(&client.clone(), move |until| async move {
@@ -305,8 +309,8 @@ impl BarrierParticipant {
     }
 }
 
-/// Converts an error for a participant whose entry exists: until it is deleted, the others may
-/// start with it.
+/// Converts an error for a participant whose entry exists: until the entry is deleted, the other
+/// participants may count it.
 fn perhaps_counted(error: DoubleBarrierError) -> DoubleBarrierError {
     match error {
         DoubleBarrierError::Store(error) => error.halfway().into(),
@@ -314,7 +318,8 @@ fn perhaps_counted(error: DoubleBarrierError) -> DoubleBarrierError {
     }
 }
 
-/// Converts an error for a participant that has left but does not know whether the others have.
+/// Converts an error for a participant that has left but does not know whether the other
+/// participants have left.
 fn when_left(error: DoubleBarrierError) -> DoubleBarrierError {
     let effect = Effect::Applied;
     match error {
@@ -351,7 +356,7 @@ struct Round {
 /// The next step for an entry.
 #[derive(PartialEq, Eq, Debug)]
 enum ArrivalVerdict {
-    /// Its round has started; with the last entry of the round.
+    /// The round of the entry has started. Contains the last entry of that round.
     Passed(Revision),
     /// A round can start.
     Opens(Opening),
@@ -375,8 +380,7 @@ impl Round {
         for row in rows {
             if row.key == ready {
                 round.ready = row.mod_revision;
-                // A ready row that was not written by Bowline counts as no round, and is
-                // overwritten.
+                // Ignore a ready row that was not written by Bowline. The next round overwrites it.
                 let text = std::str::from_utf8(&row.value).unwrap_or_default();
                 round.last = Revision(text.parse().unwrap_or(0));
             } else if is_place(row, prefix) {
@@ -404,7 +408,8 @@ impl Round {
             let stored = String::from_utf8_lossy(said).into_owned();
             return Err(DoubleBarrierError::SizeMismatch { stored });
         }
-        // A participant with another number is about to leave and is not counted.
+        // An entry with a different number of participants is not counted. Its participant is about
+        // to leave.
         let counted = || self.places.iter().filter(|(_, other)| other == said);
         if counted().filter(|(since, _)| *since < mine).count() >= participants {
             return Err(DoubleBarrierError::Full { participants });

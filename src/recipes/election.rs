@@ -30,7 +30,7 @@ pub struct Election {
 }
 
 impl Session {
-    /// Returns the election with this name. Its candidates use the keys below `name/`.
+    /// Returns the election with this name. The candidates use the keys below `name/`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -49,8 +49,8 @@ impl Session {
 }
 
 impl Election {
-    /// Starts a campaign, which waits until it is the leader. It fails when the session ends.
-    /// Dropping the future withdraws the candidacy.
+    /// Starts a campaign, which waits until this candidate is the leader. The campaign fails when
+    /// the session ends. Dropping the future withdraws the candidacy.
     pub fn campaign(&self, value: impl Into<Bytes>) -> Campaign {
         Campaign { election: self.clone(), value: value.into(), deadline: None }
     }
@@ -60,8 +60,8 @@ impl Election {
         &self.name
     }
 
-    /// Returns the current leader, if there is one. Linearizable: never older than a leader that
-    /// was observed anywhere before the call.
+    /// Returns the current leader, if there is one. The read is linearizable: it never returns a
+    /// leader older than one that was observed anywhere before the call.
     ///
     /// # Errors
     /// See [`Error`].
@@ -72,8 +72,9 @@ impl Election {
         Ok(candidates.into_iter().next().map(Candidate::into_leader))
     }
 
-    /// Returns the candidates, the leader first, as known to the local replica, which may lag
-    /// behind the leader of the cluster. The value of a candidate is its [`LockEntry::reason`].
+    /// Returns the candidates, the elected one first, as known to the local replica. The replica
+    /// may lag behind the leader of the cluster. The value of a candidate is its
+    /// [`LockEntry::reason`].
     ///
     /// # Errors
     /// Returns [`Error::Rejected`] if the name is not valid for an election.
@@ -106,8 +107,8 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// Limits the wait. By default the campaign waits as long as the session lives. The deadline is
-    /// checked like that of [`LockCall::deadline`](crate::lock::LockCall::deadline).
+    /// Limits the wait. By default the campaign waits as long as the session lives. See
+    /// [`LockCall::deadline`](crate::lock::LockCall::deadline) for the precision of the deadline.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
@@ -117,7 +118,7 @@ impl Campaign {
 
 impl Campaign {
     /// Enqueues the candidate now. Returns a future that resolves to the leadership and can report
-    /// its position in the queue. Dropping it withdraws the candidacy.
+    /// its position in the queue. Dropping the future withdraws the candidacy.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -163,14 +164,14 @@ impl IntoFuture for Campaign {
     }
 }
 
-/// Leadership of an election. Dropping it resigns in the background; [`Leadership::resign`] waits
-/// for that. See [`Hold`] for its other methods.
+/// Leadership of an election. Dropping the value resigns in the background. [`Leadership::resign`]
+/// also waits until the resignation is durable. See [`Hold`] for its other methods.
 #[derive(Debug)]
 #[must_use = "leadership ends when this is dropped"]
 pub struct Leadership(Hold);
 
 impl Leadership {
-    /// Reports whether this is still the leader. Never true after [`Hold::valid_until`].
+    /// Reports whether this candidate is still the leader. Never true after [`Hold::valid_until`].
     pub fn is_leader(&self) -> bool {
         self.0.is_held()
     }
@@ -178,7 +179,7 @@ impl Leadership {
     /// Publishes a new value to the observers.
     ///
     /// # Errors
-    /// Returns [`GuardError::NotHeld`] if this is not the leader any more.
+    /// Returns [`GuardError::NotHeld`] if this candidate is not the leader any more.
     pub async fn proclaim(&self, value: impl Into<Bytes>) -> Result<(), GuardError> {
         let value = value.into();
         if value.starts_with(MARK) {
@@ -193,8 +194,8 @@ impl Leadership {
         self.0.txn().then(Op::Put(put)).commit().await.map(drop)
     }
 
-    /// Transfers the leadership to another candidate ([`Election::candidates`]), skipping those
-    /// ahead of it, like [`Guard::transfer`](crate::Guard::transfer).
+    /// Transfers the leadership to another candidate ([`Election::candidates`]). Candidates ahead
+    /// of the successor are skipped. Like [`Guard::transfer`](crate::Guard::transfer).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -214,16 +215,17 @@ impl Leadership {
     /// ```
     ///
     /// # Errors
-    /// See [`LockAdminError`]. After an error this is not the leader any more, and the next
-    /// candidate leads.
+    /// See [`LockAdminError`]. After an error this candidate is not the leader any more, and the
+    /// next candidate leads.
     pub async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
         self.0.transfer(successor).await
     }
 
-    /// Resigns and waits until that is durable.
+    /// Resigns and waits until the resignation is durable.
     ///
     /// # Errors
-    /// Returns [`Error::Deadline`] if it was not confirmed in time. The node keeps trying.
+    /// Returns [`Error::Deadline`] if the resignation was not confirmed in time. The node keeps
+    /// trying.
     #[doc(alias = "release")]
     pub async fn resign(self) -> Result<Released, Error> {
         self.0.release().await

@@ -19,13 +19,13 @@ pub enum LostReason {
     /// The key was deleted by another client.
     #[error("the key was deleted by another client")]
     KeyDeleted,
-    /// It was released by this program.
+    /// This program released it.
     #[error("released by the holder")]
     Released,
     /// The maximum hold time has passed: [`LockCall::max_hold`](crate::lock::LockCall::max_hold).
     #[error("the maximum hold time has passed")]
     HeldTooLong,
-    /// An operator released it.
+    /// An operator force-released the hold.
     #[error("force-released by {by}: {reason}")]
     ForceReleased {
         /// The operator: the label of its node.
@@ -33,7 +33,7 @@ pub enum LostReason {
         /// The reason given by the operator.
         reason: String,
     },
-    /// It was transferred to another waiter.
+    /// The hold was transferred to another waiter.
     #[error("transferred to another waiter")]
     HandedOver,
     /// The node has stopped.
@@ -47,8 +47,8 @@ impl LostReason {
         LostReason::SessionEnded(end).told(shared)
     }
 
-    /// Converts it to the public reason: a session that ended because its node stopped is reported
-    /// as a stopped node.
+    /// Converts an internal reason to the public reason: if the session ended because its node
+    /// stopped, the public reason is the stopped node.
     pub(super) fn told(self, shared: &Shared) -> Self {
         match self {
             LostReason::SessionEnded(SessionEndReason::NodeStopped) => {
@@ -59,26 +59,26 @@ impl LostReason {
     }
 }
 
-/// Error of a lock request. Nothing is left behind: a key that was put into the queue is deleted,
-/// and the deletion is retried until it succeeds.
+/// The error of a failed lock request. The request leaves nothing behind: its key in the queue is
+/// deleted, and the deletion is retried until it succeeds.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LockError {
     /// Another request holds the lock or is ahead. Returned only by the `try_` methods.
     #[error(
-        "lock not acquired: it is in use{}",
+        "lock not acquired: another request holds it or is ahead{}",
         holder.as_ref().map(|h| format!(": {h}")).unwrap_or_default()
     )]
     WouldBlock {
-        /// The first entry of the queue, as known to the local replica. For several locks, that of
-        /// the first lock that is not available. For an upgrade, the first entry other than the
-        /// caller's own.
+        /// The first entry of the queue, as known to the local replica. For a request of several
+        /// locks, the first entry in the queue of the first lock that is not available. For an
+        /// upgrade, the first entry other than the caller's own.
         holder: Option<Box<LockEntry>>,
     },
     /// The deadline of the wait has passed.
     #[error("lock not acquired: deadline exceeded ({before} requests ahead)")]
     TimedOut {
-        /// Number of holders and waiters that were still ahead.
+        /// Number of holders and waiters that were still ahead of the request.
         before: usize,
     },
     /// The deadline has passed before the request was logged. The cluster may have no leader or no
@@ -98,7 +98,8 @@ pub enum LockError {
     /// The node has stopped.
     #[error("lock not acquired: the node has stopped: {0}")]
     NodeStopped(StopReason),
-    /// The wait would never end, because the holders wait for each other.
+    /// The wait would never end, because it would complete a cycle of owners that wait for each
+    /// other.
     #[error("deadlock: {}", Chain(cycle))]
     Deadlock {
         /// The cycle, starting with this owner: each owner waits for a lock that the next one
@@ -111,8 +112,8 @@ pub enum LockError {
         /// The limit: [`Owner::holds_max`](crate::Owner::holds_max).
         limit: u32,
     },
-    /// The owner belongs to another session. Its holds end with that session, independently of this
-    /// one.
+    /// The owner belongs to another session. A lock request must use an owner of its own session,
+    /// because the owner's holds end with that session.
     #[error("lock not acquired: the owner belongs to another session")]
     ForeignOwner,
     /// The name is in use by a lock of another kind.
@@ -137,7 +138,7 @@ pub enum LockError {
         /// Number of permits of the semaphore.
         limit: u32,
     },
-    /// The read lock that was to be upgraded is lost.
+    /// The read lock was lost before it could be upgraded.
     #[error("lock not upgraded: the read lock is lost: {0}")]
     Lost(LostReason),
     /// The lock was acquired and lost before the waiting task was polled: the maximum hold time
@@ -170,10 +171,11 @@ pub enum LockError {
         max: usize,
     },
     /// A candidate's value begins with the prefix that is reserved for Bowline's own entries.
-    #[error("a candidate's value must not begin with \"bowline:1 \"")]
+    #[error("candidate not enqueued: the value must not begin with \"bowline:1 \"")]
     ReservedValue,
-    /// Error of the store. A key that may have been put nevertheless is deleted. If the effect of a
-    /// [resize](crate::Semaphore::resize) is unknown, it may have changed some of the entries.
+    /// Error of the store. If the request's key may have been created, it is deleted. If the effect
+    /// of a [resize](crate::Semaphore::resize) is unknown, the resize may have changed some of the
+    /// entries.
     #[error("lock not acquired: {0}")]
     Store(Error),
 }
@@ -184,7 +186,7 @@ pub enum LockError {
 pub struct WaitsFor {
     /// Name of the owner.
     pub owner: String,
-    /// The lock that it waits for.
+    /// Name of the lock that the owner waits for.
     pub lock: Bytes,
 }
 
@@ -201,8 +203,8 @@ impl std::fmt::Display for Chain<'_> {
 }
 
 impl LockError {
-    /// Converts it to the public error: a session that ended because its node stopped is reported
-    /// as a stopped node.
+    /// Converts an internal error to the public error: if the session ended because its node
+    /// stopped, the public error is the stopped node.
     pub(super) fn told(self, shared: &Shared) -> Self {
         match self {
             LockError::SessionEnded(SessionEndReason::NodeStopped) => {
@@ -244,8 +246,8 @@ impl LockError {
         }
     }
 
-    /// Reports whether a permanent candidate retries after this error. This includes errors that an
-    /// operator has to resolve, such as a full disk.
+    /// Reports whether a permanent candidate retries after this error. The candidate also retries
+    /// after errors that an operator has to resolve, such as a full disk.
     pub(super) fn may_pass(&self) -> bool {
         let is_waited_for = match self {
             LockError::Store(error) => error.needs_room() || *error == Error::Diverged,

@@ -6,16 +6,15 @@ use thiserror::Error as ThisError;
 
 use super::token::Token;
 
-/// Remembers the highest token seen and rejects lower ones. Put it in front of a file, a device or
-/// a service that is protected by a lock. A holder that was paused for too long is then rejected
-/// once a later holder has used the resource, even if it still considers the lock held.
+/// Remembers the highest token seen and rejects lower tokens. Put a fence in front of a file, a
+/// device or a service that is protected by a lock. Once a later holder has used the resource, the
+/// fence rejects every earlier holder, even one that was paused and still considers the lock held.
 ///
 /// [`Fence::admit`] only checks the token; the caller must ensure that no other holder acts at the
-/// same time. [`Fence::with`] keeps others out while a closure runs. A fence is as durable as the
-/// place where it is stored: a resource that restarts must store the token with its data
-/// ([`Fence::from`], [`Fence::highest`]). For a database, put the condition into the statement
-/// (`UPDATE r SET v = $1, fence = $2 WHERE id = $3 AND fence <= $2`, with the token as a pair of
-/// numbers).
+/// same time. [`Fence::with`] admits no other holder while a closure runs. A fence keeps the token
+/// in memory: a resource that restarts must store the token with its data ([`Fence::from`],
+/// [`Fence::highest`]). For a database, put the condition into the statement (`UPDATE r SET v = $1,
+/// fence = $2 WHERE id = $3 AND fence <= $2`, with the token as a pair of numbers).
 ///
 /// ```
 /// use bowline::{Token, lock::Fence};
@@ -29,9 +28,9 @@ use super::token::Token;
 #[derive(Debug, Default)]
 pub struct Fence(Mutex<Option<Token>>);
 
-/// A later holder has already used the resource. Nothing was done.
+/// The token was rejected, because a later holder has already used the resource. Nothing was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ThisError)]
-#[error("rejected: token {token} is older than {highest}, the highest seen")]
+#[error("token {token} rejected: lower than the highest token seen, {highest}")]
 #[non_exhaustive]
 pub struct StaleToken {
     /// The rejected token.
@@ -41,7 +40,7 @@ pub struct StaleToken {
 }
 
 impl Fence {
-    /// Admits a token that is not lower than the highest seen so far.
+    /// Admits a token that is not lower than the highest token seen so far.
     ///
     /// # Errors
     /// Returns [`StaleToken`] for a lower token. The fence is unchanged.

@@ -1,5 +1,5 @@
-//! A stream over a key prefix: a snapshot, then every change. Yields a fresh snapshot if changes
-//! were compacted away.
+//! A stream over a key prefix: a snapshot, then every change. If changes were compacted before they
+//! were read, the stream yields a fresh snapshot.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,13 +13,13 @@ use crate::model::{Event, KeyRange, KeyValue};
 
 /// An item of the stream.
 pub(crate) enum PrefixUpdate {
-    /// A snapshot. It replaces everything received before.
+    /// A snapshot. The snapshot replaces everything that was received before.
     Reset(Vec<KeyValue>),
     /// Changes since the last item, with the previous rows.
     Changes(Vec<Event>),
 }
 
-/// The stream; see the module.
+/// A stream of snapshots and changes of a key prefix.
 pub(crate) struct Following {
     client: Client,
     prefix: Bytes,
@@ -73,7 +73,8 @@ impl Stream for Following {
                     Some(Ok(batch)) => {
                         return Poll::Ready(Some(Ok(PrefixUpdate::Changes(batch.events))));
                     }
-                    // The history was compacted, or the node stopped. The next read tells which.
+                    // The history was compacted, or the node stopped. The next read distinguishes
+                    // these two cases.
                     Some(Err(_)) | None => this.state = FollowingState::Nothing,
                 },
             }

@@ -1,6 +1,6 @@
 //! Groups: listing members, and watching them join and leave.
 //!
-//! A member is the key `name/<lease hex>-<number>`, attached to a session, with the member's
+//! Each member has a key `name/<lease hex>-<number>`, attached to a session, with the member's
 //! metadata as its value. If a member crashes, it leaves the group when its session ends.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -28,9 +28,9 @@ use super::line::is_place;
 /// A group of members that join and leave. Created by [`Session::group`].
 ///
 /// A member that crashes, or is paused or partitioned for longer than its TTL, leaves when its
-/// session ends. Until then others still see it, so a listed member may not be alive any more. A
-/// member learns of its own end from its session ([`Session::ended`]), by its own clock and no
-/// later than the others.
+/// session ends. Until its session ends, such a member is still listed, so a listed member may not
+/// be alive any more. A member learns from its session ([`Session::ended`]) that it has left. The
+/// session uses the member's own clock, so the member learns this no later than the other members.
 #[derive(Clone, Debug)]
 pub struct Group {
     session: Session,
@@ -45,7 +45,7 @@ pub struct GroupMember {
     pub key: Bytes,
     /// Metadata of the member.
     pub meta: Bytes,
-    /// Revision at which it joined. Members are listed in this order.
+    /// Revision at which the member joined. Members are listed in this order.
     pub since: Revision,
     /// Lease of the member's key.
     pub lease: LeaseId,
@@ -68,9 +68,9 @@ pub enum GroupEvent {
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// It is not a member any more: its session has ended, or its key was deleted. Nothing was
+    /// The membership has ended, because its session has ended or its key was deleted. Nothing was
     /// changed.
-    #[error("not applied: not a member any more")]
+    #[error("not applied: the membership has ended")]
     NotAMember,
     /// Error of the store.
     #[error(transparent)]
@@ -93,7 +93,7 @@ impl GroupError {
 }
 
 impl Session {
-    /// Returns the group with this name. Its members use the keys below `name/`.
+    /// Returns the group with this name. The members use the keys below `name/`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, coordination::GroupEvent};
@@ -122,8 +122,9 @@ impl Group {
     /// behind.
     ///
     /// # Errors
-    /// Returns [`Error::SessionEnded`], [`Error::Deadline`] or another error, and leaves no member
-    /// behind. If the effect is unknown, the member may be visible for a short time.
+    /// See [`Error`], for example [`Error::SessionEnded`] and [`Error::Deadline`]. A failed call
+    /// leaves no member behind. If the effect is unknown, the member may be visible for a short
+    /// time.
     pub fn join(&self, meta: impl Into<Bytes>) -> Call<'static, Membership> {
         let (Self { session, prefix }, meta) = (self.clone(), meta.into());
         let client = client_of(&session);
@@ -138,7 +139,7 @@ impl Group {
         })
     }
 
-    /// Returns the members in the order in which they joined. Linearizable.
+    /// Returns the members in the order in which they joined. The read is linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -185,8 +186,8 @@ fn member(client: &Client, prefix: &Bytes, row: KeyValue) -> Option<GroupMember>
     Some(GroupMember { key: row.key, meta: row.value, since: row.create_revision, lease, label })
 }
 
-/// Membership in a group. Dropping it leaves the group in the background; [`Membership::leave`]
-/// waits for that.
+/// Membership in a group. Dropping the value leaves the group in the background.
+/// [`Membership::leave`] also waits until this is durable.
 #[derive(Debug)]
 #[must_use = "a membership ends when this is dropped"]
 pub struct Membership {
@@ -200,7 +201,7 @@ impl Membership {
         self.entry.key()
     }
 
-    /// Returns the revision at which it joined.
+    /// Returns the revision at which the member joined.
     pub fn since(&self) -> Revision {
         self.entry.since()
     }
@@ -230,12 +231,13 @@ impl Membership {
         })
     }
 
-    /// Leaves the group and waits until that is durable. Returns `false` if the membership had
-    /// ended before, or the session was lost. After a lost session it stays a member until the
-    /// lease has ended, after the lock delay.
+    /// Leaves the group and waits until this is durable. Returns `false` if the membership had
+    /// already ended or the session was lost. If the session was lost, the member stays listed
+    /// until the lease has ended, after the lock delay.
     ///
     /// # Errors
-    /// Returns [`Error::Deadline`] if it was not confirmed in time. The node keeps trying.
+    /// Returns [`Error::Deadline`] if the deletion of the member was not confirmed in time. The
+    /// node keeps trying.
     pub fn leave(self) -> Call<'static, bool> {
         let Self { client, entry } = self;
         Call::new(&client, move |until| async move { entry.leave(&until).await })
@@ -244,10 +246,10 @@ impl Membership {
 
 /// A watch on a [`Group`]; see [`Group::watch`]. Also a [`Stream`](futures_core::Stream).
 ///
-/// It reads the local replica. While this node is partitioned there are no events; afterwards all
-/// of them are delivered. If the watch falls behind a compaction, it reads the members again and
-/// reports the differences, so members that joined and left in between may be missed. The reported
-/// members are always a state that the group has had.
+/// The watch reads the local replica. While this node is partitioned, no events are delivered.
+/// After the partition, the watch delivers all of them. If changes were compacted before the watch
+/// has read them, it reads the members again and reports the differences. In this case it may miss
+/// members that joined and left in between.
 pub struct GroupWatch {
     client: Client,
     prefix: Bytes,
@@ -261,13 +263,14 @@ impl GroupWatch {
     /// returned. Cancel-safe.
     ///
     /// # Errors
-    /// Returns an error if the node has stopped or cannot read the members. In the second case the
-    /// call can be repeated.
+    /// Returns an error if the node has stopped or cannot read the members. If the members could
+    /// not be read, the call can be repeated.
     pub async fn next(&mut self) -> Option<Result<GroupEvent, Error>> {
         poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 
-    /// Returns the members, by key, including changes whose events are not delivered yet.
+    /// Returns the members in key order. The list already includes changes whose events are not
+    /// delivered yet.
     pub fn members(&self) -> impl Iterator<Item = &GroupMember> {
         self.members.values()
     }

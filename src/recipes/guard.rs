@@ -2,14 +2,14 @@
 
 use super::hold::Hold;
 
-/// The type that a lock request resolves to. It cannot be named outside the crate, so a guard type
-/// is created only by its lock, and not from the hold of another lock.
+/// The type that a lock request resolves to. This trait cannot be named outside the crate, so that
+/// a guard is created only by its lock, and not from the hold of another lock.
 pub trait OfHold: Sized {
     /// Wraps a hold.
     fn of(hold: Hold) -> Self;
 }
 
-/// A hold as part of another guard.
+/// A hold without a guard type, for use inside other guards.
 impl OfHold for Hold {
     fn of(hold: Hold) -> Self {
         hold
@@ -26,12 +26,12 @@ macro_rules! guard {
         pub struct $name($crate::recipes::hold::Hold);
 
         impl $name {
-            /// Releases the lock and waits until it is available to others. Releasing a lost lock
+            /// Releases the lock and waits until another task can acquire it. Releasing a lost lock
             /// has no effect and returns [`Released::AlreadyLost`](crate::Released::AlreadyLost).
             ///
             /// # Errors
             /// Returns [`Error::Deadline`](crate::Error::Deadline) if the release was not confirmed
-            /// in time. The node keeps trying.
+            /// in time. The node keeps retrying in the background.
             #[doc(alias = "unlock")]
             pub async fn release(self) -> Result<$crate::recipes::hold::Released, $crate::api::Error> {
                 self.0.release().await

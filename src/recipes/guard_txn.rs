@@ -26,18 +26,19 @@ pub enum GuardError {
     /// The lock is not held any more. Nothing was changed.
     #[error("not applied: the lock is not held any more")]
     NotHeld,
-    /// An item to be acknowledged ([`GuardTxn::ack`]) does not belong to this taker any more.
-    /// Nothing was changed, except that [`GuardTxn::commit_and_release`] has released the lock.
+    /// A queue item that the transaction acknowledges ([`GuardTxn::ack`]) does not belong to this
+    /// taker any more. Nothing was changed, except that [`GuardTxn::commit_and_release`] has
+    /// released the lock.
     #[error("not applied: the item does not belong to this taker any more")]
     NotOurs,
-    /// The guard passed to [`GuardTxn::commit_and_release`] belongs to another hold than the
-    /// transaction. Nothing was changed, except that the guard was dropped and its lock released.
-    /// The hold of the transaction is not affected.
+    /// The guard passed to [`GuardTxn::commit_and_release`] and the transaction belong to different
+    /// holds. Nothing was changed, except that the guard was dropped and its lock released. The
+    /// hold of the transaction is not affected.
     #[error("not applied: the guard to be released belongs to another hold than the transaction")]
     ForeignGuard,
     /// A leader's value begins with the prefix that is reserved for Bowline's own entries. Nothing
     /// was changed.
-    #[error("a leader's value must not begin with \"bowline:1 \"")]
+    #[error("not applied: a leader's value must not begin with \"bowline:1 \"")]
     ReservedValue,
     /// Error of the store.
     #[error(transparent)]
@@ -93,7 +94,8 @@ impl Items {
         if self.deliveries.is_empty() {
             return txn;
         }
-        // Append these, so that the results of the caller's own operations keep their indices.
+        // Append these operations after the caller's own, so that the results of the caller's
+        // operations keep their indices.
         txn.success.extend(self.deliveries.iter().flat_map(Delivery::done));
         let compares = self.deliveries.iter().map(Delivery::still_ours).collect();
         Txn { compares, success: vec![Op::Txn(txn)], failure: Vec::new() }
@@ -109,7 +111,7 @@ impl Items {
     }
 
     /// Handles the outcome. Items that are not known to be acknowledged are released. If the
-    /// acknowledgement is applied nevertheless, the release has no effect.
+    /// acknowledgement is applied later, the release has no effect.
     fn settle(self, is_done: bool) {
         if is_done {
             self.deliveries.into_iter().for_each(Delivery::settled);
@@ -162,13 +164,14 @@ impl GuardTxn {
         self
     }
 
-    /// Puts a key that lives exactly as long as the hold: it is deleted in the log entry that frees
-    /// the lock, for whatever reason. Exception: if another client deletes the lock's own key, the
-    /// key is deleted with the session. A lock with such keys is not handed off within the node.
+    /// Puts a key that lives exactly as long as the hold: the log entry that frees the lock also
+    /// deletes the key. Exception: if another client deletes the lock's own key, the attached key
+    /// stays until the session ends. A lock with attached keys is not handed off within the node.
     ///
     /// At most 1,000 keys can be attached to one hold. The operations that delete them must fit
-    /// into 1.4 MiB; they contain each key twice, and its value until the put is confirmed. Beyond
-    /// these limits the call fails with [`TooManyOps`](crate::Rejection::TooManyOps) or
+    /// into 1.4 MiB. These operations contain each key twice, and its value until the put is
+    /// confirmed. Above these limits the call fails with
+    /// [`TooManyOps`](crate::Rejection::TooManyOps) or
     /// [`RequestTooLarge`](crate::Rejection::RequestTooLarge), and nothing is changed.
     pub fn then_while_held(mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
         let (key, value) = (key.into(), value.into());
@@ -188,10 +191,10 @@ impl GuardTxn {
     /// nothing is applied, not even the operations of [`GuardTxn::or_else`], and the error is
     /// [`GuardError::NotOurs`].
     ///
-    /// In all other cases in which the item is not acknowledged (the lock is lost, a compare does
-    /// not hold, the transaction is rejected or dropped before it was sent), it is released as if
-    /// the delivery had been dropped, and is delivered again. If the outcome is unknown, it is
-    /// either acknowledged or released.
+    /// There are other cases in which the item is not acknowledged: the lock is lost, a compare
+    /// does not hold, or the transaction is rejected or dropped before it was sent. The item is
+    /// then released as if the delivery had been dropped, and is delivered again. If the outcome is
+    /// unknown, the item is either acknowledged or released.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -225,7 +228,7 @@ impl GuardTxn {
     /// Runs the transaction.
     ///
     /// # Errors
-    /// Returns [`GuardError::NotHeld`] if the lock is lost. Nothing was changed then.
+    /// If the lock is lost, returns [`GuardError::NotHeld`], and nothing was changed.
     pub async fn commit(self) -> Result<TxnReply, GuardError> {
         let Self { client, lines, place, turn, grant, txn, bound, items, leaving, deadline } = self;
         let is_any = !items.deliveries.is_empty();
@@ -242,11 +245,12 @@ impl GuardTxn {
                 call = call.deadline(timeout);
             }
             let reply = judged(call.commit().await?, is_any);
-            // If a task has handed the lock off inside the node, do not report that it still held
-            // the lock.
+            // If this task has meanwhile handed the lock off inside the node, do not report that
+            // the task still holds the lock.
             return if place.is_held_by(&turn) { reply } else { Err(GuardError::NotHeld) };
         }
-        // Reserve the load of an unknown outcome, which is the largest.
+        // Reserve space for the keys as if the outcome were unknown, because this case needs the
+        // most space.
         let binds = Load::of(&unsure(bound.clone()));
         if !place.begin_txn(&turn, binds).map_err(Error::Rejected)? {
             return Err(GuardError::NotHeld);
@@ -265,18 +269,18 @@ impl GuardTxn {
     }
 
     /// Runs the transaction and releases the lock in one log entry, so that both happen atomically.
-    /// `guard` must be the guard that this transaction was created from. If the lock is lost or a
-    /// compare does not hold, the lock is released nevertheless.
+    /// `guard` must be the guard that this transaction was created from. The lock is released even
+    /// if a compare does not hold.
     ///
     /// # Errors
     /// - [`GuardError::NotHeld`]: the lock was lost. Nothing was changed.
     /// - [`GuardError::ForeignGuard`]: `guard` is not the guard that this transaction was created
     ///   from.
     ///
-    /// After any other error, even one that has changed nothing (too busy, no space), the lock is
-    /// released as well, as soon as possible. To retry, acquire the lock again. To be able to retry
-    /// under the same guard, call [commit](GuardTxn::commit) and then
-    /// [release](crate::Guard::release).
+    /// After any other error the lock is also released, as soon as possible, even if the
+    /// transaction has changed nothing (for example because the node was busy). To retry, acquire
+    /// the lock again. To be able to retry under the same guard, call [commit](GuardTxn::commit)
+    /// and then [release](crate::Guard::release).
     pub async fn commit_and_release(
         mut self,
         guard: impl Into<Hold>,
@@ -300,8 +304,8 @@ impl GuardTxn {
         let mut hold = Some(hold);
         poll_fn(|context| {
             let polled = committing.as_mut().poll(context);
-            // The transaction is proposed. Invalidate the hold now, for all guards that share it,
-            // and release the lock after the transaction.
+            // The transaction is now proposed. Invalidate the hold for all guards that share it,
+            // and release the lock once the transaction has ended.
             if let Some(hold) = hold.take() {
                 hold.give_up(LostReason::Released, ReplyTo::Nobody);
             }
@@ -312,7 +316,7 @@ impl GuardTxn {
 }
 
 /// Returns whether the outcome of a guarded transaction is known, whether its conditions are known
-/// to have held, and which keys it has attached or may have attached.
+/// to have held, and which keys the transaction has attached or may have attached.
 fn what_is_done(
     outcome: Option<&CallResult<Reply>>,
     is_any: bool,
@@ -339,7 +343,7 @@ fn what_is_done(
     }
 }
 
-/// Marks keys as written, with any value.
+/// Marks keys as known to be written, so that their values need not be compared.
 fn sure(bound: Vec<Bound>) -> Vec<Bound> {
     bound.into_iter().map(|bound| Bound::of_key(bound.key)).collect()
 }
@@ -349,7 +353,7 @@ fn unsure(bound: Vec<Bound>) -> Vec<Bound> {
 }
 
 fn judged(reply: TxnReply, is_any: bool) -> Result<TxnReply, GuardError> {
-    // The results of the release follow it.
+    // The results of the release follow this result.
     match reply.results.into_iter().next() {
         Some(TxnResult::Txn(inner)) if reply.succeeded => {
             Items::inside(is_any, &inner).cloned().ok_or(GuardError::NotOurs)

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The counts; see the module.
+/// Counts of the tasks that hold and that wait.
 #[derive(Debug, Default)]
 pub(crate) struct HeadCount {
     waiting: AtomicU64,
     holding: AtomicU64,
 }
 
-/// The category in which a task is counted.
+/// Whether a task counts as a holder or as a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
     Waits,
@@ -44,12 +44,12 @@ impl HeadCount {
     }
 }
 
-/// The counts that a task belongs to: that of its node, and that of each requested lock.
+/// The counts that include a task: the count of its node, and the count of each requested lock.
 #[derive(Clone, Debug)]
 pub(crate) struct HeadCounts(Arc<[Arc<HeadCount>]>);
 
 impl HeadCounts {
-    /// Like [`HeadCount::moves`], for each of them.
+    /// Like [`HeadCount::moves`], for each of these counts.
     pub(crate) fn moves(&self, from: Option<Part>, to: Option<Part>) {
         self.0.iter().for_each(|count| count.moves(from, to));
     }

@@ -26,13 +26,14 @@ use super::stance::Stance;
 use super::token::Token;
 use super::view::{self, LockEntry};
 
-/// Whether a lock is still held. Computed at each call, from this machine's clock and the changes
-/// that the local replica has applied.
+/// Whether a lock is still held. [`Hold::state`] computes it at each call from this machine's clock
+/// and the changes that the local replica has applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LockState {
     /// The lock is held at least until this time.
     Held(Moment),
-    /// The lock is held until this time, but renewals are overdue: it may be lost then.
+    /// The lock is held until this time. Afterwards the lock may be lost, because renewals are
+    /// overdue.
     Unconfirmed(Moment),
     /// The lock is lost permanently.
     Lost(LostReason),
@@ -40,15 +41,14 @@ pub enum LockState {
 
 /// A held lock, until it is released or lost. Every guard dereferences to it.
 ///
-/// Guarantee: while [`Hold::state`] reports the lock as held, no conflicting hold reports the same,
-/// provided that ownership changes by release or expiry and that clocks stay within the drift
-/// bound. A program that was paused or partitioned sees the loss with its first check afterwards.
-/// The guarantee does not cover work that was started before the pause. For such work, write
-/// through [`Hold::txn`], which the store checks, or pass [`Hold::token`] to the resource and let
-/// it reject older tokens ([`Fence`](crate::lock::Fence)).
+/// Guarantee: at any time, [`Hold::state`] reports the lock as held for at most one of two
+/// conflicting holds, provided that ownership changes by release or expiry and that clocks stay
+/// within the drift bound. After a pause or a partition, the first call reports the loss. The
+/// guarantee does not cover work that was started before the pause. For such work, write through
+/// [`Hold::txn`], which the store checks, or pass [`Hold::token`] to the resource and let the
+/// resource reject older tokens ([`Fence`](crate::lock::Fence)).
 ///
-/// A guard can be converted into its hold. A hold cannot be converted into a guard, because only
-/// the lock knows its kind.
+/// A guard can be converted into its hold. A hold cannot be converted back into a guard.
 ///
 /// ```
 /// fn plain(read: bowline::lock::ReadGuard) -> bowline::lock::Hold {
@@ -92,7 +92,8 @@ impl Hold {
         self.grant.token
     }
 
-    /// Returns the key of the hold's queue entry; the first one, if it holds several locks.
+    /// Returns the key of the hold's queue entry. For a hold of several locks, returns the first
+    /// key.
     pub fn key(&self) -> &Bytes {
         &self.grant.keys[0]
     }
@@ -113,8 +114,8 @@ impl Hold {
     }
 
     /// Returns the time until which the lock is guaranteed to be held without further renewals.
-    /// Compare it with [`Node::now`](crate::Node::now). Once the lock is known to be lost, returns
-    /// a time in the distant past, [`Moment::default`].
+    /// Compare this time with [`Node::now`](crate::Node::now). If the lock is known to be lost,
+    /// returns a time in the distant past, [`Moment::default`].
     pub fn valid_until(&self) -> Moment {
         if self.is_lost().is_some() {
             return Moment::default();
@@ -123,7 +124,8 @@ impl Hold {
         self.turn.until().map_or(until, |cap| cap.min(until))
     }
 
-    /// Returns whether the lock is held. Never reports it as held after [`Hold::valid_until`].
+    /// Returns whether the lock is held. After [`Hold::valid_until`] the lock is never reported as
+    /// held.
     pub fn state(&self) -> LockState {
         if let Some(loss) = self.loss(self.session.shared().now()) {
             return LockState::Lost(loss);
@@ -155,14 +157,15 @@ impl Hold {
         loss.map(|loss| loss.told(self.session.shared()))
     }
 
-    /// Waits until the lock is lost, and returns the reason. Ready at the first poll after
-    /// [`Hold::valid_until`], or as soon as this node has applied the loss. Cancel-safe.
+    /// Waits until the lock is lost, and returns the reason. The future is ready at the first poll
+    /// after [`Hold::valid_until`], or as soon as this node has applied the loss. Cancel-safe.
     pub async fn lost(&self) -> LostReason {
         self.when(|now| self.loss(now)).await
     }
 
-    /// Waits until the lock is at risk: its renewals are overdue, so that it may be lost soon, or
-    /// it is already lost. Use it to stop work that must not be interrupted halfway. Cancel-safe.
+    /// Waits until the lock is at risk: the renewals are overdue, so that the lock may be lost
+    /// soon, or the lock is already lost. Use this method to stop work that must not be interrupted
+    /// halfway. Cancel-safe.
     pub async fn at_risk(&self) -> LockState {
         self.when(|_| match self.state() {
             LockState::Held(_) => None,
@@ -207,7 +210,7 @@ impl Hold {
                 tokio::select! {
                     biased;
                     () = changed => {}
-                    // The channel lives as long as the session, so it does not close.
+                    // The channel lives as long as the session, so it never closes.
                     _ = end.changed() => {}
                 }
             }
@@ -219,23 +222,23 @@ impl Hold {
         .await
     }
 
-    /// Starts a guarded transaction: it is applied only if this guard is still the holder. The
-    /// store checks this, so a holder that has lost the lock without noticing changes nothing. Keys
-    /// are whole keys: no client [prefix](Client::with_prefix) is added.
+    /// Starts a guarded transaction, which is applied only if this guard is still the holder. The
+    /// store checks this condition, so a holder that has lost the lock without noticing changes
+    /// nothing. Keys are complete: no client [prefix](Client::with_prefix) is added.
     ///
     /// The guard conditions count towards [`Limits::txn_ops_max`](crate::Limits::txn_ops_max): two
-    /// for each key of the hold, and a third for a writer. Of 128 operations, 126 remain for a
-    /// mutex, reader, permit or leader, 125 for a writer, and 68 for 30 locks at once.
-    /// [`GuardTxn::ack`] takes three for each item.
+    /// for each key of the hold, and a third for a writer. With the default limit of 128
+    /// operations, 126 remain for a mutex, reader, permit or leader, 125 for a writer, and 68 for
+    /// 30 locks at once. [`GuardTxn::ack`] uses three operations for each item.
     pub fn txn(&self) -> GuardTxn {
         let client = Client::new(Arc::clone(self.session.shared()));
         GuardTxn::new(client, self.parts())
     }
 
     /// Returns the conditions under which this guard is still the holder, for use in your own
-    /// transaction. Such a transaction may end at any time, so from this call on the lock is no
-    /// longer handed off within the node; when it is released, its key is deleted. [`Hold::txn`]
-    /// costs less.
+    /// transaction. The library does not know when your transaction ends. So from this call on, the
+    /// lock is no longer handed off within the node: when it is released, its key is deleted.
+    /// [`Hold::txn`] costs less.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -253,8 +256,8 @@ impl Hold {
     pub fn still_held(&self) -> Vec<Compare> {
         let mut conditions = self.grant.still_held(&self.place);
         if !self.place.spend(&self.turn) {
-            // The hold has ended, but another task of this process may hold by the same key, so add
-            // a condition that never holds.
+            // The hold has ended, but another task of this process may hold the lock with the same
+            // key. So add a condition that never holds.
             conditions.push(Compare::missing(self.key().clone()));
         }
         conditions
@@ -302,7 +305,7 @@ impl Hold {
     }
 
     /// Records that the row states the write mode since this revision. A writer has more rights
-    /// than a reader, so it gets its own token.
+    /// than a reader, so it gets a new token.
     pub(crate) fn writes_since(&mut self, revision: Revision) {
         self.grant.value = self.restated(Rule::Write);
         if !mutant::is(Mutant::B03) {
@@ -310,14 +313,14 @@ impl Hold {
         }
     }
 
-    /// Uses the grant of another guard of its owner.
+    /// Replaces the grant by that of another guard of the same owner.
     pub(crate) fn holds_by(&mut self, grant: Grant) {
         self.grant = grant;
     }
 
-    /// Returns the transaction that turns a writer's row into a reader's. Its condition on the
-    /// row's revision ensures that of several in flight only one is applied, so that none follows
-    /// an upgrade.
+    /// Returns the transaction that turns a writer's row into a reader's. The transaction compares
+    /// the row's revision. So if several of these transactions are in flight, only one is applied,
+    /// and none is applied after a later upgrade.
     pub(crate) fn downgrading(&self) -> Txn {
         let mut txn = self.restating(Rule::Read);
         let (row, _) = self.session.shared().reader.get(self.key());
@@ -346,7 +349,7 @@ impl Hold {
         self.give_up(LostReason::Released, ReplyTo::Nobody);
     }
 
-    /// Releases the lock and waits until it is available to others, like `release` of its guard.
+    /// Releases the lock and waits until another task can acquire it, like `release` of the guard.
     /// Releasing a lost lock has no effect and returns [`Released::AlreadyLost`].
     ///
     /// ```
@@ -365,7 +368,8 @@ impl Hold {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::Deadline`] if the release was not confirmed in time. The node keeps trying.
+    /// Returns [`Error::Deadline`] if the release was not confirmed in time. The node keeps
+    /// retrying in the background.
     #[doc(alias = "unlock")]
     pub async fn release(mut self) -> Result<Released, Error> {
         if let Some(loss) = self.is_lost() {
@@ -378,14 +382,14 @@ impl Hold {
         }
     }
 
-    /// Releases the lock for all guards that share the hold, and waits until it is available to
-    /// others.
+    /// Releases the lock for all guards that share the hold, and waits until another task can
+    /// acquire it.
     pub(super) async fn end(&self) -> Result<Released, Error> {
         let shared = Arc::clone(self.session.shared());
         if let Some(loss) = self.loss(shared.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
-        // Usually the next waiter is in this process and takes over at once.
+        // Fast path: usually the next waiter is in this process and gets the lock at once.
         if self.lines.pass_on(&self.place, &self.turn) {
             return Ok(Released::Now);
         }
@@ -413,7 +417,7 @@ impl Released {
 }
 
 impl Hold {
-    /// Transfers the lock to a waiter of the same queue, skipping those ahead of it. If the
+    /// Transfers the lock to a waiter of the same queue, past the waiters ahead of it. If the
     /// successor has left the queue, the next waiter gets the lock.
     pub(crate) async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
         let shared = Arc::clone(self.session.shared());
@@ -489,13 +493,13 @@ impl Grant {
 /// The result of a release.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Released {
-    /// The lock was released: it is free, or held by another task.
+    /// The lock was released: it is free, or another task holds it now.
     Now,
     /// The owner still holds the lock with other guards.
     StillHeld {
         /// Number of remaining guards.
         times: u32,
     },
-    /// The lock had been lost before.
+    /// The lock had already been lost before the release.
     AlreadyLost(LostReason),
 }

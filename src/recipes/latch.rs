@@ -1,7 +1,7 @@
-//! The countdown latch: tasks wait until others have counted it down to 0.
+//! The countdown latch: tasks wait until other tasks have counted the latch down to 0.
 //!
-//! It is one key whose value is the count in decimal digits. At 0 the key is deleted, so an open
-//! latch leaves nothing behind and a new round can begin. The create revision of the key
+//! A latch is one key whose value is the count in decimal digits. At 0 the key is deleted, so an
+//! open latch leaves nothing in the store and a new round can begin. The create revision of the key
 //! distinguishes rounds.
 
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use super::look::look_until;
 /// A countdown latch. Created by [`Client::latch`].
 ///
 /// Counting down is one entry in the log and is applied at most once. The count is not attached to
-/// a session: if a participant crashes before it counts down, the others keep waiting. Give the
-/// wait a deadline, or use [`Session::group`](crate::Session::group) if a crash should count. A
-/// waiter that was paused or partitioned is notified of the end of its round when it is connected
-/// again, even if the next round has begun by then.
+/// a session: if a participant crashes before it counts down, the waiters keep waiting. Set a
+/// deadline for the wait, or use a [`Session::group`](crate::Session::group), whose members leave
+/// when they crash. A waiter that was paused or partitioned is notified of the end of its round
+/// when it is connected again, even if the next round has begun by then.
 ///
 /// Clones share a queue, so that tasks of one process that use clones of one latch do not compete
 /// with each other.
@@ -107,9 +107,9 @@ impl Latch {
     }
 
     /// Counts down by one, exactly once, and returns the remaining count. A count of 0 stays 0. A
-    /// key with a lease keeps it.
+    /// key with a lease keeps its lease.
     ///
-    /// Costs one commit without contention.
+    /// Without contention the call costs one commit.
     ///
     /// # Errors
     /// After [`LatchError::NotACount`] nothing was changed. [`LatchError::Store`] states whether
@@ -144,7 +144,7 @@ impl Latch {
         }
     }
 
-    /// Returns the count. Linearizable.
+    /// Returns the count with a linearizable read.
     ///
     /// # Errors
     /// See [`LatchError`].
@@ -155,9 +155,9 @@ impl Latch {
         })
     }
 
-    /// Waits until the count is 0 or the current round has ended; returns at once if there is no
-    /// round. Waits without limit unless a deadline is set, even while the cluster is unavailable.
-    /// Dropping the future leaves nothing behind.
+    /// Waits until the count is 0 or the current round has ended. Returns at once if no round is in
+    /// progress. Waits without limit unless a deadline is set, even while the cluster is
+    /// unavailable. Dropping the future leaves nothing behind.
     ///
     /// # Errors
     /// Returns [`LatchError::Store`] with [`Error::Deadline`] if the deadline passes, or with
@@ -186,8 +186,8 @@ fn count(row: Option<&KeyValue>) -> Result<u64, LatchError> {
     count.ok_or_else(|| LatchError::NotACount(row.value.clone()))
 }
 
-/// Returns the alternatives of a countdown: from the count as read, and from the counts that others
-/// will have left.
+/// Returns the alternatives of a countdown: one for the count as read, and one for each lower count
+/// that concurrent countdowns produce.
 fn steps(key: &Bytes, row: Option<&KeyValue>, left: u64, ways: usize) -> Vec<Way> {
     let way = |from: u64| {
         let when = match row {

@@ -6,12 +6,12 @@
 //!      └──── work is dropped ──┴ leadership lost
 //! ```
 //!
-//! It campaigns with a session of the program as long as that lives, or with the node's own session
-//! and its successors.
+//! The task campaigns with a given session as long as that session lives, or with the node's own
+//! session, which is replaced when it ends.
 //!
-//! This module does not decide who leads. It adds an order of events that is easy to get wrong: the
-//! work ends before the leadership is given up, and the work is dropped before anything else
-//! happens after a loss. If the work never started, its end is not reported.
+//! The election decides who leads. This module only ensures the order of events: the work ends
+//! before the leadership is released, and after a loss the work is dropped before anything else
+//! happens. If the work never started, its end is not reported.
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
@@ -31,15 +31,15 @@ use super::error::{LockError, LostReason};
 use super::hold::LockState;
 use super::order::ReleaseRequest;
 
-/// Error of a [`LeaderTask`] that ended without a result. The work does not run any more, and the
-/// candidacy has ended.
+/// The error of a [`LeaderTask`] that ended without a result. The work does not run any more, and
+/// the candidacy has ended.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LeadError {
-    /// It cannot be elected any more, whether or not it has led before. Usually
-    /// [`LockError::NodeStopped`]. For [`Election::leader_task`] also [`LockError::SessionEnded`];
-    /// it may then be restarted with a new session.
-    #[error("{}", why_no_more(.0))]
+    /// The candidate cannot be elected any more. The candidate may have led before. The reason is
+    /// usually [`LockError::NodeStopped`]. For [`Election::leader_task`] it may also be
+    /// [`LockError::SessionEnded`]; the task may then be started again with a new session.
+    #[error("cannot be elected any more: {}", why_no_more(.0))]
     NotElected(LockError),
     /// The leadership was lost before the work ended. Returned only after [`LeaderTask::once`].
     #[error("leadership lost: {0}")]
@@ -47,8 +47,8 @@ pub enum LeadError {
 }
 
 impl LeadError {
-    /// Returns whether the campaign has left anything behind. This does not cover the effects of
-    /// the work itself, which are never undone.
+    /// Returns whether the campaign has left anything behind in the store. Effects of the work
+    /// itself are not considered.
     pub fn effect(&self) -> Effect {
         match self {
             LeadError::NotElected(why) => why.effect(),
@@ -56,8 +56,8 @@ impl LeadError {
         }
     }
 
-    /// Reports whether a clone that is run later may become the leader without intervention: the
-    /// leadership was lost, but not the session. Only the program knows whether the work may be
+    /// Reports whether a later run of a clone may succeed without intervention. This is the case if
+    /// the leadership was lost, but not the session. Only the program knows whether the work may be
     /// repeated.
     pub fn is_transient(&self) -> bool {
         match self {
@@ -79,37 +79,38 @@ impl From<LockError> for LeadError {
 fn why_no_more(why: &LockError) -> String {
     match why {
         LockError::SessionEnded(end) => {
-            format!("cannot be elected any more: the session has ended: {end}")
+            format!("the session has ended: {end}")
         }
         LockError::NodeStopped(reason) => {
-            format!("cannot be elected any more: the node has stopped: {reason}")
+            format!("the node has stopped: {reason}")
         }
         why => why.to_string(),
     }
 }
 
-/// Work for a leader. Created by [`Node::leader_task`] and [`Election::leader_task`]. Each clone is
-/// a separate candidate.
+/// Work that runs only while this candidate is the leader. Created by [`Node::leader_task`] and
+/// [`Election::leader_task`]. Each clone is a separate candidate.
 ///
 /// Guarantees:
 ///
-/// - The work is polled only while this is the leader, checked at every poll by this machine's
-///   clock. Provided that leadership changes by release or expiry and that clocks stay within the
-///   drift bound, the work of at most one leader in the whole cluster is polled at any time. After
-///   a loss, the work is dropped before anything else happens.
-/// - Another candidate leads only after the work has ended or was dropped. This also holds if this
-///   future is dropped or the work panics. Shares of the leadership that the work has passed on
-///   become lost.
-/// - The end of leadership is reported only to work that has started.
+/// - The work is polled only while this candidate is the leader, which is checked at every poll
+///   with this machine's clock. Provided that leadership changes by release or expiry and that
+///   clocks stay within the drift bound, the work of at most one leader in the whole cluster is
+///   polled at any time. After a loss, the work is dropped before anything else happens.
+/// - Another candidate leads only after the work has ended or was dropped. This also holds if the
+///   future of the task is dropped or the work panics. [`Leadership`] values that the work has
+///   passed to other tasks become lost.
+/// - If the leadership ends before the work has started, the work is not started.
 ///
-/// Limits: work that does not reach an await point cannot be stopped. After a pause it may run on
-/// with outdated leadership, so it should write with [`Hold::txn`](crate::lock::Hold::txn), or pass on
-/// its [`Hold::token`](crate::lock::Hold::token). [`Hold::at_risk`](crate::lock::Hold::at_risk) warns it in
-/// advance. Tasks that the work has spawned are not dropped with it.
+/// Limits: work that does not reach an await point cannot be stopped. After a pause such work may
+/// continue although the leadership is lost. So it should write with
+/// [`Hold::txn`](crate::lock::Hold::txn), or pass its [`Hold::token`](crate::lock::Hold::token) to
+/// the resource. [`Hold::at_risk`](crate::lock::Hold::at_risk) warns the work in advance. Tasks
+/// that the work has spawned are not dropped with it.
 ///
-/// The work is a closure that is called once per term, so it cannot give away what it owns. `async
-/// move |leadership| ..` does not compile in a spawned task ("not general enough"). Clone the data
-/// that the work uses once per term:
+/// The work is a closure that is called once per term, so it cannot move its captured values into
+/// the future. `async move |leadership| ..` does not compile in a spawned task ("not general
+/// enough"). Clone the data that the work uses once per term:
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -126,12 +127,12 @@ fn why_no_more(why: &LockError) -> String {
 /// # }
 /// ```
 ///
-/// There are no durations to tune, unlike Kubernetes' lease duration, renew deadline and retry
-/// period. The session's TTL is the lease duration, and the cluster counts it in full. A holder
-/// considers itself leader for the TTL minus the drift bound, counted from the time at which it
-/// sent the last confirmed renewal. This is its renew deadline, and it always passes first.
-/// Renewals are sent by the node's own thread with its other messages. Candidates do not poll; they
-/// are woken.
+/// A leader task needs no settings like Kubernetes' lease duration, renew deadline and retry
+/// period. The session's TTL is the lease duration. A holder considers itself the leader for the
+/// TTL minus the drift bound, counted from the time at which it sent the last confirmed renewal.
+/// This time corresponds to the renew deadline. This renew deadline always passes before the
+/// cluster expires the lease. Renewals are sent by the node's own thread. Candidates do not poll:
+/// the node wakes them.
 #[derive(Clone, Debug)]
 #[must_use = "the task does nothing until it is run"]
 pub struct LeaderTask {
@@ -144,24 +145,25 @@ pub struct LeaderTask {
 /// The session with which the task campaigns.
 #[derive(Clone, Debug)]
 enum Stands {
-    /// This election's session, as long as it lives.
+    /// The session of this election, as long as the session lives.
     With(Election),
-    /// The node's own session, in the election with this name. After its end, the next one.
+    /// The node's own session, in the election with this name. When the session ends, its
+    /// replacement is used.
     ByNode(Arc<OwnSession>, Bytes),
 }
 
 impl Node {
     /// Creates a leader task for the election `name` that lasts as long as this node runs: it
-    /// campaigns, runs the work while it is the leader, and campaigns again after every loss. It
-    /// uses the node's [own session](Node::session). If that ends (because the cluster had no
-    /// quorum for longer than the TTL, the program was paused, or the lease was revoked), it opens
-    /// the next one, retrying until that succeeds. The candidates use the keys below `name/`, with
-    /// `value` as their value, as in [`Session::election`](crate::Session::election).
+    /// campaigns, runs the work while it is the leader, and campaigns again after every loss. The
+    /// task uses the node's [own session](Node::session). The session ends if the cluster had no
+    /// quorum for longer than the TTL, the program was paused, or the lease was revoked. The task
+    /// then opens a new session, and retries until this succeeds. The candidates use the keys below
+    /// `name/`, with `value` as their value, as in [`Session::election`](crate::Session::election).
     ///
-    /// The task ends with the result of the work when the work ends. Work that fails should return
-    /// its error; run a clone to try again, which then is the last candidate. The task also ends
-    /// when it is asked to ([`LeaderTask::run_until`]), with the node, and when it is dropped.
-    /// [`LeadError`] lists the other cases.
+    /// When the work ends, the task ends and returns the result of the work. Work that fails should
+    /// return its error. To try again, run a clone, which joins the end of the queue. The task also
+    /// ends when its stop signal completes ([`LeaderTask::run_until`]), when the node stops, and
+    /// when the future is dropped. [`LeadError`] lists the other cases.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -187,10 +189,10 @@ impl Election {
     /// Campaigns, runs `work` while it is the leader, resigns when the work has ended, and returns
     /// its result.
     ///
-    /// If the leadership is lost before that, `work` is dropped at its next await point, and the
-    /// campaign starts again, as long as the session lives. A partition or a pause longer than the
-    /// TTL therefore ends it. For work that should continue as long as the program runs, use
-    /// [`Node::leader_task`]. [`LeaderTask`] documents the guarantees.
+    /// If the leadership is lost while `work` runs, `work` is dropped at its next await point, and
+    /// the campaign starts again, as long as the session lives. A partition or a pause longer than
+    /// the TTL ends the session, and therefore the call. For work that should continue as long as
+    /// the program runs, use [`Node::leader_task`]. [`LeaderTask`] documents the guarantees.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -209,8 +211,8 @@ impl Election {
     /// ```
     ///
     /// # Errors
-    /// Returns [`LeadError::NotElected`] as soon as it cannot be elected any more: the session has
-    /// ended, the node has stopped, or the value is not allowed.
+    /// Returns [`LeadError::NotElected`] as soon as this candidate cannot be elected any more: the
+    /// session has ended, the node has stopped, or the value is not allowed.
     pub async fn run_while_leader<F: Future>(
         &self,
         value: impl Into<Bytes>,
@@ -221,8 +223,8 @@ impl Election {
 
     /// Creates a leader task like [`Election::run_while_leader`] with more options: a stop signal
     /// ([`LeaderTask::run_until`], for an orderly shutdown), a single term, and the reaction to a
-    /// loss. It ends with its session. Use it for a session with a lock delay or its own TTL,
-    /// otherwise use [`Node::leader_task`].
+    /// loss. The task ends with its session. Use this method if you need a session with a lock
+    /// delay or its own TTL, otherwise use [`Node::leader_task`].
     pub fn leader_task(&self, value: impl Into<Bytes>) -> LeaderTask {
         let (stands, value) = (Stands::With(self.clone()), value.into());
         LeaderTask { stands, value, is_once: false, may_finish: false }
@@ -230,7 +232,7 @@ impl Election {
 }
 
 impl LeaderTask {
-    /// Creates a task that uses the node's own session and its successors.
+    /// Creates a task that uses the node's own session, and its replacement after it has ended.
     pub(crate) fn by_node(own: Arc<OwnSession>, name: Bytes, value: Bytes) -> Self {
         Self { stands: Stands::ByNode(own, name), value, is_once: false, may_finish: false }
     }
@@ -242,9 +244,9 @@ impl LeaderTask {
     }
 
     /// Does not drop the work after a loss. The work must notice the loss itself
-    /// ([`Hold::lost`](crate::lock::Hold::lost)) and may run while another candidate leads. Use it for
-    /// work that needs an orderly cleanup. The campaign starts again when the work has ended. The
-    /// result of work that has outlived its leadership is dropped.
+    /// ([`Hold::lost`](crate::lock::Hold::lost)) and may run while another candidate leads. Use
+    /// this option for work that needs an orderly cleanup. The campaign starts again when the work
+    /// has ended. If the work ends after its leadership was lost, its result is dropped.
     pub fn finish_after_loss(mut self) -> Self {
         self.may_finish = true;
         self
@@ -262,10 +264,12 @@ impl LeaderTask {
         Ok(result.expect("the stop future never completes"))
     }
 
-    /// Runs `work` while it is the leader, until the future `stop` completes. Then the work is
-    /// asked to end ([`Hold::asked_to_release`](crate::lock::Hold::asked_to_release), with the reason
-    /// "the program is stopping") and is dropped after `grace`. Afterwards the task resigns and waits
-    /// until that is durable. Returns `None` if the work did not end by itself or was not running.
+    /// Runs `work` while it is the leader, until the future `stop` completes. When `stop`
+    /// completes, the work receives a request to release the leadership
+    /// ([`Hold::asked_to_release`](crate::lock::Hold::asked_to_release), with the reason "the
+    /// program is stopping"), and is dropped after `grace`. Afterwards the task resigns and waits
+    /// until the resignation is durable. Returns `None` if the work did not end by itself or was
+    /// not running.
     ///
     /// # Errors
     /// See [`LeadError`].
@@ -287,7 +291,7 @@ impl LeaderTask {
         let mut stop = pin!(stop);
         loop {
             let campaigning = self.stands.elected(&self.value);
-            // Declared before the work, and therefore dropped after it.
+            // Declare the leadership before the work, so that it is dropped after the work.
             let leadership = tokio::select! {
                 biased;
                 _ = &mut stop => return Ok(None),
@@ -303,7 +307,7 @@ impl LeaderTask {
                 }
                 TermEnd::Lost(_) => {}
                 TermEnd::Done(result) => {
-                    // If it is not confirmed in time, the node keeps trying.
+                    // If the resignation is not confirmed in time, the node keeps trying.
                     drop(leadership.0.end().await);
                     return Ok(result);
                 }
@@ -311,7 +315,7 @@ impl LeaderTask {
         }
     }
 
-    /// Runs one term. When it returns, the work has ended or was dropped.
+    /// Runs one term. When this function returns, the work has ended or was dropped.
     async fn term<F: Future>(
         &self,
         leadership: &Leadership,
@@ -351,7 +355,7 @@ impl LeaderTask {
 }
 
 impl Stands {
-    /// Campaigns until it is the leader. Retries after temporary errors.
+    /// Campaigns until this candidate is the leader. Retries after temporary errors.
     async fn elected(&self, value: &Bytes) -> Result<Leadership, LockError> {
         loop {
             let why = match self.campaign(value).await {
@@ -377,7 +381,7 @@ impl Stands {
         election.campaign(value.clone()).await
     }
 
-    /// Reports whether there will be another session after the end of this one.
+    /// Reports whether the task continues with a new session after this error.
     fn outlives(&self, why: &LockError) -> bool {
         matches!((self, why), (Stands::ByNode(..), LockError::SessionEnded(_)))
             && !mutant::is(Mutant::B64)
@@ -402,7 +406,7 @@ impl Drop for SharedLeadership {
 
 /// How a term ended.
 enum TermEnd<T> {
-    /// The work has ended as leader, or was asked to stop.
+    /// The work has ended while its leadership lasted, or was stopped by the stop signal.
     Done(Option<T>),
     /// The leadership was lost.
     Lost(LostReason),

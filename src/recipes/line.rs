@@ -1,13 +1,13 @@
-//! The lock table: the lock queues that tasks of this node are in, following the local replica.
+//! The lock table: all lock queues that contain requests of this node.
 //!
-//! A queue is read from the replica once, when the first local entry in it is confirmed. From then
-//! on it follows the applied changes, so that the head is known in logarithmic time regardless of
-//! its length. All progress of an entry is made on the driver's thread (outcome of its enqueue,
-//! applied changes, ticks), except handoffs inside the node and cancellation, which any thread may
-//! do at any time.
+//! A queue is read from the replica once, when the first local entry in it is confirmed. Afterwards
+//! every change that the replica applies updates the queue, so that finding its head takes
+//! logarithmic time. The driver's thread advances an entry when it handles the outcome of its
+//! enqueue, applied changes, and ticks. Any thread may hand a lock off inside the node or cancel a
+//! request at any time.
 //!
-//! Locks are taken in this order: the table, an entry, a waiter. Proposals and notifications are
-//! collected as [`Acts`] and run when none of these locks is held.
+//! The lock order is: the table, an entry, a waiter. Proposals and notifications are collected as
+//! [`Acts`] and run when none of these locks is held.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -37,8 +37,8 @@ use super::stance::Stance;
 use super::token::Token;
 use super::view;
 
-/// Maximum number of other semaphore entries that a transfer of permits may depend on. None of them
-/// must change while the transfer is in flight.
+/// Maximum number of other semaphore entries that a transfer of permits may depend on. The transfer
+/// is applied only if none of these entries has changed.
 const PASSED_MAX: usize = 64;
 
 /// A lock request, as passed to the lock table.
@@ -46,15 +46,16 @@ pub(crate) struct Ask<'a> {
     /// Names of the locks without a trailing slash; not empty, without duplicates.
     pub(crate) names: &'a [Bytes],
     pub(crate) session: &'a Arc<SharedSession>,
-    /// Creates the row's value. Called only if a new row is needed.
+    /// Creates the row's value. Called only if the request needs a new row.
     pub(crate) value: &'a dyn Fn() -> Bytes,
-    /// Whether the task may share an entry with others of its session: a mutex without options.
+    /// Whether the task may share an entry with other tasks of its session. This is the case for a
+    /// mutex without options.
     pub(crate) is_shared: bool,
     pub(crate) only_try: bool,
     pub(crate) deadline: Option<Moment>,
     /// Maximum hold time.
     pub(crate) cap: Option<Duration>,
-    /// Whether it belongs to an owner, which looks for deadlocks.
+    /// Whether the request belongs to an owner, which looks for deadlocks.
     pub(crate) is_owned: bool,
 }
 
@@ -65,7 +66,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Returns the lock table of a node. It follows the replica from its first use on.
+    /// Returns the lock table of a node. The first call creates the table.
     pub(crate) fn of(shared: &Arc<Shared>) -> Arc<Lines> {
         let follower: Arc<dyn Follower> = Arc::clone(shared.follower.get_or_init(|| {
             Arc::new(Lines { shared: Arc::downgrade(shared), book: Mutex::default() })
@@ -139,7 +140,7 @@ impl Lines {
         self.forget_cap(turn);
     }
 
-    /// Lets the session notice by the clock that it was lost.
+    /// Lets the session check the clock, so that it notices if it was lost.
     fn look_at_the_clock(&self, place: &Place) {
         if let Some(shared) = self.upgrade() {
             place.session.end(shared.now());
@@ -208,7 +209,8 @@ impl Lines {
         has_passed
     }
 
-    /// Handles the end of a transaction under a hold, or that its outcome will never be known.
+    /// Handles the end of a transaction under a hold. The outcome of the transaction may be unknown
+    /// forever.
     pub(crate) fn end_txn(
         self: &Arc<Self>,
         place: &Arc<Place>,
@@ -262,7 +264,8 @@ impl Lines {
         self.perform_since(None, acts);
     }
 
-    /// Like [`Lines::perform`], for changes that this node has known since `known` (default: now).
+    /// Like [`Lines::perform`], for changes that this node learnt of at the time `known` (default:
+    /// now).
     fn perform_since(self: &Arc<Self>, known: Option<Moment>, acts: Acts) {
         for act in acts.0 {
             match act {
@@ -287,7 +290,8 @@ impl Lines {
         }
     }
 
-    /// Deletes the remains of an enqueue whose outcome is unknown or that is partly gone.
+    /// Deletes the remaining keys of an enqueue whose outcome is unknown, or some of whose keys are
+    /// gone.
     fn undo(
         self: &Arc<Self>,
         shared: &Arc<Shared>,
@@ -332,8 +336,9 @@ impl Lines {
         if parting.successor.is_none() {
             return shared.insist(command, reply);
         }
-        // A transfer writes and may be rejected, for lack of space or because of an alarm. A
-        // deletion is not.
+        // A transfer writes, so it may be rejected for lack of space or because of an alarm. If the
+        // transfer is rejected, delete the keys instead: deletions are not rejected for these
+        // reasons.
         let (leaving, lines) = (parting.leaving(lease), Arc::clone(self));
         let is_told = parting.is_told;
         let tried = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
@@ -350,8 +355,7 @@ impl Lines {
         shared.insist(command, tried);
     }
 
-    /// Records keys that are transferred away and may be transferred back. This happens before the
-    /// proposal.
+    /// Records, before the proposal, keys that are transferred away and may be transferred back.
     fn keep_spent(&self, parting: &Parting, lease: LeaseId) {
         if parting.is_spent && parting.successor.is_some() {
             self.lock().keep_spent(lease, &parting.keys, parting.since);
@@ -374,8 +378,8 @@ impl Lines {
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
             let reply = place.lock().take_releasing().unwrap_or(ReplyTo::Nobody);
             match (&outcome, leaving, lines.shared.upgrade()) {
-                // The new key was rejected, for example for lack of space. The old key is deleted
-                // nevertheless.
+                // The new key was rejected, for example for lack of space. Delete the old key in a
+                // separate proposal.
                 (Err(error), Some(leaving), Some(shared))
                     if !matches!(error, CallError::Stopped { .. }) =>
                 {
@@ -422,7 +426,7 @@ impl Lines {
                 }
                 return self.undo(&shared, place, keys, &LockError::Evicted);
             }
-            // A key with this name existed, created by another request: try another name.
+            // Another request had already created a key with this name: try another name.
             Ok(_) => {
                 let (place, parting) = (Arc::clone(place), Some(no_more(keys, Revision(0))));
                 acts.0.push(Act::EnterAgain { place, parting });
@@ -462,8 +466,9 @@ impl Follower for Lines {
             for prefix in touched {
                 book.grant_waiting(&shared, &prefix, &mut acts);
             }
-            // The changes that grant a lock and that request its release may be applied in one
-            // batch. The requester has already seen the entry as the holder.
+            // The change that grants a lock and the request to release it may be applied in one
+            // batch. The requester has already seen the entry as the holder, so deliver the request
+            // after the grant.
             for (order, then) in orders {
                 book.follow_order(order, then, &mut acts);
             }
@@ -569,8 +574,9 @@ impl Parting {
         }
         let mut compares = still_mine(key, self.since, lease).to_vec();
         let Some(barred) = kept_waiting(shared, &row) else { return leaving };
-        // This decision is based on the local replica. A downgrade of the row may be in flight, and
-        // it changes neither lease nor create revision.
+        // This decision is based on the local replica. A downgrade of the row may be in flight. A
+        // downgrade changes neither lease nor create revision, so the transaction must also compare
+        // the row's revision.
         if !mutant::is(Mutant::B34) {
             compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
         }
@@ -608,8 +614,8 @@ impl Parting {
                 failure: Vec::new(),
             })
             .collect();
-        // Keys attached to the hold have the same lease. Keys with another lease are not part of
-        // the hold.
+        // Delete only keys with the lease of the hold. A key with another lease belongs to another
+        // owner.
         parts[0].success.extend(unbinding(lease, &self.bound));
         if parts.len() == 1 {
             return parts.remove(0);
@@ -618,9 +624,9 @@ impl Parting {
     }
 }
 
-/// Returns the conditions under which a successor still waits because of other entries than the
-/// holder's: if it has become a holder by itself, it must not lose that hold with its key. Returns
-/// `None` if it holds by now, or if there would be too many conditions.
+/// Returns the conditions under which a successor still waits, apart from the holder's own entry. A
+/// successor that has meanwhile become a holder by itself must not lose that hold together with its
+/// key. Returns `None` if the successor already holds, or if there would be too many conditions.
 fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
     let line = Bytes::copy_from_slice(parent(&successor.key)?);
     let (rows, mut queue) = (view::rows(shared, &line), LockQueue::default());
@@ -635,7 +641,7 @@ fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
     let before = rows.iter().take_while(|row| row.key != successor.key);
     let as_it_is = |row: &KeyValue| Compare::mod_revision(row.key.clone()).eq(row.mod_revision);
     match queue.rule(&rank)? {
-        // Nothing but the transferring holder holds the lock.
+        // Only the transferring holder holds the lock, so no further conditions are needed.
         Rule::Alone | Rule::Write | Rule::Upgrade(_) => Some(Vec::new()),
         Rule::Read => {
             let bars = |row: &&KeyValue| Stance::rule_of(&row.key, &row.value) != Rule::Read;
@@ -643,9 +649,9 @@ fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
         }
         Rule::Foreign => None,
         Rule::Permits { limit, .. } => {
-            // Permits stay held when the limit is reduced, and their rows do not show it. But if
-            // the limits that apply to a waiter were never higher than they are now, it has never
-            // held.
+            // Permits stay held when the limit is reduced, and a row does not show whether its
+            // permits are held. But if the limits that apply to a waiter were never higher than
+            // now, the waiter has never held its permits.
             let has_less = |row: &KeyValue| match Stance::rule_of(&row.key, &row.value) {
                 Rule::Permits { limit: other, .. } => other < *limit,
                 _ => false,

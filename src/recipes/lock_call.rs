@@ -1,4 +1,4 @@
-//! [`LockCall`]: a lock request of any kind with its options. Its type parameter is the type of the
+//! [`LockCall`]: a lock request of any kind with its options. The type parameter is the type of the
 //! guard.
 
 use std::future::IntoFuture;
@@ -20,11 +20,11 @@ use super::rule::Rule;
 
 /// A call that acquires a lock. Returned by [`Mutex::lock`](crate::Mutex::lock),
 /// [`RwLock::read`](crate::RwLock::read), [`Semaphore::acquire`](crate::Semaphore::acquire),
-/// [`Session::lock_all`](crate::Session::lock_all) and similar methods. Does nothing until it is
-/// awaited.
+/// [`Session::lock_all`](crate::Session::lock_all) and similar methods. A call does nothing until
+/// it is awaited.
 ///
-/// It implements [`IntoFuture`], not `Future`: spawn it as `tokio::spawn(async move { call.await
-/// })`, and use [`into_future`](IntoFuture::into_future) in `select!` and `join!`.
+/// A call implements [`IntoFuture`], not `Future`: spawn it as `tokio::spawn(async move {
+/// call.await })`, and use [`into_future`](IntoFuture::into_future) in `select!` and `join!`.
 #[must_use = "the lock is not acquired until this is awaited"]
 pub struct LockCall<G = Guard> {
     session: Session,
@@ -40,7 +40,7 @@ pub struct LockCall<G = Guard> {
 }
 
 impl<G> LockCall<G> {
-    /// Creates a call that waits until the lock mode allows it to hold.
+    /// Creates a call that waits until the lock can be held in its mode.
     pub(crate) fn new(
         session: &Session,
         names: Vec<Bytes>,
@@ -52,7 +52,7 @@ impl<G> LockCall<G> {
         Self { session, names, rule, caller, only_try, deadline, cap, why, owner, guard }
     }
 
-    /// Makes the call fail instead of waiting for others.
+    /// Makes the call fail instead of waiting for other requests.
     pub(crate) fn only_try(mut self) -> Self {
         self.only_try = true;
         self
@@ -63,7 +63,7 @@ impl<G> LockCall<G> {
     /// The node checks deadlines at its ticks, four times per heartbeat. So the wait ends up to 25
     /// ms late with the default [`Config::heartbeat`](crate::Config::heartbeat), and later if the
     /// node's thread gets no processor time. If the lock has been granted by the time the waiting
-    /// task is polled, it is returned even if the deadline has just passed, as with
+    /// task is polled, the call succeeds even if the deadline has just passed, as with
     /// `tokio::time::timeout`. For a call that does not wait, use a `try_` method: with a deadline
     /// of zero the call may fail before it has contacted the cluster.
     #[doc(alias = "timeout")]
@@ -73,8 +73,8 @@ impl<G> LockCall<G> {
     }
 
     /// Attaches a reason, shown to operators who list the lock. A request for a mutex with a reason
-    /// has its own entry in the cluster's queue, and does not share that of other tasks of this
-    /// session.
+    /// has its own entry in the cluster's queue. Such a request does not share an entry with other
+    /// tasks of this session.
     pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
         self.why = Some(reason.into());
         self
@@ -128,8 +128,8 @@ impl<G: OfHold> LockCall<G> {
     }
 }
 
-/// Returns the deadline of a request. A call that only tries waits for the outcome of its enqueue,
-/// at most for the default deadline of calls.
+/// Returns the deadline of a request. A `try_` call waits for the outcome of its enqueue, at most
+/// for the default deadline of calls.
 pub(super) fn deadline_of(
     session: &Session,
     timeout: Option<Duration>,

@@ -2,8 +2,8 @@
 //!
 //! The first read is linearizable, because a stale state that meets the condition must not end the
 //! wait. Afterwards the local replica is sufficient: a change that a watch has reported is visible
-//! to local reads. A watch that has fallen behind a compaction is restarted before the next read,
-//! so no change in between is missed.
+//! to local reads. If changes were compacted before the watch has delivered them, the watch is
+//! restarted before the next read. So no change is missed.
 
 use crate::api::{Client, Error};
 use crate::model::{KeyRange, KeyValue};

@@ -3,13 +3,13 @@
 //! A lock is a queue of keys below its name. A task that wants the lock puts a key there, attached
 //! to its session. The order of the keys' create revisions and the [`rule`] of each entry decide
 //! who holds the lock. This is the recipe of etcd and ZooKeeper, with etcd's own key names, so that
-//! clients that use etcd's concurrency packages join the same queue. The difference is that nothing
-//! is watched over a network: one proposal puts the key, and when the local replica applies a
-//! change, [`line`] notifies exactly the waiters that have become holders. The log has no special
-//! commands for locks.
+//! clients that use etcd's concurrency packages join the same queue. Unlike in etcd and ZooKeeper,
+//! no client watches keys over a network: one proposal puts the key, and when the local replica
+//! applies a change, [`line`] notifies exactly the waiters that have become holders. The log has no
+//! special commands for locks.
 //!
 //! However an acquisition ends (deadline, loss of the session, dropped future), its key is deleted.
-//! Deletion waits until the outcome of the put is known, and is retried until it succeeds.
+//! The deletion is proposed once the outcome of the put is known, and is retried until it succeeds.
 //!
 //! ```text
 //!   mutex, rw_lock, ...        the locks that a program uses                    LockCall, Guard
@@ -25,7 +25,7 @@
 //! ```
 //!
 //! The other recipes ([`queue`], counters, latches, barriers, groups, [`cached`] views and so on)
-//! use only clients, sessions, watches and transactions. They share these modules:
+//! use only clients, sessions, watches and transactions. These recipes share the following modules:
 //!
 //! ```text
 //!   call                       a call with a deadline that may be dropped

@@ -13,8 +13,8 @@ use super::rule::Rule;
 
 impl Session {
     /// Acquires several locks together: all or none. Each lock is the same as the
-    /// [mutex](Session::mutex) with that name. At most 30 names, in any order; duplicates count
-    /// once.
+    /// [mutex](Session::mutex) with that name. The call accepts at most 30 names, in any order.
+    /// Duplicate names count once.
     ///
     /// The request joins all queues in one log entry, so two such requests never wait for each
     /// other: one of them is first in every queue. A waiting request holds none of the locks, but
@@ -27,8 +27,8 @@ impl Session {
     /// set that contains it: this fails with [`Deadlock`](crate::LockError::Deadlock), unless it
     /// holds the whole set through one call.
     ///
-    /// After a pause, a partition or a crash it has the same guarantees as a [mutex](crate::Mutex),
-    /// for all locks at the same time.
+    /// After a pause, a partition or a crash the hold has the same guarantees as that of a
+    /// [mutex](crate::Mutex), for all locks at the same time.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -57,8 +57,8 @@ impl Session {
     /// reply of the cluster, at most for the deadline of a call.
     ///
     /// # Errors
-    /// Returns [`LockError::WouldBlock`](crate::LockError::WouldBlock) if any of them has one. No
-    /// lock is acquired then.
+    /// If any of the locks has a holder or a waiter, returns
+    /// [`LockError::WouldBlock`](crate::LockError::WouldBlock) and acquires no lock.
     #[track_caller]
     pub fn try_lock_all<N: Into<Bytes>>(
         &self,
@@ -69,8 +69,9 @@ impl Session {
 }
 
 guard! {
-    /// Several locks that are held together. They are lost together and released in one log entry,
-    /// by [`MultiGuard::release`] or when the guard is dropped. [`Hold::keys`](crate::lock::Hold::keys)
-    /// returns the keys in the order of the names. See [`Hold`](crate::lock::Hold) for its other methods.
+    /// Several locks that are held together. The locks are lost together and released in one log
+    /// entry, by [`MultiGuard::release`] or when the guard is dropped.
+    /// [`Hold::keys`](crate::lock::Hold::keys) returns the keys in the order of the names. See
+    /// [`Hold`](crate::lock::Hold) for its other methods.
     MultiGuard
 }

@@ -21,11 +21,12 @@ use super::view::{self, LockEntry};
 
 /// A lock with at most one holder in the whole cluster. Created by [`Session::mutex`].
 ///
-/// Fair: the lock is granted in the order in which the requests were logged. Tasks of this process
-/// that share the session wait inside the process, and the lock is handed from one to the next
-/// without contacting the cluster: up to 16 times while other nodes wait, and without limit
-/// otherwise. A request with options ([`LockCall::reason`], [`LockCall::owner`],
-/// [`LockCall::max_hold`]) has its own entry in the cluster's queue, where everyone can see it.
+/// The mutex is fair: it is granted in the order in which the requests were logged. Tasks of this
+/// process that share the session wait inside the process, and the lock is handed from one task to
+/// the next without contacting the cluster. At most 16 hand-offs in a row happen while other nodes
+/// wait; otherwise their number is not limited. A request with options ([`LockCall::reason`],
+/// [`LockCall::owner`], [`LockCall::max_hold`]) has its own entry in the cluster's queue, which is
+/// visible to all nodes.
 ///
 /// After a pause or a partition, the holder's [`Hold::state`](crate::lock::Hold::state) reports the loss
 /// before another holder gets the lock. After a crash the lock is free when the session has
@@ -38,8 +39,8 @@ pub struct Mutex {
 }
 
 impl Session {
-    /// Returns the lock with this name. Its queue uses the keys below `name/`. Do not put other
-    /// keys there.
+    /// Returns the lock with this name. The lock queue uses the keys below `name/`. Do not put
+    /// other keys there.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -67,7 +68,7 @@ impl Mutex {
         &self.session
     }
 
-    /// Waits until the lock is acquired. Dropping the future leaves the queue.
+    /// Waits until the lock is acquired. Dropping the future removes the request from the queue.
     #[track_caller]
     pub fn lock(&self) -> LockCall {
         self.call(Location::caller())
@@ -87,12 +88,11 @@ impl Mutex {
         LockCall::new(&self.session, vec![self.name.clone()], Rule::Alone, caller)
     }
 
-    /// Acquires the lock, runs `work`, and releases the lock, waiting until it is available to
-    /// others. If the future is dropped, `work` is dropped first and the lock is released
-    /// afterwards.
+    /// Acquires the lock, runs `work`, releases the lock, and waits until another task can acquire
+    /// it. If the future is dropped, `work` is dropped first and the lock is released afterwards.
     ///
-    /// The lock may be lost while `work` runs. `work` gets the guard to check for that, and to
-    /// write under the lock.
+    /// The lock may be lost while `work` runs. `work` gets the guard, so that it can detect the
+    /// loss and write under the lock.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -109,8 +109,8 @@ impl Mutex {
     /// ```
     ///
     /// # Errors
-    /// Returns the errors of [`Mutex::lock`]; `work` was not started then. A failed release is not
-    /// reported, because a lock that was lost meanwhile is gone anyway.
+    /// Returns the errors of [`Mutex::lock`]. After an error, `work` was not started. A failed
+    /// release is not reported, because the node retries it.
     #[track_caller]
     pub fn with<T>(
         &self,
@@ -120,7 +120,7 @@ impl Mutex {
         async move {
             let guard = call.await?;
             let result = work(&guard).await;
-            // If it is not confirmed in time, the node keeps trying.
+            // If the release is not confirmed in time, the node keeps trying.
             let _: Result<Released, Error> = guard.release().await;
             Ok(result)
         }
@@ -135,8 +135,8 @@ impl Mutex {
         view::line_of(self.session.shared(), &self.name)
     }
 
-    /// Releases the hold with this token, without its guard. The holder loses the lock. Affects
-    /// only a hold of this session on this node. To release the holds of others, use
+    /// Releases the hold with this token, without its guard. The holder loses the lock. This works
+    /// only for a hold of this session on this node. To release other holds, use
     /// [`Locks::force_release`](crate::lock::Locks::force_release).
     ///
     /// # Errors
@@ -156,12 +156,13 @@ impl Mutex {
 }
 
 guard! {
-    /// A held mutex. Dropping the guard releases it in the background; [`Guard::release`] waits for
-    /// that. See [`Hold`](crate::lock::Hold) for its other methods.
+    /// A held mutex. Dropping the guard releases the lock in the background. [`Guard::release`]
+    /// also waits until the lock is released. See [`Hold`](crate::lock::Hold) for its other
+    /// methods.
     ///
-    /// The following writes a result and releases the lock in one log entry, if the lock is still
-    /// held. With [`GuardTxn::ack`](crate::lock::GuardTxn::ack) the same entry can acknowledge a queue
-    /// item; see [`Delivery`](crate::queue::Delivery).
+    /// If the lock is still held, the following example writes a result and releases the lock in
+    /// one log entry. With [`GuardTxn::ack`](crate::lock::GuardTxn::ack) the same entry can
+    /// acknowledge a queue item; see [`Delivery`](crate::queue::Delivery).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -177,10 +178,11 @@ guard! {
 }
 
 impl Guard {
-    /// Transfers the lock to a waiter ([`Mutex::queue`]), skipping those ahead of it. The waiter
-    /// gets a token of its own, and this guard is invalid from this call on. If the successor has
-    /// left the queue, the next waiter gets the lock. The transfer is rejected while the queue
-    /// contains an entry of a client that is not Bowline, because that client would not notice it.
+    /// Transfers the lock to a waiter ([`Mutex::queue`]), past the waiters ahead of it. The
+    /// successor gets a new token, and this guard is invalid from this call on. If the successor
+    /// has left the queue, the next waiter gets the lock. The transfer is rejected while the queue
+    /// contains an entry of a client that is not Bowline, because such a client would not notice
+    /// the transfer.
     ///
     /// # Errors
     /// See [`LockAdminError`]. After an error the lock is released, and the next waiter gets it.

@@ -1,4 +1,4 @@
-//! Observing the leader of an election without being a candidate: the current one, and every
+//! Observes the leader of an election without being a candidate: the current leader, and every
 //! change.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +15,7 @@ use crate::model::{EventKind, KeyValue, LeaseId, Revision};
 use super::following::{Following, PrefixUpdate};
 use super::line::is_place;
 
-/// A leader.
+/// A leader of an election.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Leader {
@@ -23,22 +23,22 @@ pub struct Leader {
     pub key: Bytes,
     /// Value of the leader.
     pub value: Bytes,
-    /// Create revision of the key, which distinguishes terms of one candidate. After a
+    /// Create revision of the key, which distinguishes the terms of one candidate. After a
     /// [transfer](crate::Guard::transfer) or a [resume](crate::Election::resume), the new leader
-    /// has the key and create revision of the previous one, with another lease.
+    /// has the key and create revision of the previous leader, with another lease.
     pub since: Revision,
     /// Lease of the key.
     pub lease: LeaseId,
 }
 
-/// A change of the leader: the first candidate of the election, as known to the cluster.
+/// A change of the leader, which is the first candidate in the queue of the election.
 ///
-/// The first candidate may not be working. A leader that has crashed or is partitioned remains the
+/// A reported leader may not be alive. A leader that has crashed or is partitioned remains the
 /// first candidate until the lease of its session has expired. If there are other candidates, the
-/// next event is then the first of them, without a [`LeaderEvent::Vacant`] in between. To observe
-/// whether the leader works, let it write a row with each step ([`Hold::txn`](crate::lock::Hold::txn)),
-/// and watch the age of that row. The leader itself learns from
-/// [`Hold::valid_until`](crate::lock::Hold::valid_until) until when it is guaranteed to lead.
+/// next event then reports the first of them, without a [`LeaderEvent::Vacant`] in between. To
+/// observe whether the leader makes progress, let it write a row with each step
+/// ([`Hold::txn`](crate::lock::Hold::txn)), and watch the age of that row. The leader itself learns
+/// from [`Hold::valid_until`](crate::lock::Hold::valid_until) until when it is guaranteed to lead.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaderEvent {
     /// There is a leader, or the leader has published a new value.
@@ -50,9 +50,9 @@ pub enum LeaderEvent {
 /// A stream of the changes of an election; see [`Election::observe`](crate::Election::observe).
 /// Also a [`Stream`](futures_core::Stream).
 ///
-/// It reads the local replica. While this node is partitioned there are no events; afterwards all
-/// of them are delivered. If it falls behind a compaction, it reads the state again and reports
-/// that.
+/// The stream reads the local replica. While this node is partitioned, no events are delivered.
+/// After the partition, the stream delivers all of them. If changes were compacted before the
+/// stream has read them, it reads the current state and reports that.
 pub struct Observe {
     prefix: Bytes,
     following: Following,
@@ -73,8 +73,8 @@ impl Observe {
     /// returned. Cancel-safe.
     ///
     /// # Errors
-    /// Returns an error if the node has stopped or cannot read the state. In the second case the
-    /// call can be repeated.
+    /// Returns an error if the node has stopped or cannot read the state. If the state could not be
+    /// read, the call can be repeated.
     pub async fn next(&mut self) -> Option<Result<LeaderEvent, Error>> {
         poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
@@ -91,7 +91,7 @@ impl Observe {
     fn follow(&mut self, kind: EventKind, row: KeyValue, prev: Option<KeyValue>) {
         match prev {
             Some(prev) => drop(self.candidates.remove(&(prev.create_revision, prev.key))),
-            // If the history begins after a compaction, the previous row is not known.
+            // After a compaction the previous row of a change may not be available.
             None if kind == EventKind::Delete || row.version > 1 => {
                 self.candidates.retain(|(_, key), _| *key != row.key);
             }
@@ -154,7 +154,7 @@ impl std::fmt::Debug for Observe {
     }
 }
 
-/// A candidate, as the leader that it would be if it were the first.
+/// A candidate, in the form in which it is reported once it is the leader.
 pub(super) struct Candidate(Leader);
 
 impl Candidate {

@@ -1,4 +1,4 @@
-//! Locks as operators see them: listing queues, and admin requests to holders.
+//! The operators' interface to locks: listing queues, and admin requests to holders.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use super::view::{self, LockEntry};
 
 /// The locks of the store, for operators. Created by [`Node::locks`].
 ///
-/// Listing reads the local replica. An admin request is sent through the log to the node that keeps
-/// the session of a queue entry. That node invalidates the hold before another session gets the
-/// lock. A request names the entry and its create revision, not just the lock, so it never affects
-/// a later entry.
+/// Listing reads the local replica. An admin request goes through the log to the node that renews
+/// the session of the queue entry. That node invalidates the hold before another session gets the
+/// lock. A request contains the entry's key and create revision, not just the name of the lock, so
+/// it never affects a later entry.
 #[derive(Clone, Debug)]
 pub struct Locks {
     client: Client,
@@ -41,7 +41,7 @@ pub struct LockInfo {
     pub foreign_keys: Vec<Bytes>,
 }
 
-/// Error of an admin request. [`LockAdminError::effect`] states whether it was issued.
+/// Error of an admin request. [`LockAdminError::effect`] states whether the request was issued.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum LockAdminError {
@@ -60,8 +60,8 @@ pub enum LockAdminError {
         /// Key of the entry.
         key: Bytes,
     },
-    /// The successor is not a waiter of the same queue with another session than the holder's. A
-    /// transfer within one session could not be observed. Nothing was changed.
+    /// The successor is not a waiter of the same queue, or it has the same session as the holder.
+    /// The two holds of one session could not be distinguished. Nothing was changed.
     #[error(
         "request not sent: {} is not a waiter of that lock with another session than the holder's",
         successor.escape_ascii()
@@ -115,7 +115,7 @@ impl Node {
 }
 
 impl Locks {
-    /// Creates the view of a client's node.
+    /// Creates the value for the node of a client.
     pub(crate) fn new(client: Client) -> Self {
         let label = client.shared.settings.label.clone();
         Self { client, label }
@@ -145,7 +145,7 @@ impl Locks {
         names.into_keys().map(|name| self.of(name)).collect()
     }
 
-    /// Returns one lock. Its queue is empty if there are no holders and no waiters.
+    /// Returns one lock. The queue of the result is empty if there are no holders and no waiters.
     ///
     /// # Errors
     /// Returns [`Error::Rejected`] if the name is not valid for a lock.
@@ -182,16 +182,16 @@ impl Locks {
     }
 
     /// Forces a holder to release the lock, or evicts a waiter. The node of the entry invalidates
-    /// the hold first, and the lock passes to the next waiter afterwards. If that node does not
+    /// the hold first, and the lock passes to the next waiter afterwards. If the node does not
     /// respond, the lock stays held until the session expires.
     ///
-    /// Returns when the entry is gone. Waits without limit unless a deadline is set, even while the
+    /// Returns once the entry is gone. Waits without limit unless a deadline is set, even while the
     /// cluster is unavailable. Dropping the call does not cancel the request.
     ///
-    /// The request is not carried out for a hold that no program knows of while a lease keeps its
-    /// key. This is the case after a crash if the program has
-    /// [resumed](crate::Node::resume_session) its session but not the hold, and for holds that were
-    /// lost with a session that had a lock delay. [`Locks::force_release_now`] frees both.
+    /// The request has no effect if a lease keeps the key of the entry, but no program has its
+    /// hold. This happens after a crash if the program has [resumed](crate::Node::resume_session)
+    /// its session but not the hold. Another cause is a hold that was lost with a session that had
+    /// a lock delay. In both cases use [`Locks::force_release_now`].
     ///
     /// # Errors
     /// See [`LockAdminError`]. If the effect is unknown, the request was issued and may have been
@@ -208,14 +208,14 @@ impl Locks {
         })
     }
 
-    /// Deletes the entry of a hold at once, without waiting until its holder knows. For a short
-    /// time two holders may consider the lock held. Guarded transactions and fencing tokens stay
-    /// safe. Use it for holders that do not belong to Bowline, and for holders on machines that are
-    /// known to be gone.
+    /// Deletes the entry of a hold at once, without waiting until the holder's node has invalidated
+    /// the hold. For a short time two holders may consider the lock held. Guarded transactions and
+    /// fencing tokens stay safe. Use this method for holders that do not belong to Bowline, and for
+    /// holders on machines that are known to be gone.
     ///
     /// # Errors
-    /// See [`LockAdminError`]. If the effect is unknown, the entry may still exist, and its node
-    /// may have been asked to release it as by [`Locks::force_release`].
+    /// See [`LockAdminError`]. If the effect is unknown, the entry may still exist, and a request
+    /// like that of [`Locks::force_release`] may have been issued.
     pub fn force_release_now(
         &self,
         place: &LockEntry,
@@ -226,7 +226,8 @@ impl Locks {
             let is_ordered = match locks.order(&place, What::Break, why.clone(), &until).await {
                 Ok(_) => true,
                 Err(LockAdminError::Foreign { .. }) => false,
-                // A deletion needs no space, so continue without informing the holder first.
+                // A full store rejects the request, but not a deletion. So continue without
+                // informing the holder first.
                 Err(LockAdminError::Store(error)) if error.needs_room() => false,
                 Err(error) => return Err(error),
             };
@@ -242,7 +243,8 @@ impl Locks {
                 let breaking = Command::Txn(txn.clone());
                 match locks.client.propose(breaking, Some(until.left())).await {
                     Ok(_) => return Ok(()),
-                    // At most one of several attempts finds the entry.
+                    // Retry: only one of several attempts can find the entry, so the deletion is
+                    // not repeated.
                     Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
                     Err(error) if is_ordered => return Err(error.halfway().into()),
                     Err(error) => return Err(error.into()),
@@ -251,18 +253,18 @@ impl Locks {
         })
     }
 
-    /// Transfers a hold to a waiter, skipping those ahead of it. The holder's node invalidates the
-    /// hold first. The successor gets a token of its own. The request is rejected while the queue
+    /// Transfers a hold to a waiter, past the waiters ahead of it. The holder's node invalidates
+    /// the hold first. The successor gets a new token. The request is rejected while the queue
     /// contains an entry of a client that is not Bowline, because that client would not notice the
     /// transfer.
     ///
-    /// Permits are transferred only to a request that has never held. If the limit was changed
-    /// since that request began to wait, the permits are released instead and go to the next
-    /// waiter.
+    /// Permits of a semaphore are transferred only to a request that has never held its permits. If
+    /// the limit was changed since that request began to wait, the permits are released instead,
+    /// and the next waiter gets them.
     ///
-    /// Returns when the holder has lost the lock. Waits without limit unless a deadline is set,
-    /// like [`Locks::force_release`]. If the successor has left by then, the next waiter gets the
-    /// lock.
+    /// Returns once the holder has lost the lock. Waits without limit unless a deadline is set,
+    /// like [`Locks::force_release`]. If the successor has left the queue by then, the next waiter
+    /// gets the lock.
     ///
     /// # Errors
     /// See [`LockAdminError`]. If the effect is unknown, the request was issued and may have been
@@ -342,7 +344,7 @@ impl Locks {
         }
     }
 
-    /// Reads whether an entry is gone, and watches it until it is. Returns `false` if the watch has
+    /// Waits until an entry is gone: reads it, then watches it. Returns `false` if the watch has
     /// ended.
     async fn is_gone(
         &self,
@@ -359,7 +361,8 @@ impl Locks {
         // Watch from the revision of the read: the revision of the request may be compacted long
         // before the entry is gone, and a watch from there could never start.
         let mut watch = self.client.watch(key).from(look.revision.next()).await?;
-        // The history was compacted, or the node stopped. The next read tells which.
+        // The history was compacted, or the node stopped. The next read distinguishes these two
+        // cases.
         while let Some(Ok(batch)) = until.within(watch.next()).await? {
             if batch.events.iter().any(|event| !is_there(&event.kv)) {
                 return Ok(true);

@@ -1,9 +1,9 @@
 //! Admin requests to the session of a queue entry: release, force release and transfer.
 //!
 //! A request is a row below the entry's own key, `<entry key>/order`, attached to the same lease.
-//! It is not a queue entry itself, disappears with the session, and is part of the history of the
-//! store. The node that keeps the session runs the request: it invalidates the hold first, and
-//! changes the queue afterwards. So at no time do two holders consider the lock held.
+//! The row is not a queue entry itself, is deleted with the session, and is part of the history of
+//! the store. The node that renews the session runs the request: it invalidates the hold first, and
+//! changes the queue afterwards. So two holders never consider the lock held at the same time.
 
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ use crate::node::Shared;
 use super::rule::Rank;
 use super::stance::MARK;
 
-/// Suffix after the key of the entry.
+/// Suffix of a request's key, after the key of the entry.
 const SUFFIX: &[u8] = b"/order";
 
 /// A request to the holder of a lock to release it.
@@ -34,7 +34,7 @@ pub(crate) enum What {
     /// Release the lock without the holder's consent.
     Break,
     /// Transfer the lock to the entry with this queue position. The position includes the create
-    /// revision, so that a later entry with the same key is not meant.
+    /// revision, so that the request never affects a later entry with the same key.
     HandOver(Rank),
 }
 
@@ -42,7 +42,8 @@ pub(crate) enum What {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Order {
     pub(crate) what: What,
-    /// Create revision of the entry's key, so that a later entry with the same key is not meant.
+    /// Create revision of the entry's key, so that the request never affects a later entry with the
+    /// same key.
     pub(crate) since: Revision,
     pub(crate) request: ReleaseRequest,
 }

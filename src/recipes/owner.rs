@@ -6,14 +6,15 @@
 //! contains the cycle.
 //!
 //! The rows of the queues contain the information who waits for whom, so every node can see the
-//! whole cycle: a row names its owner, and a lease lists its keys. The youngest request of a cycle
-//! closes it and is rejected. The search considers only entries that were enqueued before it. All
-//! of those are in the local replica when the node has applied the request's own enqueue. Requests
-//! for permits of a semaphore do not wait for a particular owner, so they are ignored.
+//! whole cycle: a row names its owner, and a lease lists its keys. The youngest request closes a
+//! cycle and is rejected. The search for a cycle considers only entries that were enqueued before
+//! the request. All of those are in the local replica when the node has applied the request's own
+//! enqueue. Requests for permits of a semaphore do not wait for a particular owner, so they are
+//! ignored.
 //!
-//! A lock that was granted to another task of the owner, but not delivered yet, closes no cycle
-//! with a request in the same queue: once it is delivered, the request acquires the lock again or
-//! repeats its search.
+//! Suppose that a lock was granted to another task of the owner, but not delivered yet. A request
+//! of the owner in the same queue then closes no cycle: once the lock is delivered, the request
+//! acquires it again or repeats its search.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -39,7 +40,8 @@ use super::stance::Stance;
 const HOLDS_MAX: u32 = 1 << 16;
 
 /// Identifies a piece of work that acquires locks. Created by [`Session::owner`] and passed to
-/// [`LockCall::owner`](crate::lock::LockCall::owner). Cheap to clone; all clones are the same owner.
+/// [`LockCall::owner`](crate::lock::LockCall::owner). An owner is cheap to clone, and all clones
+/// are the same owner.
 ///
 /// ```
 /// # use bowline::{Blocking, Config, LockError, Node, Released};
@@ -86,7 +88,7 @@ pub(crate) enum Mode {
     Alone,
     Read,
     Write,
-    /// A mode in which the lock cannot be held again.
+    /// Any other mode. The owner cannot acquire the lock again in this mode.
     Once,
 }
 
@@ -124,7 +126,7 @@ impl OwnerHold {
 }
 
 impl Session {
-    /// Creates an owner. Its name is for people: it is shown in lock queues and in deadlock errors.
+    /// Creates an owner. The name is shown in lock queues and in deadlock errors.
     pub fn owner(&self, name: impl Into<String>) -> Owner {
         let number = Lines::of(self.shared()).number();
         let inner = OwnerInner {
@@ -144,9 +146,9 @@ impl Owner {
         &self.inner.name
     }
 
-    /// Limits how often the owner may hold one lock at the same time. At least 1, which allows no
-    /// second hold. Default: 65,536. Returns a new owner, which does not know the locks that this
-    /// one holds.
+    /// Limits how often the owner may hold one lock at the same time. The minimum is 1, which
+    /// allows no second hold. Default: 65,536. Returns a new owner, which does not know the locks
+    /// that this one holds.
     #[must_use]
     pub fn holds_max(self, holds: u32) -> Self {
         let OwnerInner { id, name, waiting, .. } = &*self.inner;
@@ -167,8 +169,8 @@ impl Owner {
         stance.owner_name.clone_from(&self.inner.name);
     }
 
-    /// Acquires held locks once more: all of them by one hold, in this mode or one that includes
-    /// it.
+    /// If the owner holds all these locks with one hold, in this mode or a mode that includes it,
+    /// acquires them once more.
     pub(crate) fn again(&self, names: &[Bytes], mode: Mode) -> Result<Option<Hold>, LockError> {
         let Some((first, others)) = names.split_first() else { return Ok(None) };
         let ways: &[Mode] = match mode {
@@ -214,8 +216,8 @@ impl Owner {
             holds.insert((name.clone(), mode), OwnerHold::of(hold));
         }
         drop(holds);
-        // Another task of the owner may wait for this lock: it can now acquire it again, or would
-        // wait for itself.
+        // Another task of the owner may wait for this lock. Wake it: it can now acquire the lock
+        // again, or it closes a cycle.
         let mut waiting = self.waiting();
         waiting.times += 1;
         let wakers = std::mem::take(&mut waiting.wakers);
@@ -225,15 +227,15 @@ impl Owner {
         }
     }
 
-    /// Registers a waiting task, to be woken when the owner acquires a lock. Returns how often the
-    /// owner has acquired one.
+    /// Registers a waiting task, to be woken when the owner acquires a lock. Returns how many locks
+    /// the owner has acquired so far.
     pub(crate) fn wait(&self, turn: &Arc<Turn>, waker: &Waker) -> u64 {
         let mut waiting = self.waiting();
         let before = waiting.wakers.insert(Arc::as_ptr(turn).addr(), waker.clone());
         let times = waiting.times;
         drop(waiting);
-        // Dropping the last waker may drop a task and everything that it holds, so do it without
-        // the lock.
+        // Drop the waker after the lock is released: dropping the last waker may drop a task and
+        // everything that the task holds.
         drop(before);
         times
     }
@@ -247,7 +249,7 @@ impl Owner {
         self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the grant by which the owner has this hold for writing, if it does.
+    /// If the owner holds this lock for writing, returns the grant.
     pub(crate) fn writes(&self, name: &Bytes, hold: &Hold) -> Option<Grant> {
         let turn = Arc::downgrade(hold.parts().2);
         let holds = self.lock();
@@ -305,7 +307,7 @@ struct Blocker {
     rank: Rank,
     stance: Stance,
     lease: LeaseId,
-    /// Whether it holds rather than waits.
+    /// Whether the entry holds the lock. Otherwise it waits.
     holds: bool,
 }
 
@@ -341,15 +343,16 @@ impl Search<'_> {
         for Blocker { rank, stance, lease, holds } in self.blockers(prefix, rank) {
             if stance.owner == self.target {
                 // Another task of the owner holds this lock and has not received its guard yet.
-                // This task is woken when it does.
+                // When it receives the guard, this task is woken.
                 if holds && depth == 0 && Lines::of(self.shared).is_undelivered(&rank) {
                     continue;
                 }
                 if holds {
                     return Some(Vec::new());
                 }
-                // Another task of the owner that only waits will get its lock and release it,
-                // unless the entries that it waits for wait for the target.
+                // An entry of the target owner that only waits does not close a cycle by itself:
+                // its task will get the lock and release it, unless the entries ahead of it wait
+                // for the target.
                 if depth == 0 || !self.passed.insert((prefix.clone(), rank.clone())) {
                     continue;
                 }
@@ -436,7 +439,7 @@ impl Search<'_> {
             .collect()
     }
 
-    /// Returns the entries with which an owner waits.
+    /// Returns the waiting entries of an owner.
     fn waits_of(&mut self, owner: &str, lease: LeaseId) -> Vec<(Bytes, Rank)> {
         let Some(info) = self.shared.reader.lease(lease) else { return Vec::new() };
         let mut waits = Vec::new();

@@ -1,15 +1,16 @@
-//! Resuming a hold that an earlier run of the program has left behind: its key still exists, kept
-//! by the earlier session's lease until that ends.
+//! Resumes a hold that an earlier run of the program has left behind. The key of the hold still
+//! exists, as long as the lease of the earlier session.
 //!
 //! One log entry attaches the key to the new session's lease, provided that it is still the key of
-//! the saved hold. From then on no operation of the earlier run that is still in flight matches the
-//! hold, the end of the earlier session does not delete the key, and the new fencing token is
-//! higher than all earlier ones. When the driver applies the entry, the lock table adopts the key
-//! as a queue entry of this run. Afterwards it is a request like any other, which holds or waits
-//! according to its position.
+//! the saved hold. Afterwards, operations of the earlier run that are still in flight are not
+//! applied, because their conditions compare the lease. The end of the earlier session does not
+//! delete the key. The new fencing token is higher than all earlier tokens. When the driver applies
+//! the entry, the lock table adopts the key as a queue entry of this run. The entry is then treated
+//! like any other request, and holds or waits according to its position.
 //!
-//! Invariant: only the node that created the key resumes it. The earlier run on this node has
-//! ended, or has seen its session end. A run on another node might still consider the lock held.
+//! Invariant: only the node that created the key resumes the hold. On this node the earlier run has
+//! ended, or has noticed the end of its session. A run on another node might still consider the
+//! lock held.
 
 use std::sync::Arc;
 
@@ -46,20 +47,21 @@ pub enum ResumeError {
     /// The hold has ended: it was released, its lease has ended, or it was already resumed.
     #[error("not resumed: the hold has ended")]
     Over,
-    /// An active session of this node has the hold.
+    /// The hold belongs to an active session of this node.
     #[error("not resumed: an active session of this node has the hold")]
     InUse,
     /// The hold belongs to another node, which may still consider it held. If that node is gone,
-    /// the lock becomes free when its session expires. To move an active hold, transfer it.
+    /// the lock becomes free when its session expires. To move an active hold to another node,
+    /// transfer the lock.
     #[error("not resumed: only node {ticket} can resume the hold, but this is node {own}")]
     AnotherNode {
-        /// The node in the saved hold.
+        /// The node that is stored in the saved hold.
         ticket: NodeId,
         /// This node.
         own: NodeId,
     },
     /// The session has the same lease as the saved hold. Use another session, so that operations of
-    /// the earlier run that are still in flight do not match the hold any more.
+    /// the earlier run that are still in flight are not applied to the resumed hold.
     #[error("not resumed: the session has the lease {0} of the saved hold; use another session")]
     SameLease(LeaseId),
     /// The saved hold is of another lock or election, or of a lock of another kind.
@@ -78,8 +80,8 @@ pub enum ResumeError {
 }
 
 impl ResumeError {
-    /// Returns whether the hold was resumed. If that is unknown, it may also have been released
-    /// afterwards, so that it does not exist any more.
+    /// Returns whether the hold was resumed. If the effect is unknown, the hold may have been
+    /// resumed and released afterwards.
     pub fn effect(&self) -> Effect {
         match self {
             ResumeError::Over
@@ -105,7 +107,8 @@ impl Hold {
         let (_, place, turn, _) = self.parts();
         place.spend(turn);
         let since = match turn.loss() {
-            // Another task of this process may hold by the same key.
+            // Another task of this process may hold the lock with the same key. Revision 0 never
+            // matches.
             Some(LostReason::Released | LostReason::HeldTooLong) => Revision(0),
             _ => self.since(),
         };
@@ -115,16 +118,16 @@ impl Hold {
 
 impl Guard {
     /// Returns the data with which the next run of the program on this node can resume this hold
-    /// ([`Mutex::resume`]). Because the data identifies this hold alone, the lock is no longer
-    /// handed off within the node; when it is released, its key is deleted. The data of a hold that
-    /// has ended resumes nothing.
+    /// ([`Mutex::resume`]). The data must not match a later hold with the same key. So from this
+    /// call on, the lock is no longer handed off within the node: when it is released, its key is
+    /// deleted. If the hold has ended, its data cannot be resumed.
     pub fn saved_hold(&self) -> SavedHold {
         self.to_ticket()
     }
 
-    /// Consumes the guard without releasing the lock, so that it can be resumed. Its key stays as
-    /// long as the lease. Let go of the session with [`Session::detach`]; otherwise the session is
-    /// closed when its last handle is dropped, and the lock is free.
+    /// Consumes the guard without releasing the lock, so that the hold can be resumed. The key
+    /// stays as long as the lease. Also [detach](Session::detach) the session. Otherwise the
+    /// session is closed when its last handle is dropped, which releases the lock.
     pub fn detach(self) -> SavedHold {
         Hold::from(self).detach()
     }
@@ -145,10 +148,11 @@ impl Leadership {
 
 impl Mutex {
     /// Resumes a hold that an earlier run of this program has left on this node, by a crash or with
-    /// a [detached](Session::detach) session. This is possible within the TTL of that session. If
-    /// the key was not the first in the queue yet, waits until it is. Dropping the future leaves
-    /// the queue. The hold keeps its position and gets a token higher than all earlier ones. Keys
-    /// that were attached to the hold go with the earlier session's lease.
+    /// a [detached](Session::detach) session. This is possible within the TTL of the earlier
+    /// session. If the key is not the first in the queue, waits until it is. Dropping the future
+    /// removes the queue entry. The hold keeps its position and gets a token higher than all
+    /// earlier tokens. Keys that were attached to the hold stay with the earlier session's lease
+    /// and are deleted when that lease ends.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, lock::SavedHold};
@@ -235,7 +239,7 @@ async fn resume<G: OfHold + 'static>(
     let (by, ticket) = (Arc::clone(session.shared_session()), ticket.clone());
     let (taken, taker) = (Arc::clone(&lines), session.clone());
     let reply = ReplyTo::Call(Box::new(move |outcome| {
-        // A request that is dropped, because its caller is gone, cancels itself.
+        // If the caller is gone, the request is dropped, which cancels it.
         let adopted = taken.taken(&by, &ticket, outcome);
         let acquire = adopted.map(|(place, turn)| Acquire::<G>::of(&taker, taken, place, turn));
         waking(|| drop(sender.send(acquire)));
@@ -316,7 +320,7 @@ impl Book {
         self.welcome(&place);
         let turn = place.lock().queue(false, None, None, false);
         self.has_entered(shared, &place, &keys, *since, acts);
-        // Run admin requests that arrived while the hold had no holder.
+        // Run admin requests that arrived while no program had the hold.
         let orders = order::rows(shared, &prefix);
         for row in orders.iter().filter(|row| order::addressee(&row.key) == Some(&key[..])) {
             if let Some(order) = Order::parse(&row.value) {

@@ -1,5 +1,6 @@
-//! The lock modes, and who may hold: a lock queue ordered by the create revisions of its keys, and
-//! the rule of each mode. A pure function of the rows, so all replicas with the same rows agree.
+//! The lock modes, and the decision which entries of a lock queue may hold the lock. A queue is
+//! ordered by the create revisions of its keys, and each mode has its own condition. The decision
+//! is a pure function of the rows, so all replicas with the same rows agree.
 //!
 //! ```text
 //!   mutex, write, candidate   holds if no entry is ahead
@@ -8,8 +9,8 @@
 //!   upgrade of a read         holds if that read is the only one that holds
 //! ```
 //!
-//! A queue has one kind of lock. A later entry of another kind is rejected. Until its key is
-//! deleted it blocks like a mutex, so that mixed kinds are never unsafe.
+//! A queue has one kind of lock. A later entry of another kind is rejected. Until the key of the
+//! rejected entry is deleted, it blocks like a mutex, so that mixed kinds are never unsafe.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,27 +19,27 @@ use bytes::Bytes;
 use crate::model::Revision;
 use crate::mutant::{self, Mutant};
 
-/// Queue position: create revision and key. Lower is earlier.
+/// Queue position: create revision and key. A lower position is earlier in the queue.
 pub(crate) type Rank = (Revision, Bytes);
 
 /// Lock mode: the condition under which an entry may hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Rule {
-    /// Holds if it is first: a mutex, a candidate, and requests of etcd clients.
+    /// Holds if the entry is first. Used for a mutex, a candidate, and requests of etcd clients.
     Alone,
     /// A leased key that is not a lock request, such as a group member. No request may wait after
-    /// it, because the key does not disappear when a lock is released.
+    /// such a key, because the key does not disappear when a lock is released.
     Foreign,
     /// Holds if only reads are ahead.
     Read,
-    /// Holds if no entry is ahead; in a queue with readers.
+    /// Holds if the entry is first. Used for writers of a read/write lock.
     Write,
-    /// Holds if the read with this key is the only one that holds. Waiting writers are overtaken,
-    /// because they wait for that reader anyway. If such a writer leaves, readers after it may
-    /// hold. So an upgrade that holds excludes no other holder by itself: it allows the read's row
-    /// to be rewritten, provided that nothing has changed.
+    /// Holds if the read entry with this key is the only reader that holds. An upgrade overtakes
+    /// waiting writers, because they wait for that reader anyway. If such a writer leaves, readers
+    /// after it may hold. So an upgrade that holds excludes no other holder by itself. It only
+    /// allows the row of the read entry to be rewritten, provided that the queue has not changed.
     Upgrade(Bytes),
-    /// Holds if the permits ahead plus its own fit into the limit.
+    /// Holds if the permits ahead plus the permits of this entry fit into the limit.
     Permits {
         /// Total number of permits.
         limit: u32,
@@ -106,9 +107,10 @@ impl Rule {
 #[derive(Default, Debug)]
 pub(crate) struct LockQueue {
     places: BTreeMap<Rank, Rule>,
-    /// Entries that block readers: all except reads.
+    /// Entries that block readers: all entries except reads.
     barring: BTreeSet<Rank>,
-    /// Leased keys that are not lock requests, and are never released as such.
+    /// Leased keys that are not lock requests, and therefore do not disappear when a lock is
+    /// released.
     foreign: BTreeSet<Rank>,
 }
 
@@ -157,7 +159,7 @@ impl LockQueue {
     }
 
     /// Returns the number of entries ahead of each position. Scans the queue once, up to the last
-    /// of them.
+    /// of these positions.
     pub(crate) fn before_each(&self, ranks: BTreeSet<Rank>) -> BTreeMap<Rank, usize> {
         let (mut places, mut before) = (self.places.keys().peekable(), 0);
         let count = |rank: Rank| {
@@ -192,9 +194,9 @@ impl LockQueue {
                 let is_first = line.next().is_some_and(|(first, rule)| {
                     first.1 == *of && first < rank && *rule == Rule::Read
                 });
-                // It is the only upgrade, and no other reader holds. Readers hold from the first
-                // entry up to the first one that blocks them, and the upgrade itself blocks those
-                // after it.
+                // Holds if it is the only upgrade and no other reader holds. Readers hold from the
+                // first entry of the queue up to the first entry that blocks readers. The upgrade
+                // itself blocks the readers after it.
                 is_first
                     && !self.barring.range(..rank).any(|bar| self.places[bar].is_upgrade())
                     && (line.next().is_none_or(|(_, rule)| *rule != Rule::Read)
@@ -216,10 +218,10 @@ impl LockQueue {
         }
     }
 
-    /// Checks whether an entry is allowed in this queue: it must be of the kind of the first entry,
-    /// and be the only upgrade. `asked` is the kind at the time of the request. If a resize came
-    /// between, the row may state another limit, but the error reports the limit that the caller
-    /// asked for.
+    /// Checks whether an entry is allowed in this queue. The entry must have the kind of the first
+    /// entry, and there must be at most one upgrade. `asked` is the kind at the time of the
+    /// request. After a resize the row may state another limit, but the error reports the limit
+    /// that the caller requested.
     pub(crate) fn judge(&self, rank: &Rank, asked: LockKind) -> Result<(), Misfit> {
         let (Some(rule), Some((first, head))) = (self.places.get(rank), self.first()) else {
             return Ok(());
@@ -259,7 +261,7 @@ pub(crate) enum Misfit {
         /// Requested kind.
         asked: LockKind,
     },
-    /// Another reader is waiting for an upgrade: they would wait for each other.
+    /// Another reader is already waiting for an upgrade. The two readers would wait for each other.
     SecondUpgrade,
     /// The read to be upgraded does not exist.
     NoRead,
@@ -433,16 +435,16 @@ mod tests {
 
     #[test]
     fn rejection_reports_the_requested_limit_despite_a_resize() {
-        // The queue, the limit that the second entry asked for, and whether it is accepted.
+        // The queue, the limit that the second entry requested, and whether this entry is accepted.
         for (words, asked, fits) in [
             ("p2/1 p3/1", 3, false),
-            // Two resizes, each of which has rewritten one row.
+            // There were two resizes. Each of them has rewritten one row.
             ("p5/1 p2/1", 3, false),
             ("p5/1 p2/1", 2, false),
             // One resize has rewritten both rows.
             ("p2/1 p2/1", 3, true),
-            // One resize has rewritten only the second row; the first row has the limit that was
-            // asked for.
+            // One resize has rewritten only the second row. The first row has the limit that the
+            // second entry requested.
             ("p3/1 p2/1", 3, true),
         ] {
             let (queue, ranks) = line(words);

@@ -1,9 +1,9 @@
 //! [`RunOnce`]: work that is completed at most once in the whole cluster, with a stored result.
 //!
 //! The result is an ordinary key. The caller that runs the work holds the mutex of the same name,
-//! and writes the result in a guarded transaction, which is applied only if it still holds the
-//! mutex. So there is one result, even if several callers have started. Waiting callers queue for
-//! the mutex and watch for the result at the same time.
+//! and writes the result in a guarded transaction, which is applied only if the caller still holds
+//! the mutex. So there is one result, even if several callers have started the work. Waiting
+//! callers queue for the mutex and watch for the result at the same time.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use super::guard_txn::GuardError;
 use super::look::look_until;
 use super::mutex::Guard;
 
-/// Work that is to be done once. Created by [`Client::run_once`].
+/// Work that is completed at most once in the whole cluster. Created by [`Client::run_once`].
 ///
-/// It is *completed* at most once: there is one result, kept until [`RunOnce::forget`], and all
-/// callers get it. It may be *started* more than once: if the caller that runs it crashes, fails,
-/// or is paused or partitioned for longer than its session lives, another caller starts it again.
-/// The first caller's future is dropped as soon as its node notices, and its result is rejected.
-/// Effects outside the store that it had until then, or during an unnoticed pause, remain. Write
+/// The work is *completed* at most once: there is one result, kept until [`RunOnce::forget`], and
+/// all callers get this result. The work may be *started* more than once: if the caller that runs
+/// it crashes, fails, or is paused or partitioned for longer than its session lives, another caller
+/// starts the work again. The first caller's future is dropped as soon as its node notices the
+/// loss, and its result is rejected. Effects of the first run outside the store remain. Write
 /// changes in the store with conditions, and make other effects idempotent.
 #[derive(Clone, Debug)]
 pub struct RunOnce {
@@ -39,9 +39,9 @@ pub struct RunOnce {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RunOutcome {
-    /// Result of the work.
+    /// Result of the completed work.
     pub result: Bytes,
-    /// Whether this call has run the work, rather than an earlier one.
+    /// Whether this call has run the work. Otherwise another call has run it.
     pub is_here: bool,
 }
 
@@ -49,17 +49,18 @@ pub struct RunOutcome {
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum RunOnceError<E> {
-    /// The work has failed. Nothing is stored; the next caller runs it again.
+    /// The work has failed. No result is stored, and the next caller runs the work again.
     #[error("the work failed: {0}")]
     Failed(E),
-    /// The work was started and then interrupted. Other callers may run it now. Nothing of this run
-    /// is stored.
+    /// The work was started and then interrupted, because the lock was lost. Another caller may run
+    /// the work now. No result of this run is stored.
     #[error("the work was interrupted: {0}")]
     Lost(LostReason),
     /// The work was not started.
     #[error("the work was not started: {0}")]
     NotBegun(LockError),
-    /// Error of the store. If the effect is unknown, call again: the result may be stored.
+    /// Error of the store. If the effect is unknown, the result may be stored. Call again to read
+    /// it.
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -95,8 +96,8 @@ impl<E> From<LockError> for RunOnceError<E> {
 }
 
 impl Client {
-    /// Returns work that is to be done once. The key `name` will contain the result, and the keys
-    /// below `name/` are the queue of the callers.
+    /// Returns work that is completed at most once. The key `name` will contain the result, and the
+    /// keys below `name/` are the queue of the callers.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -116,9 +117,9 @@ impl Client {
 }
 
 impl RunOnce {
-    /// Runs `work` unless it has been completed. If another caller is running it, waits for that
-    /// result. Waits without limit unless a deadline is set, which then includes the work itself.
-    /// Dropping the future drops the work, and another caller may start it.
+    /// Runs `work` unless it has already been completed. If another caller is running it, waits for
+    /// the result of that caller. Waits without limit unless a deadline is set, which then includes
+    /// the work itself. Dropping the future drops the work, and another caller may start it.
     ///
     /// # Errors
     /// See [`RunOnceError`].
@@ -147,7 +148,7 @@ impl RunOnce {
         })
     }
 
-    /// Returns the result, or `None` if the work has not been completed. Linearizable.
+    /// Returns the result, or `None` if the work has not been completed. The read is linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -182,7 +183,7 @@ impl RunOnce {
         let found = |rows: &[KeyValue]| Ok(rows.first().map(|row| row.value.clone()));
         let result = look_until::<_, Error>(client, self.key.clone().into(), until, found);
         let turn = async {
-            // Usually the work is already done, and then there is no need to queue.
+            // Fast path: if the work is already completed, the caller need not queue.
             match client.get(self.key.clone()).deadline(until.left()).await {
                 Ok(Some(row)) => return Ok(RunOnceTurn::Done(row.value)),
                 Err(error) if !error.is_transient() => return Err(error.into()),

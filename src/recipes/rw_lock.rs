@@ -21,10 +21,10 @@ use super::view::{self, LockEntry};
 
 /// A lock that many readers or one writer can hold. Created by [`Session::rw_lock`].
 ///
-/// Fair: the lock is granted in the order in which the requests were logged. Readers do not
+/// The lock is fair: it is granted in the order in which the requests were logged. Readers do not
 /// overtake a waiting writer, so writers do not starve. Adjacent readers hold the lock together.
-/// Each reader has its own queue entry: a read costs two commits, like a mutex, and pays off if the
-/// work under it is long.
+/// Each reader has its own queue entry, so acquiring and releasing a read lock costs two commits,
+/// as for a mutex. Reading in parallel therefore pays off if the work under the lock is long.
 ///
 /// After a pause or a partition, [`Hold::state`](crate::lock::Hold::state) of a guard reports the loss
 /// before a conflicting holder gets the lock. After a crash the lock is free when the session has
@@ -37,8 +37,8 @@ pub struct RwLock {
 }
 
 impl Session {
-    /// Returns the read/write lock with this name. Its queue uses the keys below `name/`. Do not
-    /// put other keys there.
+    /// Returns the read/write lock with this name. The lock queue uses the keys below `name/`. Do
+    /// not put other keys there.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -70,8 +70,8 @@ impl RwLock {
     /// Waits until no writer holds the lock or is ahead of this request. Dropping the future leaves
     /// the queue.
     ///
-    /// An [owner](LockCall::owner) that already holds the lock, for reading or for writing, gets it
-    /// at once.
+    /// An [owner](LockCall::owner) that already holds the lock, for reading or for writing,
+    /// acquires it again at once.
     #[track_caller]
     pub fn read(&self) -> LockCall<ReadGuard> {
         self.call(Rule::Read, Location::caller())
@@ -88,10 +88,11 @@ impl RwLock {
         self.call(Rule::Read, Location::caller()).only_try()
     }
 
-    /// Waits until all earlier requests have been released. Dropping the future leaves the queue.
+    /// Waits until all earlier requests have been released. Dropping the future removes the request
+    /// from the queue.
     ///
     /// An [owner](LockCall::owner) that holds the lock for reading must use [`ReadGuard::upgrade`]
-    /// instead. This call would fail with [`Deadlock`](crate::LockError::Deadlock).
+    /// instead. For such an owner, this call fails with [`Deadlock`](crate::LockError::Deadlock).
     #[track_caller]
     pub fn write(&self) -> LockCall<WriteGuard> {
         self.call(Rule::Write, Location::caller())
@@ -123,16 +124,16 @@ impl RwLock {
 }
 
 guard! {
-    /// A read/write lock that is held for reading. Dropping the guard releases it in the
-    /// background; [`ReadGuard::release`] waits for that. See [`Hold`](crate::lock::Hold) for its
-    /// methods.
+    /// A read/write lock that is held for reading. Dropping the guard releases the lock in the
+    /// background. [`ReadGuard::release`] also waits until the lock is released. See
+    /// [`Hold`](crate::lock::Hold) for its methods.
     ReadGuard
 }
 
 guard! {
-    /// A read/write lock that is held for writing. Dropping the guard releases it in the
-    /// background; [`WriteGuard::release`] waits for that. See [`Hold`](crate::lock::Hold) for its
-    /// methods.
+    /// A read/write lock that is held for writing. Dropping the guard releases the lock in the
+    /// background. [`WriteGuard::release`] also waits until the lock is released. See
+    /// [`Hold`](crate::lock::Hold) for its methods.
     WriteGuard
 }
 
@@ -146,11 +147,11 @@ pub enum DowngradeError {
     /// The owner holds the lock with other guards as well. Nothing was changed.
     #[error("not downgraded: the owner holds the lock with other guards")]
     HeldAgain(WriteGuard),
-    /// The guard is a reader now, but the cluster has not confirmed it. Other readers may have to
-    /// wait until it is released.
+    /// The guard is a reader now, but the cluster has not confirmed the change. Other readers may
+    /// have to wait until the guard is released.
     #[error("downgraded, but not confirmed, so other readers may have to wait: {error}")]
     Unconfirmed {
-        /// The reader.
+        /// The guard, now for reading.
         guard: ReadGuard,
         /// Why the change is not confirmed.
         error: Error,
@@ -158,8 +159,8 @@ pub enum DowngradeError {
 }
 
 impl DowngradeError {
-    /// Returns whether the queue entry states the read mode, so that other readers can hold at the
-    /// same time.
+    /// Returns whether the downgrade was applied in the store, so that other readers can hold the
+    /// lock at the same time.
     pub fn effect(&self) -> Effect {
         match self {
             DowngradeError::Lost(_) | DowngradeError::HeldAgain(_) => Effect::NotApplied,
@@ -167,10 +168,10 @@ impl DowngradeError {
         }
     }
 
-    /// Reports whether the same call may succeed later without intervention. This is never the
-    /// case: a lost lock stays lost, an owner must first release its other guards, and a guard that
-    /// is already a reader has nothing to retry. If the change was not confirmed in time, the node
-    /// keeps trying.
+    /// Reports whether the same call may succeed later without intervention. This method always
+    /// returns false: a lost lock stays lost, an owner must first release its other guards, and a
+    /// guard that is already a reader has nothing to retry. If the change was not confirmed in
+    /// time, the node keeps trying.
     pub fn is_transient(&self) -> bool {
         match self {
             DowngradeError::Lost(_)
@@ -182,8 +183,8 @@ impl DowngradeError {
 
 impl WriteGuard {
     /// Downgrades to a reader without letting another writer in between. Readers that wait directly
-    /// after it can then acquire the lock. The key, the queue position and the token stay the same.
-    /// Waits until the change is confirmed. Dropping the future releases the lock.
+    /// after this entry can then acquire the lock. The key, the queue position and the token stay
+    /// the same. Waits until the change is confirmed. Dropping the future releases the lock.
     ///
     /// Writes that were started as the writer with [`Hold::txn`](crate::lock::Hold::txn), or with the
     /// conditions of [`Hold::still_held`](crate::lock::Hold::still_held), are applied before the readers
@@ -218,22 +219,23 @@ impl WriteGuard {
 impl ReadGuard {
     /// Upgrades to a writer, once all other readers that hold the lock have released it. The read
     /// lock is kept meanwhile. The upgrade overtakes waiting writers, which wait for this reader
-    /// anyway. Only one reader can upgrade at a time, because two would wait for each other. A
-    /// second one fails immediately with [`UpgradeTaken`](crate::LockError::UpgradeTaken); it
-    /// should release the lock and request it for writing.
+    /// anyway. Only one reader can upgrade at a time, because two upgrading readers would wait for
+    /// each other. A second upgrade fails immediately with
+    /// [`UpgradeTaken`](crate::LockError::UpgradeTaken). The second reader should release the lock
+    /// and request it for writing.
     ///
-    /// The writer keeps the reader's key and queue position, and gets a token of its own. Costs two
-    /// commits.
+    /// The writer keeps the reader's key and queue position, and gets a new token. An upgrade costs
+    /// two commits.
     #[track_caller]
     pub fn upgrade(self) -> Upgrade {
         Upgrade::new(self.0, Location::caller(), false)
     }
 
-    /// Like [`ReadGuard::upgrade`], if there is no other reader.
+    /// Like [`ReadGuard::upgrade`], but fails if the upgrade would have to wait for another reader.
     ///
     /// # Errors
-    /// Fails with [`LockError::WouldBlock`](crate::LockError::WouldBlock). The error contains the
-    /// guard.
+    /// Fails with [`LockError::WouldBlock`](crate::LockError::WouldBlock). The error
+    /// contains the read guard.
     #[track_caller]
     pub fn try_upgrade(self) -> Upgrade {
         Upgrade::new(self.0, Location::caller(), true)

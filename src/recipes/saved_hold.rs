@@ -1,4 +1,4 @@
-//! [`SavedHold`]: the data with which a program finds its hold again after a restart.
+//! [`SavedHold`]: the data with which a program resumes its hold after a restart.
 //!
 //! ```text
 //!   3/694d7f2@17:cron/leader/694d7f2      node / lease @ create revision : key
@@ -13,8 +13,8 @@ use crate::model::{LeaseId, NodeId, Revision};
 
 use super::digits::number_in;
 
-/// Identifies one hold of a lock, or one leadership. A later hold of the same lock has another
-/// value.
+/// Identifies one hold of a lock, or one term of leadership. A later hold of the same lock has
+/// another value.
 ///
 /// Returned by [`Guard::saved_hold`](crate::Guard::saved_hold) and
 /// [`Leadership::saved_hold`](crate::Leadership::saved_hold), and stored as text. A program stores

@@ -31,20 +31,21 @@ const SLOTS_MAX: usize = 50;
 
 /// A fixed number of permits, shared by several holders. Created by [`Session::semaphore`].
 ///
-/// Strictly first come, first served: a request for many permits is not overtaken by later requests
-/// for few, even if there are enough permits for those. Each request states the limit, which is
-/// stored in its queue entry. A request whose limit differs from that of the first entry is
-/// rejected with [`LimitMismatch`](LockError::LimitMismatch). When there are no holders and no
-/// waiters, nothing remains in the store, and the next request may use another limit.
+/// Permits are granted strictly in the order of the requests: a later request for few permits does
+/// not overtake an earlier request for many permits, even if enough permits are free for the later
+/// one. Each request states the limit, which is stored in its queue entry. A request whose limit
+/// differs from that of the first entry is rejected with
+/// [`LimitMismatch`](LockError::LimitMismatch). When there are no holders and no waiters, the store
+/// has no keys of the semaphore, and the next request may use another limit.
 ///
 /// To limit how long a permit is held even if it is leaked, use `.acquire().max_hold(d)`
 /// ([`LockCall::max_hold`]).
 ///
-/// After a pause or a partition, [`Hold::state`](crate::lock::Hold::state) of a permit reports the loss
-/// before another holder gets it. After a crash the permit is free when the session has expired, or
-/// as soon as the program has restarted. The lock cannot guarantee that the holder checks the
-/// state. [Deadlock](crate::Owner) detection ignores permits, because a different permit may be
-/// released first.
+/// After a pause or a partition, [`Hold::state`](crate::lock::Hold::state) of a permit reports the
+/// loss before another holder gets the permit. After a crash the permit is free when the session
+/// has expired, or as soon as the program has restarted. The semaphore cannot guarantee that the
+/// holder checks the state. [Deadlock](crate::Owner) detection ignores permits, because a different
+/// permit may be released first.
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     session: Session,
@@ -53,9 +54,9 @@ pub struct Semaphore {
 }
 
 impl Session {
-    /// Returns the semaphore with this name and this number of permits. Its queue uses the keys
-    /// below `name/`, and its [slots](Permit::slots) those below `name/slot/`. Do not put other
-    /// keys there.
+    /// Returns the semaphore with this name and this number of permits. The queue of the semaphore
+    /// uses the keys below `name/`, and its [slots](Permit::slots) use the keys below `name/slot/`.
+    /// Do not put other keys there.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, LockError, Node};
@@ -91,13 +92,14 @@ impl Semaphore {
         self.limit
     }
 
-    /// Waits for one permit. Dropping the future leaves the queue.
+    /// Waits for one permit. Dropping the future removes the request from the queue.
     #[track_caller]
     pub fn acquire(&self) -> LockCall<Permit> {
         self.call(1, Location::caller())
     }
 
-    /// Waits for several permits at once: all or none. Dropping the future leaves the queue.
+    /// Waits until `permits` permits can be acquired together. Dropping the future leaves the
+    /// queue.
     ///
     /// # Errors
     /// Returns [`LockError::TooManyPermits`] if `permits` exceeds the limit.
@@ -116,7 +118,7 @@ impl Semaphore {
         self.call(1, Location::caller()).only_try()
     }
 
-    /// Like [`Semaphore::try_acquire`], for several permits at once: all or none.
+    /// Like [`Semaphore::try_acquire`], for several permits together.
     ///
     /// # Errors
     /// Returns [`LockError::WouldBlock`], or [`LockError::TooManyPermits`] if `permits` exceeds the
@@ -126,9 +128,9 @@ impl Semaphore {
         self.call(permits, Location::caller()).only_try()
     }
 
-    /// Returns how many permits are neither held nor requested, as known to the local replica: a
-    /// new request for up to this many would not have to wait. Returns 0 if the name is in use by a
-    /// lock of another kind.
+    /// Returns how many permits are neither held nor requested, as known to the local replica. A
+    /// new request for at most this number would not have to wait. Returns 0 if the name is in use
+    /// by a lock of another kind.
     pub fn available_permits(&self) -> u32 {
         let rows = view::rows(self.session.shared(), &prefix_of(&self.name));
         rows.iter().fold(self.limit, |free, row| match Stance::rule_of(&row.key, &row.value) {
@@ -147,20 +149,20 @@ impl Semaphore {
     }
 
     /// Changes the number of permits for all holders and waiters, and returns the semaphore with
-    /// the new limit. From then on requests with the old limit are rejected while the queue is not
-    /// empty. Permits that are held stay held, even if they exceed a smaller limit; new permits are
-    /// then granted once enough have been released. Waiters that want more permits than the new
-    /// limit fail with [`TooManyPermits`](LockError::TooManyPermits).
+    /// the new limit. After the change, requests with the old limit are rejected while the queue is
+    /// not empty. Permits that are held stay held, even if they exceed a smaller limit. In that
+    /// case, new permits are granted once enough permits have been released. Waiters that want more
+    /// permits than the new limit fail with [`TooManyPermits`](LockError::TooManyPermits).
     ///
-    /// The limit is stored in each entry of the queue, and one log entry rewrites up to 100 rows.
-    /// During a longer resize, or after one that was interrupted, each request uses the smallest
-    /// limit among the entries before it and its own, so that there are never too many permits.
-    /// After an interruption call `resize` again.
+    /// The limit is stored in each entry of the queue, and one log entry rewrites up to 100 rows. A
+    /// resize of a longer queue needs several log entries. Until all rows are rewritten, each
+    /// request uses the smallest limit among its own entry and the entries before it, so that too
+    /// many permits are never granted. If a resize was interrupted, call `resize` again.
     ///
     /// # Errors
     /// Returns [`LockError::KindMismatch`] if the name is in use by a lock of another kind, and
-    /// [`LockError::Store`] for an error of the store. If its effect is unknown, some or all rows
-    /// may have been rewritten.
+    /// [`LockError::Store`] for an error of the store. If the effect of that error is unknown, some
+    /// or all rows may have been rewritten.
     pub fn resize(&self, limit: u32) -> Call<'static, Semaphore, LockError> {
         let semaphore = Semaphore { limit, ..self.clone() };
         let client = Client::new(Arc::clone(self.session.shared()));
@@ -224,8 +226,9 @@ fn resized(row: &KeyValue, new: u32) -> Option<Op> {
 }
 
 guard! {
-    /// Permits of a semaphore. Dropping the guard releases them in the background;
-    /// [`Permit::release`] waits for that. See [`Hold`](crate::lock::Hold) for its methods.
+    /// Permits of a semaphore. Dropping the guard releases the permits in the background.
+    /// [`Permit::release`] also waits until they are released. See [`Hold`](crate::lock::Hold) for
+    /// its methods.
     Permit
 }
 
@@ -233,8 +236,8 @@ guard! {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Slot {
-    /// Number of the slot, from 0 to the limit (exclusive). No other permit has it at the same
-    /// time.
+    /// Number of the slot, from 0 to the limit (exclusive). No other permit has this number at the
+    /// same time.
     pub number: u32,
     /// Fencing token of the slot, higher than that of every earlier holder of the slot.
     pub token: Token,
@@ -252,15 +255,15 @@ impl Permit {
     /// Claims one numbered slot per permit, each with its own fencing token, for example to assign
     /// one of several identical resources. No other permit of this semaphore has the same slot at
     /// the same time. The slots are released with the permits, in the same log entry. Further calls
-    /// return the same slots. Costs one commit, which is retried if other permits claim slots at
-    /// the same time.
+    /// return the same slots. The call costs one commit, and is retried if other permits claim
+    /// slots at the same time.
     ///
-    /// After a resize to a smaller limit, low numbers may still be claimed by permits that were
-    /// acquired before; the call then waits for them. After a resize to a larger limit, permits
-    /// acquired before it may get any number below the new limit.
+    /// After a resize to a smaller limit, earlier permits may still have claimed the low numbers;
+    /// the call then waits until they are released. After a resize to a larger limit, permits that
+    /// were acquired before the resize may get any number below the new limit.
     ///
     /// # Errors
-    /// Returns [`GuardError::NotHeld`] if the permits were lost, also during the call. Returns
+    /// Returns [`GuardError::NotHeld`] if the permits were lost before or during the call. Returns
     /// [`GuardError::Store`] with a deadline error if no slots became free within the deadline of a
     /// call, or the cluster did not reply.
     pub async fn slots(&self) -> Result<Vec<Slot>, GuardError> {

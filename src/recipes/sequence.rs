@@ -1,4 +1,4 @@
-//! Sequential keys: the store appends the next number.
+//! Sequential keys: the store appends the next number to a prefix.
 //!
 //! The next number of a prefix is stored in a separate row outside the prefix, and is increased in
 //! the transaction that creates a key. So a number is never used twice, even after its key was
@@ -22,7 +22,8 @@ use super::digits::number_in;
 /// Prefix of the rows with the next numbers; the prefix of the keys follows.
 const NUMBERS: &[u8] = b"__sequence/";
 
-/// Number of digits. More would break the order of the keys.
+/// Number of digits of each number. It is fixed, because numbers of different lengths would break
+/// the order of the keys.
 const DIGITS: usize = 10;
 
 /// Maximum size of a value that is sent several times in one transaction, once for each expected
@@ -32,15 +33,15 @@ const GUESSED_VALUE_BYTES_MAX: usize = 256;
 /// Creates keys `<prefix><number>`. Created by [`Client::sequential_prefix`].
 ///
 /// Numbers start at 0, have ten digits, and are dense: each created key takes exactly the next
-/// number, and a call that changes nothing takes none. (Only numbers whose keys were created by
-/// other means are skipped.) A number is never used twice, even after its key was deleted or its
+/// number, and a call that changes nothing takes no number. (A number is skipped only if its key
+/// was created in another way.) A number is never used twice, even after its key was deleted or its
 /// creation was undone. Keys sort in the order of their creation.
 ///
 /// A call is one entry in the log and is applied at most once. After a crash, a pause or a
 /// partition in the middle of a call the key either exists or does not.
 ///
 /// The next number is stored in the key `__sequence/<prefix>`, one row for each prefix, which is
-/// never deleted automatically. Delete it when the prefix is not used any more.
+/// never deleted automatically. Delete this key when the prefix is not used any more.
 ///
 /// Clones share a queue, so that tasks of one process that use clones do not compete with each
 /// other.
@@ -79,8 +80,8 @@ pub enum SequenceError {
 }
 
 impl SequenceError {
-    /// Returns whether a number was taken. A key that is attached to a session remains only if the
-    /// call succeeds.
+    /// Returns whether a number was taken. If the call fails, a key that is attached to a session
+    /// is deleted again.
     pub fn effect(&self) -> Effect {
         match self {
             SequenceError::Exhausted | SequenceError::NotANumber(_) => Effect::NotApplied,
@@ -121,7 +122,7 @@ impl Sequence {
     /// created, at most once.
     ///
     /// # Errors
-    /// See [`SequenceError`]; its [`Error`] states whether a key was created.
+    /// See [`SequenceError`]. The effect of the error states whether a key was created.
     pub fn put(&self, value: impl Into<Bytes>) -> Call<'static, SequentialKey, SequenceError> {
         let (sequence, value) = (self.clone(), value.into());
         Call::new(
@@ -130,12 +131,12 @@ impl Sequence {
         )
     }
 
-    /// Like [`Sequence::put`], with a key that lives as long as the session; ZooKeeper calls it an
-    /// ephemeral sequential node. If the creator crashes, the key is deleted when its session ends.
-    /// If the future is dropped, no key remains, but a number may have been taken.
+    /// Like [`Sequence::put`], with a key that lives as long as the session. ZooKeeper calls such a
+    /// key an ephemeral sequential node. If the creator crashes, the key is deleted when its
+    /// session ends. If the future is dropped, no key remains, but a number may have been taken.
     ///
     /// # Errors
-    /// See [`SequenceError`]; it may contain [`Error::SessionEnded`]. After an error no key
+    /// See [`SequenceError`], which may contain [`Error::SessionEnded`]. After an error no key
     /// remains. If the effect is unknown, a number may have been taken.
     pub fn put_bound(
         &self,
@@ -169,7 +170,7 @@ impl Sequence {
                 }
                 next => next?,
             };
-            // Skip keys that were created by other means.
+            // Skip numbers whose keys were created in another way.
             while client.get(numbered(&prefix, first)?).local().await?.is_some() {
                 first += 1;
             }
@@ -213,7 +214,7 @@ impl Sequence {
     }
 }
 
-/// Like [`try_ways`], with a key that is deleted again if its caller stops waiting.
+/// Like [`try_ways`], with a key that is deleted again if the caller stops waiting.
 async fn try_bound(
     client: &Client,
     ways: Vec<Way>,
@@ -225,7 +226,7 @@ async fn try_bound(
     let keys: Vec<Bytes> = keys.iter().map(|key| client.scope.key(key.clone())).collect();
     let undo = move |reply: &Reply| match reply {
         Reply::Txn(reply) => taken(reply).map(|way| delete_of(&keys[way], reply.revision)),
-        // A key may have been created, but it is not known which one. It is deleted when the
+        // A key may have been created, but its name is not known. The key is deleted when the
         // session ends.
         _ => None,
     };

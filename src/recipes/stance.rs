@@ -1,5 +1,5 @@
-//! Entry metadata: the value of a queue entry's row, with its lock mode and, for people, the source
-//! and reason of the request.
+//! Entry metadata: the value of a queue entry's row. The metadata contains the lock mode and, for
+//! operators, the source location and the reason of the request.
 //!
 //! The value consists of lines of readable text. A value without the Bowline prefix was written by
 //! another client and counts as a mutex. Clients of etcd write an empty value, or the name of a
@@ -20,17 +20,17 @@ use crate::model::LeaseId;
 /// Prefix of values written by Bowline. A candidate's value must not begin with it.
 pub(crate) const MARK: &[u8] = b"bowline:1 ";
 
-/// Maximum length of a stored `site` in bytes. Longer paths lose their beginning, because the end
-/// is more specific.
+/// Maximum length of a stored `site` in bytes. From a longer path the beginning is removed, because
+/// the end is more specific.
 const SITE_BYTES_MAX: usize = 80;
 
 /// The metadata of a queue entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Stance {
     pub(crate) rule: Rule,
-    /// Cluster-wide id of its owner, or empty.
+    /// Cluster-wide id of the entry's owner, or empty.
     pub(crate) owner: String,
-    /// Name of the owner.
+    /// Name of the entry's owner, or empty.
     pub(crate) owner_name: String,
     /// Source location and task.
     pub(crate) site: String,
@@ -123,7 +123,7 @@ impl Stance {
 
 /// Reports whether the key is named like a lock request of Bowline or etcd: a lease id in
 /// hexadecimal, optionally with a number after a dot, or in decimal as in etcd's client for
-/// Node.js. Names with leading zeros are those of sequential keys.
+/// Node.js. A name with leading zeros belongs to a sequential key, not to a request.
 fn is_named_as_request(key: &[u8]) -> bool {
     let last = key.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let lease = last.split(|byte| *byte == b'.').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The fencing token, which tells which of two holds is the later one.
+//! The fencing token, which orders the holds of a lock.
 
 use std::str::FromStr;
 
@@ -8,15 +8,15 @@ use crate::model::Revision;
 
 use super::digits::number_in;
 
-/// A fencing token. It increases with every grant of a lock, across restarts, snapshots and leader
-/// changes. Pass it to the resource that the lock protects, and let the resource reject tokens
-/// lower than the highest it has seen ([`Fence`](crate::lock::Fence)). Then a holder that was paused for
-/// too long can do no damage.
+/// A fencing token. The token increases with every grant of a lock, across restarts, snapshots and
+/// leader changes. Pass it to the resource that the lock protects, and let the resource reject
+/// tokens lower than the highest it has seen ([`Fence`](crate::lock::Fence)). A holder that was
+/// paused for too long then cannot overwrite the work of a later holder.
 ///
-/// Its text form is `revision.handoff`, and only that form can be parsed. The first number is the
-/// revision that the holder's replica had reached when this node acquired the lock. The second
-/// number counts the handoffs of the lock from task to task inside the node since then. Tokens are
-/// ordered by the first number, then by the second.
+/// The text form is `revision.handoff`, and only this form can be parsed. The first number is the
+/// revision that the holder's replica had reached when its node acquired the lock. The second
+/// number counts the handoffs of the lock from task to task inside that node since the acquisition.
+/// Tokens are ordered by the first number, then by the second.
 ///
 /// ```
 /// use bowline::{Revision, Token};
@@ -41,12 +41,12 @@ impl Token {
         Self { revision, handoff }
     }
 
-    /// Returns the revision that the holder's replica had reached when this node acquired the lock.
+    /// Returns the revision that the holder's replica had reached when its node acquired the lock.
     pub fn revision(self) -> Revision {
         self.revision
     }
 
-    /// Returns how often the lock had been handed from task to task inside the node by then.
+    /// Returns how often the lock was handed from task to task inside the node before this hold.
     pub fn handoff(self) -> u64 {
         self.handoff
     }

@@ -1,8 +1,8 @@
 //! [`Upgrade`]: a reader that becomes the writer.
 //!
 //! The reader joins the queue a second time, with an upgrade entry, and waits until it is the only
-//! reader that holds. Then one log entry changes its first row to the write mode and deletes the
-//! second one:
+//! reader that holds. Then one log entry changes the first row to the write mode and deletes the
+//! second row:
 //!
 //! ```text
 //!   r1  w  r2  u(r1)       r1 reads; w waits for r1, r2 waits for w; u may proceed: r1 is the only reader that holds
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! In between, only the entry w keeps r2 from reading, and w may leave at any time. So the log
-//! entry requires that the first entry that blocks readers is unchanged. If it is not, the upgrade
-//! is enqueued again.
+//! entry requires that the first entry that blocks readers is unchanged. If that entry has changed,
+//! the upgrade is enqueued again.
 
 use std::future::Future;
 use std::panic::Location;
@@ -42,8 +42,8 @@ use super::rw_lock::{ReadGuard, WriteGuard};
 use super::stance::Stance;
 use super::view;
 
-/// A call that upgrades a reader to the writer; see [`ReadGuard::upgrade`]. Dropping it releases
-/// the reader as well. [`Upgrade::give_up`] returns the reader.
+/// A call that upgrades a reader to the writer; see [`ReadGuard::upgrade`]. Dropping the call also
+/// releases the reader. [`Upgrade::give_up`] returns the reader.
 #[must_use = "the lock is not upgraded until this is awaited"]
 pub struct Upgrade {
     /// The reader, until the call has completed.
@@ -60,13 +60,13 @@ pub struct Upgrade {
 
 enum UpgradeStep {
     Begins,
-    /// The row still states the write mode, so an upgrade entry would wait for its own read entry.
-    /// The change to the read mode is in flight.
+    /// A change of the row to the read mode is in flight. The row still states the write mode, so
+    /// an upgrade entry would wait for its own read entry.
     Reads(Pin<Box<dyn Future<Output = Result<(), LockError>> + Send>>),
-    /// Queued.
+    /// The upgrade entry is queued.
     Waits(Acquire<Hold>),
-    /// It is the only reader that holds, and the change to the write mode is in flight. The second
-    /// row is held until its outcome is known.
+    /// This is the only reader that holds, and the change to the write mode is in flight. The
+    /// second row is kept until the outcome of the change is known.
     Turns {
         answer: oneshot::Receiver<CallResult<Reply>>,
         /// Completes at the deadline.
@@ -75,12 +75,13 @@ enum UpgradeStep {
     },
 }
 
-/// Error of an upgrade. The guard still holds for reading, unless its lock is lost.
+/// The error of a failed upgrade. The guard still holds the lock for reading, unless the lock is
+/// lost.
 #[derive(Debug, ThisError)]
 #[error("{why}")]
 #[non_exhaustive]
 pub struct UpgradeError {
-    /// The reader.
+    /// The guard of the reader.
     pub guard: ReadGuard,
     /// The cause: [`LockError::UpgradeTaken`], [`LockError::Lost`] if the reader is lost, or any
     /// error of a lock request.
@@ -88,8 +89,8 @@ pub struct UpgradeError {
 }
 
 impl UpgradeError {
-    /// Returns whether anything was changed permanently. If that is unknown, the row may state the
-    /// write mode, so that other readers wait until the guard is released or upgraded.
+    /// Returns whether anything was changed permanently. If the effect is unknown, the row may
+    /// state the write mode, so that other readers wait until the guard is released or upgraded.
     pub fn effect(&self) -> Effect {
         self.why.effect()
     }
@@ -119,8 +120,8 @@ impl Upgrade {
         self
     }
 
-    /// Cancels the upgrade and returns the reader. Returns `None` if the future has completed,
-    /// because the guard was returned then.
+    /// Cancels the upgrade and returns the reader. If the future has already completed, it has
+    /// returned the guard, so this method returns `None`.
     pub fn give_up(mut self) -> Option<ReadGuard> {
         self.turn_back();
         self.read.take().map(ReadGuard::of)
@@ -132,8 +133,7 @@ impl Upgrade {
             return;
         };
         answer.close();
-        // If the reply has not arrived yet, its handler finds the channel closed and undoes the
-        // change.
+        // If the reply arrives later, its handler finds the channel closed and undoes the change.
         if let Ok(outcome) = answer.try_recv() {
             turn_back(read.session().shared(), read.restating(Rule::Read), &outcome);
         }
@@ -197,8 +197,8 @@ impl Upgrade {
         }))
     }
 
-    /// Evaluates the reply: since which revision it is the writer, or `Ok(None)` if the queue had
-    /// changed.
+    /// Evaluates the reply. Returns the revision since which the caller is the writer, or
+    /// `Ok(None)` if the queue had changed.
     fn turned(
         read: &Hold,
         outcome: Option<CallResult<Reply>>,
@@ -231,7 +231,8 @@ impl Upgrade {
                 if let Some(why) = lost(read) {
                     return Poll::Ready(Some(Err(why)));
                 }
-                // The row may be about to be changed back, but the owner knows what it holds.
+                // A change of the row back to the read mode may be in flight, but the owner records
+                // whether it holds the lock for writing.
                 let name = lock_of(read.key());
                 if let Some(grant) = read.owner().and_then(|owner| owner.writes(&name, read)) {
                     read.holds_by(grant);
@@ -269,7 +270,7 @@ impl Upgrade {
                     Poll::Ready(outcome) => outcome.ok(),
                     Poll::Pending => {
                         ready!(late.as_mut().poll(context));
-                        // If the reply is not there now, its handler finds the channel closed and
+                        // If the reply arrives later, its handler finds the channel closed and
                         // undoes the change.
                         answer.close();
                         let Ok(outcome) = answer.try_recv() else {
@@ -325,8 +326,8 @@ fn turn_back(shared: &Shared, mut back: Txn, outcome: &CallResult<Reply>) {
     shared.insist(Command::Txn(back), ReplyTo::Nobody);
 }
 
-/// Returns the first row after a reader if it keeps all others from reading until the reader's
-/// second entry is granted, according to the current replica.
+/// Returns the first row after a reader, if that row keeps all other readers from holding the lock
+/// until the reader's second entry is granted. Reads the local replica.
 fn bar(read: &Hold, second: &Hold) -> Option<KeyValue> {
     let shared = read.session().shared();
     let rows = view::rows(shared, &prefix_of(&lock_of(read.key())));
@@ -373,7 +374,8 @@ impl Future for Upgrade {
 }
 
 impl Drop for Upgrade {
-    /// Other guards may share the reader, and then its row must not block other readers.
+    /// Undoes a change of the row to the write mode that is in flight. If other guards share the
+    /// read lock, the row must not keep blocking other readers.
     fn drop(&mut self) {
         self.turn_back();
     }

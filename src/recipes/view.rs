@@ -1,4 +1,4 @@
-//! The entries of a lock queue, for operators and for errors of waiters.
+//! The public view of a lock queue's entries, for operators and for errors of waiters.
 
 use std::sync::Arc;
 
@@ -36,8 +36,8 @@ pub struct LockEntry {
     pub site: String,
     /// Name of the [owner](crate::Owner), or empty.
     pub owner: String,
-    /// Reason given with the request. For an election, or an entry not created by Bowline, the
-    /// whole value of the key.
+    /// Reason given with the request. For an election, or an entry not created by Bowline, this is
+    /// the complete value of the key.
     pub reason: Bytes,
 }
 
@@ -121,11 +121,11 @@ pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), L
     }
 }
 
-/// Checks that a hold of `lease` may be transferred to `successor`: it must be a waiter with
+/// Checks that a hold of `lease` may be transferred to `successor`, which must be a waiter with
 /// another lease. Two holds of one lease could not be distinguished.
 ///
 /// # Errors
-/// [`LockAdminError::NoSuccessor`].
+/// Returns [`LockAdminError::NoSuccessor`] if the successor is not such a waiter.
 pub(crate) fn may_be_handed(successor: &LockEntry, lease: LeaseId) -> Result<(), LockAdminError> {
     let waits = !successor.holds && successor.lease != lease;
     if waits {

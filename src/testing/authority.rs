@@ -65,7 +65,8 @@ impl DevAuthority {
         Ok(authority)
     }
 
-    /// Issues a certificate for a member, valid until 2100. Issuing again replaces the files.
+    /// Issues a certificate for a member, valid until 2100. A second call for the same member
+    /// replaces its files.
     ///
     /// # Errors
     /// Returns the error of the file system.

@@ -211,7 +211,7 @@ impl Route<'_> {
         loop {
             let (stream, hello) = established;
             context.warn_if_bare(&stream, peer.id, self.lane);
-            tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "connected");
+            tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "connected to member");
             let life = life_of(&hello);
             peer.met(life);
             // The new connection is counted before the earlier one ends, so that the peer does not

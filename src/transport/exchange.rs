@@ -55,17 +55,17 @@ const LINGER_READ_BYTES: usize = 4 << 10;
 #[derive(Debug, Error)]
 pub(super) enum Broken {
     /// The socket failed or was closed.
-    #[error("socket error: {0}")]
+    #[error("connection error: {0}")]
     Socket(io::Error),
     /// One side uses TLS and the other does not, or one side does not accept the other's
     /// certificate.
-    #[error("{0}")]
+    #[error("the ends do not trust each other: {0}")]
     Untrusted(String),
     /// The data does not follow the protocol.
-    #[error("invalid data from the other end: {0}")]
+    #[error("received invalid data: {0}")]
     Garbage(String),
     /// One side has rejected the other.
-    #[error("{why}")]
+    #[error("connection rejected: {why}")]
     Refused {
         /// The id that the other side claims.
         peer: NodeId,

@@ -83,10 +83,10 @@ pub(crate) enum JoinError {
     Refused(String),
     /// No reply arrived in time. The process may have been added nevertheless; a new request with
     /// the same disk then succeeds.
-    #[error("not joined: deadline exceeded; last error: {0}")]
+    #[error("no member accepted the join request before the deadline; last failure: {0}")]
     TooLate(String),
     /// The caller gave up. The process may have been added nevertheless.
-    #[error("not joined: the caller gave up")]
+    #[error("the caller cancelled the join request")]
     GivenUp,
     /// The network could not be started.
     #[error(transparent)]

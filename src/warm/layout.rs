@@ -94,9 +94,9 @@ pub(super) struct CopyHead {
 /// A record that is missing or damaged.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(super) enum RecordError {
-    #[error("record {number} of kind {kind:?} is missing")]
+    #[error("warm copy: record {number} of kind {kind:?} is missing")]
     Missing { kind: CopyKind, number: u64 },
-    #[error("record {number} of kind {kind:?} is damaged")]
+    #[error("warm copy: record {number} of kind {kind:?} is damaged")]
     Damaged { kind: CopyKind, number: u64 },
     #[error(transparent)]
     Codec(#[from] CodecError),

@@ -29,7 +29,7 @@ pub(super) enum LoadError {
     Record(#[from] RecordError),
     #[error(transparent)]
     State(#[from] RestoreError),
-    #[error("a record of kind {0:?} has unexpected contents")]
+    #[error("warm copy: a record of kind {0:?} has unexpected contents")]
     Foreign(CopyKind),
 }
 

@@ -1,8 +1,8 @@
 //! Random histories: log entries and queries, generated from a seed.
 //!
-//! There are few keys, leases, nodes and values, so that requests conflict. A wide history has many more keys, so
-//! that scans are long. The content of a step depends on its seed and on the state before it, so that a step stays
-//! meaningful when a history is shortened.
+//! There are few keys, leases, nodes and values, so that requests conflict. A wide history has many
+//! more keys, so that scans are long. The content of a step depends on the step's seed and on the
+//! state before the step, so that a step stays meaningful when a history is shortened.
 
 use std::ops::Range as Span;
 use std::time::Duration;
@@ -20,12 +20,13 @@ pub(crate) const TERM: Term = Term(7);
 /// Maximum depth of nested transactions.
 const DEPTH_MAX: u64 = 3;
 
-/// A small random number generator (splitmix64), which first uses up the bytes of a fuzzer.
+/// A small random number generator (splitmix64). If it has bytes of a fuzzer, it returns these
+/// bytes first.
 #[derive(Clone)]
 pub(crate) struct Random {
     state: u64,
     is_wide: bool,
-    /// In reverse order.
+    /// The remaining bytes of a fuzzer, in reverse order.
     bytes: Vec<u8>,
 }
 
@@ -81,7 +82,7 @@ impl Random {
     }
 }
 
-/// The present revisions of the store, near which random revisions are chosen.
+/// The current revisions of the store. Random revisions are chosen near them.
 #[derive(Clone, Copy)]
 pub(crate) struct Now {
     pub(crate) revision: Revision,
@@ -92,9 +93,9 @@ pub(crate) struct Now {
 struct Node {
     id: NodeId,
     incarnation: Incarnation,
-    /// Number of its next request.
+    /// Number of the node's next request.
     next: u64,
-    /// Numbers that it left out and may still use.
+    /// Numbers that the node has skipped and may still use.
     skipped: Vec<u64>,
     sent: Vec<(RequestId, Command)>,
     windows: Vec<AckWindow>,
@@ -132,7 +133,7 @@ impl Authors {
         })
     }
 
-    /// Returns the id of a request, mostly of one that was made.
+    /// Returns the id of a request, usually of a request that was made.
     pub(crate) fn request_id(&self, random: &mut Random) -> RequestId {
         let node = random.pick(&self.nodes);
         match node.sent.len() as u64 {
@@ -156,7 +157,8 @@ impl Node {
         }
         let again = !self.sent.is_empty() && random.percent(25);
         let (incarnation, requests) = if again {
-            // Repeated requests of one incarnation, in any order, some of which may have been completed long ago.
+            // Repeat requests of one incarnation in any order. Some of them may have been completed
+            // long ago.
             let (first, _) = random.pick(&self.sent).clone();
             let life: Vec<_> =
                 self.sent.iter().filter(|(id, _)| id.incarnation == first.incarnation).collect();
@@ -178,7 +180,7 @@ impl Node {
             (self.incarnation, requests)
         };
         let window = match self.windows.len() as u64 {
-            // An outdated window.
+            // Use an outdated window.
             old if old > 0 && random.percent(20) => {
                 self.windows[random.below(old) as usize].clone()
             }
@@ -188,7 +190,7 @@ impl Node {
         Proposal { node: self.id, incarnation, window, requests }
     }
 
-    /// Returns the number for a new request, mostly the next one.
+    /// Returns the number for a new request, usually the next number.
     fn number(&mut self, random: &mut Random) -> u64 {
         if !self.skipped.is_empty() && random.percent(30) {
             let at = random.below(self.skipped.len() as u64) as usize;
@@ -202,8 +204,8 @@ impl Node {
         self.next - 1
     }
 
-    /// Returns a window: mostly one that a correct node would send, and sometimes one that marks a request in use as
-    /// completed.
+    /// Returns a window: usually a window that a correct node would send, and sometimes a window
+    /// that marks an open request as completed.
     fn window(&self, random: &mut Random) -> AckWindow {
         let frontier = self.next.saturating_sub(random.below(8));
         let lowest = frontier.saturating_sub(8).max(1);
@@ -263,7 +265,8 @@ fn alarm(random: &mut Random) -> Alarm {
     Alarm { member: random.percent(50).then(|| *random.pick(&members())), kind }
 }
 
-/// Returns a put. With a chance of `keeps` percent each, it keeps the value or the lease, and may then be rejected.
+/// Returns a put. With a probability of `keeps` percent the put keeps the value, and with the same
+/// probability it keeps the lease. A put that keeps one of them may be rejected.
 fn put(random: &mut Random, keeps: u64) -> Put {
     Put {
         key: key(random),
@@ -360,7 +363,8 @@ pub(crate) fn range(random: &mut Random, now: Now) -> Range {
     }
 }
 
-/// Returns a revision: mostly a readable one, and sometimes one that is too old or too new.
+/// Returns a revision: usually a readable revision, and sometimes a revision that is too old or too
+/// new.
 pub(crate) fn revision(random: &mut Random, now: Now) -> Revision {
     let (oldest, newest) = (now.compacted.get(), now.revision.get());
     Revision(match random.below(10) {
@@ -370,7 +374,8 @@ pub(crate) fn revision(random: &mut Random, now: Now) -> Revision {
     })
 }
 
-/// Returns a revision to compact at, mostly slightly newer than the last, so that some history stays.
+/// Returns a revision for a compaction, usually slightly newer than the last compaction, so that
+/// some history stays.
 fn compaction(random: &mut Random, now: Now) -> Revision {
     let (oldest, newest) = (now.compacted.get(), now.revision.get());
     Revision(match random.below(10) {
@@ -438,7 +443,7 @@ fn value(random: &mut Random) -> Bytes {
     }
 }
 
-/// Returns a lease id: a small one, or one of two large ones.
+/// Returns a lease id: a small id, or one of two large ids.
 pub(crate) fn lease_id(random: &mut Random) -> LeaseId {
     let id = match random.below(12) {
         0 => u64::MAX,

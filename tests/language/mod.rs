@@ -26,10 +26,11 @@
 //! hold | publish                         stop, and resume, making applied changes visible
 //! ```
 //!
-//! KEYS: `a` one key, `a..c` half-open, `a..` from there on, `a*` a prefix, `*` every key. Bytes that are not letters
-//! are written `\x00`; `""` is the empty string; `x{9}` is nine times `x`. Before a line of a transaction, `9x`
-//! stands for nine such lines, in which `#` is replaced by the number of the line. Lease ids are hexadecimal. A put,
-//! a transaction and so on are requests of node 9, numbered from 1.
+//! KEYS: `a` one key, `a..c` half-open, `a..` from there on, `a*` a prefix, `*` every key. Bytes
+//! that are not letters are written `\x00`; `""` is the empty string; `x{9}` is nine times `x`.
+//! Before a line of a transaction, `9x` stands for nine copies of that line, in which `#` is
+//! replaced by the number of the copy. Lease ids are hexadecimal. Unless a script names another
+//! node, requests are made by node 9 and numbered from 1.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -523,7 +524,7 @@ pub(crate) fn event_lines(event: &Event, prev: bool) -> Vec<String> {
     let head = match event.kind {
         EventKind::Put => format!("{} put {}", event.revision(), row(&event.kv)),
         EventKind::Delete => {
-            // A deletion has no further fields. If it has, they are shown.
+            // A deletion should have no further fields. Show them if it has any.
             let bare = KeyValue {
                 key: event.kv.key.clone(),
                 value: Bytes::new(),
@@ -555,7 +556,7 @@ pub(crate) fn lease_line(id: LeaseId, lease: &Lease, keys: &[Bytes]) -> String {
     line
 }
 
-/// Formats bytes as text, and shortens long ones.
+/// Formats bytes as text, and shortens long texts.
 pub(crate) fn short(bytes: &[u8]) -> String {
     const SHOWN: usize = 40;
     match bytes {

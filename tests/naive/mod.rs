@@ -1,8 +1,8 @@
 //! A store that is obviously correct: the reference for the state machine.
 //!
-//! It keeps every past state as a whole, and scans all rows for everything. It has no limits, digests, memory
-//! accounting or speed. It follows the documentation of etcd and `bowline::model`, and shares no code with
-//! `bowline::machine`.
+//! The model keeps a complete copy of every past state, and scans all rows for every request. It
+//! has no limits, digests or memory accounting, and is slow. It follows the documentation of etcd
+//! and `bowline::model`, and shares no code with `bowline::machine`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,14 +18,14 @@ use bytes::Bytes;
 
 use crate::subject::{Applied, Lease, LeaseNews, Subject};
 
-/// Ids above this that a caller chose do not affect the ids that the store assigns. (The scripts and the histories
-/// choose ids far from it.)
+/// If a caller chooses a lease id above this limit, the id does not affect the ids that the store
+/// assigns. (The scripts and the histories choose ids far from this limit.)
 const MINTED_MAX: u64 = 1 << 31;
 
-/// Size above which an answer is kept without its rows, for a repeated request.
+/// Above this size, an answer that is kept for repeated requests is kept without its rows.
 const ANSWER_BYTES_MAX: usize = 1 << 10;
 
-/// Bytes that a row, or the result of an operation, counts in an answer in addition to its key and value.
+/// Overhead in bytes of a row, or of the result of an operation, in the size of an answer.
 const PART_BYTES: usize = 96;
 
 /// The requests of one node in its newest incarnation.
@@ -39,7 +39,7 @@ struct Life {
 
 impl Life {
     fn is_closed(&self, seq: u64) -> bool {
-        // There is no request 0.
+        // Requests are numbered from 1.
         let is_closed_in = |window: &AckWindow| {
             seq < window.frontier && !window.open.iter().any(|open| open.contains(&seq))
         };
@@ -208,7 +208,7 @@ impl Naive {
             let life =
                 |lease: &Lease| lease.session.as_ref().map(|(_, incarnation, _)| *incarnation);
             let mut ghosts: Vec<_> = ghosts.map(|(id, lease)| (life(lease), *id)).collect();
-            // The oldest incarnation first.
+            // Sort by incarnation, oldest first.
             ghosts.sort();
             for (_, ghost) in ghosts {
                 self.end(ghost);
@@ -265,8 +265,8 @@ impl Naive {
         Ok(())
     }
 
-    /// Checks all operations in order, and of each put first the value or lease that it keeps. etcd checks in the
-    /// same order.
+    /// Checks all operations in order. For each put, checks first whether the value or lease that
+    /// it keeps exists. etcd checks in the same order.
     fn check_path(
         &self,
         path: &Path<'_>,
@@ -385,7 +385,7 @@ impl Subject for Naive {
         });
         let mut events: Vec<Event> = seen.cloned().collect();
         for event in &mut events {
-            // The row before the change belongs to the revision before.
+            // The row before the change belongs to the previous revision, which may be compacted.
             if compacted.is_some_and(|compacted| event.revision() <= compacted) {
                 event.prev = None;
             }

@@ -1,5 +1,5 @@
-//! Tests of cluster alarms: they are active on every node and survive failovers and restarts, and operations that
-//! must continue do so.
+//! Tests of cluster alarms: an alarm is active on every node and survives failovers and restarts,
+//! and the operations that an alarm must not stop continue.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use bowline::{
 
 const FULL: Alarm = Alarm { member: None, kind: AlarmKind::NoSpace };
 
-/// Truncates the log every few hundred writes.
+/// Configures a node that truncates its log every few hundred writes.
 fn small(config: Config) -> Config {
     config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10)
 }
@@ -47,7 +47,7 @@ fn puts_are_refused(node: &Node, kind: AlarmKind) {
     assert!(error.to_string().contains("bowline alarm disarm"), "{error}");
 }
 
-/// Appends entries that grow the log and not the state.
+/// Appends entries that make the log grow, but not the state.
 fn delete_many(node: &Node) -> Revision {
     let client = node.client();
     let long = |n: u32| format!("none/{n}/{}", "x".repeat(900));
@@ -110,7 +110,7 @@ fn absent_member_receives_alarms_in_a_snapshot() {
     while taken() < before + 2 {
         delete_many(cluster.node(leader));
     }
-    // It fetches a snapshot, and at its next start uses its own.
+    // First the member fetches a snapshot. At its next start it uses its own snapshot.
     for installs in [1, 0] {
         cluster.restart(away).block().unwrap();
         let client = cluster.node(away).client();
@@ -178,14 +178,15 @@ fn alarm_blocks_new_lock_requests_but_not_releases_or_sessions() {
         assert_eq!(came.unwrap_err(), refused(kind), "no new sessions");
         let entered = waiter.mutex("third").try_lock().block();
         assert_eq!(entered.unwrap_err(), LockError::Store(refused(kind)));
-        // The lock goes to a request that was already queued, by a transaction that does nothing else.
+        // The release grants the lock to a request that was already queued, without any other
+        // change.
         held.release().block().unwrap();
         let guard = waits.as_mut().block().unwrap();
         let rejection = guard.txn().then(bowline::Op::put("k", "v")).commit().block().unwrap_err();
         assert_eq!(rejection, bowline::GuardError::Store(refused(kind)));
         drop(other);
         while !near.client().range(KeyRange::prefix("other/")).block().unwrap().kvs.is_empty() {}
-        // Longer than the TTL of the sessions.
+        // Renew for longer than the TTL of the sessions.
         let renewed = || near.client().renew(session.lease()).block().unwrap();
         assert_eq!(renewed(), ttl);
         while near.client().lease_info(lease).block().unwrap().is_some() {}

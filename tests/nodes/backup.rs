@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::loopback;
 
-/// Truncates the log every few hundred writes.
+/// Configures a node that truncates its log every few hundred writes.
 fn small(config: Config) -> Config {
     let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
     config.call_deadline(Duration::from_secs(30))
@@ -39,7 +39,8 @@ fn stop(node: Node) {
     assert!(testing::shutdown(node).block().hanging.is_empty());
 }
 
-/// Three members of a new cluster that is restored from a backup, with addresses and directories of their own.
+/// Three members of a new cluster that is restored from a backup, with new addresses and
+/// directories.
 struct Place {
     dir: TempDir,
     addresses: Vec<(String, String)>,
@@ -147,7 +148,8 @@ fn backup_taken_under_load_starts_a_new_cluster() {
     assert!(info.revision >= early && info.revision <= last, "{info:?}");
     assert_eq!(info.members.rows().len(), 3);
     assert_eq!(info.leases, 2);
-    // The new cluster has the state of the old one at this revision, without the keys that were bound to leases.
+    // The new cluster has the state of the old cluster at this revision, without the keys that were
+    // bound to leases.
     let then = client.range(KeyRange::all()).revision(info.revision).block().unwrap();
     assert_eq!(info.keys, then.kvs.len() as u64);
     let kept: BTreeMap<_, _> = then
@@ -205,7 +207,7 @@ fn restored_cluster_restarts_and_accepts_joiners_with_all_data() {
     for name in ["a", "b", "c"] {
         place.restore(&file, name, name);
     }
-    // Two of the members wait in vain for the third, and are stopped.
+    // Two of the members wait for the third, which is not started, and are stopped.
     for name in ["a", "b"] {
         let node = place.start(name, name);
         wait_for(&node, |status| status.role == Role::Founding);
@@ -214,7 +216,7 @@ fn restored_cluster_restarts_and_accepts_joiners_with_all_data() {
     let nodes = ["a", "b", "c"].map(|name| place.start(name, name));
     let expected = everything(&nodes[0]);
     assert_eq!(expected.len(), 20);
-    // No member has taken a snapshot, so a restart uses the restored one.
+    // No member has taken a snapshot, so a restart uses the restored snapshot.
     for node in nodes {
         stop(node);
     }
@@ -248,7 +250,7 @@ fn member_with_damaged_restored_state_fetches_it_from_peers() {
     for name in ["a", "b", "c"] {
         place.restore(&file, name, name);
     }
-    // Before the member has met the others, it has no peer to ask for the state.
+    // Before the member has met the other members, it has no peer to ask for the state.
     damage();
     let error = Node::start(place.config("a", "a")).block().unwrap_err().to_string();
     assert!(error.contains("is damaged at byte"), "{error}");

@@ -1,5 +1,5 @@
-//! Tests of invalid input: it is rejected with a clear error, and a write and a read afterwards show that it did no
-//! damage.
+//! Tests of invalid input: the input is rejected with a clear error, and a write and a read
+//! afterwards show that it did no damage.
 
 use std::error::Error as StdError;
 use std::fs;
@@ -156,7 +156,10 @@ fn failed_join_reports_a_rejection_or_an_unknown_outcome() {
         JoinErrorKind::Refused
     );
     let nobody = joins("red").join([loopback::address()]).join_deadline(Duration::from_millis(300));
-    assert_eq!(kind(nobody, "not joined: deadline exceeded"), JoinErrorKind::TimedOut);
+    assert_eq!(
+        kind(nobody, "no member accepted the join request before the deadline"),
+        JoinErrorKind::TimedOut
+    );
     // Neither failure prevents a later start.
     let joined = Node::start(joins("red")).block().unwrap();
     works(&joined.client());
@@ -250,7 +253,7 @@ fn two_wiped_disks_of_three_never_make_an_empty_quorum() {
     let read = kv.get("k").deadline(Duration::from_millis(500)).block();
     assert_eq!(read, Err(Error::Deadline { effect: Effect::NotApplied }));
     let put = kv.put("k", "w").deadline(Duration::from_millis(500)).block();
-    // The effect depends on whether the member still believed that it was the leader.
+    // The effect depends on whether the member still considered itself the leader.
     assert!(matches!(put, Err(Error::Deadline { .. })), "{put:?}");
     assert_eq!(kv.get("k").local().block().unwrap().unwrap().value, "v");
 }
@@ -280,7 +283,8 @@ fn two_wiped_members_wait_for_the_third_and_then_stop() {
         let why = why_it_stopped(cluster.node(member));
         assert!(is_about_the_lost_disk(&why), "{why:?}");
     }
-    // The third member alone cannot know how much of its log was committed, but it has all of it.
+    // The third member alone cannot know how much of its log was committed, but it has the whole
+    // log.
     assert_eq!(cluster.node(0).stop_reason(), None);
     let log = fs::read(cluster.data_dir(0).join("0000000001.log")).unwrap();
     assert!(log.windows(8).any(|bytes| bytes == b"precious"));
@@ -306,7 +310,7 @@ fn port_in_use_is_named_and_no_data_is_created() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     let config = Config::new(&data, "a").members([("a", address.as_str()), ("b", "127.0.0.1:1")]);
-    let error = refused(config, &format!("network: cannot listen on {address}: "));
+    let error = refused(config, &format!("cannot start the network: cannot listen on {address}: "));
     assert!(matches!(error, StartError::Network(_)));
     assert!(!data.exists());
 }
@@ -476,8 +480,8 @@ fn garbage_or_floods_on_the_peer_port_do_no_harm() {
         preface(1, 1)[..9].to_vec(),
         vec![0; 1 << 20],
     ];
-    // Connections that send nothing stay open during the whole test. There are more of them than may be in a
-    // handshake at a time.
+    // Connections that send nothing stay open during the whole test. Their number exceeds the limit
+    // of connections in a handshake.
     let silent: Vec<TcpStream> = addresses
         .iter()
         .flat_map(|at| (0..100).map(move |_| TcpStream::connect(at).unwrap()))

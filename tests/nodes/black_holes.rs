@@ -10,7 +10,8 @@ use bowline::{Blocking, Config, Node};
 
 use crate::loopback;
 
-/// Long enough that open connections are given up and new attempts are in progress.
+/// Duration of the loss: long enough that open connections are closed and new attempts to connect
+/// are in progress.
 const SWALLOWED_FOR: Duration = Duration::from_secs(4);
 
 /// A relay in front of a member. Peers dial the relay.

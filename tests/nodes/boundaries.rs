@@ -44,7 +44,7 @@ fn ranges_span_pages_of_the_index_and_of_a_read() {
         assert!(keys == wanted, "{limit}");
         assert_eq!((reply.count, reply.more), (2_200, limit < 2_200), "{limit}");
     }
-    // Pages become small and empty.
+    // Delete keys, so that pages become small and empty.
     for keys in all[128..2_100].chunks(128) {
         let deletes = keys.iter().map(|key| Op::delete(key.clone()));
         deletes.fold(kv.txn(), |txn, delete| txn.then(delete)).commit().block().unwrap();
@@ -204,7 +204,7 @@ fn permits_claim_more_slots_than_fit_into_one_entry() {
     assert!(slots.iter().all(|slot| *slot < 150));
 }
 
-/// A deadlock of more owners than the search follows ends at the deadline of the request instead.
+/// If a deadlock has more owners than the search follows, the request fails at its deadline.
 #[test]
 fn deadlocks_of_many_owners_are_found_up_to_a_limit() {
     for (count, is_found) in [(60, true), (70, false)] {

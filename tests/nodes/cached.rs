@@ -188,7 +188,7 @@ fn compacted_changes_are_reread_and_the_view_never_goes_back() {
     let mut cached = kv.cached_prefix("c/").block().unwrap();
     let before = cached.view().unwrap();
     kv.delete("c/gone").block().unwrap();
-    // More events than a watch buffers.
+    // Write more events than a watch buffers.
     for i in 0..600 {
         kv.put(format!("c/{}", i % 7), i.to_string()).block().unwrap();
     }
@@ -198,7 +198,7 @@ fn compacted_changes_are_reread_and_the_view_never_goes_back() {
     assert!(view.revision() >= revision && revision > before.revision());
     let truth = kv.range(KeyRange::prefix("c/")).block().unwrap().kvs;
     assert!(view.iter().map(|(_, row)| row).eq(&truth));
-    // The view continues from there.
+    // The view continues from the new snapshot.
     kv.put("c/new", "").block().unwrap();
     assert!(cached.changed().block().unwrap().get("c/new").is_some());
 }

@@ -88,7 +88,7 @@ fn dropped_wait_keeps_the_queue_entry_and_wakes_other_waiters() {
     assert_eq!(tokens, [second.leadership().unwrap().token(); 3]);
 }
 
-/// A state query consumes the notification, and waiting tasks must be woken all the same.
+/// A state query consumes the notification, but waiting tasks must still be woken.
 #[test]
 fn polling_does_not_hide_changes_from_waiters() {
     let cluster = lasting(1);
@@ -152,7 +152,8 @@ fn candidate_requeues_after_losing_a_term() {
         let loss = term.lost().block();
         assert_eq!(std::mem::discriminant(&loss), std::mem::discriminant(&expected), "{loss:?}");
         assert!(!term.is_leader());
-        // It learns of its election by waiting in the first terms, and by a query in the later ones.
+        // In the first terms the candidate learns of its election by waiting, and in the later
+        // terms by a query.
         let next = match round < 2 {
             true => elected(&candidacy).unwrap(),
             false => {
@@ -248,7 +249,7 @@ fn dropped_candidacy_ends_all_its_leaderships() {
     assert!(!kept.is_leader());
     assert_eq!(kept.lost().block(), LostReason::Released);
     waiting.finish().unwrap();
-    // A candidacy that waits, or whose request is still in flight, leaves nothing behind either.
+    // A candidacy that waits, or whose request is still in flight, also leaves no key behind.
     let third = stand(&cluster, 2, "c");
     until_places(cluster.node(0), "jobs", 2);
     drop(third);
@@ -273,7 +274,7 @@ fn session_end_ends_the_candidacy() {
 
     let [closing, _] = sessions;
     let closing = Begun::asked(async move { closing.close().await });
-    // As soon as `close` is called.
+    // The candidacy reports the loss as soon as `close` is called.
     assert!(!first.is_leader() && first.leadership().is_none() && first.position().is_none());
     assert_eq!(elected(&first).unwrap_err(), closed);
     closing.finish().unwrap();
@@ -326,7 +327,8 @@ fn withdrawn_candidacy_leaves_the_queue_empty() {
     for round in 0..40 {
         let candidacy = stand(&cluster, one, "b");
         if round % 2 == 0 {
-            // In the other rounds, the outcome of the request is not known yet.
+            // Wait for the key in some rounds. In the other rounds, the outcome of the request is
+            // not known yet.
             until_places(cluster.node(two), "jobs", 2);
         }
         assert_eq!(into_inner(candidacy).withdraw().block(), Ok(Released::Now));
@@ -336,7 +338,7 @@ fn withdrawn_candidacy_leaves_the_queue_empty() {
     let LeaderEvent::Leads(before) = line else { panic!("somebody leads") };
     assert_eq!(into_inner(holder).withdraw().block(), Ok(Released::Now));
     assert_eq!(places(cluster.node(one), "jobs"), 0);
-    // It is elected, and the candidacy was not queried since.
+    // The candidate is elected, and its candidacy was not queried since.
     let candidacy = stand(&cluster, one, "b");
     let observer = session(&cluster, two).election("jobs");
     let is_it = || observer.leader().block().unwrap().is_some_and(|now| now.since > before.since);
@@ -432,7 +434,8 @@ impl Wake for LooksWhenWoken {
 #[test]
 fn waker_may_poll_the_candidacy_at_once() {
     let cluster = lasting(1);
-    // In some rounds the driver may detect the end of the session first; then other rounds must cover the query.
+    // In some rounds the driver may detect the end of the session before the query does. The other
+    // rounds must cover the query.
     for ends in [false, true, true, true, true] {
         let session = another_session(&cluster, 0, "candidate");
         let held = session.election("jobs").campaign("before").block().unwrap();
@@ -467,7 +470,7 @@ fn waker_may_poll_the_candidacy_at_once() {
     }
 }
 
-/// The intervals in which a candidate surely led, by the one clock of this machine.
+/// The intervals in which a candidate was guaranteed to lead, by the clock of this machine.
 type Spells = Arc<Mutex<Vec<(Moment, Moment, Token)>>>;
 
 /// Records the interval of each term, until the candidacy ends.
@@ -526,8 +529,8 @@ fn two_candidates_never_lead_during_kills_partitions_and_force_releases() {
             0 => cluster.kill(leads).block(),
             1 => cluster.partition(&[leads]),
             _ => {
-                // A forced release ends the holder's belief first. If the key were simply deleted, its node would
-                // learn of it a moment later.
+                // Use a forced release, which invalidates the hold first. If the key were simply
+                // deleted, the holder's node would learn of the deletion too late.
                 let other = cluster.node((leads + 1) % 3);
                 loop {
                     until_true(other, "somebody stands", || places(other, "jobs") > 0);
@@ -537,7 +540,7 @@ fn two_candidates_never_lead_during_kills_partitions_and_force_releases() {
                         break;
                     }
                 }
-                // It becomes a candidate again by itself.
+                // The member becomes a candidate again by itself.
                 continue;
             }
         }

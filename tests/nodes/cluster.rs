@@ -169,7 +169,8 @@ fn sessions_are_granted_a_lock_in_the_order_of_their_keys() {
                 for _ in 0..20 {
                     let guard = session.mutex("lock").lock().block().unwrap();
                     let mut alone = granted.try_lock().expect("two are inside");
-                    // A round trip, so that a second holder would be noticed.
+                    // Make a round trip while the lock is held, so that a second holder would be
+                    // noticed.
                     cluster.node(member).client().put("seen", "").block().unwrap();
                     alone.push(guard.token());
                     drop(alone);
@@ -215,7 +216,7 @@ fn a_lock_is_free_after_its_holder_has_crashed() {
 
 #[test]
 fn restarted_member_does_not_wait_for_its_old_session() {
-    // The sessions would outlive the test.
+    // With the default TTL, the sessions would outlive the test.
     let options = ClusterOptions::new(3)
         .configure(|config| config.session_ttl(LONG))
         .wait_limit(Duration::from_secs(20));
@@ -237,7 +238,8 @@ fn paused_holder_writes_nothing_late_and_learns_of_its_loss() {
     let (holder, other) = ((leader + 1) % 3, (leader + 2) % 3);
     let guard = mortal(&cluster, holder).mutex("lock").lock().block().unwrap();
     cluster.pause(holder);
-    // Sent while the holder still believes that it holds the lock, and proposed after the next holder has written.
+    // This transaction is sent while the holder still considers the lock held, and is proposed
+    // after the next holder has written.
     let sent = Begun::new(guard.txn().then(Op::put("data", "sent before")).commit());
     assert!(guard.is_held());
     let next = cluster.node(other).session().block().unwrap().mutex("lock").lock().block().unwrap();
@@ -288,7 +290,8 @@ fn abandoned_wait_leaves_no_key() {
     let waiting = Begun::new(other.mutex("lock").lock().deadline(STEADY * 2));
     until_places(cluster.node(1), "lock", 2);
     assert_eq!(waiting.finish().unwrap_err(), LockError::TimedOut { before: 1 });
-    // A future that was never polled has done nothing. One that is dropped later leaves the queue.
+    // A future that was never polled has not sent a request. A future that is dropped later leaves
+    // the queue.
     drop(other.mutex("lock").lock());
     guard.release().block().unwrap();
     let kv = cluster.node(2).client();
@@ -405,7 +408,7 @@ fn blocked_host_costs_neither_leadership_nor_leases() {
     let leader = cluster.leader().block().unwrap();
     let guard = mortal(&cluster, leader).mutex("lock").lock().block().unwrap();
     let term = cluster.node(leader).status().term;
-    // The host program does nothing for longer than a TTL, since this thread is all of it.
+    // Block the program for longer than a TTL. This thread is its only one.
     let (_hold, wait) = std::sync::mpsc::channel::<()>();
     assert!(wait.recv_timeout(STEADY + STEADY / 2).is_err());
     assert!(guard.is_held());

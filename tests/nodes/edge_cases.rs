@@ -29,7 +29,7 @@ fn session_expiry_frees_the_lock_and_notifies_the_holder() {
     let other = session(&cluster, 1);
     let waiting = stand_in_line(&other, cluster.node(1), "lock");
     let believed = guard.valid_until();
-    // A lease ends by a log entry, whatever the reason.
+    // A revocation stands for every end of a lease, because a lease always ends with a log entry.
     cluster.node(2).client().revoke(held.lease()).block().unwrap();
     assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::LeaseEnded));
     assert!(cluster.node(0).now() < believed, "told at the apply, not when the belief runs out");
@@ -124,7 +124,8 @@ fn release_with_a_lost_reply_is_applied_once() {
     assert!(release.poll().is_none(), "its answer was not delivered");
     cluster.heal();
     assert_eq!(release.finish().unwrap(), Released::Now);
-    // The node has repeated its request, which does not release the lock of another session.
+    // Meanwhile the node has repeated its release request, which must not release the lock of
+    // another session.
     cluster.node(one).client().put("k", "v").block().unwrap();
     assert!(next.is_held());
     assert!(second.poll().is_none());
@@ -197,7 +198,8 @@ fn acquire_dropped_with_an_unknown_outcome_is_undone() {
     cluster.partition(&[one]);
     drop(Begun::new(mine.mutex("lock").lock()));
     cluster.heal();
-    // The caller of the request has gone away, with any outcome.
+    // The caller of the first request has gone away, so its lock must be free, whether or not the
+    // request was applied.
     let next = session(&cluster, two).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(two), "lock", 1);
     assert!(next.is_held());
@@ -273,7 +275,7 @@ fn leader_change_keeps_locks_and_queue_entries() {
 #[test]
 fn a_lease_gets_its_full_ttl_from_a_new_leader() {
     let mut cluster = lasting(3);
-    // The lease is not renewed.
+    // Do not renew this lease.
     let ttl = STEADY * 3;
     let kv = cluster.node(0).client();
     let lease = kv.grant(ttl).block().unwrap().id;
@@ -282,7 +284,7 @@ fn a_lease_gets_its_full_ttl_from_a_new_leader() {
     let (leader, one, _) = roles(&cluster);
     let killed = cluster.node(one).now();
     cluster.kill(leader).block();
-    // The new leader was elected after that time, and does not know how long the lease had lived.
+    // The new leader does not know how long the lease has lived, and counts the full TTL.
     until_deleted(&cluster.node(one).client(), "bound");
     let ended = cluster.node(one).now();
     assert!(ended >= killed + ttl, "it ended at {ended:?}, its leader at {killed:?}");
@@ -295,7 +297,8 @@ fn held_lock_is_lost_after_a_quorum_outage() {
     assert!(matches!(guard.state(), LockState::Held(_)));
     cluster.kill(1).block();
     cluster.kill(2).block();
-    // Of the 60 seconds, the session relies on 54, and two renewals are due within 36.
+    // The TTL is 60 seconds. The session relies on the lease for 54 seconds, and makes two renewals
+    // within 36 seconds.
     clocks[0].jump(Duration::from_secs(40));
     assert!(matches!(guard.state(), LockState::Unconfirmed(_)), "{:?}", guard.state());
     assert!(guard.is_held());
@@ -451,13 +454,13 @@ fn leased_keys_that_are_not_lock_requests_are_a_kind_mismatch() {
     }
     let text = mismatch.to_string();
     assert!(text.contains("the name is in use as keys that are not lock requests"), "{text}");
-    // The same for a request behind a holder: it would be next once the holder releases.
+    // The same applies to a request behind a holder that would be next once the holder releases.
     let guard = other.mutex("late").lock().block().unwrap();
     kv.put("late/ready", "1").lease(owner.lease()).block().unwrap();
     let third = another_session(&cluster, 0, "third");
     assert_eq!(third.mutex("late").lock().block().map(drop), Err(mismatch.clone()));
     guard.release().block().unwrap();
-    // A key that was there before the request, and gets its lease while the request waits.
+    // This key was created before the request, and gets its lease while the request waits.
     kv.put("older/ready", "1").block().unwrap();
     let guard = other.mutex("older").lock().block().unwrap();
     let waiting = stand_in_line(&third, cluster.node(0), "older");
@@ -506,7 +509,7 @@ fn another_lock_kind_on_one_name_is_rejected() {
     assert_eq!(error, LockError::KindMismatch { stored: LockKind::Mutex });
     until_places(cluster.node(1), "name", 1);
     guard.release().block().unwrap();
-    // The kind is forgotten with the last entry.
+    // Once the queue is empty, the name may be used for another kind of lock.
     assert!(other.semaphore("name", 3).acquire().block().is_ok());
 }
 
@@ -576,7 +579,8 @@ fn panicking_waker_does_not_affect_the_node() {
     let falls = Arc::new(Falls(AtomicU64::new(0)));
     let waker = Waker::from(Arc::clone(&falls));
     let client = node.client();
-    // Three wake-ups: by an answer of the driver, by a granted lock, and by the end of a session.
+    // Provoke three wake-ups: by an answer of the driver, by a granted lock, and by the end of a
+    // session.
     let mut put = Box::pin(client.put("key", "value").into_future());
     let mut acquire = Box::pin(other.mutex("lock").lock().into_future());
     let mut ended = Box::pin(other.ended());

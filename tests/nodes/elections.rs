@@ -120,7 +120,7 @@ fn work_may_finish_after_the_loss_if_configured() {
         }
         kv.delete(leadership.key().clone()).await.unwrap();
         sender.send(leadership.lost().await).unwrap();
-        // It becomes a candidate again only when this work has ended.
+        // The member becomes a candidate again only when this work has ended.
         assert_eq!(election.leader().await.unwrap(), None);
         "of the first term"
     };
@@ -162,7 +162,7 @@ fn leader_task_ends_with_its_session() {
         until_places(cluster.node(0), "jobs", member as u64 + 1);
         all.push((session, running));
     }
-    // First the second one, which waits.
+    // Stop the second candidate first, which waits.
     for (session, running) in all.into_iter().rev() {
         session.close().block().unwrap();
         let error = running.finish().unwrap_err();
@@ -173,7 +173,8 @@ fn leader_task_ends_with_its_session() {
     assert!(counted.begun() <= 1, "who never led is told nothing");
 }
 
-/// Leads by its node until it is told to stop. Reports each term with its member and session.
+/// Runs a leader task of the node until it is stopped. Reports each term with its member and
+/// session.
 fn lead_by_node(
     node: &Node,
     sender: &mpsc::Sender<(NodeId, LeaseId, Token)>,
@@ -267,7 +268,7 @@ fn next_leader_waits_until_the_work_has_ended() {
             leads.send(()).unwrap();
             let request = leadership.asked_to_release().await;
             assert!(leadership.is_leader() && !request.reason.is_empty());
-            // The work ends slowly, and still leads.
+            // The work ends slowly, and is still the leader meanwhile.
             leadership.proclaim("a, ending").await.unwrap();
             at_the_end.store(true, Ordering::SeqCst);
             "ended in order"
@@ -297,7 +298,7 @@ fn stopped_work_is_dropped_after_the_grace_period() {
         pending::<()>().await;
     };
     let stop = std::future::ready(());
-    // If it is stopped before it leads, it never becomes a candidate.
+    // If the task is stopped before it leads, it never becomes a candidate.
     assert_eq!(election.leader_task("a").run_until(stop, grace, work).block(), Ok(None));
     assert_eq!(counted.begun(), 0);
 
@@ -340,13 +341,14 @@ fn value_of_another_lock_kind_is_rejected() {
     assert_eq!(refused, Err(GuardError::ReservedValue));
 }
 
-/// The intervals in which work ran and surely led, by the one clock of this machine.
+/// The intervals in which work ran and was guaranteed to lead, by the clock of this machine.
 type Spells = Arc<Mutex<Vec<(Moment, Moment)>>>;
 
 /// Records its interval when it is dropped.
 struct Spell {
     begun: Moment,
-    /// The time before it was last found to lead, because the thread that ends the work may be late.
+    /// The last time at which the work was known to lead. It is recorded because the thread that
+    /// ends the work may be late.
     last: Option<Moment>,
     spells: Spells,
 }
@@ -466,7 +468,8 @@ fn observer_with_compacted_history_sees_the_next_leader() {
     for n in 0..QUEUE {
         first.proclaim(format!("a{n}")).block().unwrap();
     }
-    // This event does not fit any more, and after the compaction only its deletion is left.
+    // This event does not fit into the buffer, and after the compaction only the deletion of the
+    // key is left.
     first.resign().block().unwrap();
     let gone = kv.get("jobs").block().map(|_| kv.revision()).unwrap();
     kv.compact(gone).block().unwrap();
@@ -498,7 +501,8 @@ fn detached_lock_is_resumed_by_another_session_of_its_node() {
     let resume = |by: &Session, ticket: &SavedHold| by.mutex("import").resume(ticket).block();
     assert_eq!(resume(&mine, &ticket).unwrap_err(), ResumeError::SameLease(mine.lease()));
     assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::InUse);
-    // The original holder on that node may still believe in its hold while its session is active.
+    // While its session is active, the original holder on that node may still consider the lock
+    // held.
     let elsewhere = resume(&session(&cluster, two), &ticket).unwrap_err();
     let own = cluster.node(two).status().id;
     assert_eq!(elsewhere, ResumeError::AnotherNode { ticket: ticket.node(), own });
@@ -520,7 +524,7 @@ fn detached_lock_is_resumed_by_another_session_of_its_node() {
         assert!(next.is_held() && next.token() > last);
         assert_eq!(resume(&session(&cluster, one), &ticket).unwrap_err(), ResumeError::Over);
         last = next.token();
-        // A task of the same session waits after it, with a key of its own.
+        // A task of the same session waits after the holder, with its own key.
         let waits = stand_in_line(&mine, cluster.node(one), "import");
         drop(waits);
         until_places(cluster.node(one), "import", 1);
@@ -685,7 +689,8 @@ fn force_release_frees_a_lost_lock_with_a_resumed_lease() {
     let node = cluster.node(one);
     let mine = node.open_session().ttl(LONG).block().unwrap();
     let guard = mine.mutex("import").lock().block().unwrap();
-    // By its own clock the session has expired. By the leader's clock, its lease has just begun.
+    // By the clock of its node the session has expired. By the leader's clock, its lease has just
+    // begun.
     clocks[one].jump(2 * LONG);
     assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::NotRenewed));
     let kept = node.resume_session(mine.lease()).block().unwrap();

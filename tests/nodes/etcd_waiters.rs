@@ -22,8 +22,9 @@ struct EtcdLock {
 }
 
 impl EtcdLock {
-    /// `concurrency.Mutex.Lock`: puts its own key if it does not exist, and waits for the deletion of the newest key
-    /// that is older than its own, until there is none. Then it checks that its own key still exists.
+    /// `concurrency.Mutex.Lock`: puts its own key if it does not exist, and waits for the deletion
+    /// of the newest key that is older than its own, until there is no older key. Then the client
+    /// checks that its own key still exists.
     async fn lock(kv: &Client, name: &str, lease: LeaseId) -> Result<Self, Error> {
         let key = format!("{name}/{lease}");
         let put = Put {

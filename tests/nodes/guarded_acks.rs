@@ -52,7 +52,7 @@ fn result_acknowledgement_and_release_are_one_revision() {
         matches!(&reply.results[..2], [TxnResult::Range(none), TxnResult::Put(_)] if none.count == 0),
         "the caller's own operations come first: {reply:?}"
     );
-    // All of it is in one revision.
+    // All these changes have the same revision.
     let kv = cluster.node(taker).client();
     let mut changes = kv.watch(bowline::KeyRange::all()).from(before.next()).block().unwrap();
     let batch = changes.next().block().unwrap().unwrap();
@@ -116,7 +116,7 @@ fn commit_and_release_rejects_the_guard_of_another_hold() {
     assert_eq!(refused, Err(GuardError::ForeignGuard));
     assert!(!is_there(node, "result") && guard.is_held());
     was_given_back(&session);
-    // The guard that was passed in is released, like any guard that is dropped.
+    // The call drops the guard that was passed in, so its lock is released.
     until_places(node, "other", 0);
     assert!(guard.txn().then(result()).commit_and_release(guard).block().unwrap().succeeded);
 }
@@ -168,19 +168,19 @@ fn lost_lock_drops_the_result_and_returns_the_item() {
 fn unapplied_transaction_returns_the_item() {
     let cluster = lasting(1);
     let (node, session) = (cluster.node(0), session(&cluster, 0));
-    // A condition of the caller does not hold.
+    // Case: a condition of the caller does not hold.
     let (job, guard) = begin(&session);
     let txn = guard.txn().when(Compare::exists("nothing")).then(result());
     let reply = txn.or_else(Op::put("other", "")).ack(job).commit_and_release(guard).block();
     assert!(!reply.unwrap().succeeded && is_there(node, "other"));
     was_given_back(&session);
-    // The store rejects the transaction.
+    // Case: the store rejects the transaction.
     let (job, guard) = begin(&session);
     let large = Op::put("result", vec![0; 64 << 20]);
     let refused = guard.txn().then(large).ack(job).commit_and_release(guard).block();
     assert!(matches!(&refused, Err(GuardError::Store(Error::Rejected(_)))), "{refused:?}");
     was_given_back(&session);
-    // The transaction is never started.
+    // Case: the transaction is never started.
     let (job, guard) = begin(&session);
     drop(guard.txn().then(result()).ack(job));
     was_given_back(&session);
@@ -267,7 +267,7 @@ fn unknown_commit_outcome_is_atomic() {
         cluster.heal();
         others.into_iter().for_each(|member| cluster.resume(member));
         let node = cluster.node(leader);
-        // The session continues, and only this call takes care of the item.
+        // The session continues, so the item is released only because the call was dropped.
         until_places(node, "jobs/claim", 0);
         let left = session.queue("jobs").len().block().unwrap();
         assert_eq!(is_there(node, "result"), left == 0, "both, or nothing");

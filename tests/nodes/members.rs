@@ -238,7 +238,7 @@ fn member_that_has_not_met_the_others_serves_no_state() {
         let (node, moment) = (cluster.node(0), Duration::from_millis(100));
         let read = node.client().get("k").local().deadline(moment).await;
         assert!(matches!(read, Err(Error::NotFounded { .. })), "nothing is no answer: {read:?}");
-        // The watch cannot tell new keys from old ones there.
+        // A watch that is started here could not distinguish new keys from old keys.
         let mut watch = Box::pin(node.client().watch("k").into_future());
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         assert!(watch.as_mut().poll(&mut context).is_pending());
@@ -370,7 +370,7 @@ fn twenty_learners_join_lag_catch_up_and_hold_locks() {
         for _ in 0..20 {
             learners.push(cluster.join().await.unwrap());
         }
-        // Ten of them are cut off for longer than the log is kept.
+        // Ten learners are cut off until the entries that they lack are truncated from the log.
         let (away, here) = learners.split_at(10);
         cluster.partition(away);
         let client = cluster.node(leader).client();
@@ -426,7 +426,7 @@ fn moved_member_is_found_at_its_new_address() {
         while !nodes.iter().all(knows) {
             nodes[0].client().put("k", "3").await.unwrap();
         }
-        // It counts for a quorum again.
+        // The member counts towards the quorum again.
         assert!(testing::shutdown(nodes.remove(1)).await.hanging.is_empty());
         nodes[0].client().put("k", "4").await.unwrap();
     }
@@ -436,7 +436,7 @@ fn moved_member_is_found_at_its_new_address() {
 #[test]
 fn node_may_advertise_any_name_of_its_machine() {
     let dir = tempfile::tempdir().unwrap();
-    // A hexadecimal form, so that it is resolved like a name.
+    // Use the hexadecimal form of the address, so that it is resolved like a host name.
     let at = loopback::address().replacen("127.", "0x7f.", 1);
     let node = Node::start(Config::new(dir.path(), "a").members([("a", at)])).block().unwrap();
     node.client().put("k", "v").block().unwrap();
@@ -506,7 +506,8 @@ fn all_members_move_at_once_when_announced_before() {
     .block();
 }
 
-/// It knows only the members that it asked to join, and they do not know its address.
+/// The joiner knows only the members to which it sent its join request, and they do not know its
+/// current address.
 #[test]
 fn joiner_without_state_is_found_at_a_new_address() {
     async {
@@ -515,7 +516,7 @@ fn joiner_without_state_is_found_at_a_new_address() {
         let config = Config::new(dir.path().join("a"), "a").members([("a", &*founder)]);
         let founder_node = Node::start(config).await.unwrap();
         founder_node.client().put("k", "1").await.unwrap();
-        // Its peers cannot reach it there, so it has no state when it stops.
+        // The peers cannot reach the joiner at this address, so it has no state when it stops.
         let joins =
             |at: &str| Config::new(dir.path().join("b"), "b").join([&founder]).advertise(at);
         let joiner = Node::start(joins(&nowhere).listen(&*somewhere)).await.unwrap();
@@ -530,7 +531,7 @@ fn joiner_without_state_is_found_at_a_new_address() {
         assert_eq!(joiner.client().get("k").await.unwrap().unwrap().value, "1");
         joiner.client().put("k", "2").await.unwrap();
         assert!(testing::shutdown(joiner).await.hanging.is_empty());
-        // From now on it knows the other members from its own state.
+        // Now the joiner knows the other members from its own state.
         let joiner = Node::start(joins(&somewhere)).await.unwrap();
         assert!(!dir.path().join("b").join("JOINED").exists());
         assert_eq!(joiner.client().get("k").await.unwrap().unwrap().value, "2");
@@ -538,7 +539,7 @@ fn joiner_without_state_is_found_at_a_new_address() {
     .block();
 }
 
-/// The program may keep running, and may keep the node.
+/// The program keeps running and keeps the node value.
 #[test]
 fn removed_node_releases_its_port_and_peers() {
     async {

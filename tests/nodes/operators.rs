@@ -64,7 +64,8 @@ fn holder_is_notified_of_a_release_request() {
     assert_eq!(places(cluster.node(0), "lock"), 0);
 }
 
-/// Adds an entry: the message with it tells followers that all earlier entries are committed.
+/// Writes one more entry. The message that replicates it also reports to the followers that all
+/// earlier entries are committed.
 fn known_as_committed(node: &Node) {
     node.client().put("later", "").block().unwrap();
 }
@@ -77,7 +78,8 @@ fn admin_action_reaches_a_new_holder_in_the_same_turn() {
         let first = session(&cluster, leader).mutex("lock").lock().block().unwrap();
         let second = stand_in_line(&session(&cluster, one), cluster.node(one), "lock");
         let third = stand_in_line(&session(&cluster, two), cluster.node(two), "lock");
-        // The second request is granted and receives the order, and its node learns of both at once.
+        // The second request is granted and receives an admin request, and its node learns of both
+        // at once.
         cluster.pause(one);
         first.release().block().unwrap();
         until_places(cluster.node(leader), "lock", 2);
@@ -135,7 +137,7 @@ fn admin_action_at_the_end_of_its_entry_leaves_no_key() {
     let guard = session(&cluster, one).mutex("lock").lock().block().unwrap();
     until_places(cluster.node(leader), "lock", 1);
     let (holder, locks) = (place(cluster.node(leader), "lock", 0), cluster.node(leader).locks());
-    // Its node learns of both at once.
+    // The node of the entry learns of both changes at once.
     cluster.pause(one);
     locks.request_release(&holder, "it is due").block().unwrap();
     cluster.node(leader).client().delete(holder.key).block().unwrap();
@@ -206,7 +208,8 @@ fn force_release_wait_survives_a_compaction_of_its_action() {
     cluster.partition(&[cut]);
     let locks = node.locks();
     let mut order = Begun::new(async move { locks.force_release(&holder, "it hangs").await });
-    // The order is stored below the entry, and is compacted from the history before the caller polls again.
+    // The admin request is stored below the entry, and is compacted from the history before the
+    // caller polls again.
     until_places(node, "lock", 2);
     let later = node.client().put("later", "").block().unwrap().revision;
     node.client().compact(later).block().unwrap();
@@ -294,7 +297,8 @@ fn downgraded_hold_is_not_transferred_as_a_writer() {
     let mut successor: Begun<Result<WriteGuard, LockError>> = Begun::new(write);
     until_places(cluster.node(leader), name, 3);
     let line = cluster.node(leader).locks().of(name).unwrap().queue;
-    // The order is in the log, and the node does not know of it when its program downgrades.
+    // The admin request is in the log, but the holder's node does not know of it when the program
+    // downgrades the lock.
     cluster.pause(one);
     let locks = cluster.node(leader).locks();
     let order = Begun::new(async move { locks.transfer(&line[0], &line[2], "").await });
@@ -361,7 +365,7 @@ fn returned_hold_belongs_to_its_successor_despite_a_new_request() {
         let kv = cluster.node(leader).client();
         cluster.all_at(kv.put("any", "").block().unwrap().revision).block().unwrap();
 
-        // Its node knows only of its new request.
+        // The node of the session knows only of the new request.
         cluster.pause(one);
         let mut again = Begun::new(mine.rw_lock(name).write());
         if comes_before {
@@ -403,7 +407,8 @@ fn reader_that_just_acquired_keeps_its_hold_during_a_transfer() {
     let successor: Begun<Result<ReadGuard, LockError>> = Begun::new(read);
     until_places(cluster.node(leader), name, 3);
     let line = cluster.node(leader).locks().of(name).unwrap().queue;
-    // When the order reaches the holder's node, nothing keeps the successor waiting any more.
+    // When the admin request reaches the holder's node, the successor does not have to wait any
+    // more.
     cluster.pause(one);
     let locks = cluster.node(leader).locks();
     let order = Begun::new(async move { locks.transfer(&line[0], &line[2], "").await });
@@ -475,7 +480,7 @@ fn transfer_past_a_foreign_client_or_to_a_nonwaiter_is_rejected() {
     let known = place(node, "lock", 1);
     drop(waiting);
     until_places(node, "lock", 1);
-    // The successor has left the queue, so this is a release.
+    // The successor has left the queue, so the transfer releases the lock.
     guard.transfer(&known).block().unwrap();
     until_places(node, "lock", 0);
 
@@ -501,7 +506,8 @@ fn deleted_key_transfers_no_hold_to_a_reader() {
     let second = b.read().block().unwrap();
     until_places(cluster.node(0), "lock", 2);
     let successor = place(cluster.node(0), "lock", 1);
-    // As a transfer by an operator would, if it were in progress when the successor was granted the lock.
+    // This transaction imitates a transfer by an operator that is in progress when the successor is
+    // granted the lock.
     let (from, to) = (first.key().clone(), second.session().lease());
     let kv = cluster.node(0).client();
     let row = kv.get(from.clone()).block().unwrap().unwrap();
@@ -556,7 +562,7 @@ fn admin_action_applies_even_if_its_caller_stops_waiting() {
     until_places(cluster.node(other), "lock", 2);
     let line = cluster.node(other).locks().of("lock").unwrap().queue;
     cluster.partition(&[cut]);
-    // The holder does not receive the order.
+    // The holder does not receive the admin request.
     let locks = cluster.node(other).locks();
     let late = locks.force_release(&line[0], "it hangs").deadline(SHORT).block().unwrap_err();
     assert_eq!(late, LockAdminError::Store(Error::Deadline { effect: Effect::Unknown }));

@@ -28,7 +28,8 @@ fn quick(members: usize) -> Cluster {
     })
 }
 
-/// Time for which a node that was woken for an item has it for itself, as in `src/recipes/queue/board.rs`.
+/// Time during which an item is reserved for the node that it is meant for. Same value as in
+/// `src/recipes/queue/board.rs`.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 fn taker(cluster: &Cluster, member: usize, name: &'static str) -> QueueTaker {
@@ -159,7 +160,7 @@ fn item_of_a_detached_session_is_returned_when_dropped() {
     let taker = session.queue("jobs");
     taker.put("a").block().unwrap();
     let delivery = taker.take().block().unwrap();
-    // Another call waits, so that the taker is registered as idle.
+    // Another call waits, so that the board of the taker is registered as idle.
     let waits = poll_at_most(1, taker.take());
     assert!(waits.is_none());
     let mut idle = Box::pin(taker.take().into_future());
@@ -200,11 +201,11 @@ fn acknowledgement_and_its_effects_are_atomic() {
     assert_eq!(refused, QueueError::Store(Error::Rejected(Rejection::LeaseNotFound(lease))));
     let delivery = taker.take().block().unwrap();
     assert_eq!(delivery.attempt(), 2);
-    // An effect that exceeds the limits.
+    // This effect exceeds the limits.
     let large = Op::put("effect", vec![0; 2 << 20]);
     let refused = delivery.ack_with([large]).block().unwrap_err();
     assert!(matches!(refused, QueueError::Store(Error::Rejected(Rejection::ValueTooLarge { .. }))));
-    // The effect puts an item into the next queue, with an answer.
+    // The effect puts an item into the next queue and returns a result.
     let next = kv.queue("next");
     let delivery = taker.take().block().unwrap();
     assert_eq!(delivery.attempt(), 3);
@@ -286,7 +287,8 @@ fn dropped_take_leaves_nothing() {
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
     let kv = cluster.node(leader).client();
     for polls in 0..6 {
-        // The queue is empty: the call is registered as idle, or is about to be.
+        // The queue is empty, so the call registers itself as idle. It is dropped before or after
+        // that.
         for wakes in 0..2 {
             let mut future = Box::pin(taker.take().into_future());
             let mut context = Context::from_waker(Waker::noop());
@@ -299,7 +301,7 @@ fn dropped_take_leaves_nothing() {
             drop(future);
             until_count(&kv, "jobs/", 0);
         }
-        // The queue has an item.
+        // Now the queue has an item.
         taker.put("x").block().unwrap();
         drop(poll_at_most(polls, taker.take()));
         drop(poll_at_most(polls, async { taker.try_take().await }));
@@ -474,7 +476,7 @@ fn eight_consumers_on_each_of_three_nodes_take_each_item_once() {
         let values = (0..50).map(|n| format!("{:04}", chunk * 50 + n));
         jobs.put_many(values).block().unwrap();
     }
-    // One end marker for each taker.
+    // Put one end marker for each taker.
     jobs.put_many(vec![""; takers.len()]).priority(1).block().unwrap();
     let each: Vec<usize> = takers.into_iter().map(|taker| taker.join().unwrap()).collect();
     assert_eq!(each.iter().sum::<usize>(), ITEMS);
@@ -494,7 +496,7 @@ fn consumers_may_crash_anywhere_and_each_item_has_its_effect_once() {
         let taker = taker(cluster, member, "jobs");
         let workers = (0..3).map(move |_| {
             let taker = taker.clone();
-            // Until its node is killed, or all is done.
+            // The taker runs until its node is killed or all items are done.
             thread::spawn(move || {
                 while let Ok(delivery) = taker.take().block() {
                     let end = delivery.value().is_empty();
@@ -570,7 +572,8 @@ fn one_put_wakes_one_of_the_waiting_nodes_in_turn() {
         let begun = Instant::now();
         jobs.put(n.to_string()).block().unwrap();
         until_count(&kv, "jobs/item/", 0);
-        // On a slow disk a woken taker may exceed its time, and then others take part. Such rounds are not counted.
+        // On a slow disk a woken taker may exceed the reserved time, so that other takers compete
+        // for the item. Such rounds are not counted.
         let is_quick = begun.elapsed() < PATIENCE / 2;
         let now = log();
         if is_quick && was_quick {
@@ -583,7 +586,8 @@ fn one_put_wakes_one_of_the_waiting_nodes_in_turn() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     let each: Vec<u64> = taken.iter().map(|n| n.load(Ordering::Relaxed)).collect();
     assert!(each.iter().all(|n| *n >= 5), "{each:?}");
-    // A put, a claim, and an acknowledgement; sometimes a new registration as idle, or a race.
+    // Each item costs a put, a claim and an acknowledgement, and sometimes a new registration as
+    // idle or a lost race.
     assert!(entries < 5 * judged, "{entries} entries for {judged} items");
 }
 
@@ -619,7 +623,7 @@ fn delayed_item_is_taken_after_its_delay_at_its_original_position() {
     taker.put_many(["x", "y"]).delay(Duration::from_micros(1)).block().unwrap();
     let first = &taker.items().block().unwrap()[0];
     assert_eq!((&first.value[..], first.state), (&b"much later"[..], ItemState::Delayed));
-    // Leases end one by one, in any order.
+    // Leases may end one by one, in any order.
     let mut both = [take(&taker), take(&taker)];
     both.sort();
     assert_eq!(both, ["x", "y"]);
@@ -725,7 +729,7 @@ fn queue_of_a_scoped_client_reports_its_full_name() {
     assert_eq!(take(&taker), "scoped");
     app.txn().then(scoped.op("of its client", 0)).commit().block().unwrap();
     let delivery = taker.take().block().unwrap();
-    // Names of items without a scope are whole keys.
+    // Without a scope, the keys of items are complete keys.
     let next = kv.queue(scoped.name().clone()).op("next", 0);
     delivery.ack_with([next]).block().unwrap();
     taker.take().block().unwrap().nack().block().unwrap();
@@ -786,7 +790,7 @@ fn consumer_continues_after_a_compaction() {
     let kv = cluster.node(0).client();
     taker.put("first").block().unwrap();
     assert_eq!(take(&taker), "first");
-    // More events than a watch buffers.
+    // Write more events than a watch buffers.
     for n in 0..400 {
         taker.put(n.to_string()).block().unwrap();
     }
@@ -833,10 +837,10 @@ fn item_returned_with_a_delay_keeps_its_position() {
     assert_eq!(take(&two), "second");
     let again = two.take().block().unwrap();
     assert_eq!((text(&again), again.attempt()), ("first".to_owned(), 2));
-    // A delay of zero.
+    // A delay of zero releases the item at once.
     again.nack_after(Duration::ZERO).block().unwrap();
     let again = two.take().block().unwrap();
-    // If the taker has lost the item, it cannot delay it for the present one.
+    // A taker that has lost the item cannot delay it for its current taker.
     kv.delete(KeyRange::prefix("jobs/claim/")).block().unwrap();
     let another = one.take().block().unwrap();
     let late = again.nack_after(Duration::from_secs(600)).block();

@@ -1,11 +1,12 @@
-//! Tests of a bit flip in the memory of one node: the node is identified and stopped within a known number of
-//! entries, and the others continue.
+//! Tests of a bit flip in the memory of one node: the node is identified and stopped within a known
+//! number of entries, and the other nodes continue.
 //!
-//! There are two mechanisms. With each applied entry, and with each tick of an idle node, the checksums of
-//! [`SCRUB_ROWS`] rows are verified in turn. So a damaged row that is not otherwise used is found after at most `rows
-//! / SCRUB_ROWS + 2` entries, where all versions of all keys count as rows. Secondly, a transaction that reads a
-//! damaged row has another effect than on the other replicas. The digests that members exchange every
-//! [`DIGEST_EVERY`] entries show that after at most twice as many entries, independent of the number of rows.
+//! There are two mechanisms. With each applied entry, and with each tick of an idle node, the
+//! checksums of [`SCRUB_ROWS`] rows are verified in turn. So a damaged row that is not otherwise
+//! used is found after at most `rows / SCRUB_ROWS + 2` entries, where all versions of all keys
+//! count as rows. Secondly, a transaction that reads a damaged row has another effect than on the
+//! other replicas. The digests that members exchange every [`DIGEST_EVERY`] entries reveal the
+//! difference after at most twice this number of entries, independent of the number of rows.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +15,11 @@ use bowline::{
     Blocking, Compare, Config, Error, Node, Op, Role, StopReason, cluster::DIGEST_EVERY,
 };
 
-/// The driver's constant: rows whose checksums are verified with each applied entry.
+/// Number of rows whose checksums are verified with each applied entry. Same value as in the
+/// driver.
 const SCRUB_ROWS: u64 = 16;
 
-/// Ticks are so rare that entries find the damage.
+/// Starts a cluster in which ticks are so rare that the check with each entry finds the damage.
 fn cluster(heartbeat: Duration) -> Cluster {
     ClusterOptions::new(3)
         .configure(move |config| config.heartbeat(heartbeat).election_timeout(heartbeat * 6))
@@ -99,7 +101,8 @@ fn corrupted_idle_row_is_found_within_one_scrub() {
 fn replica_diverged_by_corruption_is_stopped_by_its_digest() {
     let cluster = cluster(Duration::from_millis(200));
     let (rotten, leader) = followers(&cluster);
-    // So many rows that verifying checksums would take many more entries.
+    // Write so many rows that the verification of checksums would need many more entries than the
+    // digests.
     fill(cluster.node(leader), 100 * usize::try_from(SCRUB_ROWS * DIGEST_EVERY / 40).unwrap());
     let before = applied(&cluster, rotten);
     assert!(cluster.node(rotten).rot(b"row/000700").block().unwrap());
@@ -153,8 +156,8 @@ fn undecided_divergence_is_decided_later() {
     let unheard = 3 - wrong - leader;
     fill(cluster.node(leader), 100 * usize::try_from(SCRUB_ROWS * DIGEST_EVERY / 40).unwrap());
     applied(&cluster, wrong);
-    // The leader receives the digest of the wrong member, and not that of the member with which it would have a
-    // majority.
+    // The leader receives the digest of the wrong member, but not the digest of the member with
+    // which it would have a majority.
     cluster.cut(unheard, leader);
     assert!(cluster.node(wrong).rot(b"row/000700").block().unwrap());
     let kv = cluster.node(leader).client();

@@ -16,7 +16,8 @@ use bowline::{
     queue::QueueError,
 };
 
-/// Long enough to be renewed on a busy machine, short enough to wait for its end.
+/// A TTL that is long enough for renewals on a busy machine, and short enough for a test to wait
+/// until it has passed.
 const TTL: Duration = Duration::from_secs(3);
 
 /// The TTL of sessions that outlive any test.
@@ -229,7 +230,7 @@ fn partitioned_holder_cannot_shorten_its_lock_delay() {
     assert!(!is_bound(&client, "k"), "an operator can");
 }
 
-/// This holds whatever the holder does at the moment when it learns of its loss.
+/// The lock delay applies even if the holder releases the lock when it learns of its loss.
 #[test]
 fn lost_holder_cannot_shorten_its_lock_delay_by_releasing() {
     let cluster = quick(3);
@@ -272,7 +273,7 @@ fn lost_holder_cannot_shorten_its_lock_delay_by_releasing() {
     assert!(waiting.join().unwrap().is_ok());
 }
 
-/// This holds for all keys of the session, and not only for its locks.
+/// The lock delay applies to all keys of the session, and not only to its locks.
 #[test]
 fn keys_of_a_lost_session_outlive_it_by_the_lock_delay() {
     let cluster = quick(3);
@@ -300,7 +301,7 @@ fn keys_of_a_lost_session_outlive_it_by_the_lock_delay() {
     client.revoke(session.lease()).block().unwrap();
 }
 
-/// The same for a call that was in flight and is rejected.
+/// Like the previous test, for a call that was in flight and is rejected.
 #[test]
 fn rejected_acknowledgement_does_not_return_the_item_of_a_lost_session() {
     let cluster = quick(3);
@@ -353,7 +354,7 @@ fn invalid_session_ttl_is_rejected_at_once() {
     let (min, max) = (Limits::SESSION_TTL_MIN, Limits::LEASE_TTL_MAX);
     let ms = Duration::from_millis(1);
     for asked in [Duration::ZERO, ms, min - ms, max + ms] {
-        // With any delay.
+        // An invalid TTL is rejected with any lock delay.
         for delay in [Duration::ZERO, Limits::LOCK_DELAY_MAX] {
             let refused = node.open_session().ttl(asked).lock_delay(delay).block().unwrap_err();
             assert_eq!(refused, Error::SessionTtl { asked, min, max });
@@ -367,7 +368,7 @@ fn invalid_session_ttl_is_rejected_at_once() {
 fn partitioned_holder_is_warned_before_the_loss() {
     let cluster = quick(3);
     let (holder, _) = followers(&cluster);
-    // Long enough for this thread to query between the warning and the loss.
+    // The TTL is long enough for this thread to query between the warning and the loss.
     let session = cluster.node(holder).open_session().ttl(TTL * 3).block().unwrap();
     assert!(matches!(session.state(), SessionState::Active(_)));
     cluster.partition(&[holder]);
@@ -470,7 +471,8 @@ fn session_opened_by_a_dropped_call_is_not_kept() {
 
 #[test]
 fn plain_lease_is_renewable_and_visible_through_any_node() {
-    // After an election, the lease would have its whole TTL again.
+    // Use a long election timeout, because after an election the lease would have its full TTL
+    // again.
     let cluster = electing(3, TTL);
     let (one, other) = followers(&cluster);
     let client = cluster.node(one).client();

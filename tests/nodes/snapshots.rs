@@ -7,7 +7,7 @@ use bowline::{Blocking, Config, KeyRange, LockError, LostReason, Node, Revision,
 
 use crate::stage::{Begun, until_places};
 
-/// Truncates the log every few hundred writes.
+/// Configures a node that truncates its log every few hundred writes.
 fn small(config: Config) -> Config {
     let config = config.snapshot_log_bytes(64 << 10).log_segment_bytes(64 << 10);
     config.call_deadline(Duration::from_secs(20))
@@ -76,7 +76,7 @@ fn follower_behind_the_truncated_log_gets_a_snapshot() {
         cluster.all_at(revision).await.unwrap();
         let row = cluster.node(away).client().get("key/0049").local().await.unwrap().unwrap();
         assert_eq!(row.value[..5], b"1499:"[..]);
-        // It takes part again: without the other follower, it is needed for the quorum.
+        // The follower takes part again: without the other follower, it is needed for the quorum.
         let other = 3 - leader - away;
         cluster.kill(other).await;
         let writer = cluster.leader().await.unwrap();
@@ -111,7 +111,7 @@ fn waiters_on_a_node_that_installs_a_snapshot_are_answered() {
         let guard = waiting.await.unwrap().unwrap();
         assert!(guard.is_held());
 
-        // The watch delivers every event, or reports a compaction, but never has a gap.
+        // The watch delivers every event or reports a compaction. It never skips an event.
         let mut next = 10;
         while next < 1500 {
             match watch.next().await.unwrap() {
@@ -182,7 +182,7 @@ fn waiter_above_a_limit_lowered_in_a_snapshot_is_rejected() {
         let error = waiting.await.unwrap().unwrap_err();
         assert_eq!(error, LockError::TooManyPermits { asked: 3, limit: 2 });
         assert!(held.is_held());
-        // No request waits behind it any more.
+        // Wait until no request waits behind the holder.
         while line().await > 1 {}
     };
     tokio::runtime::Runtime::new().unwrap().block_on(run);

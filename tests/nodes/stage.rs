@@ -18,7 +18,7 @@ use bowline::{
 /// Time limit for waits.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// A time for which a test can wait. As a TTL it is too short for a busy machine.
+/// A time for which a test can wait. It is too short to be used as a TTL on a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_millis(900);
 
 /// The TTL of sessions that are renewed even on an overloaded machine, and whose end a test can wait for.
@@ -82,7 +82,8 @@ pub(crate) fn roles(cluster: &Cluster) -> (usize, usize, usize) {
     (leader, (leader + 1) % 3, (leader + 2) % 3)
 }
 
-/// Waits for a leader other than `old`. A leader that is cut off believes for a while that it still leads.
+/// Waits for a leader other than `old`. A leader that is cut off still reports itself as the leader
+/// for a while.
 pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
     let is_new =
         |status: &NodeStatus| status.role == Role::Leader && status.name != format!("m{old}");
@@ -92,7 +93,7 @@ pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
         found.is_some()
     };
     cluster.wait_until("nobody else leads", seen).block().unwrap();
-    // The new leader may have changed since, so use the one that was seen.
+    // The leader may have changed again since the wait, so use the leader that the wait has found.
     let mut members = cluster.running();
     members.find(|(_, node)| Some(node.status().id) == found).expect("nobody was stopped").0
 }
@@ -264,7 +265,7 @@ pub(crate) fn stand_in_line(
     let below = KeyRange::prefix(format!("{name}/"));
     let before = kv.range(below.clone()).count_only().block().unwrap().revision;
     let begun = Begun::new(session.mutex(name.to_owned()).lock());
-    // Others may leave in the meantime, so wait for a new key of this session.
+    // Other requests may leave the queue meanwhile, so wait for a new key of this session.
     let mut changes = kv.watch(below).from(Revision(before.get() + 1)).block().unwrap();
     loop {
         let batch = changes.next().block().unwrap().unwrap();
@@ -275,8 +276,8 @@ pub(crate) fn stand_in_line(
     }
 }
 
-/// A resource outside the store that only knows tokens. It rejects writes with a lower token than the highest that it
-/// has seen.
+/// A resource outside the store that rejects every write whose token is lower than the highest
+/// token that it has seen.
 #[derive(Default)]
 pub(crate) struct Outside {
     fence: Fence,
@@ -311,7 +312,7 @@ impl Clock for Jumping {
     }
 }
 
-/// Starts three members, each with a clock of its own, whose sessions have this TTL.
+/// Starts three members with separate clocks, whose sessions have this TTL.
 pub(crate) fn with_clocks(ttl: Duration) -> (Cluster, [Arc<Jumping>; 3]) {
     let clocks: [Arc<Jumping>; 3] = Default::default();
     let (given, next) = (clocks.clone(), AtomicUsize::new(0));

@@ -12,7 +12,7 @@ use bowline::{
 
 use crate::stage::{Begun, lasting, roles, stand_in_line, until_places};
 
-/// Everything that a program may hold or wait for.
+/// All handles that a program may hold, and all calls that it may wait for.
 struct Desk {
     session: Session,
     guard: Guard,

@@ -101,7 +101,7 @@ fn results_are_visible_when_their_callers_are_woken() {
                 let mut watch = kv.watch(KeyRange::prefix("k/")).block().unwrap();
                 while !is_over.load(Ordering::SeqCst) {
                     let (batch, seen) = woken(&kv, watch.next());
-                    // More events may have arrived since; the wake-up was for the first.
+                    // The wake-up was for the first event. More events may have arrived since.
                     let owed = batch.unwrap().unwrap().events[0].revision();
                     watches.check("a watch", seen, owed);
                 }
@@ -173,7 +173,8 @@ fn all_followers_of_a_view_are_notified_of_each_change() {
     });
 }
 
-/// Calls of all kinds are answered, rejected as busy, and dropped early, on many threads at once.
+/// On many threads at once, calls of all kinds are answered, rejected as busy, or dropped early.
+/// Afterwards no counter may be left above zero.
 #[test]
 fn admission_counters_return_to_zero() {
     const CALLS: usize = 400;

@@ -1,4 +1,5 @@
-//! Tests of cluster versions: raised when every member supports a newer one, and never lowered.
+//! Tests of cluster versions: the version is raised when every member supports a newer version, and
+//! is never lowered.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +65,8 @@ fn rolling_upgrade_raises_the_version_at_its_end_without_lost_writes() {
         upgraded.store(u64::MAX, Ordering::Relaxed);
         let said = match cluster.restart(back).await {
             Err(error) => error.to_string(),
-            // Its log did not show yet that the new version is committed; it learns that from the leader.
+            // The member's log did not show yet that the new version is committed. The member
+            // learns this from the leader, and then stops.
             Ok(()) => cluster.node(back).stopped().await.to_string(),
         };
         assert!(said.contains("upgrade"), "{said}");
@@ -103,8 +105,8 @@ fn a_member_that_installs_a_snapshot_knows_the_cluster_version() {
     .block();
 }
 
-/// Creates a directory under `tests/fixtures`. Each is made by the version that it is named after:
-/// `BOWLINE_FIXTURE=tests/fixtures/NAME cargo test --test nodes upgrades::directories`.
+/// Creates a directory under `tests/fixtures`. Run this with the release after which the directory
+/// is named: `BOWLINE_FIXTURE=tests/fixtures/NAME cargo test --test nodes upgrades::directories`.
 fn make_fixture(dir: &std::path::Path) {
     let node = Node::start(fixture(dir)).block().unwrap();
     let client = node.client();

@@ -75,7 +75,7 @@ impl Real {
         Self { machine, reader, page_bytes }
     }
 
-    /// Applies empty entries until the last applied one is `index`.
+    /// Applies empty entries until `index` is the last applied entry.
     pub(crate) fn skip_to(&mut self, index: LogIndex) {
         while self.machine.applied() < index {
             self.apply(Term(1), &[]);

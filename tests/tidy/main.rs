@@ -75,7 +75,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("rustix::", &["env"]),
     ("rustls::", &["transport"]),
     ("webpki::", &["transport"]),
-    // In the transport, for a test that needs an intermediate authority.
+    // The transport uses this crate only in a test that needs an intermediate authority.
     ("rcgen::", &["testing", "transport"]),
     ("getrandom::", &["env"]),
     ("serde_json::", &["check"]),
@@ -93,7 +93,8 @@ const NOT_DETERMINISTIC: &[&str] = &[
     "fs::File",
 ];
 
-/// Modules that may use them: the environment, and the cluster for tests of programs.
+/// Modules that may use sources of nondeterminism: the environment, and the cluster for tests of
+/// programs.
 const DOORS: &[&str] = &["env", "testing"];
 
 struct Source {
@@ -334,7 +335,7 @@ fn limits_page_names_existing_limits() {
     };
     let mut complaints = Vec::new();
     for row in page.lines().filter(|line| line.starts_with("| ")) {
-        // The columns are the limit and its bound.
+        // The second column of the table is the bound of the limit.
         let bound = row.split('|').nth(2).unwrap_or_default();
         for name in bound.split('`').skip(1).step_by(2) {
             let last = name.rsplit("::").next().unwrap_or(name);
@@ -373,7 +374,7 @@ fn links_between_pages_resolve() {
     assert!(followed > 80, "{followed} links were followed");
 }
 
-/// A folder of pages has a page that lists the others.
+/// Each folder of pages has one page that lists the other pages.
 #[test]
 fn each_folder_of_pages_has_an_index() {
     let mut complaints = Vec::new();
@@ -476,7 +477,7 @@ fn invariant_pages_match_the_simulated_world() {
         number += 1;
         assert_eq!(place, number.to_string(), "the rows are numbered: {row}");
         let names = invariants(names);
-        // Either `world`, or `world` with the names that the invariant has there in brackets.
+        // The entry is `world`, or `world (NAMES)` with the invariant's names there.
         let Some((_, there)) = by.split_once("world") else { continue };
         let others = there.strip_prefix(" (").and_then(|rest| rest.split(')').next());
         let others = others.map(invariants).unwrap_or_default();

@@ -7,14 +7,14 @@ impl Driver {
         self.hold_until = self.hold_until.max(now + self.shared.settings.heartbeat / 4);
     }
 
-    /// Adds a request of the node itself, which must be applied however long that takes. Returns its number.
+    /// Adds an internal request of the node without a deadline. Returns the number of the request.
     pub(super) fn insist(&mut self, command: Command) -> u64 {
         let trace = RequestTrace::begin(&command, self.shared.now());
         let (deadline, reply) = (None, ReplyTo::Nobody);
         self.proposals.add(Write { command, deadline, bytes: 0, reply, trace })
     }
 
-    /// Sends this node's requests to the leader, if that is another node.
+    /// If another node is the leader, sends this node's requests to it.
     pub(super) fn forward_requests(&mut self, now: Moment) {
         let Some(leader) = self.known_leader.1 else { return };
         if leader == self.shared.settings.node || now < self.hold_until {

@@ -3,7 +3,7 @@
 use super::*;
 
 impl Driver {
-    /// Advances the founding of a member that does not take part yet.
+    /// Advances the founding of the cluster, on a member that does not take part yet.
     pub(super) fn found(&mut self, now: Moment) {
         self.report_founding(now);
         let founders = match &self.stage {
@@ -39,13 +39,13 @@ impl Driver {
         );
     }
 
-    /// Continues when the record is durable that a member writes before it takes part.
+    /// Continues the start once the record that a member writes before it takes part is durable.
     pub(super) fn recorded(&mut self, recording: Recording) -> Result<(), Fatal> {
         match recording {
             Recording::Founders(founders) => {
                 self.machine.found(Members::founded(&founders));
                 self.identity.founded(founders);
-                // A restored cluster has applied more than the synthetic entry.
+                // In a restored cluster more entries are applied than the synthetic founding entry.
                 let commit = self.machine.applied();
                 self.start_consensus(wal::HardState { commit, ..wal::HardState::default() })?;
                 for peer in self.roster.peers() {

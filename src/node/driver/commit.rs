@@ -5,10 +5,11 @@ use crate::machine::Tally;
 use crate::mutant::{self, Mutant};
 
 impl Driver {
-    /// Applies committed entries and reports them in the order that is required: readers see them first, then
-    /// watchers and the lock table are notified, then the callers.
+    /// Applies committed entries and reports them in the required order: first readers see the
+    /// changes, then watchers and the lock table are notified, then the callers are answered.
     pub(super) fn apply(&mut self, entries: Vec<wal::Entry>) -> Result<(), Fatal> {
-        // Readers must ask the leader until everything is visible, since leases become visible before their keys.
+        // Until all changes are visible, readers must ask the leader, because leases become visible
+        // before their keys.
         self.shared.in_company();
         self.shared.env.points.reach(Point::DriverBeforeApply);
         let came = self.shared.now();
@@ -44,7 +45,7 @@ impl Driver {
                     leading.in_log.decided(&id);
                 }
                 if (id.node, id.incarnation) == mine {
-                    // If this node was removed, its callers are only told that the outcome is unknown.
+                    // If this node was removed, report an unknown outcome to its callers.
                     let decided = match self.machine.members().is_removed(id.node) {
                         true => self.proposals.lost(id.seq),
                         false => self.proposals.applied(id.seq, outcome),
@@ -61,7 +62,7 @@ impl Driver {
             }
             changes.extend(applied.changes);
             last = index;
-            tracing::trace!(%index, %term, "applied");
+            tracing::trace!(%index, %term, "entry applied");
             if Digests::is_due(index) {
                 self.tell_digest(index)?;
             }
@@ -79,7 +80,7 @@ impl Driver {
             self.tell_applied(std::mem::take(&mut closed), times, count);
         }
         self.machine.publish();
-        // Updated before the caller of a compaction is answered.
+        // Update this gauge before the caller of a compaction is answered.
         self.shared.meters.compacted_revision.set(self.shared.reader.compacted().get());
         let times = BatchTimes { came, visible: self.shared.now() };
         self.shared.meters.apply_entries.add(count);
@@ -144,11 +145,11 @@ impl Driver {
         }
     }
 
-    /// Answers the callers that wait for this revision, or for any state at all.
+    /// Answers the callers that wait for this revision, or for the first state of the cluster.
     pub(super) fn release_at_least(&mut self, visible: Revision) {
         if !self.shared.has_state() {
-            // A replica that holds a state of its cluster finds its own id in it, as a present or former member. A
-            // new member starts with only the founders.
+            // A replica with a state of its cluster finds its own id in that state, as a present or
+            // former member. A new member starts with only the founders.
             if !self.machine.members().has_minted(self.shared.settings.node) {
                 return;
             }
@@ -175,11 +176,12 @@ impl Driver {
         self.compare(self.shared.settings.node, index, digest)
     }
 
-    /// As the leader: while replicas differ without a majority, proposes one entry without changes at each tick, to
-    /// reach the next comparison. A member that was missing may be back then, and one that was wrong may be gone.
+    /// As the leader: while replicas differ and no majority agrees, proposes one entry without
+    /// changes at each tick, to reach the next comparison. The next comparison may have a majority,
+    /// because a missing member has come back or a wrong replica was removed.
     pub(super) fn compare_again(&mut self) {
         if self.leading.is_some() && self.digests.wants_another() {
-            // Rejected during a leadership transfer. The next tick tries again.
+            // During a leadership transfer the proposal is rejected. The next tick tries again.
             let _ = self.propose_nothing();
         }
     }
@@ -210,7 +212,7 @@ impl Driver {
     }
 }
 
-/// For a mutant: reverses the items of an entry.
+/// Used by a mutant: reverses the items of an entry.
 fn backwards(mut entry: wal::Entry) -> wal::Entry {
     if entry.kind == wal::EntryKind::Data
         && let Ok(items) = codec::decode_items(entry.data.clone())

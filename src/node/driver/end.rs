@@ -25,7 +25,8 @@ impl Driver {
     /// Releases everything that waits for the driver, after it has panicked in the middle of a turn.
     pub(crate) fn abandon(&mut self, reason: &StopReason) {
         self.stopped = true;
-        // Separately, because the state may be inconsistent and each may panic again.
+        // Run these steps separately: after the panic the state may be inconsistent, so each step
+        // may panic again.
         waking(|| self.end_sessions(reason));
         waking(|| self.end_calls(reason));
         waking(|| self.shared.status.send_modify(|status| status.role = Role::Stopped));
@@ -61,8 +62,8 @@ impl Driver {
         self.stopped = true;
         self.publish_status();
         self.end_calls(&reason);
-        // Before the sessions, so that lock holders learn that the node has stopped, rather than that a session has
-        // ended.
+        // Record the stop before ending the sessions, so that lock holders see a stopped node as
+        // the reason, and not an ended session.
         self.shared.stop(reason.clone());
         self.end_sessions(&reason);
         if reason == StopReason::Shutdown {

@@ -1,8 +1,9 @@
 //! Limits the growth of the state by the quota and by full disks.
 //!
-//! A call is checked on its own node before it is sent (`Shared::write`). The leader checks it again, because the
-//! replica of the node may lag, or its disk may have space where those of the voters have none. The leader also
-//! counts the entries in its log that are not applied yet. Commands that cannot grow the state pass both checks.
+//! A call is checked on its own node before it is sent (`Shared::write`). The leader checks the
+//! call again, because the node's replica may lag, or the node's disk may have space while the
+//! voters' disks are full. The leader also counts the entries in its log that are not applied yet.
+//! Commands that cannot grow the state pass both checks.
 
 use super::*;
 use crate::metrics;
@@ -24,7 +25,7 @@ impl Driver {
                 let id = RequestId { node, incarnation, seq: *seq };
                 let leading = self.leading.as_ref();
                 let in_log = leading.map(|leading| &leading.in_log);
-                // It is in the log already and will not be proposed again.
+                // The request is already in the log and will not be proposed again.
                 if in_log.is_some_and(|in_log| in_log.contains(&id)) {
                     return true;
                 }
@@ -42,7 +43,7 @@ impl Driver {
                     coming.add(command, LogIndex(0));
                     return true;
                 };
-                // A request that was already applied has a result, and is not rejected.
+                // If the request was already applied, it has a result and must not be rejected.
                 if self.machine.answer(id).is_none() {
                     refused.push((*seq, why));
                 }
@@ -61,7 +62,8 @@ impl Driver {
             self.shared.meters.proposals_refused_total.at(reason(why)).one();
             return self.send(id.node, PeerMessage::ProposeRejected { incarnation, seqs, why });
         }
-        // If an earlier leader may have the request, it stays open. If no log can have it, it is rejected.
+        // A request that an earlier leader may have logged stays open. Reject only requests that no
+        // log can contain.
         let fresh: Vec<u64> = fresh.iter().copied().filter(|seq| *seq == id.seq).collect();
         self.proposals.put_back([id.seq], &fresh);
         let refused = self.proposals.refuse_growth(id.seq, self.growth_error(why));
@@ -76,7 +78,7 @@ impl Driver {
         for seq in seqs {
             let refused = self.proposals.refused_growth(*seq, self.growth_error(why));
             self.tell(refused.into_iter().collect());
-            // Requests that stay open are repeated after a while. Rejected ones delay nothing.
+            // Only requests that stay open are repeated later, so only they need a pause.
             if self.proposals.is_open(*seq) {
                 self.hold(now);
             }
@@ -93,8 +95,8 @@ impl Driver {
         }
     }
 
-    /// Returns the reason for which nothing that grows the state can be proposed now, if any. A leader whose own disk
-    /// is full transfers its leadership if it can.
+    /// If no request that grows the state can be proposed now, returns the reason. A leader whose
+    /// own disk is full transfers its leadership if it can.
     fn no_space(&self) -> Option<Why> {
         let members = self.roster.members();
         let quorum = self.space.quorum_has_room(members.voters())
@@ -132,7 +134,7 @@ impl Driver {
             return;
         }
         self.say_space();
-        // A peer that needed the front of the log may not need it any more.
+        // Try again to truncate the log: a peer that needed its front may not need it any more.
         self.cut_log(now);
         let DriverStage::Running(consensus) = &mut self.stage else { return };
         if self.leading.is_none() || consensus.is_transferring() {
@@ -146,7 +148,7 @@ impl Driver {
                 && space.has_room(peer.id)
         };
         let peers = consensus.peers();
-        // Of equals, the one with the lowest id.
+        // Of equally good members, choose the member with the lowest id.
         let best =
             peers.iter().filter(fit).max_by_key(|peer| (peer.matched, std::cmp::Reverse(peer.id)));
         if let Some(peer) = best.map(|peer| peer.id) {

@@ -15,7 +15,7 @@ impl Driver {
         match input {
             Input::Peer(from, message) => self.take_message(from, message, now)?,
             Input::Connected(peer, hello) => {
-                tracing::debug!(%peer, "connected");
+                tracing::debug!(%peer, "peer connected");
                 self.peer_rejections.resolve(&self.roster.name_of(peer));
                 self.hear(&hello)?;
                 if self.peer_versions.insert(peer, hello.supported_version).is_none() {
@@ -97,8 +97,8 @@ impl Driver {
         let mine = self.identity.incarnation();
         if let PeerMessage::Hello(hello) = &message {
             self.hear(hello)?;
-            // Two members on new disks would answer each other endlessly. They introduce themselves at each heartbeat
-            // anyway.
+            // Do not answer if this disk is new as well, because two such members would answer each
+            // other endlessly. Members on new disks introduce themselves at each heartbeat anyway.
             let is_founding = matches!(self.stage, DriverStage::Founding(_));
             if matches!(hello.standing, crate::model::FoundingState::Blank) && !is_founding {
                 self.send(from, PeerMessage::Hello(self.identity.hello(from)));
@@ -130,7 +130,7 @@ impl Driver {
             message => message,
         };
         let DriverStage::Running(consensus) = &mut self.stage else {
-            // A member on a new disk does not take part.
+            // A member on a new disk does not take part in consensus.
             return Ok(());
         };
         match message {
@@ -213,7 +213,7 @@ impl Driver {
                 self.steps.answered(round, answer);
                 self.steps.applied(self.machine.applied());
             }
-            // Handled above.
+            // These messages are handled above.
             PeerMessage::Hello(_)
             | PeerMessage::SnapshotAsk { .. }
             | PeerMessage::SnapshotPart { .. }
@@ -221,7 +221,7 @@ impl Driver {
             | PeerMessage::SnapshotWanted { .. }
             | PeerMessage::SnapshotHere { .. } => {}
             PeerMessage::Space { low } => self.space.hear(from, low, now),
-            // An answer to an earlier incarnation.
+            // This is an answer to an earlier incarnation, so ignore it.
             PeerMessage::ProposeRejected { .. }
             | PeerMessage::ReadAnswer { .. }
             | PeerMessage::MemberAnswer { .. }
@@ -231,16 +231,17 @@ impl Driver {
         Ok(())
     }
 
-    /// Drops requests that no correct member sends, so that no caller waits for an answer. They must not reach the
-    /// log, because a request that is too large for an entry cannot be proposed.
+    /// Drops requests that no correct member sends. No caller waits for them. Such requests must
+    /// not reach the log, because a request that is too large for an entry cannot be proposed.
     fn malformed(&mut self, from: NodeId, proposal: &Proposal) {
         self.shared.meters.proposals_refused_total.at(metrics::Refused::Malformed).one();
         let (node, bytes) = (proposal.node, proposal_len(proposal));
-        tracing::warn!(%from, %node, bytes, "dropped malformed requests");
+        tracing::warn!(%from, %node, bytes, "dropped malformed requests of a member");
     }
 
     pub(super) fn take_write(&mut self, write: Write) {
-        // Requests without a deadline wait until the difference is resolved.
+        // Requests without a deadline are not rejected. Such requests wait until the difference is
+        // resolved.
         if self.digests.is_undecided() && write.deadline.is_some() {
             self.tell(vec![Closed::refused(write, CallError::Diverged)]);
         } else {
@@ -258,7 +259,7 @@ impl Driver {
             DriverStage::Running(consensus) => {
                 self.shared.env.points.reach(Point::DriverBeforeSend);
                 let proven = proof.number();
-                tracing::trace!(group = proven, "synced");
+                tracing::trace!(group = proven, "log group synced");
                 self.log_times.durable(proven, synced);
                 let opened = consensus.persisted(proof);
                 self.log_owes_since = consensus.owes_log().then_some(now);

@@ -6,7 +6,7 @@ use crate::mutant::{self, Mutant};
 use crate::node::quota::growth;
 
 impl Driver {
-    /// Detects changes of the leader, and informs the parts that depend on it.
+    /// Detects changes of the leader, and informs the parts that depend on the leader.
     pub(super) fn follow_leader(&mut self, now: Moment) {
         let DriverStage::Running(consensus) = &self.stage else { return };
         let known = (consensus.term(), consensus.leader());
@@ -84,7 +84,7 @@ impl Driver {
                 ReadOrigin::Remote { node, incarnation, round } => {
                     self.send(node, PeerMessage::ReadAnswer { round, incarnation, index: None });
                 }
-                // These origins repeat their questions by themselves.
+                // No answer is needed: the nodes that sent these questions repeat them.
                 ReadOrigin::Renewal { .. } | ReadOrigin::Leases { .. } => {}
             }
         }
@@ -118,8 +118,8 @@ impl Driver {
         }
     }
 
-    /// Transfers leadership if the log does not respond. Such a leader can still send heartbeats, but commits
-    /// nothing.
+    /// Transfers leadership if the log of this node does not respond. A leader without its log can
+    /// still send heartbeats, but commits nothing.
     pub(super) fn hand_over_from_dead_disk(&mut self, now: Moment) {
         let patience = self.shared.settings.election_timeout * 2;
         let stuck = self.log_owes_since.is_some_and(|since| now.since(since) > patience);
@@ -135,7 +135,7 @@ impl Driver {
         }
     }
 
-    /// As the leader: packs the requests of this node and of the others into entries.
+    /// As the leader: packs the requests of this node and of the other nodes into entries.
     pub(super) fn propose(&mut self, now: Moment) {
         let Some(leading) = &mut self.leading else { return };
         let mut waiting: Vec<Batch> = std::mem::take(&mut leading.forwarded)
@@ -184,7 +184,10 @@ impl Driver {
                         continue;
                     };
                     for (seq, command) in requests {
-                        tracing::trace!(%node, request = seq, %index, "appended to an entry");
+                        tracing::trace!(
+                            %node, request = seq, %index,
+                            "request appended to an entry"
+                        );
                         let len_of = |key: &[u8]| {
                             let coming = leading.in_log.values().len_of(key);
                             coming.max(self.shared.reader.value_len(key))
@@ -253,10 +256,11 @@ impl Driver {
         self.proposals.put_back(proposal.requests.iter().map(|(seq, _)| *seq), fresh);
         self.hold(now);
         match why {
-            // Another leader is or will be elected, or the log is busy. These reasons are temporary, and the requests
-            // are repeated, as those of other nodes are.
+            // Another leader is or will be elected, or the log is busy. These reasons are
+            // temporary, so the requests are repeated, like requests of other nodes.
             ProposeRejection::NotLeader(_) | ProposeRejection::Busy => {}
-            // A request that no log can have is rejected. One that an earlier leader may have stays open.
+            // Reject a request that no log can contain. A request that an earlier leader may have
+            // logged stays open.
             ProposeRejection::Diverged
             | ProposeRejection::QuotaExceeded
             | ProposeRejection::NoSpace => {
@@ -313,8 +317,8 @@ impl Driver {
         self.judge_renewals();
     }
 
-    /// Processes the confirmed renewals whose index is applied. Every lease that their senders know is known here
-    /// then.
+    /// Processes the confirmed renewals whose index is applied. At this index, this replica
+    /// contains every lease that the senders of the renewals know.
     pub(super) fn judge_renewals(&mut self) {
         let applied = self.machine.applied();
         let Some(leading) = &mut self.leading else { return };
@@ -404,7 +408,7 @@ fn renew(lessor: &mut Lessor, lease: LeaseId, margins: &metrics::Seconds) -> Ren
     renewal
 }
 
-/// Returns the lessor's answer to a question about leases.
+/// Returns the answer to a question about leases.
 fn lessor_says(
     lessor: &mut Lessor,
     incarnation: Incarnation,
@@ -418,7 +422,7 @@ fn lessor_says(
     for &lease in question.renew.iter().chain(&question.look) {
         match lessor.look(lease) {
             (Renewal::Renewed, left) => {
-                // Messages carry whole milliseconds.
+                // Messages contain whole milliseconds, so round down.
                 let left = left - Duration::from_nanos((left.as_nanos() % 1_000_000) as u64);
                 living.push(LeaseLife { lease, left });
             }

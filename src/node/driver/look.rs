@@ -1,4 +1,4 @@
-//! The view of a node that the simulated world checks after each turn.
+//! A summary of the state of a node, which the simulated world checks after each turn.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use crate::model::{LeaseId, LogIndex, Members, NodeId, Revision, Term};
 pub(crate) struct Look {
     /// Current term; 0 before the cluster is founded.
     pub(crate) term: Term,
-    /// The candidate that it has voted for in that term.
+    /// The candidate for which the node has voted in that term.
     pub(crate) vote: Option<NodeId>,
-    /// Whether it acts as the leader.
+    /// Whether the node acts as the leader.
     pub(crate) leads: bool,
-    /// Index of the last entry that it knows to be committed.
+    /// Index of the last entry that the node knows to be committed.
     pub(crate) commit: LogIndex,
     /// Index of the last applied entry.
     pub(crate) applied: LogIndex,
-    /// The revision that is visible to its readers.
+    /// The revision that is visible to readers of the node.
     pub(crate) revision: Revision,
     /// Whether a quorum durably knows that the last applied membership change is committed.
     pub(crate) settled: bool,
@@ -54,28 +54,29 @@ impl Driver {
         self.snapshots.newest().map(|(id, _)| id.index)
     }
 
-    /// Returns whether it has released an entry to be applied that its log has not written yet.
+    /// Returns whether the node has released an entry for applying before its own log has written
+    /// the entry.
     pub(crate) fn is_ahead_of_disk(&self) -> bool {
         matches!(&self.stage, DriverStage::Running(consensus) if consensus.is_ahead_of_disk())
     }
 
-    /// Returns whether a request to its log is unanswered.
+    /// Returns whether a request to the node's log is unanswered.
     pub(crate) fn owes_log(&self) -> bool {
         matches!(&self.stage, DriverStage::Running(consensus) if consensus.owes_log())
     }
 
-    /// Returns whether it is transferring leadership, or has no possible successor.
+    /// Returns whether the node is transferring leadership, or has no possible successor.
     pub(crate) fn gives_way(&self) -> bool {
         let DriverStage::Running(consensus) = &self.stage else { return true };
         consensus.is_transferring() || consensus.best_transferee().is_none()
     }
 
-    /// Returns whether it has applied its whole log.
+    /// Returns whether the node has applied its whole log.
     pub(crate) fn has_applied_all(&self) -> bool {
         matches!(&self.stage, DriverStage::Running(it) if it.last_index() == self.machine.applied())
     }
 
-    /// Returns the lessor, while it counts leases.
+    /// Returns the lessor if this node is the leader and counts leases.
     pub(crate) fn lessor(&self) -> Option<&Lessor> {
         self.leading.as_ref()?.lessor.as_ref()
     }
@@ -89,7 +90,7 @@ impl Driver {
         self.sessions.leases()
     }
 
-    /// Returns the members, as of the entries that it has applied.
+    /// Returns the members, as of the entries that the node has applied.
     pub(crate) fn members(&self) -> Arc<Members> {
         Arc::clone(self.machine.members())
     }

@@ -43,7 +43,7 @@ impl Driver {
 
     /// As the leader: records the time at which an entry was proposed.
     pub(super) fn proposed(&mut self, term: Term, index: LogIndex) {
-        tracing::trace!(%index, %term, "proposed");
+        tracing::trace!(%index, %term, "entry proposed");
         let now = self.shared.now();
         if let Some(leading) = &mut self.leading {
             leading.flights.push_back((index, now));
@@ -71,14 +71,15 @@ impl Driver {
                 self.shared.meters.write_stage_seconds.at(*stage).add(*took);
             }
         }
-        tracing::debug!(parent: &trace.span, outcome = end.as_str(), ?took, "answered");
+        tracing::debug!(parent: &trace.span, outcome = end.as_str(), ?took, "request answered");
         if let Some(passed_over) = self.shared.is_slow(took, now) {
             self.say_slow(&trace, end, took, stages, passed_over, now);
         }
         teller.send(result);
     }
 
-    /// Logs where the time of a slow request went, and how many slow requests were not logged before it.
+    /// Logs a slow request with the duration of each stage, and with the number of slow requests
+    /// that were not logged since the last line.
     fn say_slow(
         &self,
         trace: &RequestTrace,
@@ -106,7 +107,8 @@ impl Driver {
         let owed = self.log_owes_since.map(|since| now.since(since)).unwrap_or_default();
         let at = match trace.sent {
             None => metrics::Stage::Waiting,
-            // Nothing is decided on this node before it is on its own disk.
+            // The request cannot be decided on this node before its entry is on this node's disk.
+            // So a slow disk is the likely cause.
             Some(sent) if owed > now.since(sent) / 2 => metrics::Stage::Logging,
             Some(_) => metrics::Stage::Replicating,
         };
@@ -154,8 +156,8 @@ impl Driver {
         .collect()
     }
 
-    /// Records the last contact with a leader, or of this leader with a quorum. The record outlives the connection
-    /// and the term, because an election that follows may succeed.
+    /// Records the last contact with a leader or, on the leader, with a quorum. The record is kept
+    /// after the connection is lost or the term ends, because the next election may succeed soon.
     fn record_contact(&mut self, now: Moment) {
         let DriverStage::Running(consensus) = &self.stage else { return };
         let Some(leader) = consensus.leader() else { return };
@@ -214,7 +216,8 @@ impl Driver {
         self.shared.record_sample(sample);
     }
 
-    /// Updates the gauges that only the driver can read, once a tick. For the others see `Shared::read_gauges`.
+    /// Updates the gauges that only the driver can read, once a tick. `Shared::read_gauges` updates
+    /// the other gauges.
     pub(super) fn read_gauges(&self) {
         let meters = &self.shared.meters;
         meters.open_requests.count(self.proposals.len());

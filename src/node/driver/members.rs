@@ -26,18 +26,19 @@ pub(super) enum StepAsker {
     },
 }
 
-/// A membership change that is applied here and is not known to be settled.
+/// A membership change that this node has applied and that is not known to be settled. A change is
+/// settled when a quorum of the new members has durably recorded that it is committed.
 ///
-/// The commit of the change is recorded on disk only with the next entry. If all members stopped before that, they
-/// would restart with the old members, and might need the vote of a removed one. So neither the caller nor a removed
-/// member is told of the change before a later entry is committed whose proposer had applied it. With that entry a
-/// quorum of the new members has recorded that the change is committed. The entry has no requests, because only a
-/// leader that has applied all earlier changes proposes an entry without requests.
+/// The disk records the commit of the change only with the next entry. If all members stopped
+/// before that, they would restart with the old members, and might need the vote of a removed
+/// member. So the change is reported to the caller and to a removed member only after a later entry
+/// is committed whose proposer had applied the change. This later entry has no requests: only a
+/// leader that has applied all earlier changes proposes entries without requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unsettled {
-    /// The leader has to propose that entry.
+    /// The leader has to propose the settling entry.
     ToPropose,
-    /// This node has proposed it.
+    /// This node has proposed the settling entry.
     Proposed,
 }
 
@@ -45,19 +46,21 @@ impl Driver {
     /// As the leader: proposes the entry that settles the last membership change.
     pub(super) fn settle_members(&mut self) {
         if self.unsettled == Some(Unsettled::ToPropose) && self.leading.is_some() {
-            // Rejected during a leadership transfer, or while the log is full. The next turn tries again.
+            // The proposal is rejected during a leadership transfer, or while the log is full. The
+            // next turn tries again.
             if self.propose_nothing().is_ok() {
                 self.unsettled = Some(Unsettled::Proposed);
             }
         }
     }
 
-    /// As the leader: proposes an entry for a peer that has reconnected. The peer may have restarted, and must know
-    /// that the last change is settled before it can tell a removed member of its removal. A removed member may know
-    /// no other peer.
+    /// As the leader: proposes an entry for a peer that has reconnected. The peer may have
+    /// restarted. The peer must know that the last change is settled before it can tell a removed
+    /// member of its removal, and the removed member may know no other peer.
     pub(super) fn settle_for_peer(&mut self) {
         if self.leading.is_some() && self.machine.members().has_removed() {
-            // Rejected while a change is in progress. That one will be settled in any case.
+            // The proposal is rejected while another change is in progress. That change will be
+            // settled in any case.
             let _ = self.propose_nothing();
         }
     }
@@ -74,7 +77,7 @@ impl Driver {
         }
     }
 
-    /// As the leader: tells the origin of a request that the change is made, as soon as it is settled.
+    /// As the leader: answers the origin of a request as soon as the change is settled.
     fn step_is_made(&mut self, asker: StepAsker, id: NodeId, index: LogIndex) {
         match &mut self.leading {
             Some(leading) if self.unsettled.is_some() => leading.untold.push((asker, id)),
@@ -98,7 +101,7 @@ impl Driver {
         }
     }
 
-    /// As the leader: starts a requested membership change, or answers why not.
+    /// As the leader: starts a requested membership change, or answers with a rejection.
     pub(super) fn take_step(&mut self, asker: StepAsker, membership_request: MembershipRequest) {
         match self.judge_step(&membership_request) {
             Err(MemberAnswer::Done { id, index }) => self.step_is_made(asker, id, index),
@@ -110,21 +113,24 @@ impl Driver {
                 }
                 None => match self.propose_step(id, change) {
                     Some(under_way) => under_way.askers.push(asker),
-                    // A repeated request may find a leader that can propose it.
+                    // This node cannot propose the change now. The request is repeated, and may
+                    // then reach a leader that can.
                     None => self.answer_step(asker, MemberAnswer::NotLeader(None)),
                 },
             },
         }
     }
 
-    /// Returns the change that a request amounts to and the affected member, or the answer to it.
+    /// Returns the membership change for a request, and the affected member. If no change is needed
+    /// or possible, returns the answer to the request instead.
     fn judge_step(
         &mut self,
         membership_request: &MembershipRequest,
     ) -> Result<(NodeId, MemberChange), MemberAnswer> {
         let leader = self.known_leader.1;
-        // A new leader has not heard from all members yet, and would reject changes because it counts them as absent.
-        // With this answer the request is repeated.
+        // A new leader has not heard from all members yet. A new leader counts these members as
+        // absent, and would wrongly reject changes. This answer causes the request to be repeated
+        // later.
         let (now, timeout) = (self.shared.now(), self.shared.settings.election_timeout);
         let is_young = |leading: &LeaderState| now.since(leading.since) < timeout;
         let is_young = self.leading.as_ref().is_some_and(is_young);
@@ -177,14 +183,16 @@ impl Driver {
             MembershipRequest::Promote(id) => (id, MemberChange::Promote(id)),
             MembershipRequest::Remove(id) => (id, MemberChange::Remove(id)),
         };
-        // A change that is in progress is checked against the state before it.
+        // The request may repeat a change that is already in progress. Such a request was checked
+        // before that change was proposed.
         let repeated = self.leading.as_ref().and_then(|leading| leading.step.as_ref());
         if repeated.is_some_and(|under_way| under_way.change == change) {
             return Ok((id, change));
         }
         let refused = MemberAnswer::Refused;
         members.judge(&change).map_err(refused)?;
-        // No other voter could lead while the only voter is being replaced.
+        // The only voter is being replaced, so leadership cannot be transferred first: no other
+        // voter exists.
         if let MemberChange::Add { replaces: Some(old), .. } = &change
             && members.voters().eq([*old])
         {
@@ -218,8 +226,8 @@ impl Driver {
         Some(leading.step.insert(UnderWay { term, index, id, change, askers: Vec::new() }))
     }
 
-    /// As the leader: promotes new members that have caught up, if they were added to replace a voter or to fill
-    /// their own reserved place.
+    /// As the leader: promotes new members that have caught up, if they were added to replace a
+    /// voter or on a reservation for a voter.
     pub(super) fn replace_voters(&mut self) {
         let DriverStage::Running(consensus) = &mut self.stage else { return };
         let Some(leading) = &self.leading else { return };
@@ -254,8 +262,8 @@ impl Driver {
         }
     }
 
-    /// Updates the consensus after the machine has applied a membership entry. This happens at once, because the new
-    /// configuration applies to all later entries.
+    /// Updates the consensus after the machine has applied a membership entry. The update happens
+    /// at once, because the new configuration applies to all later entries.
     pub(super) fn follow_membership(&mut self, entry: &wal::Entry) -> Result<(), Fatal> {
         let DriverStage::Running(consensus) = &mut self.stage else {
             return Err("membership change committed before consensus was started".to_owned());
@@ -272,7 +280,7 @@ impl Driver {
             .as_mut()
             .and_then(|leading| leading.step.take_if(|under_way| under_way.index <= index));
         let Some(under_way) = step else { return };
-        // Another entry is at its index, so the change was discarded. The request is repeated.
+        // If another entry has this index, the change was discarded, and the request is repeated.
         let is_it = (under_way.term, under_way.index) == (term, index) && has_changed;
         for asker in under_way.askers {
             match is_it {
@@ -291,8 +299,8 @@ impl Driver {
         self.introduce();
     }
 
-    /// Returns whether this node leads and is the only member, counting learners and reserved places, and no former
-    /// member can have applied more than this replica.
+    /// Returns whether this node leads and is the only member, and no former member can have
+    /// applied more than this replica. Learners and reserved members count as members.
     pub(super) fn is_alone(&self) -> bool {
         let DriverStage::Running(consensus) = &self.stage else { return false };
         let (members, me) = (self.machine.members(), self.shared.settings.node);
@@ -304,22 +312,22 @@ impl Driver {
             && consensus.known_commit() == self.machine.applied()
     }
 
-    /// Sets the members from a state that this node received or loaded. It is unknown whether their last change is
-    /// settled. If any member was ever removed, an entry settles it.
+    /// Sets the members from a state that this node received or loaded. It is unknown whether the
+    /// last membership change is settled. If any member was ever removed, a new entry settles it.
     pub(super) fn found_members(&mut self) {
         let has_removed = self.machine.members().has_removed();
         self.unsettled = has_removed.then_some(Unsettled::ToPropose);
         self.members_changed();
     }
 
-    /// Applies the known members to all connections, present and future.
+    /// Applies the known members to all existing and future connections.
     fn introduce(&mut self) {
         let settling = self.unsettled.is_some() && !mutant::is(Mutant::B52);
         self.identity.knows(Arc::clone(self.roster.members()), settling);
         self.network.set_peers(&self.roster.contacts());
     }
 
-    /// Announces the name and addresses of this node, if the replicated ones differ.
+    /// Announces the name and addresses of this node, if they differ from the replicated values.
     pub(super) fn announce(&mut self) {
         let settings = &self.shared.settings;
         let Contact { name, address } = &settings.contact;
@@ -336,9 +344,10 @@ impl Driver {
         }
     }
 
-    /// As the leader: raises the cluster version when every member supports a newer one. The version is never
-    /// lowered, so a member that goes back to an older build stops with an error. A node that stops leading withdraws
-    /// its proposal. A member may have been downgraded in the meantime, and the next leader would not know.
+    /// As the leader: raises the cluster version when every member supports a newer one. The
+    /// version is never lowered, so a member that goes back to an older build stops with an error.
+    /// A node that stops leading withdraws its proposal. Otherwise the proposal could be applied
+    /// after a member was downgraded, which the next leader would not notice.
     pub(super) fn raise_version(&mut self) {
         if self.leading.is_none() || self.raising.is_some_and(|seq| self.proposals.is_open(seq)) {
             return;
@@ -348,7 +357,7 @@ impl Driver {
             true => Some(self.shared.settings.supported_version),
             false => self.peer_versions.get(id).copied(),
         };
-        // A member that is not connected may come back as another build.
+        // Do not count a member that is not connected: it may come back with another build.
         let rows = self.machine.members().rows().iter();
         let here = rows.filter(|(_, member)| member.is_taken()).map(|(id, _)| id);
         let all: Option<Vec<_>> = here.map(supported_version).collect();
@@ -362,7 +371,8 @@ impl Driver {
 
     // ---- joining ----------------------------------------------------------------------------------
 
-    /// Processes the request of a node that knows the cluster's token and wants to join. Any member may receive it.
+    /// Processes the join request of a node that knows the cluster's token. Any member may receive
+    /// the request.
     pub(super) fn take_join(&mut self, ask: JoinAsk, reply: JoinReply, now: Moment) {
         if !matches!(self.stage, DriverStage::Running(_)) || self.stopping.is_some() {
             return reply.send(JoinAnswer::Later("this member is starting or stopping".to_owned()));
@@ -379,8 +389,9 @@ impl Driver {
                 Some(id) => Some(id),
                 None => {
                     let why = format!("no member named {old:?} to replace");
-                    // The named member may not have announced its name yet, or may be unknown here because this
-                    // replica lags. The leader does not lag.
+                    // The member to replace may not have announced its name yet, or may be unknown
+                    // here because this replica lags. The leader's replica does not lag, so ask the
+                    // leader.
                     let nameless = members.rows().values().any(|member| member.name.is_empty());
                     return reply.send(match nameless || self.leading.is_none() {
                         true => JoinAnswer::Later(why),
@@ -397,7 +408,7 @@ impl Driver {
         self.steps.add(membership_request, now + self.shared.settings.call_deadline, told, now);
     }
 
-    /// Answers a node that wants to join, when the outcome is known.
+    /// Answers a join request once its outcome is known.
     pub(super) fn let_in(&mut self, reply: JoinReply, result: CallResult<NodeId>) {
         let answer = match result {
             Ok(node) => JoinAnswer::Joined(Joined {
@@ -413,14 +424,15 @@ impl Driver {
     }
 }
 
-/// Returns the answer to a node that was not added.
+/// Returns the answer to a node whose join request was rejected.
 fn not_let_in(rejection: &MembershipError) -> JoinAnswer {
     match rejection {
         MembershipError::Pending => {
             JoinAnswer::Later("another membership change is in progress".to_owned())
         }
-        // The member to replace was looked up by its name, and this replica may lag: another member may have that
-        // name by now. A member that is missing for a quorum may be back in a moment.
+        // The member to replace was looked up by its name in this replica, which may lag: another
+        // member may have that name by now. A member that is missing for the quorum may soon be
+        // back. So the joining node should retry.
         MembershipError::Unknown(_) | MembershipError::LosesQuorum { .. } => {
             JoinAnswer::Later(rejection.to_string())
         }

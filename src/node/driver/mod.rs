@@ -1,10 +1,12 @@
-//! The driver: the one place that defines the order of operations inside a node.
+//! The driver: defines the order of all operations inside a node.
 //!
-//! A turn takes all inputs since the last turn and processes them as far as possible. Messages and proposals go into
-//! the consensus. From there, messages go to peers, groups to the log, and committed entries into the state machine.
-//! Visible changes then go to watchers, to the lock table, and finally to the callers. A turn never waits for a peer
-//! or for a write to disk. It reads from the disk only old entries for a follower that lags far behind. A real node
-//! runs turns on a thread of its own; the simulated world runs them when it chooses.
+//! The driver works in turns. A turn takes all inputs since the last turn and processes them as far
+//! as possible. Messages and proposals are passed to consensus. Consensus emits messages to peers,
+//! groups of entries for the log, and committed entries for the state machine. Changes that have
+//! become visible are reported first to watchers, then to the lock table, and finally to the
+//! callers. A turn never waits for a peer or for a write to disk. The only data that a turn reads
+//! from disk are old entries for a follower that lags far behind. A real node runs turns on its own
+//! thread. The simulated world schedules the turns itself.
 //!
 //! ```text
 //!   inbox ──▶ take ──▶ hand over ──▶ consensus ──▶ persist ──▶ log worker ──▶ inbox (durable)
@@ -91,9 +93,9 @@ use crate::node::writing::WriteError;
 /// Size to which an entry of several requests grows, in bytes. A larger single request gets an entry of its own.
 const ENTRY_BYTES: usize = 256 << 10;
 
-/// Maximum size of a proposal from another node, in bytes. A correct node sends at most [`ENTRY_BYTES`], plus the
-/// largest request that a configuration allows, plus a window. Together with the requests that are packed before it,
-/// it still fits into an entry.
+/// Maximum size of a proposal from another node, in bytes. A correct node sends at most
+/// [`ENTRY_BYTES`], plus the largest request that a configuration allows, plus a window. A proposal
+/// of this size still fits into an entry, together with the requests that are packed before it.
 const PROPOSAL_BYTES_MAX: usize = 4 << 20;
 
 const _: () = assert!(COMMAND_BYTES_MAX + ENTRY_BYTES < PROPOSAL_BYTES_MAX);
@@ -102,28 +104,30 @@ const _: () = assert!(PROPOSAL_BYTES_MAX + ENTRY_BYTES + (1 << 10) < consensus::
 /// Maximum number of leases that one entry ends.
 const LEASES_AN_ENTRY: usize = 1_000;
 
-/// Maximum number of expiries that are proposed and not applied. Further expiries wait, so that many of them do not
-/// keep out writes.
+/// Maximum number of lease expiries that are proposed and not applied. Further expiries wait, so
+/// that they do not displace writes.
 const LEASES_ENDING_MAX: usize = 4_000;
 
-/// Maximum number of callers that wait for a leadership transfer. More are rejected as busy.
+/// Maximum number of callers that wait for a leadership transfer. Further callers are rejected as
+/// busy.
 const TRANSFERS_MAX: usize = 256;
 
-/// Rows whose checksums are verified after each applied entry.
+/// Number of rows whose checksums are verified after each applied entry.
 const SCRUB_ROWS: usize = 16;
 
-/// Capacity for inputs that is kept from turn to turn.
+/// Maximum capacity of the input buffer that is kept from turn to turn.
 const INPUT_ROOM_MAX: usize = 1_024;
 
-/// Time for which a stopping node waits for its sessions to end, and for another leader.
+/// Maximum time for which a stopping node waits until its sessions have ended and another leader is
+/// elected.
 const FAREWELL: Duration = Duration::from_millis(400);
 
 /// The time of the driver's next turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
-    /// When an input arrives, or at this time.
+    /// The next turn runs when an input arrives, or at this time.
     At(Moment),
-    /// Never: the node has stopped.
+    /// There is no next turn, because the node has stopped.
     Stopped,
 }
 
@@ -134,7 +138,7 @@ use members::{StepAsker, UnderWay, Unsettled};
 
 pub(crate) use commit::apply_entry;
 
-/// The driver of a node. See the module.
+/// The driver of a node.
 pub(crate) struct Driver {
     shared: Arc<Shared>,
     identity: Arc<Identity>,
@@ -143,7 +147,7 @@ pub(crate) struct Driver {
     log_reader: wal::LogReader,
     machine: Machine,
     stage: DriverStage,
-    /// Holds the next inputs while the present ones are processed.
+    /// A buffer that the inbox fills while the driver processes the current inputs.
     input_room: Vec<Input>,
     proposals: Proposals,
     reads: Reads,
@@ -156,7 +160,8 @@ pub(crate) struct Driver {
     log_times: LogTimes,
     rejected_requests: RejectedRequests,
     peer_rejections: PeerRejections,
-    /// The history that this node keeps as the leader, and the term in which it started.
+    /// Set while this node leads: decides how much history is kept, with the term of the
+    /// leadership.
     retention: Option<(Term, Retention)>,
     roster: Roster,
     /// The newest cluster version that each connected member has reported as supported.
@@ -166,7 +171,7 @@ pub(crate) struct Driver {
     snapshot_queue: Arc<SnapshotQueue>,
     backups: Backups,
     warm: Arc<warm::WriteBehindQueue>,
-    /// The leader's offer of a snapshot, while that is being fetched.
+    /// The leader's offer of a snapshot, while the snapshot is being fetched.
     offer: Option<Offer>,
     /// A snapshot that was fetched, and that consensus has not accepted yet.
     loaded: Option<(SnapshotId, Box<Machine>)>,
@@ -189,7 +194,8 @@ pub(crate) struct Driver {
     last_contact: Option<Contacted>,
     /// The last term in which this node was a candidate.
     stood_in: Term,
-    /// Time before which nothing is sent to the leader, because it has just rejected a request or was unreachable.
+    /// Time before which no requests are sent to the leader, because the leader has just rejected a
+    /// request or was unreachable.
     hold_until: Moment,
     next_tick: Moment,
     next_hello: Moment,
@@ -201,7 +207,7 @@ pub(crate) struct Driver {
     /// A peer has reported that this node was removed and that the other members can do without it. The local replica
     /// may already show the removal; only the remaining members know that it is settled.
     removed: bool,
-    /// Stop at once, without a message to peers.
+    /// Whether to stop at once, without a message to peers.
     aborted: bool,
     stopped: bool,
 }
@@ -209,7 +215,7 @@ pub(crate) struct Driver {
 enum DriverStage {
     /// The disk is new, and the member has to meet the other founders.
     Founding(Founding),
-    /// The log is whole, but the state that it begins with is lost and must be fetched.
+    /// The log is complete, but the state before it is lost and must be fetched.
     Restoring {
         /// The index that the state must cover.
         least: LogIndex,
@@ -231,7 +237,7 @@ enum Recording {
     Base(wal::HardState),
 }
 
-/// A contact with a leader. If that is this node, a contact with a quorum.
+/// A contact with a leader. On the leader itself, a contact with a quorum.
 #[derive(Clone, Copy)]
 struct Contacted {
     leader: NodeId,
@@ -244,12 +250,14 @@ struct LeaderState {
     since: Moment,
     /// Proposals from other nodes in this turn.
     forwarded: Vec<Proposal>,
-    /// Requests that were proposed in this term and are not applied yet. A repetition of one is not proposed again.
+    /// Requests that were proposed in this term and are not applied yet. The leader does not
+    /// propose these requests again.
     in_log: Proposed,
     /// Counts leases, from the first applied entry of the term.
     lessor: Option<Lessor>,
-    /// Leases whose revocation is in unapplied entries, with the last such entry. An expiry names a lease by its id,
-    /// and after such an entry the same id may belong to another lease.
+    /// Leases whose revocation is in unapplied entries, with the last such entry. Their expiry is
+    /// not proposed: it would name the lease by its id, and after the revocation the same id may
+    /// belong to another lease.
     revoked: BTreeMap<LeaseId, LogIndex>,
     /// Confirmed renewals, by the index that must be applied before they are processed.
     renewals: BTreeMap<LogIndex, Vec<ReadOrigin>>,
@@ -257,7 +265,8 @@ struct LeaderState {
     flights: VecDeque<(LogIndex, Moment)>,
     /// The membership change that was proposed and is not applied yet.
     step: Option<UnderWay>,
-    /// The origins that wait until the last change is settled, each with the affected member.
+    /// The origins of requests that wait until the last membership change is settled, each with the
+    /// affected member.
     untold: Vec<(StepAsker, NodeId)>,
 }
 
@@ -276,7 +285,7 @@ pub(crate) struct Parts {
     pub(crate) machine: Machine,
     pub(crate) hard_state: wal::HardState,
     pub(crate) founded: bool,
-    /// If the state before the log is lost: the index that a replacement must cover.
+    /// If the state before the log is lost, the index that a replacement must cover.
     pub(crate) state_lost: Option<LogIndex>,
     pub(crate) snapshot_queue: Arc<SnapshotQueue>,
     pub(crate) backups: Backups,
@@ -318,7 +327,8 @@ impl Driver {
         let mut driver = Self {
             proposals: Proposals::new(node, incarnation, settings.election_timeout),
             reads: Reads::new(heartbeat * 2),
-            // Heartbeats repeat a round, so a slow network may take as long as an election would.
+            // Heartbeats repeat a round, so a round may take as long as an election on a slow
+            // network.
             rounds: Rounds::new(node, incarnation, settings.election_timeout),
             sessions: Sessions::new(settings.drift, heartbeat * 2, Arc::clone(&shared.meters)),
             lease_calls: LeaseCalls::new(heartbeat * 2),
@@ -453,7 +463,7 @@ impl Driver {
     }
 
     fn tick(&mut self, now: Moment) -> Result<(), Fatal> {
-        // At most one tick for each turn. After a stall, missed ticks are not made up for.
+        // Make at most one tick in each turn. After a stall, missed ticks are skipped.
         let tick = self.shared.settings.tick();
         let has_stood_still = now.since(self.next_tick) > tick && !mutant::is(Mutant::B44);
         self.next_tick = if has_stood_still { now + tick } else { self.next_tick + tick };

@@ -3,12 +3,12 @@
 use super::*;
 use crate::node::retain::Sight;
 
-/// Versions that are freed at each tick, in addition to those freed with each entry. Compacted versions are then gone
-/// within seconds even without writes.
+/// Number of versions that are freed at each tick, in addition to the versions that are freed with
+/// each entry. So compacted versions are freed within seconds even without writes.
 const SWEEP_ROWS: usize = 2048;
 
 impl Driver {
-    /// Frees compacted versions, and as the leader compacts history, once a tick.
+    /// Called at each tick: frees compacted versions and, as the leader, compacts history.
     pub(super) fn forget_history(&mut self, now: Moment) {
         self.machine.sweep(SWEEP_ROWS);
         let DriverStage::Running(consensus) = &self.stage else { return };
@@ -20,7 +20,7 @@ impl Driver {
         let settings = &shared.settings;
         let (_, retention) = match &mut self.retention {
             Some(counting) if counting.0 == term => counting,
-            // A new leader does not know the marks of the earlier one.
+            // A new leader does not know the marks of the earlier leader.
             other => other.insert((
                 term,
                 Retention::new(&settings.history, settings.quota_bytes, |window| {
@@ -38,7 +38,7 @@ impl Driver {
         self.shared.meters.compactions_total.one();
         let command = Command::Compact(revision);
         let trace = RequestTrace::begin(&command, now);
-        // It is proposed again if it does not succeed.
+        // If this compaction fails, a later tick proposes it again.
         let deadline = Some(now + self.shared.settings.call_deadline);
         self.proposals.add(Write { command, deadline, bytes: 0, reply: ReplyTo::Nobody, trace });
     }

@@ -36,7 +36,8 @@ impl Driver {
         opening.reply.send(Ok(Claim::opened(Arc::clone(&self.shared), state)));
     }
 
-    /// Resumes a lease as this replica knows it. The caller has made sure that the replica is current.
+    /// Resumes a lease, according to this replica. The caller has ensured that the replica is
+    /// current.
     pub(super) fn resume_session(&mut self, resuming: SessionResuming, now: Moment) {
         if self.stopping.is_some() {
             let (reason, maybe_applied) = (StopReason::Shutdown, false);

@@ -34,7 +34,7 @@ impl Driver {
         }
         match &self.stage {
             DriverStage::Restoring { .. } => self.snapshots.give_up_stalled(now),
-            // A newer leader still had the entries, and the log has overtaken the snapshot.
+            // The log has overtaken the snapshot, because a newer leader still had the entries.
             DriverStage::Running(_) => {
                 if let Some(id) = self.snapshots.end_overtaken_fetch(self.machine.applied()) {
                     self.offer.take_if(|offer| offer.id == id);
@@ -66,7 +66,8 @@ impl Driver {
                 self.snapshots.taken(id, members);
                 self.offer_newest(now);
             }
-            // The state in memory is damaged. The next start rebuilds it from the log.
+            // The state in memory is damaged, so the node stops. The next start rebuilds the state
+            // from the log.
             News::NotTaken { why: WriteError::State(ImageError::Fault(fault)) } => {
                 return Err(fault.to_string());
             }
@@ -78,7 +79,8 @@ impl Driver {
             News::Part { to, id, offset, data } => {
                 let message = match data {
                     Ok(data) => {
-                        // Only a snapshot that exists here holds the log for a peer.
+                        // Keep the log for a peer only if the peer fetches a snapshot that exists
+                        // here.
                         self.snapshots.serve(to, id, now);
                         if let DriverStage::Running(consensus) = &mut self.stage {
                             consensus.snapshot_progress(to);
@@ -108,7 +110,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Tells consensus of the newest snapshot, and discards what it replaces.
+    /// Reports the newest snapshot to consensus, and discards older snapshots and the log entries
+    /// that it covers.
     fn offer_newest(&mut self, now: Moment) {
         let Some((id, members)) = self.snapshots.newest() else { return };
         let id = *id;
@@ -122,8 +125,8 @@ impl Driver {
 
     // ---- sending ----------------------------------------------------------------------------------
 
-    /// Handles a snapshot that is missing or damaged. If it is the newest one, its state is still in memory and
-    /// another one is taken, whether or not anything was applied since.
+    /// Handles a snapshot that is missing or damaged. If the damaged snapshot is the newest,
+    /// another one is taken from the state in memory, even if no entry was applied since.
     fn cannot_be_sent(&mut self, id: SnapshotId, why: &str) {
         if !self.snapshots.lost(id) {
             return tracing::debug!(index = %id.index, why, "older snapshot cannot be sent");
@@ -163,8 +166,8 @@ impl Driver {
     /// Processes the leader's offer of a snapshot. This node needs it, because the entries that it lacks are no
     /// longer in the leader's log.
     pub(super) fn offered(&mut self, offer: Offer, now: Moment) {
-        // A complete snapshot is installed before another fetch begins. Otherwise a state that takes long to load
-        // would never be installed.
+        // Install a complete snapshot before another fetch begins. Otherwise a snapshot that takes
+        // long to load would never be installed.
         if self.snapshots.has_whole() || self.loaded.is_some() || self.to_install.is_some() {
             return;
         }
@@ -207,7 +210,8 @@ impl Driver {
         }
     }
 
-    /// Ends a fetch because the peer does not have the snapshot any more. The leader offers another one.
+    /// Ends a fetch because the peer does not have the snapshot any more. The leader then offers
+    /// another snapshot.
     pub(super) fn part_is_gone(&mut self, from: NodeId, id: SnapshotId) {
         if self.snapshots.fetching() == Some((from, id)) {
             self.snapshots.end_fetch(id);
@@ -242,7 +246,7 @@ impl Driver {
             }
             Taken::Later => {}
             Taken::Needless => {
-                // Another offer may have arrived in the meantime, and is being fetched.
+                // Meanwhile another offer may have arrived, whose snapshot is being fetched.
                 let id = *id;
                 self.offer.take_if(|offer| offer.id == id);
                 if let Some((_, machine)) = self.loaded.take() {
@@ -270,7 +274,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Replaces the replica's state by a later one, and notifies everything that follows it.
+    /// Replaces the replica's state by a later state, and notifies everything that follows the
+    /// replica.
     fn put_in_place(&mut self, machine: Machine) -> Result<(), Fatal> {
         self.shared.meters.snapshots_installed_total.one();
         let before = self.shared.reader.revision();
@@ -289,7 +294,8 @@ impl Driver {
                 self.lease_ended(lease);
             }
         }
-        // The dedup table knows the requests that were applied in the entries that were skipped.
+        // The dedup table of the new state contains the requests that were applied in the skipped
+        // entries.
         let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         let mut closed = Vec::new();
         for seq in self.proposals.open() {
@@ -306,8 +312,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Installs a fetched state on a member whose own state was lost. It also replaces the part of the log that this
-    /// state covers and the log does not have.
+    /// Installs a fetched state on a member whose own state was lost. The state also replaces the
+    /// missing front of the log.
     fn restored(
         &mut self,
         id: SnapshotId,
@@ -315,7 +321,7 @@ impl Driver {
         now: Moment,
     ) -> Result<(), Fatal> {
         let DriverStage::Restoring { hard_state, .. } = &self.stage else { return Ok(()) };
-        // A vote belongs to its term.
+        // A vote is valid only in its term, so drop it if the term increases.
         let (term, vote) = match id.term > hard_state.term {
             true => (id.term, None),
             false => (hard_state.term, hard_state.vote),

@@ -1,5 +1,5 @@
-//! How the lock table follows the replica: deleted keys, rewritten rows, holds transferred to local
-//! entries, admin requests, and snapshots that replace the state.
+//! Updates the lock table from the changes that the replica applies: deleted keys, rewritten rows,
+//! holds transferred to local entries, admin requests, and snapshots that replace the state.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -21,9 +21,9 @@ use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, Shared};
 
 impl Book {
-    /// Processes one change of the store. Rows that may be admin requests are only collected, with
-    /// the local entry that has the addressed key now, because the entry may be gone when all
-    /// changes have been processed.
+    /// Processes one change of the store. Rows that may be admin requests are only collected. Each
+    /// is stored with the local entry that has the addressed key now, because that entry may be
+    /// gone when all changes have been processed.
     pub(in super::super) fn follow<'a>(
         &mut self,
         change: &'a Change,
@@ -31,8 +31,8 @@ impl Book {
         orders: &mut Vec<(&'a KeyValue, Option<Arc<Place>>)>,
         acts: &mut Acts,
     ) {
-        // Computed at most once per change, and only if a local entry loses its key: when a session
-        // ends, many keys go in one change.
+        // Compute this at most once per change, and only if a local entry loses its key, because
+        // the end of a session deletes many keys in one change.
         let handed = OnceCell::new();
         for event in change.events.iter() {
             if event.kind == EventKind::Delete && !self.spent.is_empty() {
@@ -81,8 +81,8 @@ impl Book {
         }
     }
 
-    /// Processes an admin request to the holder of a local entry: the entry that has the key now,
-    /// or the one that had it when the request was applied.
+    /// Processes an admin request to a local entry: the entry that has the addressed key now, or
+    /// the entry that had the key when the request was applied.
     pub(in super::super) fn follow_order(
         &self,
         row: &KeyValue,
@@ -119,7 +119,7 @@ impl Book {
             return;
         };
         if !keys.contains(key) {
-            // This is an old key of the entry, which was re-enqueued with a new one.
+            // This is an old key of the entry, which was re-enqueued with a new key.
             return self.forget(place, &prefix, key);
         }
         let line = self.lines.get(&prefix);
@@ -133,8 +133,8 @@ impl Book {
             if keys.len() == 1 {
                 return self.is_handed(place, &handed, since, acts);
             }
-            // A request for several locks cannot use a single one: release it again. The request
-            // has lost its queue position.
+            // A request for several locks cannot use a single lock, so release the transferred hold
+            // again. The request has lost its queue position.
             let handed: Arc<[Bytes]> = Arc::new([handed]);
             let (place, parting) = (Arc::clone(place), no_more(&handed, since));
             acts.0.push(Act::Part { place, parting, reply: ReplyTo::Nobody });
@@ -149,8 +149,8 @@ impl Book {
         }
     }
 
-    /// Handles a transfer to a waiting entry: it gets the holder's key, now attached to its own
-    /// lease, in place of its own key.
+    /// Handles a transfer to a waiting entry: the entry's own key is replaced by the holder's key,
+    /// which is now attached to the entry's lease.
     pub(super) fn is_handed(
         &mut self,
         place: &Arc<Place>,
@@ -167,7 +167,7 @@ impl Book {
                 inner.phase = Phase::Waiting { since };
                 is_spent = self.spent.contains(&(place.session.lease, key.clone(), since));
                 if is_spent && inner.waiting() > 0 {
-                    // Two holds of one session by the same key could not be distinguished.
+                    // Two holds of one session with the same key could not be distinguished.
                     let (place, parting) = (Arc::clone(place), Some(no_more(&inner.keys, since)));
                     acts.0.push(Act::EnterAgain { place, parting });
                     inner.begin_again();
@@ -175,8 +175,8 @@ impl Book {
                     place.rest(&mut inner, ReplyTo::Nobody, acts);
                 }
             } else {
-                // The successor has left meanwhile, or has acquired the lock by the key that is now
-                // deleted.
+                // Meanwhile the successor has left, or has acquired the lock with the key that is
+                // now deleted.
                 let session = place.session.ended().map(LockError::SessionEnded);
                 inner.end(&session.unwrap_or(LockError::Evicted), place.session.lease, acts);
                 let parting = no_more(&inner.keys, since);
@@ -261,8 +261,8 @@ impl Book {
                     update_value(&place, &key, &row.value, acts);
                 }
                 match phase {
-                    // This is an old key of the entry. Its deletion or transfer may be part of the
-                    // skipped changes.
+                    // This is an old key of the entry. The skipped changes may have deleted or
+                    // transferred it.
                     _ if !now.contains(&key) => {
                         if row.is_none() {
                             self.forget(&place, prefix, &key);
@@ -297,8 +297,8 @@ fn handed_in(change: &Change) -> Vec<&Event> {
     change.events.iter().filter(|event| changes_hands(event)).collect()
 }
 
-/// Reports whether a row was attached to another lease. Its value is then that of the successor,
-/// and does not concern an earlier entry with this key.
+/// Reports whether a row was attached to another lease. The row then has the successor's value,
+/// which does not concern an earlier entry with this key.
 fn changes_hands(event: &Event) -> bool {
     let before = event.prev.as_ref().and_then(|before| before.lease);
     event.prev.is_some() && event.kv.lease.is_some() && event.kv.lease != before
@@ -310,7 +310,7 @@ pub(super) fn update_value(place: &Arc<Place>, key: &Bytes, value: &Bytes, acts:
     if let Rule::Permits { limit, wants: asked } = Stance::rule_of(key, value)
         && asked > limit
     {
-        // An entry that already holds is not affected.
+        // The new value does not affect an entry that already holds the lock.
         fail_all(place, &LockError::TooManyPermits { asked, limit }, acts);
     }
 }

@@ -1,4 +1,5 @@
-//! The positions of this node's entries in their queues, and when they are granted.
+//! Determines the queue positions of this node's entries, and grants the lock to those that may
+//! hold it.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::node::{ReplyTo, Shared};
 
 impl Book {
     /// Handles the successful enqueue of an entry: determines its position, then runs the admin
-    /// requests that arrived before.
+    /// requests that arrived earlier.
     pub(in super::super) fn has_entered(
         &mut self,
         shared: &Shared,
@@ -30,7 +31,8 @@ impl Book {
         place.obey_kept(acts);
     }
 
-    /// Checks whether the entry is allowed in its queues, and grants it if it may hold.
+    /// Checks whether the entry is allowed in its queues, and grants the lock if the entry may hold
+    /// it.
     pub(super) fn find_place(
         &mut self,
         shared: &Shared,
@@ -47,7 +49,8 @@ impl Book {
             let Some(line) = self.lines.get_mut(prefix) else { return };
             if line.queue.is_none() {
                 let rows = view::rows(shared, prefix);
-                // Rewrites of the row between the enqueue and this read were not followed.
+                // The table has not processed rewrites of the row between the enqueue and this
+                // read.
                 let mine = |row: &&KeyValue| row.key == *key && row.create_revision == since;
                 if let Some(row) = rows.iter().find(mine) {
                     update_value(place, key, &row.value, acts);
@@ -99,7 +102,8 @@ impl Book {
         drop(inner);
         for turn in turns {
             if turn.only_try {
-                // If the session has ended, the entry does not hold even if nothing is ahead of it.
+                // If the session has ended, the entry does not hold the lock even if nothing is
+                // ahead of the entry.
                 let why = match end {
                     Some(end) => LockError::SessionEnded(end),
                     None => {
@@ -114,7 +118,7 @@ impl Book {
         }
     }
 
-    /// Returns the first other entry of a queue in which this entry must wait.
+    /// If this entry must wait in one of its queues, returns the first other entry of that queue.
     fn in_the_way(
         &self,
         shared: &Shared,
@@ -226,9 +230,11 @@ impl Book {
                 Phase::Waiting { since: now } | Phase::Held { since: now, .. } if now == since => {
                     false
                 }
-                // Given up meanwhile: there will be no other notification that its key is gone.
+                // The entry was given up meanwhile. No other notification will report that its key
+                // is gone.
                 Phase::Gone => true,
-                // Re-enqueued: the outcome of that enqueue handles the old keys.
+                // The entry was re-enqueued. The handler of that enqueue's outcome handles the old
+                // keys.
                 _ => return,
             };
             if is_over {
@@ -236,7 +242,7 @@ impl Book {
                 inner.lose_all(place.session.lease, acts);
                 inner.begin_again();
                 // Only an entry with a single key has waiters in addition to a holder, so no other
-                // key remains, and the name of this one can be reused.
+                // key remains, and the name of this key can be reused.
                 acts.0.push(Act::EnterAgain { place: Arc::clone(place), parting: None });
             } else {
                 // The keys are deleted with the lease of the session.
@@ -256,7 +262,7 @@ impl Book {
         }
     }
 
-    /// Grants the lock to those of this node's waiting entries in a queue that may hold.
+    /// Grants the lock to this node's waiting entries in a queue, as far as they may hold it.
     pub(in super::super) fn grant_waiting(
         &mut self,
         shared: &Shared,
@@ -288,7 +294,7 @@ impl Book {
                 }
             }
         }
-        // The read entry of the upgrade is gone.
+        // These are upgrades whose read entry is gone.
         for place in bereft {
             fail_all(&place, &LockError::Evicted, acts);
         }

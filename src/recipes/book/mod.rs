@@ -1,8 +1,9 @@
-//! The state of the lock table: all lock queues with entries of this node, and how it follows the
-//! replica.
+//! The state of the lock table: all lock queues with entries of this node, updated with every
+//! change that the replica applies.
 //!
-//! All code here runs under the lock of the table, most of it on the driver's thread. It notifies
-//! no task and proposes nothing by itself: such actions are collected in [`Acts`].
+//! All code of this module runs under the lock of the table, most of it on the driver's thread. The
+//! code notifies no task and proposes nothing while the lock is held. It adds these actions to an
+//! [`Acts`] value, which is run after the lock is released.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,7 +40,8 @@ pub(super) struct Book {
     sessions: BTreeMap<LeaseId, BTreeMap<u64, Arc<Place>>>,
     timers: BTreeMap<(Moment, u64), QueuedWaiter>,
     /// Keys that a session has transferred away while transactions under the old hold may still be
-    /// applied: by lease, key and create revision. The session must not hold by these keys again.
+    /// applied, by lease, key and create revision. The session must not hold a lock with these keys
+    /// again.
     spent: BTreeSet<(LeaseId, Bytes, Revision)>,
     /// Source of numbers for entries, timers and keys.
     counter: u64,
@@ -50,15 +52,16 @@ pub(super) struct Book {
 struct Line {
     /// Entries of all nodes. `None` until the outcome of the first local enqueue is known.
     queue: Option<LockQueue>,
-    /// This node's entries by key, until their keys are known to be deleted.
+    /// This node's entries by key. An entry stays until its key is known to be deleted.
     local: BTreeMap<Bytes, Arc<Place>>,
-    /// The waiting entries among them in queue order, possibly with some that have left.
+    /// This node's waiting entries in queue order. Some of them may have left the queue.
     waiting: BTreeMap<Rank, Arc<Place>>,
     /// The entries that other tasks of the same session may share.
     open: BTreeMap<LeaseId, Arc<Place>>,
-    /// The waiting entries that are upgrades. They may overtake others.
+    /// The waiting entries that are upgrades. An upgrade may overtake other entries.
     upgrades: BTreeSet<Rank>,
-    /// Numbers of key names whose keys this node has seen deleted, by lease. They can be reused.
+    /// Numbers of key names that can be reused, by lease: this node has seen the deletion of their
+    /// keys.
     free: BTreeMap<LeaseId, BTreeSet<u64>>,
     /// Counts of this node's holders and waiters of this lock.
     head_count: Arc<HeadCount>,
@@ -80,13 +83,13 @@ impl Line {
     }
 
     /// Records that the key of an entry of this lease was deleted, so that its name can be reused.
-    /// Each name that was ever used takes space until the next compaction and is visited by every
-    /// scan of the queue, so names are reused.
+    /// Reusing names saves space and time: each name that was ever used takes space until the next
+    /// compaction, and every scan of the queue visits it.
     ///
-    /// This is the only safe place to record it. A key that merely does not belong to this node may
-    /// have been transferred to another session, which may transfer it back. Operations of the old
-    /// entry that are still in flight name the create revision too, so they do not affect a reused
-    /// name.
+    /// A name may be reused only after the deletion of its key. A key that merely does not belong
+    /// to this node may have been transferred to another session, which may transfer it back.
+    /// Operations of the old entry that are still in flight compare the create revision too, so
+    /// they do not affect a reused name.
     fn is_deleted(&mut self, prefix: &[u8], key: &[u8], lease: LeaseId) {
         let plain = [prefix, lease.to_string().as_bytes(), b"."].concat();
         let Some(number) = key.strip_prefix(&plain[..]).and_then(number_in::<u64>) else { return };
@@ -97,7 +100,7 @@ impl Line {
     }
 }
 
-/// Returns a key in a queue: etcd's name for the lease, or a numbered one of the same lease.
+/// Returns the key of a lease in a queue: the name that etcd uses, or that name with a number.
 fn numbered(prefix: &Bytes, lease: LeaseId, number: Option<u64>) -> Bytes {
     let number = number.map(|number| format!(".{number}")).unwrap_or_default();
     [&prefix[..], lease.to_string().as_bytes(), number.as_bytes()].concat().into()
@@ -131,8 +134,8 @@ impl Book {
         }
     }
 
-    /// Adds a waiter to the entry that other tasks of the session have in this queue, if there is
-    /// one.
+    /// If other tasks of the session have an entry in this queue that can be shared, adds a waiter
+    /// to it.
     pub(super) fn share(
         &mut self,
         shared: &Shared,
@@ -227,13 +230,13 @@ impl Book {
         prefixes.iter().map(|prefix| self.new_key(prefix, lease, stands)).collect()
     }
 
-    /// Returns a key that no entry of this node uses and that does not exist in the queue: etcd's
-    /// own name if it is free, otherwise a numbered one, which cannot collide with it. A name
+    /// Returns a key that no entry of this node uses and that does not exist in the queue. This is
+    /// the name that etcd uses if that name is free, otherwise the name with a number. A name
     /// becomes free only when its key is known to be deleted.
     ///
     /// A key that exists without a local entry was transferred to another session. That session may
-    /// transfer it back while the new request is in flight, and then it would be ambiguous which of
-    /// the two entries has the key.
+    /// transfer the key back while the new request is in flight. Two entries of this node would
+    /// then claim the same key.
     fn new_key(
         &mut self,
         prefix: &Bytes,
@@ -315,7 +318,7 @@ impl Book {
         lines.into_values().flat_map(|line| line.local.into_values())
     }
 
-    /// Returns the entry and waiter of this session that hold with this token in a queue.
+    /// Returns the entry and the waiter of this session that hold the lock with this token.
     pub(super) fn holder_of(
         &self,
         prefix: &Bytes,
@@ -359,8 +362,8 @@ impl Book {
         ranks.into_iter().flat_map(in_line).collect()
     }
 
-    /// Fires the timers that are due: fails waiters whose deadline has passed. Returns the holds
-    /// whose time limit has passed, for release.
+    /// Fires the timers that are due. Fails waiters whose deadline has passed, and returns the
+    /// holds whose time limit has passed, so that the caller releases them.
     pub(super) fn ring(&mut self, now: Moment, acts: &mut Acts) -> Vec<QueuedWaiter> {
         let (mut held_too_long, mut late) = (Vec::new(), Vec::new());
         while let Some(timer) = self.timers.first_entry() {
@@ -390,14 +393,14 @@ impl Book {
         held_too_long
     }
 
-    /// Ends the entries of sessions that have ended. The leases delete the keys of holds. The keys
-    /// of waiters are deleted here, because the lease may live on.
+    /// Ends the entries of sessions that have ended. The end of the lease deletes the keys of
+    /// holds. This method deletes the keys of waiters, because the lease may live on.
     pub(super) fn end_sessions(&mut self, now: Moment, acts: &mut Acts) {
         let mut ended = Vec::new();
         for places in self.sessions.values() {
             let mut last = None;
             for place in places.values() {
-                // Usually all entries belong to one session, so check it only once.
+                // Usually all entries belong to one session, so check that session only once.
                 if !last.is_some_and(|(session, _)| Arc::ptr_eq(session, &place.session)) {
                     last = Some((&place.session, place.session.end(now)));
                 }
@@ -449,7 +452,8 @@ pub(super) fn end_place(place: &Arc<Place>, loss: LostReason, why: &LockError, a
     let mut inner = place.lock();
     inner.fail(why, acts);
     match inner.phase {
-        // Already released: transactions that are still in flight will find the key deleted.
+        // The hold was already released. Transactions that are still in flight will find its key
+        // deleted.
         Phase::Held { since, .. } if inner.holder.is_none() => {
             let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
             return place.leave(&mut inner, since, reply, acts);
@@ -603,8 +607,8 @@ mod tests {
     fn entry_released_during_eviction_is_removed() {
         let (mut book, place, [turn]) = held();
         let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
-        // The entry held. Its task releases it on another thread before the deletion of its key is
-        // processed.
+        // The entry held. The task of the holder releases it on another thread before the deletion
+        // of the key is processed.
         assert!(place.release(&turn, LostReason::Released, ReplyTo::Nobody, &mut acts));
         assert_eq!(place.lock().phase, Phase::Gone);
         evict(&mut book, &place, &keys, &mut acts);

@@ -18,7 +18,7 @@ use crate::node::ReplyTo;
 pub(crate) struct EntryInner {
     /// Keys of the entry, one for each queue.
     pub(crate) keys: Arc<[Bytes]>,
-    /// Value of their rows.
+    /// Value of the rows with these keys.
     pub(crate) value: Bytes,
     pub(crate) phase: Phase,
     /// Waiters in order of arrival.
@@ -26,26 +26,26 @@ pub(crate) struct EntryInner {
     pub(super) next_turn: u64,
     /// The waiter that holds the lock.
     pub(crate) holder: Option<Arc<Turn>>,
-    /// Create revision of the previous keys.
+    /// Create revision of the keys that the entry had before it was re-enqueued.
     pub(super) left: Revision,
     /// Number of handoffs since the key was created.
     pub(super) handoff: u64,
     /// Number of handoffs while other nodes waited.
     pub(super) passes: u32,
-    /// Number of transactions under the present hold whose outcome is not known.
+    /// Number of transactions under the current hold whose outcome is not known.
     pub(super) open_txns: u32,
     /// Keys that these transactions will attach to the hold.
     pub(super) binding: Load,
-    /// The hold must not be handed off, because a transaction of the last holder may still be
-    /// applied.
+    /// The hold must not be handed off inside the node, because a transaction of the last holder
+    /// may still be applied.
     pub(super) is_spent: bool,
-    /// Keys attached to the present hold.
+    /// Keys attached to the current hold.
     pub(super) bound: Vec<Bound>,
     /// Reply for the releasing task, kept while transactions are open.
     pub(super) releasing: Option<ReplyTo<Reply>>,
-    /// The entry that the hold is to be transferred to.
+    /// Queue position of the entry to which the hold will be transferred.
     pub(super) successor: Option<Rank>,
-    /// The releasing task has named the successor itself.
+    /// Whether the releasing task has named the successor itself.
     pub(super) is_told: bool,
     /// Admin requests that arrived before the position of the entry was known.
     pub(super) orders: Vec<Ordered>,
@@ -76,7 +76,7 @@ impl EntryInner {
         self.turns.values()
     }
 
-    /// Returns the create revision of its keys, if they are in their queues.
+    /// Returns the create revision of the entry's keys, if the keys are in their queues.
     pub(crate) fn since(&self) -> Option<Revision> {
         match self.phase {
             Phase::Waiting { since } | Phase::Held { since, .. } => Some(since),
@@ -97,7 +97,8 @@ impl EntryInner {
         self.holder.as_ref().is_some_and(|holder| Arc::ptr_eq(holder, turn))
     }
 
-    /// Reports whether the key of this revision has no holder and no waiters, now or later.
+    /// Reports whether the key of this revision has no holder and no waiters, and will never have
+    /// any.
     pub(crate) fn is_given_up(&self, since: Revision) -> bool {
         match self.phase {
             Phase::Entering | Phase::Waiting { .. } => self.turns.is_empty(),
@@ -106,7 +107,7 @@ impl EntryInner {
         }
     }
 
-    /// Grants the lock to the first waiter. Returns `false` if there is none.
+    /// Grants the lock to the first waiter. Returns `false` if there are no waiters.
     pub(crate) fn give(&mut self, since: Revision, granted: Revision, acts: &mut Acts) -> bool {
         let Some((_, turn)) = self.turns.pop_first() else { return false };
         self.phase = Phase::Held { since, granted };
@@ -165,7 +166,7 @@ impl EntryInner {
         self.is_spent = false;
     }
 
-    /// Returns the release plan for its keys, which no longer belong to it.
+    /// Returns the release plan for the entry's keys, which no longer belong to the entry.
     pub(super) fn part(&mut self, since: Revision) -> Parting {
         let (bound, successor) = (std::mem::take(&mut self.bound), self.successor.take());
         let (keys, is_told) = (Arc::clone(&self.keys), std::mem::take(&mut self.is_told));

@@ -1,10 +1,10 @@
 //! A queue entry, and the waiters that share it.
 //!
-//! An entry is a key in a lock queue; a multi-lock has one in each of its queues. A waiter is the
-//! request of one task. Tasks of one session that want the same mutex, without options of their
-//! own, share one entry. While it holds, the lock is handed from waiter to waiter inside the
-//! process, without contacting the cluster. All other requests have their own entry with one
-//! waiter.
+//! An entry is a key in a lock queue. The entry of a multi-lock has a key in each of its queues. A
+//! waiter is the request of one task. Tasks of one session that request the same mutex without
+//! options share one entry. While such an entry holds the lock, the lock is handed from waiter to
+//! waiter inside the process, without contacting the cluster. All other requests have their own
+//! entry with one waiter.
 //!
 //! ```text
 //!   entry   Entering ──▶ Waiting ──▶ Held ──▶ Gone       its key is deleted by the step that makes it Gone
@@ -17,8 +17,9 @@
 //!             └─────────┴────────────────────▲
 //! ```
 //!
-//! The entry's own lock protects these states. A proposal or notification that follows from a
-//! transition is an [`Act`], which [`Lines`](super::line::Lines) runs when no lock is held.
+//! The mutex of the entry protects these states. A transition may cause proposals and
+//! notifications. Each of them is an [`Act`], which [`Lines`](super::line::Lines) runs when no
+//! mutex is held.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,8 +48,8 @@ use super::stance::Stance;
 /// Maximum number of handoffs inside a node while other nodes wait for the lock.
 pub(crate) const PASSES_MAX: u32 = 16;
 
-/// Maximum load of keys attached to one hold. They are deleted in one log entry, and a transfer
-/// contains that deletion twice.
+/// Maximum load of keys attached to one hold. The keys are deleted in one log entry, and a transfer
+/// contains this deletion twice.
 const BOUND_MAX: Load = Load { keys: 1_000, bytes: (3 << 19) - (64 << 10) };
 
 /// State of a queue entry.
@@ -71,17 +72,17 @@ pub(crate) enum Phase {
     Gone,
 }
 
-/// A queue entry; see the module.
+/// A queue entry.
 pub(crate) struct Place {
     pub(crate) id: u64,
-    /// Prefixes of the queues that it is in.
+    /// Prefixes of the queues that contain the entry.
     pub(crate) prefixes: Box<[Bytes]>,
     /// Session of the entry.
     pub(crate) session: Arc<SharedSession>,
-    /// Whether other tasks of the session may share it.
+    /// Whether other tasks of the session may share the entry.
     pub(crate) is_shared: bool,
-    /// Kind of lock at the time of the request. A resize may have changed the limit in the row
-    /// since.
+    /// Kind of lock at the time of the request. Since then a resize may have changed the limit in
+    /// the row.
     pub(crate) asked: LockKind,
     /// Whether other nodes have entries after it.
     pub(crate) is_contended: AtomicBool,
@@ -114,13 +115,13 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Upper bound of the size of an operation that deletes a key, without the key itself (which it
-    /// contains twice) and the value.
+    /// Upper bound of the size of an operation that deletes a key. Excludes the key itself, which
+    /// the operation contains twice, and the value.
     const KEY_BYTES: usize = 48;
 
     pub(crate) fn of<'a>(bound: impl IntoIterator<Item = &'a Bound>) -> Self {
         bound.into_iter().fold(Self::default(), |load, Bound { key, value, is_sure }| {
-            // Three times the key if the value is compared as well.
+            // If the value is compared as well, the operation contains the key three times.
             let value = if *is_sure { 0 } else { key.len() + value.len() };
             let more = Self { keys: 1, bytes: Self::KEY_BYTES + 2 * key.len() + value };
             load.and(more)
@@ -154,26 +155,27 @@ struct Ordered {
     row: Bytes,
 }
 
-/// The release plan of a hold that has ended: what happens to its keys and to the keys attached to
-/// it.
+/// The release plan of a hold that has ended: states what happens to its keys and to the keys
+/// attached to it.
 pub(crate) struct Parting {
     pub(crate) keys: Arc<[Bytes]>,
     pub(crate) since: Revision,
     pub(crate) bound: Vec<Bound>,
     /// A transaction under the hold may still be applied.
     pub(crate) is_spent: bool,
-    /// The entry to transfer the hold to, if it is still waiting. Otherwise the keys are deleted.
+    /// Queue position of the successor. If the successor is not waiting any more, the keys are
+    /// deleted.
     pub(crate) successor: Option<Rank>,
-    /// The caller that waits for the reply has named the successor, and gets an error if the
-    /// transfer is not possible.
+    /// Whether the caller that waits for the reply has named the successor. This caller gets an
+    /// error if the transfer is not possible.
     pub(crate) is_told: bool,
 }
 
 /// A deferred action: a proposal, or a notification of a task, that must run when no lock is held.
 pub(crate) enum Act {
-    /// Release the entry's keys, if they are still these.
+    /// Release these keys if they still belong to the entry.
     Part { place: Arc<Place>, parting: Parting, reply: ReplyTo<Reply> },
-    /// Create new keys, and release the old ones in the same log entry.
+    /// Create new keys, and release the old keys in the same log entry.
     EnterAgain { place: Arc<Place>, parting: Option<Parting> },
     /// Delete keys attached to a hold that has ended, and admin requests to it.
     Tidy { bound: Vec<Bound>, lease: LeaseId },
@@ -231,9 +233,9 @@ impl Place {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails a waiter whose deadline has passed or whose request has failed. If it has become the
-    /// holder in the meantime, on another thread, it stays the holder: its task may already have
-    /// polled it.
+    /// Fails a waiter whose deadline has passed or whose request has failed. If another thread has
+    /// meanwhile made the waiter the holder, it stays the holder, because its task may already have
+    /// received the lock.
     pub(crate) fn wait_no_more(self: &Arc<Self>, turn: &Turn, why: LockError, acts: &mut Acts) {
         let mut inner = self.lock();
         if inner.turns.remove(&turn.number).is_some() {
@@ -248,7 +250,7 @@ impl Place {
         if inner.turns.remove(&turn.number).is_some() {
             turn.advance(Stage::Failed(why), acts);
         } else if inner.is_held_by(turn) {
-            // It was granted, but its task has not polled it.
+            // The lock was granted, but the task has not received it.
             inner.holder = None;
             turn.lose(LostReason::Released, acts);
         } else {
@@ -257,7 +259,7 @@ impl Place {
         self.rest(&mut inner, ReplyTo::Nobody, acts);
     }
 
-    /// Ends the hold of this waiter. Returns `false` if it has already ended. `reply` is sent when
+    /// Ends the hold of this waiter. Returns `false` if it has already ended. `reply` is sent once
     /// the lock is free or has another holder.
     pub(crate) fn release(
         self: &Arc<Self>,
@@ -274,7 +276,7 @@ impl Place {
         let is_given_up = why == LostReason::Released;
         turn.lose(why, acts);
         if self.is_left() && is_given_up {
-            // A program that detaches a session wants to resume its holds later, so the keys stay.
+            // The session was detached so that its holds can be resumed later. So the keys stay.
             inner.phase = Phase::Gone;
             inner.fail(&LockError::SessionEnded(SessionEndReason::Detached), acts);
             acts.0.push(Act::Passed(reply));
@@ -284,7 +286,8 @@ impl Place {
         true
     }
 
-    /// Like [`Place::release`], but transfers the hold to another entry if that is still waiting.
+    /// Like [`Place::release`], but transfers the hold to another entry if that entry is still
+    /// waiting.
     pub(crate) fn transfer(
         self: &Arc<Self>,
         turn: &Arc<Turn>,
@@ -328,7 +331,8 @@ impl Place {
             };
             let is_meant = is_it && inner.keys.iter().any(|own| own == key);
             if !is_meant {
-                // The addressed entry has ended, or was another one with the same key.
+                // The addressed entry has ended, or the request addressed an earlier entry with the
+                // same key.
                 let (bound, lease) = (vec![Bound::of_key(row.clone())], self.session.lease);
                 acts.0.push(Act::Tidy { bound, lease });
                 return;
@@ -340,7 +344,7 @@ impl Place {
                 inner.orders.push(Ordered { order, key, row });
                 return;
             }
-            // The row of the request is deleted with the hold that it concerns.
+            // The row of the request is deleted together with the hold.
             if !inner.bound.iter().any(|bound| bound.key == *row) {
                 inner.bound.push(Bound::of_key(row.clone()));
             }
@@ -362,8 +366,8 @@ impl Place {
                 inner.fail(&LockError::Evicted, acts);
                 self.rest(&mut inner, nobody, acts);
             }
-            // The addressed waiter has already released it. A hold with an attached request is not
-            // handed off.
+            // The addressed waiter has already released the lock. A hold with an attached request
+            // is not handed off.
             (What::Break, None, _) => {}
             (What::HandOver(successor), None, Phase::Held { .. }) => {
                 self.lock().successor = Some(successor)
@@ -401,14 +405,14 @@ impl Place {
         inner.give(since, granted, acts)
     }
 
-    /// Reports whether its session was detached: its keys then stay for a resume in the next run of
-    /// the program.
+    /// Reports whether the session of the entry was detached. The keys then stay, so that the next
+    /// run of the program can resume the hold.
     fn is_left(&self) -> bool {
         self.session.ended() == Some(SessionEndReason::Detached)
     }
 
-    /// Reports whether the hold has no holder, although its key may live on with a resumed lease:
-    /// its session was detached, or was lost without a lock delay.
+    /// Reports whether no task has the hold, although its key may live on with a resumed lease.
+    /// This is the case if the session was detached, or was lost without a lock delay.
     fn is_nobodys(&self) -> bool {
         let is_lost = self.session.ended() == Some(SessionEndReason::NotRenewed);
         self.is_left() || (is_lost && self.session.delay.is_zero())
@@ -424,11 +428,11 @@ impl Place {
         self.lock().is_held_by(turn)
     }
 
-    /// Registers a transaction under the hold of this waiter, which attaches `binds` to it. Returns
-    /// `false` if the hold has ended.
+    /// Registers a transaction under the hold of this waiter. The transaction attaches `binds` to
+    /// the hold. Returns `false` if the hold has ended.
     ///
     /// # Errors
-    /// Fails if more would be attached than one hold allows.
+    /// Fails if more keys would be attached than [`BOUND_MAX`].
     pub(crate) fn begin_txn(&self, turn: &Arc<Turn>, binds: Load) -> Result<bool, Rejection> {
         let mut inner = self.lock();
         let is_holder = inner.is_held_by(turn);
@@ -443,8 +447,8 @@ impl Place {
         Ok(is_holder)
     }
 
-    /// Handles the end of such a transaction, or that its outcome will never be known. `bound` are
-    /// the keys that it has attached.
+    /// Handles the end of a transaction under the hold. The outcome may be unknown forever. `bound`
+    /// are the keys that the transaction has attached.
     pub(crate) fn end_txn(
         self: &Arc<Self>,
         binds: Load,
@@ -458,8 +462,8 @@ impl Place {
         inner.is_spent |= !is_known;
         let is_held = matches!(inner.phase, Phase::Held { .. });
         if is_held {
-            // A key that is known to belong to this hold stays so, whatever the outcome of a later
-            // transaction.
+            // A key that is known to be attached to this hold stays known, whatever the outcome of
+            // a later transaction.
             for one in &mut bound {
                 one.is_sure |= inner.bound.iter().any(|b| b.is_sure && b.key == one.key);
             }
@@ -467,7 +471,7 @@ impl Place {
             inner.bound.retain(|before| !keys.contains(&&before.key));
             inner.bound.extend(bound);
         } else if !bound.is_empty() && !self.is_left_to_its_lease() {
-            // The hold that they were attached to has ended.
+            // The hold to which these keys were attached has ended, so delete them.
             acts.0.push(Act::Tidy { bound, lease: self.session.lease });
         }
         if is_held && inner.holder.is_none() && inner.open_txns == 0 {
@@ -476,8 +480,9 @@ impl Place {
         }
     }
 
-    /// Marks the hold so that it ends with its key: its condition was handed out for a transaction
-    /// that cannot be followed here. Returns `false` if the hold has ended.
+    /// Prevents further handoffs of the hold, because a transaction whose end is not known here
+    /// uses its condition. When the hold is released, its key is deleted. Returns `false` if the
+    /// hold has ended.
     pub(crate) fn spend(&self, turn: &Arc<Turn>) -> bool {
         let mut inner = self.lock();
         let is_holder = inner.is_held_by(turn);
@@ -485,8 +490,8 @@ impl Place {
         is_holder
     }
 
-    /// Returns the operations that delete the keys attached to the present hold, each only if still
-    /// attached.
+    /// Returns the operations that delete the keys attached to the current hold. Each key is
+    /// deleted only if it is still attached.
     pub(crate) fn unbinding(&self) -> Vec<Op> {
         unbinding(self.session.lease, &self.lock().bound)
     }
@@ -502,7 +507,7 @@ impl Place {
             return;
         }
         match inner.phase {
-            // The outcome of the enqueue calls this method again.
+            // When the outcome of the enqueue arrives, this method is called again.
             Phase::Entering | Phase::Gone => {}
             Phase::Waiting { since } => {
                 if inner.turns.is_empty() && !mutant::is(Mutant::B26) {
@@ -521,8 +526,8 @@ impl Place {
                     inner.give(since, granted, acts);
                     acts.0.push(Act::Passed(reply));
                 } else {
-                    // The releasing task is notified when one log entry has deleted the old key and
-                    // created the new one.
+                    // One log entry deletes the old key and creates the new key. Afterwards the
+                    // releasing task is notified.
                     let (place, parting) = (Arc::clone(self), Some(inner.part(since)));
                     acts.0.push(Act::EnterAgain { place, parting });
                     inner.releasing = Some(reply);

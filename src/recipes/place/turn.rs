@@ -18,12 +18,12 @@ use crate::model::{Moment, Revision};
 /// The lock as granted to one task.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
-    /// Keys of the entry: one, or several for a multi-lock.
+    /// Keys of the entry: one key, or one for each queue of a multi-lock.
     pub(crate) keys: Arc<[Bytes]>,
     /// Create revision of the keys.
     pub(crate) since: Revision,
     pub(crate) token: Token,
-    /// Value of their rows, which states the lock mode.
+    /// Value of the rows with these keys, which states the lock mode.
     pub(crate) value: Bytes,
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum Stage {
     Stands(Revision),
     /// Holds the lock, or held it until its `LostReason`.
     Holds(Grant),
-    /// Failed: it will not be granted.
+    /// The request has failed and will not be granted.
     Failed(LockError),
 }
 
@@ -45,15 +45,16 @@ pub(crate) enum Stage {
 pub(crate) struct Turn {
     /// Number among the waiters of its entry, in order of arrival.
     pub(super) number: u64,
-    /// Fail instead of waiting.
+    /// Whether the request fails instead of waiting.
     pub(crate) only_try: bool,
     /// Deadline of the wait, with the number of its timer.
     pub(crate) deadline: Option<(Moment, u64)>,
     /// Maximum hold time.
     pub(crate) cap: Option<Duration>,
-    /// Wake the task when it is known to be waiting, so that its owner can look for deadlocks.
+    /// Whether the task is woken once it is known that it must wait, so that its owner can look for
+    /// deadlocks.
     pub(crate) is_owned: bool,
-    /// Whether the entry had a holder or waiters when this one arrived.
+    /// Whether the entry had a holder or waiters when this waiter arrived.
     is_behind: bool,
     counts: HeadCounts,
     /// Number of guards that share the hold.
@@ -70,15 +71,16 @@ struct TurnState {
     stage: Stage,
     waker: Option<Waker>,
     loss: Option<LostReason>,
-    /// Time at which the lock was granted, if the waiter had waited for others.
+    /// Time at which the lock was granted, if the request had to wait.
     handed: Option<Moment>,
-    /// End of the hold by its time limit, with the number of the timer.
+    /// End of the maximum hold time, with the number of the timer.
     until: Option<(Moment, u64)>,
     request: Option<ReleaseRequest>,
 }
 
 impl TurnState {
-    /// Returns whether it counts as a holder or as a waiter.
+    /// Returns whether the waiter counts as a holder or as a waiter, or `None` if it is not
+    /// counted.
     fn part(&self) -> Option<Part> {
         match &self.stage {
             Stage::Asked | Stage::Stands(_) => Some(Part::Waits),
@@ -88,11 +90,11 @@ impl TurnState {
     }
 }
 
-/// Whether an owner may acquire the hold once more.
+/// Result of an owner's attempt to acquire its hold once more.
 pub(crate) enum Share {
-    /// Acquired once more.
+    /// The hold was acquired once more.
     Again,
-    /// The limit is reached.
+    /// The owner's limit is reached.
     TooMany,
     /// The hold has ended.
     Over,
@@ -144,8 +146,8 @@ impl Turn {
         }
         let stage = state.stage.clone();
         drop(state);
-        // Dropping the last waker may drop a task and everything that it holds, so do it without
-        // the lock.
+        // Drop the waker after the lock is released: dropping the last waker may drop a task and
+        // everything that the task holds.
         drop(before);
         stage
     }
@@ -159,7 +161,7 @@ impl Turn {
         acts.0.extend(state.waker.take().map(Act::Wake));
     }
 
-    /// Records that the waiter has to wait.
+    /// Records that the request is queued and must wait.
     pub(crate) fn stands(&self, since: Revision, acts: &mut Acts) {
         let mut state = self.lock();
         // The waiter may have been settled meanwhile.
@@ -191,7 +193,7 @@ impl Turn {
         }
     }
 
-    /// Reports whether a single guard has the hold.
+    /// Reports whether exactly one guard shares the hold.
     pub(crate) fn is_single(&self) -> bool {
         self.shares.load(Ordering::Relaxed) == 1
     }
@@ -201,7 +203,7 @@ impl Turn {
         self.shares.fetch_sub(1, Ordering::Relaxed) - 1
     }
 
-    /// Returns why the hold has ended, if that is known here.
+    /// Returns why the hold has ended, or `None` if the waiter has no record of an end.
     pub(crate) fn loss(&self) -> Option<LostReason> {
         self.lock().loss.clone()
     }
@@ -218,27 +220,27 @@ impl Turn {
         acts.0.push(Act::Notify(Arc::clone(self)));
     }
 
-    /// Reports whether it had to wait for others.
+    /// Reports whether the request had to wait.
     pub(super) fn has_waited(&self) -> bool {
         self.is_behind || matches!(self.lock().stage, Stage::Stands(_))
     }
 
-    /// Records the time at which it became the holder after others.
+    /// Records the time at which the waiter became the holder after another holder.
     pub(crate) fn hand(&self, at: Moment) {
         self.lock().handed = Some(at);
     }
 
-    /// Returns the time at which it became the holder after others.
+    /// Returns the time at which the waiter became the holder after another holder.
     pub(crate) fn handed(&self) -> Option<Moment> {
         self.lock().handed
     }
 
-    /// Returns the end of the hold by its time limit.
+    /// Returns the end of the maximum hold time.
     pub(crate) fn until(&self) -> Option<Moment> {
         self.lock().until.map(|(moment, _)| moment)
     }
 
-    /// Sets the end of the hold. Returns the previous timer.
+    /// Sets the end of the maximum hold time. Returns the previous timer.
     pub(crate) fn set_until(&self, until: Option<(Moment, u64)>) -> Option<(Moment, u64)> {
         std::mem::replace(&mut self.lock().until, until)
     }

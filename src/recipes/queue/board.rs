@@ -1,9 +1,9 @@
 //! [`Board`]: the waiting takers of one handle, and the decision which items to claim for them.
 //!
 //! Each event (a taker arrives or leaves, the watch has changes, a proposal has its outcome) is
-//! recorded as a note. Notes are processed in turns, one turn at a time, on the thread that
-//! recorded a note, mostly the driver's. If a turn is already running, a thread leaves its note and
-//! returns, so no thread waits for a turn.
+//! recorded as a note. A thread that records a note, usually the driver's, then processes all
+//! notes. Only one thread at a time does so: if another thread is already processing, it also
+//! processes the new note. So no thread waits for another.
 //!
 //! ```text
 //!   note ──▶ turn:  read the watch ─▶ deliver claimed items ─▶ one proposal, if none is in flight
@@ -36,24 +36,24 @@ use super::{ItemId, KeyPart, QueueError, QueueKeys};
 /// Maximum number of items that one transaction claims.
 const CLAIMS_MAX: usize = 32;
 
-/// How long an item that is meant for other boards may stay available before this board claims it.
-/// Much longer than a transaction, much shorter than the TTL of a session.
+/// How long an item that is meant for another board may stay available before this board claims it.
+/// This time is much longer than a transaction and much shorter than the TTL of a session.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// The board; see the module.
+/// The waiting takers of one handle, and the items to claim for them.
 pub(super) struct Board {
     session: Session,
     keys: QueueKeys,
-    /// Its id among the waiting boards.
+    /// Id of this board among the waiting boards.
     idle: Bytes,
     attempts_max: Option<u64>,
     notes: Mutex<Vec<Note>>,
-    /// Whether there is something to process.
+    /// Whether there are notes to process.
     due: AtomicBool,
     state: Mutex<BoardState>,
 }
 
-/// The item for a taker: `None` if it only tried and no item was available.
+/// The result for a taker. `None` is the result of a `try_take` if no item was available.
 pub(super) type Taken = Result<Option<Delivery>, QueueError>;
 
 enum Note {
@@ -66,7 +66,8 @@ enum Note {
         ticket: u64,
     },
     Outcome(ProposedTake, CallResult<Reply>),
-    /// Patience has run out for this item, if it is still the first one.
+    /// The patience timer for this item has fired. The timer matters only if the item is still the
+    /// first available one.
     Late(Bytes),
 }
 
@@ -74,12 +75,14 @@ enum Note {
 struct ProposedTake {
     /// Items to be claimed, in the order of the operations.
     claims: Vec<Bytes>,
-    /// Revision of the replica at that time. Older claims do not belong to this proposal.
+    /// Revision of the replica at the time of the proposal. Older claims do not belong to this
+    /// proposal.
     known: Revision,
-    /// Number of operations before the claims.
+    /// Number of operations that precede the claims in the transaction.
     before: usize,
-    /// Whether the board may be queued as waiting if the proposal fails. False for a proposal that
-    /// only leaves that queue: if it is rejected, it is not retried without end.
+    /// Whether the board may still be in the queue of waiting boards if the proposal fails. This is
+    /// false for a proposal that only leaves that queue, so that a rejected proposal is not retried
+    /// forever.
     may_stand: bool,
 }
 
@@ -89,10 +92,10 @@ struct BoardState {
     takers: BTreeMap<u64, Taker>,
     /// Whether a proposal is in flight.
     flying: bool,
-    /// Claims with unknown outcome, each with a revision older than the claim. They are released
-    /// before anything else is proposed.
+    /// Claims with unknown outcome, each with a revision older than the claim. The board releases
+    /// them before it proposes anything else.
     doubtful: Vec<(Bytes, Revision)>,
-    /// Whether the board is queued as waiting, once its proposals are applied.
+    /// Whether the board is in the queue of waiting boards once its proposals are applied.
     stands: bool,
     /// Whether the patience timer is running.
     counting: bool,
@@ -104,10 +107,10 @@ struct Taker {
     reply: oneshot::Sender<Taken>,
 }
 
-/// The actions of a turn, to run after it.
+/// Actions that are collected while notes are processed, and run after the lock is released.
 #[derive(Default)]
 struct Work {
-    /// Claimed items without a taker. Dropping them releases them.
+    /// Claimed items without a taker. Dropping this list releases them.
     unwanted: Vec<Delivery>,
     replies: Vec<(oneshot::Sender<Taken>, Taken)>,
     proposal: Option<(Txn, ProposedTake)>,
@@ -154,7 +157,8 @@ impl Board {
         self.turn();
     }
 
-    /// Processes all notes, unless another thread does. The thread that ends a turn checks again.
+    /// Processes all notes, unless another thread is processing. Afterwards the thread checks again
+    /// for notes.
     fn turn(self: &Arc<Self>) {
         self.due.store(true, Ordering::SeqCst);
         while self.due.load(Ordering::SeqCst) {
@@ -167,7 +171,8 @@ impl Board {
                 self.due.store(false, Ordering::SeqCst);
                 self.work_off(&mut state)
             };
-            // Run this without the lock: it may wake, drop and call foreign code.
+            // Run these actions without the lock, because they may wake or drop tasks and call
+            // foreign code.
             drop(work.unwanted);
             for (reply, taken) in work.replies {
                 // If the taker is gone, dropping the item releases it.
@@ -201,7 +206,7 @@ impl Board {
                 }
             }
         }
-        // Without takers the changes do not matter, and the watch buffers no more than its limit.
+        // Without takers, do not read the changes. The watch buffers at most its limit.
         if !state.takers.is_empty()
             && let Err(error) = self.follow(state)
         {
@@ -213,7 +218,7 @@ impl Board {
         work
     }
 
-    /// Reads all available events of the watch. Later events start a new turn.
+    /// Reads all available events of the watch. Later events are recorded as a new note.
     fn follow(self: &Arc<Self>, state: &mut BoardState) -> Result<(), Error> {
         let waker = Waker::from(Arc::new(Ring(Arc::downgrade(self))));
         let mut context = Context::from_waker(&waker);
@@ -227,7 +232,8 @@ impl Board {
                     batch.events.iter().for_each(|event| state.index.follow(event));
                 }
                 Poll::Pending => return Ok(()),
-                // The history was compacted, or the node stopped. The next read tells which.
+                // The history was compacted, or the node stopped. The next read distinguishes these
+                // two cases.
                 Poll::Ready(Some(Err(_)) | None) => state.watch = None,
             }
         }
@@ -270,8 +276,7 @@ impl Board {
         let reply = match outcome {
             Ok(reply) => reply,
             Err(error) => {
-                // There are no takers any more. If the board's row exists, the next proposal
-                // deletes it.
+                // No takers are left. If the board's row exists, the next proposal deletes it.
                 state.stands = proposed.may_stand;
                 let ProposedTake { claims, known, .. } = proposed;
                 match error {
@@ -283,8 +288,8 @@ impl Board {
                 }
                 let error = match (self.session.end(), error) {
                     (Some(end), _) => QueueError::ended(end, self.session.shared()),
-                    // Everything in the proposal is attached to this lease, so the session has
-                    // ended; its notification is still on the way.
+                    // All keys of the proposal are attached to this lease, so the session has
+                    // ended. The notification of its end has not arrived yet.
                     (None, CallError::Rejected(Rejection::LeaseNotFound(_))) => {
                         state.stands = false;
                         QueueError::SessionEnded(SessionEndReason::LeaseEnded)
@@ -316,7 +321,7 @@ impl Board {
         }
     }
 
-    /// Returns the item if its claim is the one that this board created at that revision.
+    /// Returns the item if this board created its claim at that revision.
     fn won(&self, id: &Bytes, since: Revision) -> Option<Delivery> {
         let reader = &self.session.shared().reader;
         let (session, keys) = (self.session.clone(), self.keys.clone());
@@ -376,7 +381,7 @@ impl Board {
             self.attempts_max.is_some_and(|max| attempts >= max)
         };
         let (spent, claims): (Vec<Bytes>, Vec<Bytes>) = chosen.into_iter().partition(is_spent);
-        // One per proposal, because large values add up.
+        // Move at most one item per proposal, because values may be large.
         let burial = spent.first().and_then(|id| self.burial(id, &state.index));
         let mut txn = Txn { success: burial.into_iter().collect(), ..Txn::default() };
         let before = txn.success.len();
@@ -405,7 +410,7 @@ impl Board {
         self.keys.key(KeyPart::Idle, &self.idle)
     }
 
-    /// Returns the operation that puts the board at the end of the waiting boards.
+    /// Returns the operation that puts the board at the end of the queue of waiting boards.
     fn stand(&self) -> Op {
         let mut put = Put::new(self.idle_key(), Bytes::new());
         put.lease = PutLease::Attach(self.session.lease());
@@ -461,7 +466,8 @@ impl Board {
         let reply = ReplyTo::Call(Box::new(move |outcome| {
             board.note(Note::Outcome(proposed, outcome));
         }));
-        // No admission check is needed, because the board has one proposal at a time.
+        // The limit of in-flight writes need not be checked, because the board has one proposal at
+        // a time.
         self.session.shared().insist(Command::Txn(txn), reply);
     }
 
@@ -491,8 +497,8 @@ impl BoardState {
 impl Drop for Board {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // The row of a lost session is deleted with its lease. The row of a detached session would
-        // remain.
+        // If the session was lost, the board's row is deleted with the lease. If the session was
+        // detached, the row would remain.
         if state.stands && self.session.end() != Some(SessionEndReason::NotRenewed) {
             let leave = Command::Delete(crate::model::Delete::new(self.idle_key()));
             self.session.shared().insist(leave, ReplyTo::Nobody);
@@ -500,7 +506,8 @@ impl Drop for Board {
     }
 }
 
-/// Starts a turn when the watch has events. The watch holds it, and it holds the board only weakly.
+/// Processes notes when the watch has events. The watch owns this value, which has only a weak
+/// reference to the board.
 struct Ring(Weak<Board>);
 
 impl Wake for Ring {

@@ -1,4 +1,4 @@
-//! [`Delivery`]: an item that was taken.
+//! [`Delivery`]: a taken item of a queue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,8 +48,8 @@ impl DeliveryClaim {
         Compare::create_revision(self.key()).eq(self.since)
     }
 
-    /// Reports whether the session was lost. The claim then belongs to the lease alone, and is
-    /// released after the lock delay.
+    /// Reports whether the session was lost. The claim is then deleted with the lease, after the
+    /// lock delay.
     fn is_left_to_its_lease(&self) -> bool {
         self.session.end() == Some(SessionEndReason::NotRenewed)
     }
@@ -65,22 +65,23 @@ impl DeliveryClaim {
     }
 }
 
-/// A taken item that must be acknowledged. Until then it is claimed by this taker's session, and no
-/// other taker gets it. Dropping it releases the item in the background.
+/// A taken item that must be acknowledged. Until the acknowledgement the item is claimed by this
+/// taker's session, and no other taker gets it. Dropping the delivery releases the item in the
+/// background.
 ///
-/// - While the session lives, no other taker has the item, however long the work takes.
+/// - While the session lives, no other taker gets the item, however long the work takes.
 /// - If this process crashes, or is partitioned or paused for longer than the session's TTL, the
-///   session ends and another taker gets the item. For a time both may work on it. At most one of
-///   them can acknowledge it. With [`Delivery::ack_with`] the effects of the work are applied
-///   together with the acknowledgement. [`Delivery::lost`] reports early that an acknowledgement is
-///   no longer possible.
-/// - An item that was not acknowledged is delivered again: at least once. Processing is exactly
-///   once if all effects of the work are in [`Delivery::ack_with`], or in a transaction under a
-///   lock with [`GuardTxn::ack`](crate::lock::GuardTxn::ack).
+///   session ends and another taker gets the item. For a while both takers may work on the item. At
+///   most one of the two takers can acknowledge the item. With [`Delivery::ack_with`] the effects
+///   of the work are applied together with the acknowledgement. [`Delivery::lost`] reports early
+///   that an acknowledgement is no longer possible.
+/// - An item that was not acknowledged is delivered again, so delivery is at-least-once. Processing
+///   is exactly-once if all effects of the work are in [`Delivery::ack_with`], or in a transaction
+///   under a lock with [`GuardTxn::ack`](crate::lock::GuardTxn::ack).
 ///
-/// Take an item, acquire a lock, and work; then write the result, acknowledge the item and release
-/// the lock in one log entry. If the item does not belong to this taker any more, or the lock is
-/// lost, nothing of it is applied:
+/// The following example takes an item, acquires a lock and works. The taker then writes the
+/// result, acknowledges the item and releases the lock in one log entry. If the item does not
+/// belong to this taker any more, or the lock is lost, none of these changes is applied:
 ///
 /// ```
 /// # use bowline::{Blocking, Config, Node, Op};
@@ -105,7 +106,7 @@ pub struct Delivery {
     attempt: u64,
     priority: i16,
     put_at: Revision,
-    /// Whether it is neither acknowledged nor released yet.
+    /// Whether the item is neither acknowledged nor released yet.
     open: bool,
 }
 
@@ -133,20 +134,20 @@ impl Delivery {
         self.attempt
     }
 
-    /// Returns the priority.
+    /// Returns the priority of the item.
     pub fn priority(&self) -> i16 {
         self.priority
     }
 
-    /// Returns the revision of the put.
+    /// Returns the revision at which the item was put.
     pub fn put_at(&self) -> Revision {
         self.put_at
     }
 
     /// Returns the fencing token of this delivery, which is higher than that of every earlier
-    /// delivery of this item. Use it for effects outside the store: a [`Fence`](crate::lock::Fence) per
-    /// item rejects earlier takers of that item. Tokens of different items, or of an item and a
-    /// lock, cannot be compared.
+    /// delivery of this item. Use the token for effects outside the store: a
+    /// [`Fence`](crate::lock::Fence) per item rejects earlier takers of that item. Tokens of
+    /// different items, or of an item and a lock, cannot be compared.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, lock::Fence};
@@ -170,8 +171,8 @@ impl Delivery {
         Token { revision: self.claim.since, handoff: 0 }
     }
 
-    /// Returns the revision at which the item was taken. [`Delivery::token`] returns the same as a
-    /// fencing token.
+    /// Returns the revision at which the item was taken. [`Delivery::token`] returns this revision
+    /// as a fencing token.
     pub fn taken_at(&self) -> Revision {
         self.claim.since
     }
@@ -191,8 +192,8 @@ impl Delivery {
             && row().is_some_and(|row| row.create_revision == self.claim.since)
     }
 
-    /// Waits until the item does not belong to this taker any more, and returns the reason. Use it
-    /// to stop work that can no longer be acknowledged.
+    /// Waits until the item does not belong to this taker any more, and returns the reason. Use
+    /// this method to stop work that can no longer be acknowledged.
     pub async fn lost(&self) -> LostReason {
         let session = &self.claim.session;
         let client = Client::new(Arc::clone(session.shared()));
@@ -223,33 +224,33 @@ impl Delivery {
         }
     }
 
-    /// Acknowledges the item: deletes it. Once started, the operation is carried out even if this
-    /// future is dropped.
+    /// Acknowledges the item, which deletes it. Once this future has been polled, the item is
+    /// acknowledged even if the future is dropped.
     ///
     /// # Errors
     /// - [`QueueError::NotOurs`]: the session had ended before. Another taker has the item, or will
     ///   get it.
     /// - [`QueueError::Store`] with [`Error::Deadline`]: the deletion was not confirmed in time.
-    ///   The node keeps trying.
+    ///   The node keeps retrying in the background.
     pub async fn ack(self) -> Result<(), QueueError> {
         self.ack_with(std::iter::empty::<Op>()).await.map(drop)
     }
 
     /// Acknowledges the item and applies `ops` in one transaction, if the item still belongs to
-    /// this taker. So the effects of an item are applied once, however often it is delivered.
-    /// Returns the results of the operations.
+    /// this taker. So `ops` are applied once, however often the item is delivered. Returns the
+    /// results of the operations.
     ///
-    /// QueueKeys are whole keys: no client [prefix](Client::with_prefix) is added. To put into another
+    /// Keys are complete: no client [prefix](Client::with_prefix) is added. To put into another
     /// queue, see [`Queue::op`](super::Queue::op). Locks of this taker are not checked; for work
-    /// under a lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once started, the operation is
-    /// carried out even if this future is dropped.
+    /// under a lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once this future has been
+    /// polled, the transaction is carried out even if the future is dropped.
     ///
     /// # Errors
     /// - [`QueueError::NotOurs`]: the item does not belong to this taker any more. Nothing was
     ///   changed.
-    /// - [`QueueError::Store`]: [`Error::effect`] states whether anything was changed. If not, the
-    ///   item is released. After [`Error::Deadline`] the node keeps trying, and releases the item
-    ///   if that fails.
+    /// - [`QueueError::Store`]: [`Error::effect`] states whether anything was changed. If nothing
+    ///   was changed, the item is released. After [`Error::Deadline`] the node keeps trying, and
+    ///   releases the item if the transaction fails.
     pub async fn ack_with<O: Into<Op>>(
         mut self,
         ops: impl IntoIterator<Item = O>,
@@ -276,7 +277,8 @@ impl Delivery {
             shared.insist(command, reply);
             outcome
         } else {
-            // If it is not admitted, nothing is in flight, and dropping this releases the item.
+            // If the request is not admitted, nothing is in flight, and dropping the delivery
+            // releases the item.
             loop {
                 let (sender, outcome) = oneshot::channel();
                 let reply = self.settling_into(sender);
@@ -311,9 +313,9 @@ impl Delivery {
         self.open = false;
     }
 
-    /// Releases the item: it is available at once, at its old position, and this delivery counts as
-    /// an attempt. Waits until the release is durable. Dropping the delivery does the same in the
-    /// background.
+    /// Releases the item, which is then available at once at its old position. This delivery counts
+    /// as an attempt. Waits until the release is durable. Dropping the delivery releases the item
+    /// in the background.
     ///
     /// # Errors
     /// - [`QueueError::NotOurs`]: the item did not belong to this taker any more. Nothing was
@@ -335,8 +337,8 @@ impl Delivery {
         }
     }
 
-    /// Releases the item like [`Delivery::nack`], but with a delay: it is not taken again before
-    /// this time has passed, rounded up to whole milliseconds and counted like
+    /// Releases the item like [`Delivery::nack`], but with a delay: no taker gets the item before
+    /// `delay` has passed. The delay is rounded up to whole milliseconds, and counted like
     /// [`PutItem::delay`](super::PutItem::delay). The item keeps its position.
     ///
     /// ```
@@ -359,7 +361,7 @@ impl Delivery {
     /// - [`QueueError::NotOurs`]: the item did not belong to this taker any more. Nothing was
     ///   changed.
     /// - [`QueueError::Store`]: if nothing was changed, for example for lack of space, the item is
-    ///   released without delay. After [`Error::Deadline`] it is released with or without the
+    ///   released without delay. After [`Error::Deadline`] the item is released with or without the
     ///   delay.
     pub async fn nack_after(mut self, delay: Duration) -> Result<(), QueueError> {
         // Round up to whole milliseconds.
@@ -371,7 +373,8 @@ impl Delivery {
         let session = self.claim.session.clone();
         let (shared, deadline) = (session.shared(), session.shared().deadline(None));
         let client = Client::new(Arc::clone(shared));
-        // Until the delay is attached to it, the lease is revoked if this future is dropped.
+        // If this future is dropped before the delay is attached to the lease, the lease is
+        // revoked.
         let granted = Granted::of(&client, delay, &Until::by(shared, deadline)).await?;
         let lease = granted.lease();
         let mut delayed = Put::new(self.claim.keys.key(KeyPart::Delay, &self.claim.id.0), "");
@@ -385,7 +388,8 @@ impl Delivery {
         let (reply, outcome) = self.settling();
         shared.insist_admitted(command, reply).map_err(Error::from)?;
         self.open = false;
-        // From here on the lease expires by itself.
+        // The transaction may now use the lease, so do not revoke it any more. The lease expires by
+        // itself.
         granted.keep();
         let answer = self.until(deadline, outcome).await;
         let is_delayed = match &answer {
@@ -409,8 +413,8 @@ impl Delivery {
         (self.settling_into(sender), outcome)
     }
 
-    /// Returns the handler of an acknowledgement's outcome. It releases the claim if the
-    /// acknowledgement was not applied, because nothing else would.
+    /// Returns the handler of an acknowledgement's outcome. If the acknowledgement was not applied,
+    /// the handler releases the claim, because no other code would.
     fn settling_into(&self, sender: oneshot::Sender<CallResult<Reply>>) -> ReplyTo<Reply> {
         let claim = self.claim.clone();
         ReplyTo::Call(Box::new(move |outcome| {
@@ -420,7 +424,7 @@ impl Delivery {
             {
                 claim.give_back(ReplyTo::Nobody);
             }
-            // A dropped receiver means that the caller is gone.
+            // If the receiver was dropped, the caller is gone.
             waking(|| drop(sender.send(outcome)));
         }))
     }

@@ -1,5 +1,6 @@
-//! The items of a queue that are available, their order, and which board should take which, as
-//! known to one replica. It is fed with rows and does not know where they come from.
+//! An index of the available items of a queue, as known to one replica. The index orders the items
+//! and assigns them to the boards of the nodes. The index is built only from the rows that the
+//! caller passes in.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +12,11 @@ use crate::mutant::{self, Mutant};
 use super::{KeyPart, QueueKeys};
 
 /// Sort key of an item: lower priority numbers first, then in the order of the puts, then by id.
-/// The ids of items that were put in one transaction are numbered.
+/// Items that were put in one transaction have the same revision, and their ids are numbered in the
+/// order of the puts.
 type Place = (i16, Revision, Bytes);
 
-/// The index; see the module.
+/// An index of the available items of a queue.
 #[derive(Debug)]
 pub(super) struct ItemIndex {
     keys: QueueKeys,
@@ -33,21 +35,21 @@ pub(super) struct ItemIndex {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct IndexedItem {
     since: Revision,
-    /// Revision at which it was last taken, or put.
+    /// Revision at which the item was last taken, or put if it was never taken.
     pub(super) modified: Revision,
-    /// How often it was taken.
+    /// How often the item was taken.
     pub(super) attempts: u64,
 }
 
 /// The board that chooses items.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chooser<'a> {
-    /// Lease of its session.
+    /// Lease of the board's session.
     pub(super) lease: LeaseId,
-    /// Its id among the waiting boards.
+    /// Id of the board among the waiting boards.
     pub(super) idle: &'a Bytes,
-    /// Whether it also takes items that are meant for other boards, because those were not taken in
-    /// time.
+    /// Whether the board also claims items that are meant for other boards, because those boards
+    /// were too slow.
     pub(super) impatient: bool,
 }
 
@@ -158,13 +160,13 @@ impl ItemIndex {
     }
 
     /// Returns the available items that a board with this many takers should claim, so that
-    /// different boards claim different items. Empty if all available items are meant for other
-    /// boards.
+    /// different boards claim different items. The result is empty if all available items are meant
+    /// for other boards.
     ///
-    /// - No other board: the first items.
-    /// - Among the waiting boards, at position r of m: the items r, r + m, r + 2m, ...
-    /// - Not among the waiting boards, because it had enough so far: not the first m items.
-    ///   Sessions with claims share the rest by a hash of the item ids.
+    /// - If there is no other board: the first items.
+    /// - If this board is at position r of m waiting boards: the items r, r + m, r + 2m, ...
+    /// - If this board is not among the m waiting boards: the items after the first m. The sessions
+    ///   with claims share these items by a hash of the item ids.
     pub(super) fn choose(&self, takers: usize, chooser: Chooser<'_>) -> Vec<Bytes> {
         let ids = self.free.iter().map(|(_, _, id)| id);
         if mutant::is(Mutant::B54) {
@@ -203,7 +205,7 @@ fn place(id: &Bytes, item: IndexedItem) -> Place {
 
 /// Builds the id of an item.
 pub(super) fn item_id(priority: i16, unique: u64, number: usize) -> Bytes {
-    // With the sign bit inverted, priorities sort like their text.
+    // Invert the sign bit, so that the text of the priorities sorts like the numbers.
     let priority = priority.cast_unsigned() ^ 0x8000;
     format!("{priority:04x}.{unique:016x}.{number:04x}").into()
 }
@@ -216,7 +218,7 @@ pub(super) fn priority(id: &[u8]) -> i16 {
     number.map_or(0, |number| (number ^ 0x8000).cast_signed())
 }
 
-/// Returns the index of the session that an item is assigned to. All nodes compute the same.
+/// Returns the index of the session to which an item is assigned. All nodes compute the same index.
 fn share(id: &[u8], sharers: usize) -> usize {
     // FNV-1a with the finalizer of MurmurHash3, which separates similar ids.
     let hash = id.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -375,7 +377,8 @@ mod tests {
                 assert!(seen.insert(id), "two reach for one");
             }
         }
-        // When a session ends, its claims and its share end. Its items are first again.
+        // When a session ends, its claims and its share end. The items of the ended session are
+        // first again.
         index.follow(&delete("q/claim/c6"));
         index.follow(&delete("q/claim/c7"));
         assert_eq!(chosen(&index, 3, 5, "me", false), ["c6", "c7", "000"]);

@@ -10,17 +10,18 @@
 //!   name/dead/...                       the dead-letter queue: items that were taken too often
 //! ```
 //!
-//! To take an item, a node creates its claim if there is none. To acknowledge it, the node deletes
-//! item and claim, if the claim is still its own. If a taker fails, its session ends, and with the
-//! session its claims: the items become available again at their old position. No wall clocks are
-//! compared. The log defines the order, and a delay is a lease, which the leader counts.
+//! To take an item, a node creates a claim for the item if no claim exists. To acknowledge the
+//! item, the node deletes item and claim, if the claim is still its own. If a taker fails, its
+//! session ends, and its claims are deleted with the session: the items become available again at
+//! their old position. No wall clocks are compared. The log defines the order. A delay is a lease,
+//! whose TTL the leader counts.
 //!
-//! Each taker handle has a [`board`](board::Board). It knows from a watch which items are available
-//! ([`index`]), and which takers wait on this node. It makes one proposal at a time, with claims
-//! for as many of its takers as there are items. So that one put does not make every node reach for
-//! the item, boards with waiting takers form a queue of their own (`idle`). The n-th available item
-//! is meant for the n-th board, which then moves to the end of that queue. If a board does not take
-//! its item, the others wait only for a short time.
+//! Each taker handle has a [`board`](board::Board). The board learns from a watch which items are
+//! available ([`index`]), and records which takers wait on this node. The board makes one proposal
+//! at a time, with claims for as many of its takers as there are items. Without coordination, every
+//! node would try to claim each new item. So boards with waiting takers form a queue of their own
+//! (`idle`). The n-th available item is meant for the n-th board, which then moves to the end of
+//! that queue. If a board does not claim its item within a short time, another board does.
 //!
 //! ```text
 //!   put ──▶ item ──apply──▶ watch ──▶ board ──one transaction──▶ claims ──apply──▶ waiting takers
@@ -57,15 +58,15 @@ pub enum QueueError {
     /// deleted. Nothing was changed. Another taker has the item, or will get it.
     #[error("not applied: the item does not belong to this taker any more")]
     NotOurs,
-    /// The session has ended while its node keeps running. Nothing was taken. Continue with a taker
+    /// The session has ended while its node keeps running. No item was taken. Continue with a taker
     /// of a new session.
     #[error("no item taken: the session has ended: {0}; use a new session")]
     SessionEnded(SessionEndReason),
-    /// The deadline was exceeded. Nothing was taken.
+    /// The deadline was exceeded. No item was taken.
     #[error("no item taken: deadline exceeded")]
     TimedOut,
     /// The name of the queue is empty.
-    #[error("the name of a queue must not be empty")]
+    #[error("not applied: the name of the queue is empty")]
     EmptyName,
     /// Error of the store.
     #[error(transparent)]
@@ -73,7 +74,7 @@ pub enum QueueError {
 }
 
 impl QueueError {
-    /// Returns whether anything was put, taken or acknowledged.
+    /// Returns whether the failed call has put, taken or acknowledged an item.
     pub fn effect(&self) -> Effect {
         match self {
             QueueError::Full { .. }
@@ -162,7 +163,7 @@ impl QueueKeys {
         let parts = [KeyPart::Item, KeyPart::Delay, KeyPart::Claim, KeyPart::Idle];
         let part = parts.into_iter().find(|part| rest.starts_with(part.infix()))?;
         let id = key.slice(self.name.len() + part.infix().len()..);
-        // Keys that are nested deeper do not belong to the queue.
+        // Keys with further slashes do not belong to the queue.
         (!id.is_empty() && !id.contains(&b'/')).then_some((part, id))
     }
 

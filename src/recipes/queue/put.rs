@@ -1,4 +1,4 @@
-//! [`Queue`]: putting items, and inspecting a queue.
+//! [`Queue`]: puts items into a queue, and inspects it.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use super::{ItemId, KeyPart, QueueError, QueueKeys};
 
 impl Client {
     /// Returns the queue with this name, to put items. Each item is delivered to one taker. If that
-    /// taker fails, it is delivered to another. To take items, see
+    /// taker fails, the item is delivered to another taker. To take items, see
     /// [`Session::queue`](crate::Session::queue). The queue uses the keys below `name/`.
     ///
     /// ```
@@ -47,11 +47,11 @@ impl Client {
 
 /// A handle to put items into a queue. Created by [`Client::queue`]; cheap to clone.
 ///
-/// A put is applied once, however often this node has to send it. Once it has returned, the item is
-/// in the queue and survives crashes of a minority of the members. After an error with unknown
-/// effect, the item may be in the queue once. To make puts safe to repeat after such an error, or
-/// across a crash of the program, put the item in your own transaction with your own condition:
-/// [`Queue::op`].
+/// A put is applied once, however often this node has to send it. Once the call has returned, the
+/// item is in the queue and survives crashes of a minority of the members. After an error with
+/// unknown effect, the item may be in the queue once. If a put must be safe to repeat after such an
+/// error, or after a crash of the program, put the item in your own transaction with your own
+/// condition: [`Queue::op`].
 #[derive(Clone, Debug)]
 pub struct Queue {
     client: Client,
@@ -63,18 +63,18 @@ pub struct Queue {
 
 impl Queue {
     /// Returns a handle that limits the length of the queue: puts that would exceed it fail with
-    /// [`QueueError::Full`]. Delayed and taken items count.
+    /// [`QueueError::Full`]. Delayed and taken items also count towards the limit.
     ///
-    /// The limit is checked against the local replica before the put. Concurrent puts may exceed it
-    /// by the number of items that they put. The limit applies only to this handle. Each put counts
-    /// all keys of the queue, so use it for limits up to some thousands.
+    /// The limit is checked against the local replica before the put. Concurrent puts may exceed
+    /// the limit by the number of items that they put. The limit applies only to this handle. Each
+    /// put counts all keys of the queue, so use this option only for limits up to some thousands.
     #[must_use]
     pub fn limit(&self, items: u64) -> Self {
         Self { limit: Some(items), ..self.clone() }
     }
 
-    /// Returns the whole name, including the [prefix](Client::with_prefix) of its client. Pass it
-    /// to [`Session::queue`](crate::Session::queue) to take from this queue.
+    /// Returns the full name, including the [prefix](Client::with_prefix) of its client. Pass it to
+    /// [`Session::queue`](crate::Session::queue) to take from this queue.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
@@ -85,9 +85,9 @@ impl Queue {
         PutItem { many: self.put_many([value.into()]) }
     }
 
-    /// Puts several items at the end of the queue, in order and without other items in between: all
-    /// or none. At most [`Limits::txn_ops_max`](crate::Limits::txn_ops_max) items, or half of that
-    /// with a delay.
+    /// Puts several items at the end of the queue in one transaction, in order and without other
+    /// items in between. At most [`Limits::txn_ops_max`](crate::Limits::txn_ops_max) items, or half
+    /// of that with a delay.
     pub fn put_many(&self, values: impl IntoIterator<Item = impl Into<Bytes>>) -> PutMany {
         let values = values.into_iter().map(Into::into).collect();
         PutMany { queue: self.clone(), values, priority: 0, delay: Duration::ZERO, deadline: None }
@@ -96,13 +96,14 @@ impl Queue {
     /// Returns the operation that puts an item, for use in your own transaction: with a condition
     /// that makes it safe to repeat, or with [`Delivery::ack_with`](super::Delivery::ack_with),
     /// which moves an item from queue to queue without losing or duplicating it. The limit of the
-    /// queue is not checked. Use the operation in one transaction only, because it always puts the
-    /// same item.
+    /// queue is not checked. Use the operation in only one transaction, because it always puts the
+    /// item with the same id.
     ///
     /// The key is relative to the prefix of this queue's client, and transactions of that client
-    /// add the prefix. `ack_with` and transactions under a lock ([`Hold::txn`](crate::lock::Hold::txn))
-    /// do not add a [prefix](Client::with_prefix). For those, create the operation from the queue
-    /// with the whole name: `node.client().queue(jobs.name().clone()).op(..)`.
+    /// add the prefix. `ack_with` and transactions under a lock
+    /// ([`Hold::txn`](crate::lock::Hold::txn)) do not add a [prefix](Client::with_prefix). For
+    /// these transactions, create the operation from the queue with the full name:
+    /// `node.client().queue(jobs.name().clone()).op(..)`.
     ///
     /// ```
     /// # use bowline::{Blocking, Compare, Config, Node, Op};
@@ -124,7 +125,7 @@ impl Queue {
         Op::put(self.keys.key(KeyPart::Item, &id), value)
     }
 
-    /// Returns the number of items, including delayed and taken ones. Linearizable.
+    /// Returns the number of items, including delayed and taken items. The read is linearizable.
     ///
     /// # Errors
     /// See [`Error`].
@@ -132,7 +133,7 @@ impl Queue {
         Ok(self.client.range(self.keys.part(KeyPart::Item)).count_only().await?.count)
     }
 
-    /// Reports whether the queue has no items. Linearizable.
+    /// Reports whether the queue has no items, with a linearizable read.
     ///
     /// # Errors
     /// See [`Error`].
@@ -140,8 +141,8 @@ impl Queue {
         Ok(self.len().await? == 0)
     }
 
-    /// Returns all items in the order in which they will be taken, at one revision. Linearizable.
-    /// Reads the whole queue: use it for inspection and tests.
+    /// Returns all items in the order in which they will be taken, at one revision. The read is
+    /// linearizable. This method reads the whole queue, so use it only for inspection and tests.
     ///
     /// # Errors
     /// See [`Error`].
@@ -196,7 +197,7 @@ impl Queue {
         if self.keys.name.is_empty() { Err(QueueError::EmptyName) } else { Ok(()) }
     }
 
-    /// Checks that the limit allows `more` items.
+    /// Checks that the limit allows `more` additional items.
     async fn check_room(&self, more: usize) -> Result<(), QueueError> {
         let Some(limit) = self.limit else { return Ok(()) };
         let count = self.client.range(self.keys.part(KeyPart::Item)).count_only().local();
@@ -231,9 +232,9 @@ pub struct QueuedItem {
 pub enum ItemState {
     /// Available.
     Free,
-    /// Delayed: its delay has not ended yet.
+    /// Delayed: the delay of the item has not ended yet.
     Delayed,
-    /// Taken and not acknowledged yet.
+    /// Taken by a taker and not acknowledged yet.
     Taken {
         /// Lease of the taker's session; see [`Client::lease_info`].
         by: Option<LeaseId>,
@@ -302,10 +303,10 @@ impl PutMany {
     /// Delays the items: they are not taken before this time has passed. The delay is rounded up to
     /// whole milliseconds.
     ///
-    /// The delay is a lease that is not renewed. The leader counts it on its monotonic clock,
-    /// starting before the put, so no clocks are compared. Within the drift bound it never ends
-    /// early. A change of the leader restarts it, so it may end later. Afterwards the item has the
-    /// position of its put, ahead of items that were put later.
+    /// The delay is a lease that is not renewed. The leader counts the delay on its monotonic
+    /// clock, starting before the put, so no clocks are compared. Within the drift bound a delay
+    /// never ends early. A change of the leader restarts the delay, so it may end later. After the
+    /// delay the item has the position of its put, ahead of items that were put later.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
@@ -359,13 +360,13 @@ impl IntoFuture for PutMany {
             let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
             let mut lease = None;
             if delay > Duration::ZERO && !mutant::is(Mutant::B12) {
-                // Check first, so that an invalid request grants no lease.
+                // Check the request first, so that no lease is granted for an invalid request.
                 let whole = Txn { success: ops(Some(PutLease::None)), ..Txn::default() };
                 let whole = Command::Txn(client.scope.txn(whole));
                 shared.settings.limits.check(&whole).map_err(Error::from)?;
                 let until = Until::by(&shared, deadline);
-                // If this future is dropped before the put, the lease is revoked. From the put on
-                // it expires by itself.
+                // If this future is dropped before the put, the lease is revoked. After the put,
+                // the lease expires by itself.
                 lease = Some(Granted::of(client, delay, &until).await?.keep());
             }
             match put(lease).await {

@@ -1,4 +1,4 @@
-//! [`QueueTaker`]: taking items from a queue.
+//! [`QueueTaker`]: takes items from a queue.
 
 use std::future::{Future, IntoFuture};
 use std::ops::Deref;
@@ -16,11 +16,11 @@ use super::board::{Board, Taken};
 use super::{Delivery, Queue, QueueError, QueueKeys};
 
 impl Session {
-    /// Returns the queue with this name, to take items; it also has all methods of
-    /// [`Client::queue`]. A taken item is claimed by this session until it is acknowledged.
+    /// Returns the queue with this name, to take items. The handle also has all methods of
+    /// [`Queue`]. A taken item is claimed by this session until the item is acknowledged.
     ///
-    /// Create it once and clone it: all takers of one handle and its clones share one queue of
-    /// waiters and one watch.
+    /// Create the handle once and clone it: a handle and its clones share one queue of waiters and
+    /// one watch.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -48,15 +48,17 @@ impl Session {
 
 /// A handle to take items from a queue. Created by [`Session::queue`]; cheap to clone.
 ///
-/// - First in, first out within a priority, in the order in which the puts were logged. Concurrent
-///   takers on several nodes may receive items a few positions out of order. A single taker never
-///   does. Released items keep their position.
+/// - Within a priority, items are delivered first in, first out, in the order in which the puts
+///   were logged. Concurrent takers on several nodes may receive items a few positions out of
+///   order. A single taker receives them in order. Released items keep their position.
 /// - Takers on one node receive items in the order of their calls. Nodes with waiting takers take
-///   turns. Items meant for a node that is paused or partitioned are delayed by 50 ms.
-/// - The first take, and a take after a long time without any, reads the keys of the queue: about
-///   one second per million items. Afterwards the available items are known locally. A take then
-///   costs one transaction, which it shares with the other waiting takers.
-/// - As long as sessions do not end, an item is with one taker at a time: see [`Delivery`].
+///   turns. If a node is paused or partitioned, items that are meant for it are taken by other
+///   nodes after 50 ms.
+/// - The first take, and a take after a long time without takes, reads all keys of the queue, which
+///   takes about one second per million items. Afterwards the node keeps the list of available
+///   items in memory. A take then costs one transaction, which it shares with the other waiting
+///   takers of this handle.
+/// - As long as sessions do not end, only one taker at a time has an item: see [`Delivery`].
 #[derive(Clone)]
 pub struct QueueTaker {
     queue: Queue,
@@ -82,23 +84,23 @@ impl QueueTaker {
 
     /// Returns a handle that limits delivery attempts: an item that was taken this many times
     /// without being acknowledged is moved to the dead-letter queue [`Queue::dead`] when it is next
-    /// in order. At least 1. The limit applies to this handle only, so use the same for all takers
-    /// of a queue.
+    /// in order. The minimum is 1. The limit applies only to this handle, so use the same limit for
+    /// all takers of a queue.
     #[must_use]
     pub fn attempts_max(&self, attempts: u64) -> Self {
         let session = self.inner.board.session().clone();
         Self::new(session, self.queue.name().clone(), Some(attempts.max(1)))
     }
 
-    /// Waits for an item and takes it. Fails when the session ends. Dropping the future leaves
-    /// nothing behind: an item that is being claimed is released.
+    /// Waits for an item and takes it. Fails when the session ends. If the future is dropped while
+    /// an item is being claimed, the item is released.
     #[doc(alias = "pop", alias = "receive")]
     pub fn take(&self) -> TakeCall {
         TakeCall { taker: self.clone(), deadline: None }
     }
 
-    /// Takes an item if one is available that was put, on any node, before this call. May return
-    /// `None` if another taker was faster.
+    /// Takes an available item, without waiting for later puts. Considers every item whose put has
+    /// returned, on any node, before this call. May return `None` if another taker was faster.
     ///
     /// # Errors
     /// See [`QueueError`].
@@ -169,8 +171,8 @@ pub struct TakeCall {
 
 impl TakeCall {
     /// Limits the wait. By default the call waits as long as the session lives. The node checks
-    /// deadlines at its ticks, like [`LockCall::deadline`](crate::lock::LockCall::deadline). An item that
-    /// has arrived by then is delivered. For a call that does not wait, use
+    /// deadlines at its ticks, like [`LockCall::deadline`](crate::lock::LockCall::deadline). If an
+    /// item arrives before the check, the call returns it. For a call that does not wait, use
     /// [`QueueTaker::try_take`] and not a deadline of zero.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
@@ -195,7 +197,7 @@ impl IntoFuture for TakeCall {
     }
 }
 
-/// The registration of a taker at the board, removed when this is dropped.
+/// The registration of a taker at the board. Dropping this value removes the registration.
 struct TakerEntry<'a> {
     board: &'a Arc<Board>,
     ticket: u64,

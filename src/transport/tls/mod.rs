@@ -222,7 +222,9 @@ impl Tls {
             Err(error) => {
                 let why = Some(error.to_string());
                 if seen.unreadable != why {
-                    tracing::warn!("keeping the current certificates: {error}");
+                    tracing::warn!(
+                        "cannot reload the certificates, keeping the current ones: {error}"
+                    );
                     seen.unreadable = why;
                 }
                 return;
@@ -250,7 +252,9 @@ impl Tls {
                 warn_of_own(&trust);
                 self.trust.send_replace(Arc::new(trust));
             }
-            Err(error) => tracing::warn!("keeping the current certificates: {error}"),
+            Err(error) => {
+                tracing::warn!("cannot reload the certificates, keeping the current ones: {error}")
+            }
         }
     }
 }

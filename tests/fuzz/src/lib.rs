@@ -1,5 +1,6 @@
-//! The crate that cargo-fuzz runs. Its targets are plain functions: those of `bowline::fuzz`, and those of `store`,
-//! which compare with the naive model of `tests`. `tests/fuzzing.rs` runs the same targets as ordinary tests.
+//! The crate that cargo-fuzz runs. Its targets are plain functions: the targets of `bowline::fuzz`,
+//! and the targets of `store`, which compare the store with the naive model of `tests`.
+//! `tests/fuzzing.rs` runs the same targets as ordinary tests.
 
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../histories/mod.rs"]
@@ -15,7 +16,7 @@ mod subject;
 /// Runs the target with this name.
 ///
 /// # Panics
-/// The target has found an error, or no target has this name.
+/// Panics if the target has found an error, or if no target has this name.
 pub fn run(name: &str, data: &[u8]) {
     let mut targets = bowline::fuzz::TARGETS.iter().chain(&store::TARGETS);
     let target = targets.find(|target| target.name == name).expect("a target of this name");

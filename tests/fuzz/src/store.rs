@@ -54,7 +54,7 @@ fn agree<T: PartialEq + Debug>(what: &impl Debug, real: &T, naive: &T) {
     assert_eq!(real, naive, "machine and naive model differ: {what:?}");
 }
 
-/// Compares both on requests of all kinds, mainly transactions, with reads in between.
+/// Compares both stores on requests of all kinds, mainly transactions, with reads in between.
 fn transactions(data: &[u8]) -> Came {
     let random = &mut Random::fed(data);
     let mut both = Both::new(*random.pick(&[0, 1, 64]), *random.pick(&[1, 20, usize::MAX]));
@@ -90,7 +90,8 @@ fn transactions(data: &[u8]) -> Came {
     came
 }
 
-/// Returns a key of few letters, so that keys are neighbours and prefixes of each other.
+/// Returns a key that consists of few different letters, so that keys are neighbours and prefixes
+/// of each other.
 fn key(random: &mut Random) -> Bytes {
     (0..=random.below(3)).map(|_| *random.pick(&[0, b'a', b'b', b'y', 0xff])).collect()
 }

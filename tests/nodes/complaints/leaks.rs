@@ -24,7 +24,7 @@ fn failed_try_lock_leaves_no_key() {
     assert!(free.is_ok(), "{free:?}");
 }
 
-/// kazoo#760: the same without a connection.
+/// kazoo#760: a key that a failed attempt left behind after the connection was lost.
 #[test]
 fn failed_try_lock_without_a_connection_leaves_no_key() {
     let cluster = with(3, |config| {

@@ -63,7 +63,8 @@ fn no_update_is_lost_when_holders_pause_beyond_their_lease() {
         drop(ends);
     });
     let sum = read_number(&cluster.node(0).client(), "sum");
-    // A call with an unknown outcome may have counted. All acknowledged calls count, and no rejected call does.
+    // The sum includes all acknowledged calls and no rejected call. A call with an unknown outcome
+    // may be included.
     let (acknowledged, unknown) = (total(), unknown.into_inner());
     let may_be = acknowledged..=acknowledged + unknown;
     assert!(may_be.contains(&sum), "{sum} counted, {acknowledged} acknowledged, {unknown} unknown");

@@ -116,7 +116,7 @@ fn every_one_of_many_waiters_is_served() {
                 let session = another_session(&cluster, waiter % 3, &waiter.to_string());
                 scope.spawn(move || {
                     let guard = session.mutex("lock").lock().block().unwrap();
-                    // Half of them drop the guard without waiting for the release.
+                    // Half of the waiters drop the guard without waiting for the release.
                     if waiter.is_multiple_of(2) {
                         guard.release().block().unwrap();
                     }

@@ -1,4 +1,5 @@
-//! Tests of whole directories: deleted ones, those of other members and clusters, and older copies.
+//! Tests of whole data directories: deleted directories, directories of other members and clusters,
+//! and older copies.
 
 use std::fs;
 use std::thread;
@@ -165,7 +166,7 @@ fn wiped_member_of_three_does_not_return_under_its_old_id() {
     assert!(why.contains("a member that lost its disk cannot return"), "{why:?}");
     has_everything(&cluster, [0, 2].into_iter(), &mut keys, "it was refused");
 
-    // It does not form a quorum with one of the others either.
+    // The wiped member does not form a quorum with one of the other members either.
     for (alone, gone) in [(0, 2), (2, 0)] {
         for member in [1, gone] {
             cluster.kill(member).block();
@@ -200,7 +201,7 @@ fn wiped_member_of_three_is_replaced_by_a_new_one() {
         cluster.node(new).members().rows().keys().map(|member| member.get()).collect();
     assert_eq!(ids, [1, 3, 4], "an id is never used again");
 
-    // If the old disk is found again, the member can neither vote nor come back with it.
+    // If the old disk is found again, the member can neither vote nor come back with this disk.
     files.put(&cluster.data_dir(1));
     match cluster.restart(1).block() {
         Ok(()) => assert!(last_words(&cluster, 1).contains("removed"), "it must know"),
@@ -223,7 +224,8 @@ fn two_wiped_members_of_three_never_form_a_cluster() {
     for member in [1, 2] {
         takes_nothing(&cluster, member, "nobody is there who knows the cluster");
     }
-    // The member that has the data tells the others, and its own data stays unchanged.
+    // The member that still has its data reports this to the other members, and its own data stays
+    // unchanged.
     cluster.restart(0).block().unwrap();
     for member in [1, 2] {
         let why = last_words(&cluster, member);
@@ -231,7 +233,7 @@ fn two_wiped_members_of_three_never_form_a_cluster() {
     }
     takes_nothing(&cluster, 0, "it has no quorum");
     let rows = cluster.node(0).client().range(bowline::KeyRange::all()).local().block().unwrap();
-    // It may not know that the last write was committed.
+    // The member may not know that the last write was committed.
     assert!(rows.kvs.len() >= keys - 1, "{} of {keys}", rows.kvs.len());
 }
 
@@ -253,10 +255,10 @@ fn member_of_three_without_its_log_counts_as_wiped() {
 #[test]
 fn older_copy_of_a_member_directory_is_detected_by_peers() {
     let mut keys = 0;
-    // A new leader would not know the log of the member.
+    // Use a long election timeout, because a new leader would not know the log of the member.
     let mut cluster = three_with(|config| config.election_timeout(Duration::from_secs(3)));
     has_everything(&cluster, 0..3, &mut keys, "the beginning");
-    // A copy from the present incarnation: the leader knows the log of the member.
+    // First restore a copy from the current incarnation: the leader knows the log of the member.
     let leader = cluster.leader().block().unwrap();
     let victim = (leader + 1) % 3;
     let others = (0..3).filter(move |member| *member != victim);
@@ -273,7 +275,8 @@ fn older_copy_of_a_member_directory_is_detected_by_peers() {
     assert!(why.contains("synced entries are lost"), "{why:?}");
     has_everything(&cluster, others.clone(), &mut keys, "a copy was found out");
 
-    // A copy from before an earlier start: peers that have met the member since then reject it.
+    // Then restore a copy from before an earlier start: peers that have met the member since that
+    // copy reject it.
     cluster.kill(victim).block();
     present.put(&dir);
     for _ in 0..2 {
@@ -302,12 +305,13 @@ fn single_node_cannot_detect_an_older_copy_of_its_directory() {
     }
     assert_eq!(count(&node), 10);
     stop(node);
-    // An older copy on a single node: later writes are lost without an error. This case is not protected.
+    // Restore an older copy on a single node: later writes are lost without an error. This case
+    // cannot be detected.
     older.put(dir.path());
     let node = start(config(dir.path()));
     assert_eq!(count(&node), 5);
     stop(node);
-    // An empty directory: a new store on a new disk.
+    // An empty directory starts a new store on a new disk.
     fs::remove_dir_all(dir.path()).unwrap();
     let node = start(config(dir.path()));
     assert_eq!(count(&node), 0);

@@ -1,4 +1,4 @@
-//! Reads, changes and restores the files of a member; and the clusters for these tests.
+//! Reads, changes and restores the files of a member, and starts the clusters for these tests.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -92,7 +92,7 @@ pub(crate) fn name_of(segment: usize) -> String {
 pub(crate) struct Records {
     /// The end of the last record.
     pub(crate) end: usize,
-    /// The last record vouches that everything before this offset was synced.
+    /// Offset up to which the log records prove that everything was synced.
     pub(crate) vouched: usize,
 }
 
@@ -119,8 +119,9 @@ pub(crate) fn config(dir: &Path) -> Config {
         .log_segment_bytes(SEGMENT_BYTES as u64)
 }
 
-/// Returns the directory and the files of a single node that has written `values` values, was shut down, was started
-/// again, and has crashed. All acknowledged writes are vouched for.
+/// Returns the directory and the files of a single node that has written `values` values, was shut
+/// down, was started again, and has crashed. The log records prove that all acknowledged writes
+/// were synced.
 pub(crate) fn solo(values: usize, value_bytes: usize) -> (tempfile::TempDir, Files) {
     let dir = tempfile::tempdir().unwrap();
     for life in 0..2 {
@@ -128,7 +129,7 @@ pub(crate) fn solo(values: usize, value_bytes: usize) -> (tempfile::TempDir, Fil
         for i in 0..values * (1 - life) {
             node.client().put(format!("k{i:04}"), vec![b'v'; value_bytes]).block().unwrap();
         }
-        // The first entry of the new term.
+        // The start has written the first entry of the new term.
         assert_eq!(count(&node), values as u64);
         assert!(testing::shutdown(node).block().hanging.is_empty());
     }

@@ -2,7 +2,8 @@
 //! with the reason. Reads, deletions, compaction and the expiry of leases continue. No restart is needed, and no
 //! acknowledged write is lost.
 //!
-//! The disk is a real one within a quota. `jepsen/tests/processes/full.rs` does the same with real file systems.
+//! The disk is a real disk with a quota. `jepsen/tests/processes/full.rs` does the same with real
+//! file systems.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,7 +26,7 @@ const CYCLES: usize = 100;
 /// Free space on a disk when the test starts to fill it.
 const ROOM: u64 = SEGMENT_BYTES as u64;
 
-/// Number of values that is certainly more than the free space and the log's reserve can hold.
+/// A number of values that exceeds the free space and the log's reserve.
 const VALUES_MAX: usize = 1_000;
 
 /// Time limit for noticing that a disk has space again.
@@ -95,8 +96,8 @@ impl Written {
         Ballast { key, lease: lease.id, revision }
     }
 
-    /// Checks the operations that must succeed while the disk is full. Returns whether it was full to the end, since
-    /// a compaction and the snapshot after it may make room by themselves.
+    /// Checks the operations that must succeed while the disk is full. Returns whether the disk
+    /// stayed full until the end: a compaction and the snapshot after it may make room.
     fn goes_on(&mut self, kv: &Client, ballast: &Ballast) -> bool {
         assert_eq!(self.read(kv), self.keys.len() + 2, "a linearizable read");
         assert_eq!(kv.delete(ballast.key.clone()).block().expect("a deletion").deleted, 1);
@@ -163,7 +164,7 @@ fn cluster_survives_full_disks_while_a_quorum_has_space() {
     let (mut written, mut handed_over, mut full_to_the_end) = (Written::default(), 0, 0);
     for cycle in 0..CYCLES {
         let leader = cluster.leader().block().unwrap();
-        // In turn: the leader, a follower, a majority, all members.
+        // Fill in turn the disk of the leader, of a follower, of a majority, and of all members.
         let full: Vec<usize> = match cycle % 4 {
             0 => vec![leader],
             1 => vec![(leader + 1) % 3],

@@ -1,6 +1,7 @@
-//! Tests of logs that are damaged at any byte. One of three members may have any damage: it starts, or refuses to
-//! start with a clear error, and the cluster loses nothing. A single node refuses to start if anything is damaged
-//! that was vouched for. It names the file and the offset, and changes nothing. A torn tail is cut off.
+//! Tests of logs that are damaged at any byte. If one of three members has a damaged log, the
+//! member starts, or refuses to start with a clear error, and the cluster loses nothing. A single
+//! node refuses to start if data is damaged that a later record proves to be synced. The error
+//! contains the file and the offset, and no file is changed. A torn tail is truncated.
 
 use std::path::{Path, PathBuf};
 
@@ -70,7 +71,7 @@ fn torn_record_at_the_end_is_truncated() {
     let values = 12;
     let (dir, files) = solo(values, 40);
     let Records { end, .. } = Records::of(1, files.segment(1));
-    // A part of a record: of one that was there before, or of random bytes.
+    // Append a part of an earlier record, or random bytes.
     let first = files.segment(1)[HEADER_BYTES..HEADER_BYTES + 60].to_vec();
     for length in [1, 8, 47, 48, 60] {
         for noise in [&first[..length], &vec![0xa5; length]] {
@@ -111,13 +112,13 @@ fn single_node_rejects_short_zeroed_missing_or_foreign_segments() {
         swapped.0.insert(name_of(segment), other);
         refused(&swapped, segment);
     }
-    // An older copy of a segment that was filled since.
+    // Restore an older copy of a segment that has been filled since.
     let full = Records::of(2, files.segment(2)).end;
     for at in [HEADER_BYTES, full / 2] {
         let start = at - at % 8;
         refused(&files.with(2, |file| file[start..].fill(0)), 2);
     }
-    // A segment of a log of the same member that was created on another disk.
+    // Use a segment from a log of the same member that was created on another disk.
     let (_other, others) = solo(values, 3_000);
     let foreign = files.with(2, |file| *file = others.segment(2).to_vec());
     refused(&foreign, 2);
@@ -152,7 +153,8 @@ fn cluster_of_three_survives_any_damage_to_one_log() {
             cluster.kill(victim).block();
             let files = Files::of(&dir);
             let end = Records::of(1, files.segment(1)).end;
-            // Each sample has another position: one at the very end, one after it.
+            // Each sample damages another position. One position is the end of the data, and one is
+            // after it.
             let at = match sample {
                 7 => end + 8,
                 6 => end - 4,
@@ -169,8 +171,9 @@ fn cluster_of_three_survives_any_damage_to_one_log() {
             let damage = format!("{what} at {at}");
             let others = |member: &usize| *member != victim;
             has_everything(&cluster, (0..3).filter(others), &mut keys, &damage);
-            // If nothing vouched for it yet, the part that was cut off had been acknowledged to the leader. The
-            // leader detects the loss then.
+            // If no record proves that the truncated part was synced, the member truncates it at
+            // the start. But the member had acknowledged this part to the leader, and the leader
+            // detects the loss.
             let victims = cluster.running().find(|(member, _)| *member == victim);
             match victims.map(|(_, node)| node.client().get("k0000").block()) {
                 None => {}

@@ -9,7 +9,7 @@ mod log;
 mod snapshot;
 mod warm;
 
-/// Prints the counts of a test, which are part of its result.
+/// Prints the counts of a test, to be read by the developer.
 #[allow(clippy::print_stderr, reason = "the counts are part of the test's result")]
 fn say(line: &str) {
     eprintln!("{line}");

@@ -22,7 +22,7 @@ use crate::loopback;
 /// Growth of the log after which a snapshot is taken: the minimum.
 const SNAPSHOT_LOG_BYTES: u64 = 64 << 10;
 
-/// Number of values that is certainly enough for two snapshots and a truncation of the log.
+/// A number of values that suffices for two snapshots and a truncation of the log.
 const VALUES_MAX: usize = 5_000;
 
 fn snapping(config: Config) -> Config {
@@ -133,7 +133,7 @@ fn member_of_three_fetches_a_replacement_for_a_damaged_snapshot() {
     cluster.kill(victim).block();
     let many = damages(&Files::of(&dir), &older, 60_000).len();
     for number in 0..many {
-        // Based on its present files, since the cluster continues, and so does its own log.
+        // Damage the member's current files, because its log has grown with the cluster.
         let (what, damaged) = damages(&Files::of(&dir), &older, 60_000).swap_remove(number);
         damaged.put(&dir);
         cluster.restart(victim).block().unwrap();
@@ -145,7 +145,8 @@ fn member_of_three_fetches_a_replacement_for_a_damaged_snapshot() {
     say(&format!("{many} snapshots fetched"));
 }
 
-/// Writes to one member while another is away, until the other members have truncated the entries that it lacks.
+/// Writes to one member while another member is away, until the remaining members have truncated
+/// the entries that the absent member lacks.
 fn until_away_too_long(kv: &Client, dir: &Path) {
     let newest = || Files::names(dir).into_iter().rfind(|name| name.ends_with(".snapshot"));
     for _ in 0..3 {
@@ -182,7 +183,7 @@ fn snapshot_damaged_at_runtime_is_rewritten() {
             let (words, damaged) = damages(&before, &older, 30_000).swap_remove(number);
             match damaged.0.get(name) {
                 Some(bytes) => std::fs::write(dir.join(name), bytes).unwrap(),
-                // A newer snapshot may have replaced it a moment ago.
+                // A newer snapshot may just have replaced this file.
                 None => match std::fs::remove_file(dir.join(name)) {
                     Err(error) if error.kind() != ErrorKind::NotFound => panic!("{error}"),
                     _ => {}
@@ -211,7 +212,7 @@ fn snapshot_damaged_at_runtime_is_rewritten() {
     say(&format!("{many} damaged, {found} found by the leader"));
 }
 
-/// The founder was started without knowing other members, and is again later.
+/// The founder is always started without a list of other members.
 #[test]
 fn founder_with_lost_data_fetches_it_from_later_members() {
     let dir = tempfile::tempdir().unwrap();
@@ -258,7 +259,7 @@ fn founder_with_lost_data_fetches_it_from_later_members() {
         let others = [1, 2].map(|at| start(at).unwrap());
         let founder = match start(0) {
             Ok(node) => node,
-            // Nothing on its disk names another member, unless it has voted for one.
+            // The founder's disk contains no other member, unless the founder has voted for one.
             Err(StartError::Data { kind: DataErrorKind::StateLost, why }) if is_gone => {
                 assert!(why.contains("with one of them to join"), "{why}");
                 Node::start(configured(0).join([&addresses[1]])).block().unwrap()

@@ -1,4 +1,5 @@
-//! Tests of the warm copy: whatever happens to it, the node starts with its whole state.
+//! Tests of the warm copy: if the copy is damaged, deleted or outdated, the node still starts with
+//! its complete state.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
-//! Tests of keys that exist exactly as long as a hold: a rejected transaction binds and ends nothing, and any number
-//! of keys ends with its hold. Also tests how many operations fit into one transaction under a hold.
+//! Tests of keys that exist exactly as long as a hold: a rejected transaction attaches no key and
+//! does not end the hold, and all attached keys are deleted with the hold. Also tests how many
+//! operations fit into one transaction under a hold.
 
 use bowline::{
     Blocking, Client, Compare, Error, Guard, GuardError, KeyRange, Op, Rejection, Session,
@@ -56,7 +57,8 @@ fn rejected_second_bound_value_leaves_the_first_bound() {
     assert_eq!(keys(&mine.client()), 0);
 }
 
-/// Binds keys of 4,000 bytes, fifty in a transaction, until that is rejected. Returns their number.
+/// Attaches keys of 4,000 bytes, fifty in a transaction, until a transaction is rejected. Returns
+/// the number of attached keys.
 fn bind_all(guard: &Guard) -> u64 {
     for round in 0.. {
         let all = (0..50).map(|n| format!("desk/{round:03}{n:03}{}", "x".repeat(3_980)));

@@ -1,5 +1,5 @@
-//! Tests of read/write locks, semaphores, multiple locks and owners: which requests are granted, in which order, and
-//! what is left after failures.
+//! Tests of read/write locks, semaphores, multiple locks and owners: which requests are granted, in
+//! which order, and which keys are left after failures.
 
 mod bound;
 mod multi_lock;

@@ -37,7 +37,7 @@ fn lock_all_takes_all_or_none() {
         until_places(cluster.node(0), name, 0);
     }
     let mut all = waits(&sessions[1], cluster.node(1), &["c", "a", "b", "a"]);
-    // It holds nothing yet, but later requests wait behind it.
+    // The request holds no lock yet, but later requests wait behind it.
     assert!(all.poll().is_none());
     assert!(sessions[2].mutex("a").try_lock().block().is_err());
     let token = held.token();

@@ -59,7 +59,7 @@ fn owner_reenters_reads_and_reads_its_own_write_lock() {
     assert_eq!(places(cluster.node(0), "lock"), 1);
     drop((writer, again));
     assert!(lock.try_read().block().is_err(), "what was taken for writing writes until its end");
-    // And it can be written again.
+    // The reader can become a writer again.
     let writer = reader.upgrade().block().unwrap();
     assert_eq!(writer.release().block().unwrap(), Released::Now);
     until_places(cluster.node(0), "lock", 0);
@@ -231,7 +231,7 @@ fn deadlock_through_an_upgrade_is_named() {
     assert!(upgrade.finish().unwrap().is_held());
     drop(door);
 
-    // The other way around: the upgrade closes the cycle.
+    // Now the upgrade closes the cycle.
     let reads =
         |at: usize| sessions[at].rw_lock("other").read().owner(&owners[at]).block().unwrap();
     let (ann, _bob) = (reads(0), reads(1));
@@ -267,8 +267,8 @@ fn semaphores_and_ordered_acquisitions_report_no_deadlock() {
     let acquire = |at: usize, name: &'static str| {
         sessions[at].semaphore(name, 2).acquire().owner(&owners[at])
     };
-    // Each holds one of the two permits of one semaphore, and a third party holds the other permits. Since the third
-    // party may release first, this is no deadlock.
+    // Each owner holds a permit of one semaphore and waits for a permit of the other. A third party
+    // holds the remaining permits and may release first, so this is no deadlock.
     let others = ["a", "b"].map(|name| sessions[0].semaphore(name, 2).acquire().block().unwrap());
     let (a, b) = (acquire(0, "a").block().unwrap(), acquire(1, "b").block().unwrap());
     let ann = begin(cluster.node(0), "b", acquire(0, "b"));
@@ -318,7 +318,7 @@ fn concurrent_tasks_of_one_owner_do_not_wait_for_each_other() {
     let (owner, lock) = (mine.owner("ann"), mine.mutex("lock"));
     let one = Begun::new(lock.lock().owner(&owner));
     let mut two = Begun::new(lock.lock().owner(&owner));
-    // It waits behind the first task, which holds the lock and was not polled since.
+    // The second task waits behind the first task, which holds the lock but was not polled since.
     until_true(cluster.node(0), "it stands in line", || two.wakes() > 0);
     assert!(two.poll().is_none());
     let before = two.wakes();
@@ -336,7 +336,7 @@ fn deadlock_between_tasks_of_one_owner_is_reported_once_one_holds() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
-    // Another handle of the same owner, which does not know what this one holds.
+    // `holds_max` returns a new owner, which does not know the holds of the original owner.
     let again = owner.clone().holds_max(3);
     for owner_too in [&owner, &again] {
         let one = Begun::new(lock.read().owner(&owner));
@@ -359,7 +359,7 @@ fn owner_acquires_a_lock_again_up_to_its_limit() {
     let mut holds: Vec<_> = (0..3).map(|_| lock.lock().owner(&owner).block().unwrap()).collect();
     let refused = lock.lock().owner(&owner).block().unwrap_err();
     assert_eq!(refused, LockError::HoldLimit { limit: 3 });
-    // The holds stay valid, and a release makes room.
+    // The existing holds stay valid. After a release the owner can acquire the lock again.
     assert!(holds.iter().all(|hold| hold.is_held()));
     drop(holds.pop());
     holds.push(lock.lock().owner(&owner).block().unwrap());

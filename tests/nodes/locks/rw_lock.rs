@@ -144,7 +144,7 @@ fn pending_write_of_a_downgraded_writer_fails() {
     assert_eq!(write(late), Err(GuardError::NotHeld));
     assert!(!is_done(conditions));
     assert!(other.is_held());
-    // It continues as a reader.
+    // The holder continues as a reader.
     write(reader.txn()).unwrap();
     drop(other);
     let (early, conditions) = (reader.txn(), reader.still_held());
@@ -363,7 +363,7 @@ fn upgrade_canceled_with_an_unknown_outcome_ends_as_a_reader() {
     until_places(cluster.node(one), LOCK, 3);
     last.release().block().unwrap();
     until_true(cluster.node(one), "the only reader", || woken.0.load(Ordering::SeqCst));
-    // It would become the writer now, but cannot reach the cluster.
+    // The upgrade could be granted now, but its node cannot reach the cluster.
     cluster.partition(&[one]);
     poll(&mut upgrade);
     let reader = upgrade.give_up().unwrap();
@@ -395,7 +395,7 @@ fn canceled_upgrade_is_not_mistaken_for_a_writer_by_the_next() {
     cluster.pause(one);
     poll(&mut upgrade);
     cluster.resume(one);
-    // It is the writer, and does not know it yet.
+    // The upgrade is applied, but its node does not know this yet.
     until_places(cluster.node(one), LOCK, 1);
     cluster.pause(one);
     let reader = upgrade.give_up().unwrap();
@@ -454,7 +454,8 @@ fn partitioned_upgrade_times_out_and_leaves_a_reader() {
     let refused = upgrade.finish().unwrap_err();
     assert!(matches!(refused.why, LockError::Unavailable), "{refused:?}");
     assert!(cluster.node(one).now().since(begun) < SOON / 2);
-    // It is a reader in any case, and others may read.
+    // Whether or not its upgrade entry was created, the holder is a reader, and other readers may
+    // hold the lock.
     cluster.heal();
     assert!(refused.guard.is_held());
     assert!(read(&other).is_held());
@@ -473,7 +474,8 @@ fn upgrade_does_not_overtake_a_reader_blocked_by_a_writer() {
     let mut upgrade = Begun::new(reader.upgrade());
     cluster.heal();
     until_places(cluster.node(two), LOCK, 3 + 1);
-    // Only the waiting writer keeps the second reader out. The upgrade is about to be granted...
+    // Only the waiting writer keeps the second reader from holding the lock. The upgrade is about
+    // to be granted...
     until_true(cluster.node(one), "the only reader", || upgrade.wakes() > 0);
     cluster.partition(&[one]);
     assert!(upgrade.poll().is_none());

@@ -118,7 +118,8 @@ fn lowered_limit_waits_for_holders_and_rejects_oversized_waiters() {
     assert!(next.finish().unwrap().is_held());
 }
 
-/// Permits stay held when the limit is lowered. Their entries look like waiting requests, but lose nothing by that.
+/// Permits stay held when the limit is lowered. Their entries then look like waiting requests, but
+/// keep their permits.
 #[test]
 fn permit_beyond_a_lowered_limit_survives_a_handoff() {
     let cluster = lasting(3);
@@ -164,7 +165,7 @@ fn unconfirmed_resize_reports_an_unknown_effect() {
     let of = session(&cluster, far).semaphore(NAME, 1);
     let _held = of.acquire().block().unwrap();
     let mut resize = Begun::new(of.resize(2).deadline(STEADY));
-    // It has read the queue, and is about to rewrite it.
+    // The resize has read the queue, and is about to rewrite its rows.
     until_true(cluster.node(far), "the line is read", || resize.wakes() >= 1);
     assert!(resize.poll().is_none());
     until_true(cluster.node(far), "it is rewritten", || resize.wakes() >= 2);
@@ -223,7 +224,8 @@ fn lost_permit_returns_no_slots_despite_remaining_rows() {
     let mine = session(&cluster, 0);
     let permit = mine.semaphore(NAME, 2).acquire().block().unwrap();
     assert_eq!(permit.slots().block().unwrap().len(), 1);
-    // The lease still exists, and so do its rows. When it ends, the slot becomes free for the next permit.
+    // The lease and its rows still exist. When the lease ends, the slot becomes free for the next
+    // permit.
     mine.detach();
     assert!(!permit.is_held());
     assert_eq!(places(cluster.node(0), &format!("{NAME}/slot")), 1);

@@ -82,7 +82,8 @@ fn excess_and_mismatched_participants_are_rejected() {
     one.leave().deadline(LONG).block().unwrap();
     wait_for_keys(cluster.node(1), "", 0);
     let late = step(&cluster, 2, 2).enter().deadline(Duration::from_millis(50)).block();
-    // If another participant had come at that moment, the barrier would have been entered.
+    // Another participant could have counted this participant before it left, so the effect is
+    // unknown.
     let counted = Error::Deadline { effect: Effect::Unknown };
     assert_eq!(late.unwrap_err(), DoubleBarrierError::Store(counted));
     drop(begin(step(&cluster, 2, 2).enter()));
@@ -127,7 +128,8 @@ fn participant_that_crashes_inside_has_left() {
     wait_for_keys(cluster.node(1), "step/", 0);
 
     let inside = enter(&cluster);
-    // All sessions end while they are inside. The remaining key serves the next round.
+    // All sessions end while the participants are inside. The next round overwrites the remaining
+    // ready row.
     for member in 0..3 {
         cluster.node(member).session().block().unwrap().close().block().unwrap();
     }
@@ -157,7 +159,7 @@ fn participant_with_a_lost_reply_reports_an_unknown_effect() {
     let inside = waiting.block().unwrap();
     assert_eq!(effect_of(&told), Effect::Unknown, "{told:?}");
     cluster.heal();
-    // From its own point of view, it has left.
+    // For this participant, the call returns because its own key is deleted.
     inside.leave().deadline(LONG).block().unwrap();
 }
 

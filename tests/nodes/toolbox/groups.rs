@@ -82,7 +82,7 @@ fn group_watch_behind_a_compaction_reports_the_difference() {
     assert_eq!(next(&mut watch), ("joined", "leaves".into()));
     leaves.leave().block().unwrap();
     let comes = group.join("comes").block().unwrap();
-    // More events than a watcher buffers.
+    // Write more events than a watch buffers.
     for i in 0..1000 {
         stays.update(i.to_string()).block().unwrap();
     }

@@ -19,7 +19,7 @@ use bowline::{Blocking, Effect, Error, KeyRange, Node};
 
 use crate::stage;
 
-/// Longer than any call here takes.
+/// A time limit that no call of these tests exceeds.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// Starts a cluster with fast elections, and sessions that are long enough for a busy machine.

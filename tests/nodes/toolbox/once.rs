@@ -47,7 +47,7 @@ fn failed_or_crashed_run_once_is_taken_over() {
     let late = once(&cluster, 1).run(hangs).deadline(Duration::from_millis(100)).block();
     assert_eq!(late, Err(RunOnceError::Store(late_error())));
 
-    // The session ends while the work runs: the work is stopped, and the caller is told.
+    // The session ends while the work runs: the work is dropped, and the caller gets an error.
     let node = cluster.node(2);
     let session = node.open_session().block().unwrap();
     let is_begun = Arc::new(AtomicBool::new(false));

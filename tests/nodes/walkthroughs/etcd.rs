@@ -25,8 +25,8 @@ fn line(kv: &Client) -> (Vec<KeyValue>, Revision) {
     (reply.kvs, reply.revision)
 }
 
-/// Steps 4 and 5: waits until the key just before its own is deleted, unless it is the first. Returns the number of
-/// wake-ups.
+/// Steps 4 and 5: unless the client's key is the first, waits until the key just before it is
+/// deleted. Returns the number of wake-ups.
 fn wait_for_turn(kv: &Client, key: &str) -> usize {
     let mut wakes = 0;
     loop {
@@ -80,7 +80,8 @@ fn six_steps_by_hand_serve_in_order() {
         for (i, key) in keys.iter().enumerate() {
             let (who, wakes) = served.recv_timeout(SOON).unwrap();
             assert_eq!(who, key);
-            // A late waiter may find the key before its own deleted already. A waiter is woken only by that deletion.
+            // A waiter is woken only by the deletion of the key before its own. A late waiter may
+            // find that key already deleted.
             assert!(wakes <= usize::from(i > 0), "{key} was woken {wakes} times");
         }
     });
@@ -148,8 +149,8 @@ fn second_session_acquires_the_lock_once_the_first_releases() {
     second.release().block().unwrap();
 }
 
-/// One instance of the job: campaigns in the election, works while it leads, and resigns when the job fails or when
-/// it is told to stop.
+/// One instance of the job: campaigns in the election, works while it is the leader, and resigns
+/// when the job fails or the instance is stopped.
 struct Instance {
     name: usize,
     session: Session,
@@ -165,7 +166,7 @@ impl Instance {
             let Ok(leadership) = election.campaign(self.name.to_string()).block() else { return };
             for job in 1.. {
                 if self.stop.load(Ordering::SeqCst) || job % 7 == 0 {
-                    // Told to stop, or the job has failed.
+                    // The instance was stopped, or the job has failed.
                     let _ = leadership.resign().block();
                     break;
                 }
@@ -200,7 +201,8 @@ fn leader_elected_cron_runs_once_and_its_successor_takes_over() {
         let leads = ran.recv_timeout(SOON).unwrap();
         cluster.kill(leads).block();
         threads.remove(leads).join().unwrap();
-        // First come reports that it sent before it died, then those of another instance.
+        // The first reports were sent before the instance died. Later reports are from another
+        // instance.
         let mut next = leads;
         while next == leads {
             next = ran.recv_timeout(SOON).expect("a successor runs the job");

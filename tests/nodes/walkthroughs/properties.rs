@@ -10,8 +10,8 @@ use crate::stage::{
     stand_in_line, timed_out, until_places,
 };
 
-/// Every holder reads a counter and writes it back plus one, without any condition. Only the lock can keep the sum
-/// right.
+/// Every holder reads a counter and writes it back plus one, without any condition. Only mutual
+/// exclusion keeps the sum right.
 #[test]
 fn mutual_exclusion() {
     const HOLDS: u64 = 10;
@@ -138,7 +138,8 @@ fn fair() {
     let mut last = gate.token();
     gate.release().block().unwrap();
     for next in waiting {
-        // If another waiter had been served first, this would wait forever, because that one is not polled.
+        // If another waiter had been granted the lock first, this call would wait forever, because
+        // the other waiter is not polled.
         let guard = next.finish().unwrap();
         assert!(guard.token() > last);
         last = guard.token();

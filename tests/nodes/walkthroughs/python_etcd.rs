@@ -73,7 +73,7 @@ fn acquire_tries_once_waits_with_a_deadline_or_blocks() {
     assert!(waiting.finish().unwrap().is_held());
 }
 
-/// A TTL of the hold, `lock_ttl`. Without one, the hold lasts as long as its owner.
+/// `lock_ttl` limits the time of a hold. Without it, the hold lasts as long as its owner.
 #[test]
 fn hold_may_have_its_own_ttl() {
     let cluster = lasting(3);

@@ -96,7 +96,7 @@ fn clocks_hours_apart_have_no_effect() {
     assert!(matches!(first.state(), LockState::Held(_) | LockState::Unconfirmed(_)));
     let second = another_session(&cluster, two, "behind");
     let mut waiting = stand_in_line(&second, cluster.node(two), "lock");
-    // Several TTLs pass, by the clock of a third machine.
+    // Let several TTLs pass, by the clock of a third machine.
     let_pass(cluster.node(leader), STEADY * 2, || {
         assert!(waiting.poll().is_none());
         assert!(first.is_held());
@@ -145,7 +145,7 @@ fn members_that_restart_forget_no_lock() {
         let tried = session(&cluster, member).mutex("lock").try_lock().block();
         assert!(tried.is_err(), "{tried:?}");
     }
-    // Both at once, so that a majority has to read the lock from its disks.
+    // Restart both members at once, so that a majority has to read the lock from its disks.
     for member in [1, 2] {
         cluster.kill(member).block();
     }

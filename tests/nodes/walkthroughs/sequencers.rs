@@ -30,7 +30,7 @@ fn a_sequencer_is_checked_by_a_server_that_remembers_the_newest() {
     assert_eq!(server.written, ["one", "two"]);
 }
 
-/// A server without a memory of its own asks the store.
+/// A server that does not remember tokens checks a sequencer by reading the store.
 #[test]
 fn a_sequencer_is_checked_by_a_server_that_asks_the_store() {
     let cluster = lasting(3);
@@ -47,7 +47,8 @@ fn a_sequencer_is_checked_by_a_server_that_asks_the_store() {
     assert!(!holds());
 }
 
-/// For servers that cannot check sequencers: after an unclean end, the lock stays unavailable for a while.
+/// Chubby's lock delay, for servers that cannot check sequencers: after an unclean end, the lock
+/// stays unavailable for a while.
 #[test]
 fn lock_delay_applies_after_a_loss_but_not_after_a_release() {
     let cluster = lasting(3);
@@ -76,7 +77,7 @@ fn lock_delay_applies_after_a_loss_but_not_after_a_release() {
 fn overdue_session_reports_at_risk_before_it_ends() {
     let cluster = lasting(3);
     let (_, one, _) = roles(&cluster);
-    // Long enough for this thread to query between the warning and the loss.
+    // The TTL is long enough for this thread to query between the warning and the loss.
     let mine = cluster.node(one).open_session().ttl(STEADY * 3).block().unwrap();
     let is_well = || matches!(mine.state(), SessionState::Active(_));
     until_true(cluster.node(one), "it is confirmed", is_well);

@@ -44,7 +44,7 @@ fn a_version_column_loses_no_update() {
             scope.spawn(move || {
                 let stock = kv.cell("stock");
                 for _ in 0..5 {
-                    // Manually, and with the ready-made loop.
+                    // Do this once with a manual loop, and once with `Cell::update`.
                     loop {
                         let row = stock.get().block().unwrap();
                         let (count, seen) = match &row {

@@ -104,7 +104,7 @@ fn only_a_leased_key_is_freed_after_a_crash() {
     );
 }
 
-/// Shows why clients should not all wait for one key: all wake, and only one of them succeeds.
+/// Shows why clients should not all wait for one key: all of them wake, and only one succeeds.
 #[test]
 fn waiters_on_one_key_all_wake_and_one_wins() {
     let cluster = lasting(3);
@@ -146,7 +146,7 @@ fn sequential_keys_take_one_call_and_die_with_their_session() {
     let mine = alive.client().sequential_prefix("lock/").put_bound("", &alive).block().unwrap();
     assert_eq!(mine.number, 1);
     cluster.kill(one).block();
-    // It is the first once the smaller key is gone.
+    // The client's key is the first once the smaller key is gone.
     until_deleted(&alive.client(), "lock/0000000000");
     let rows = alive.client().range(KeyRange::prefix("lock/")).block().unwrap().kvs;
     assert_eq!(rows.iter().map(|row| &row.key).collect::<Vec<_>>(), [&mine.key]);
@@ -186,7 +186,7 @@ fn cached_prefix_follows_changes() {
     assert_eq!(seen.get("config/rate").unwrap().value, "100");
     cluster.node(0).client().delete("config/rate").block().unwrap();
     while view.changed().block().unwrap().get("config/rate").is_some() {}
-    // A view that was taken stays unchanged.
+    // A view that was taken earlier stays unchanged.
     assert_eq!(seen.get("config/rate").unwrap().value, "100");
 }
 
@@ -243,7 +243,7 @@ fn revocable_lock_notifies_its_holder_of_a_request() {
     guard.release().block().unwrap();
 }
 
-/// The double barrier: all start together, and all leave together.
+/// The double barrier: all participants start together and leave together.
 #[test]
 fn double_barrier_needs_all_participants() {
     let cluster = lasting(3);

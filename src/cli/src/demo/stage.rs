@@ -30,7 +30,7 @@ pub(crate) enum Trouble {
     #[error("{0}")]
     Environment(String),
     /// Standard output cannot be written.
-    #[error("standard output: {0}")]
+    #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
     /// A condition was not met, or a process failed: the promise is broken.
     #[error("{0}")]

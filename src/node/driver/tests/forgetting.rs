@@ -72,7 +72,8 @@ fn compactions_are_not_repeated_without_a_quorum() {
     for peer in [1, 2] {
         three.hub.cut(id(peer), id(0));
     }
-    // The proposals of this leader are never committed. It keeps leading until it notices.
+    // The proposals of this leader are never committed. The leader keeps leading until it notices
+    // that no member follows.
     drop(three.call(0, put("k", 1), 1_000));
     three.pass(10_000);
     assert!(compactions(&three) <= 3, "{} compactions", compactions(&three));

@@ -183,7 +183,7 @@ fn read_on_a_new_leader_is_answered_once_it_commits() {
     let moved = transfer(&three, 0, 1, 5_000);
     let is_chosen = |three: &Three| three.nodes[2].driver.look().vote == Some(id(1));
     three.until("nobody votes for it", is_chosen);
-    // It is elected, and the messages that it sends as the leader are lost.
+    // The node is elected, and the messages that it sends as the leader are lost.
     three.hub.cut(id(1), id(0));
     three.hub.cut(id(1), id(2));
     three.until("it is not elected", |three| three.nodes[1].driver.look().leads);

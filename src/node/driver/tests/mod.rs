@@ -42,7 +42,7 @@ impl Clock for HeldClock {
     }
 }
 
-/// Three simulated nodes. They are numbered from 0, and their ids from 1.
+/// Three simulated nodes. Nodes are numbered from 0, and their ids from 1.
 struct Three {
     clock: Arc<HeldClock>,
     hub: MemoryHub,

@@ -56,7 +56,7 @@ fn a_grant_counts_as_growth_and_a_revocation_does_not() {
         Ok(Reply::Grant(grant)) => grant.id,
         other => panic!("{other:?}"),
     };
-    // Up to the last byte.
+    // Fill the store up to the last byte.
     for bytes in [500_000, 400_000, 100_000, 10_000, 1_000, 100, 10, 1] {
         for round in 0.. {
             if is_quota(&three.put(0, &format!("k{bytes}-{round}"), bytes)) {
@@ -97,8 +97,8 @@ fn unheard_of(three: &mut Three, call: impl FnOnce(&mut Three)) {
     three.hub.heal_all();
 }
 
-/// This holds with a deadline, and also for internal requests without one. Those must not wait for room either,
-/// because they would block the requests that make room.
+/// This holds with a deadline, and also for internal requests without one. Internal requests must
+/// not wait for room either, because they would block the requests that make room.
 #[test]
 fn retried_growth_is_rejected_once_no_attempt_can_apply() {
     let mut three = nearly_full();

@@ -18,7 +18,7 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 pub(in crate::server) enum TlsError {
     #[error("cannot read {}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("{}: {why}", path.display())]
+    #[error("cannot use {}: {why}", path.display())]
     Content { path: PathBuf, why: String },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
