@@ -1,4 +1,4 @@
-//! A client of a run: it sends calls to one member and records the calls and their replies.
+//! A client of a run. The client sends calls to one member and records the calls and their replies.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,30 +13,30 @@ use crate::ledger::{Book, End, Entry, Ledger};
 use crate::over::Over;
 use crate::wire::{Answer, Order};
 
-/// Time to wait for a reply beyond the deadline of the call.
+/// Time to wait for a reply after the deadline of the call has passed.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Pause between two attempts of a call that is retried until it succeeds.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// Over a server, a client keeps using one in this many of its holds.
+/// In a run over servers, a client keeps one in this many of its holds for as long as it considers the hold valid.
 const CLINGS_IN: u64 = 64;
 
-/// Maximum time that a client keeps using a hold: longer than a session lives without renewals.
+/// Maximum time that such a client keeps a hold. The time is longer than a session exists without renewals.
 pub const CLINGS_FOR: Duration = Duration::from_secs(4);
 
 /// The reason why a call has no reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Miss {
-    /// The call has no effect and never will.
+    /// The call certainly had no effect and will have none.
     Failed(String),
-    /// The call may have an effect.
+    /// The outcome is unknown: the call may have had an effect.
     Unknown(String),
 }
 
 impl Miss {
-    /// Turns the result into a failure, for a call that has no effect whatever its outcome, such as a read before the
-    /// intended write.
+    /// Converts an unknown outcome to a failure. For calls that cannot have an effect, such as the read before a
+    /// write.
     #[must_use]
     pub fn harmless(self) -> Self {
         match self {
@@ -54,13 +54,13 @@ impl Miss {
 pub struct Timed<R> {
     /// The result.
     pub result: Result<R, Miss>,
-    /// Time at which it was sent.
+    /// Time at which the operation was sent.
     pub invoked: u64,
-    /// Time at which its outcome was known.
+    /// Time at which the outcome of the operation was known.
     pub ended: u64,
 }
 
-/// Converts a result into an outcome of a history.
+/// Converts the result of an operation to the outcome that a history records.
 pub fn outcome<R: Clone>(result: &Result<R, Miss>, ended: u64) -> Outcome<R> {
     let at = At(ended);
     match result {
@@ -78,14 +78,14 @@ pub struct Caller<'a> {
     pub ledger: &'a Ledger,
     /// Number of this client.
     pub client: u64,
-    /// The member that it calls.
+    /// The member that receives the client's calls.
     pub member: usize,
-    /// Its random numbers.
+    /// The client's random numbers.
     pub dice: Dice,
 }
 
 impl<'a> Caller<'a> {
-    /// Returns client number `client` of member `member`.
+    /// Returns the client with the number `client`, which calls the member `member`.
     pub fn new(
         fleet: &'a Fleet,
         ledger: &'a Ledger,
@@ -97,14 +97,15 @@ impl<'a> Caller<'a> {
         Self { fleet, ledger, client, member, dice }
     }
 
-    /// Returns the current time in microseconds of the clock of the run.
+    /// Returns the current time in microseconds since the start of the run.
     pub fn now(&self) -> u64 {
         self.ledger.now()
     }
 
-    /// Sends a call to its member without recording it.
+    /// Sends a call to the client's member without recording the call.
     ///
     /// # Errors
+    ///
     /// Returns an error if there is no reply in time.
     pub fn call(&self, call: &Call) -> Result<Reply, Miss> {
         let Some(process) = self.fleet.process(self.member) else {
@@ -132,7 +133,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Runs `work` as one operation and records its call and its outcome.
+    /// Runs `work` as one operation, and records the call and the outcome.
     pub fn operation<C, R: Clone>(
         &mut self,
         book: &Book<C, R>,
@@ -144,7 +145,7 @@ impl<'a> Caller<'a> {
         self.operation_as(book, |_| kind, object, call, work)
     }
 
-    /// Like `operation`, but the kind shown in the report depends on the result.
+    /// Like `operation`, but chooses the kind that the report shows from the result.
     pub fn operation_as<C, R: Clone>(
         &mut self,
         book: &Book<C, R>,
@@ -159,8 +160,8 @@ impl<'a> Caller<'a> {
         result
     }
 
-    /// Runs `work` as one operation of the report and returns its times. The workload records the call and the
-    /// outcome itself, for operations that are checked in another form than they are called.
+    /// Runs `work` as one operation of the report, and returns the times of the operation. The workload itself records
+    /// the call and the outcome. Use this function for operations whose history has another form than their calls.
     pub fn timed<R>(
         &mut self,
         kind: &'static str,
@@ -169,7 +170,7 @@ impl<'a> Caller<'a> {
         self.timed_as(|_| kind, work)
     }
 
-    /// Like `timed`, but the kind shown in the report depends on the result.
+    /// Like `timed`, but chooses the kind that the report shows from the result.
     pub fn timed_as<R>(
         &mut self,
         kind: impl FnOnce(&Result<R, Miss>) -> &'static str,
@@ -188,11 +189,12 @@ impl<'a> Caller<'a> {
         Timed { result, invoked, ended }
     }
 
-    /// Repeats a call until it gets a reply, for at most `limit`. A run uses this before and after its load. The call
+    /// Repeats a call until the call succeeds, for at most `limit`. Used before and after the load of a run. The call
     /// must be idempotent.
     ///
     /// # Errors
-    /// Returns the last error.
+    ///
+    /// Returns the error of the last attempt.
     pub fn insist(&mut self, call: &Call, limit: Duration) -> Result<Reply, Miss> {
         let until = self.now() + u64::try_from(limit.as_micros()).unwrap_or(u64::MAX / 2);
         loop {
@@ -212,9 +214,9 @@ impl<'a> Caller<'a> {
         self.member = (self.member + 1) % self.fleet.members();
     }
 
-    /// Returns whether a client should keep using its hold until it can no longer believe in it. This is sometimes
-    /// so, and always if its server is paused or cut off from another member. A client inside a paused process does
-    /// so anyway.
+    /// Returns whether a client should keep a hold until it no longer considers the hold valid. Returns true for a few
+    /// holds, and always if the client's server is paused or cut off from another member. (Clients inside a paused
+    /// process keep their holds in any case.)
     pub fn clings(&mut self) -> bool {
         let (fleet, own) = (self.fleet, self.member);
         let is_cut = |other| {
@@ -226,7 +228,7 @@ impl<'a> Caller<'a> {
         fleet.setup().over == Over::Server && (is_alone() || self.dice.below(CLINGS_IN) == 0)
     }
 
-    /// Returns whether the member has a process.
+    /// Returns whether the client's member has a process.
     pub fn has_somebody(&self) -> bool {
         self.fleet.being(self.member) != ProcessState::Down
             && self.fleet.process(self.member).is_some_and(|process| !process.is_over())

@@ -1,7 +1,9 @@
-//! The calls of workload clients to a node and their replies, as JSON in a line of [`wire`](crate::wire).
+//! The calls that workload clients make to a node, and the replies. Calls and replies are sent as JSON in a line of
+//! [`wire`](crate::wire).
 //!
-//! A client names what it holds (a lock, leadership, an item, a watch) by a *slot*, a name that it chooses. The slot
-//! lives in the process of the node and ends with it.
+//! When a client acquires a lock, leadership, a queue item or a watch, the client chooses a name for it, the *slot*.
+//! Later calls refer to the slot. Slots are kept in the memory of the node's process and are lost when the process
+//! ends.
 
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ pub enum Call {
     Get {
         /// Key of the row.
         key: String,
-        /// Whether to read from the replica of this node, however old it is.
+        /// Whether to read from the local replica of this node, which may be outdated.
         local: bool,
     },
     /// Reads all rows with a prefix at one revision. The reply is [`Reply::Rows`].
@@ -32,7 +34,7 @@ pub enum Call {
         /// The lease to attach.
         lease: Option<u64>,
     },
-    /// Writes a row if it has the expected value, or does not exist if `expect` is `None`. The reply is
+    /// Writes a row if its current value is `expect`. If `expect` is `None`, the row must not exist. The reply is
     /// [`Reply::Swapped`].
     Swap {
         /// Key of the row.
@@ -42,27 +44,27 @@ pub enum Call {
         /// The new value.
         value: String,
     },
-    /// Writes rows if other rows were last changed at the given revisions (0 for a missing row). The reply is
-    /// [`Reply::Swapped`].
+    /// Writes rows if other rows are unchanged since the given revisions. Revision 0 means that the row does not
+    /// exist. The reply is [`Reply::Swapped`].
     Commit {
         /// The rows that must be unchanged, with their revisions.
         when: Vec<(String, u64)>,
         /// The rows to write.
         put: Vec<(String, String)>,
     },
-    /// Adds to a counter. The reply is [`Reply::Number`].
+    /// Adds a number to a counter. The reply is [`Reply::Number`].
     Add {
         /// Key of the counter.
         key: String,
         /// The amount.
         by: i64,
     },
-    /// Grants a lease without renewals. The reply is [`Reply::Lease`].
+    /// Grants a lease that is never renewed. The reply is [`Reply::Lease`].
     Grant {
         /// Time to live, in milliseconds.
         ttl_ms: u64,
     },
-    /// Acquires a lock or gives up. The reply is [`Reply::Granted`].
+    /// Acquires a lock, or gives up after `wait_ms`. The reply is [`Reply::Granted`].
     Acquire {
         /// Slot for the hold.
         slot: String,
@@ -70,10 +72,10 @@ pub enum Call {
         lock: String,
         /// Kind of the lock.
         kind: Kind,
-        /// Maximum time to wait.
+        /// Maximum time to wait, in milliseconds.
         wait_ms: u64,
     },
-    /// Campaigns or gives up. The reply is [`Reply::Granted`].
+    /// Campaigns in an election, or gives up after `wait_ms`. The reply is [`Reply::Granted`].
     Campaign {
         /// Slot for the leadership.
         slot: String,
@@ -81,41 +83,42 @@ pub enum Call {
         name: String,
         /// Value that the leader publishes.
         value: String,
-        /// Maximum time to wait.
+        /// Maximum time to wait, in milliseconds.
         wait_ms: u64,
     },
-    /// Asks whether the holder still believes in its hold. The reply is [`Reply::Held`].
+    /// Returns whether the holder still considers its hold valid. The reply is [`Reply::Held`].
     Look {
         /// Slot of the hold.
         slot: String,
     },
-    /// Releases a hold. The reply is [`Reply::Held`], which states whether it was held until now.
+    /// Releases a hold. The reply is [`Reply::Held`], which states whether the hold was valid until the release.
     Release {
         /// Slot of the hold.
         slot: String,
     },
-    /// Gives up a current or future hold, because the client no longer waits for it. The reply is [`Reply::Held`].
+    /// Gives up a hold that the client has, or that it may still get but no longer waits for. The reply is
+    /// [`Reply::Held`].
     Forget {
         /// Slot of the hold.
         slot: String,
     },
-    /// Acquires a lock, reads a set, pauses, writes the set with one more element, and releases. The reply is
+    /// Acquires a lock, reads a set, pauses, writes the set with one more element, and releases the lock. The reply is
     /// [`Reply::Done`].
     AddUnderLock {
         /// Name of the lock.
         lock: String,
-        /// Row of the set: its elements, separated by commas.
+        /// Key of the row that stores the set. The row's value lists the elements, separated by commas.
         key: String,
         /// The element to add.
         element: u64,
         /// Length of the pause, in milliseconds.
         think_ms: u64,
-        /// Whether the write is a transaction of the guard.
+        /// Whether the write is a guarded transaction (`guard.txn`).
         guarded: bool,
-        /// Maximum time to wait.
+        /// Maximum time to wait, in milliseconds.
         wait_ms: u64,
     },
-    /// Asks for the leader of an election. The reply is [`Reply::Leader`].
+    /// Queries the leader of an election. The reply is [`Reply::Leader`].
     Leader {
         /// Name of the election.
         name: String,
@@ -129,17 +132,17 @@ pub enum Call {
     },
     /// Takes an item from a queue. The reply is [`Reply::Item`].
     Take {
-        /// Slot for the delivery.
+        /// Slot for the taken item.
         slot: String,
         /// Name of the queue.
         queue: String,
-        /// Maximum time to wait.
+        /// Maximum time to wait, in milliseconds.
         wait_ms: u64,
     },
-    /// Acknowledges a delivery and writes a row in the same log entry. The reply is [`Reply::Held`], which states
-    /// whether the delivery still belonged to this taker.
+    /// Acknowledges a taken item and writes a row in the same log entry. The reply is [`Reply::Held`], which states
+    /// whether the item still belonged to this taker.
     Acknowledge {
-        /// Slot of the delivery.
+        /// Slot of the taken item.
         slot: String,
         /// Key of the row.
         key: String,
@@ -152,14 +155,14 @@ pub enum Call {
         slot: String,
         /// Prefix of the keys.
         prefix: String,
-        /// The first revision.
+        /// The revision at which the watch starts.
         from: u64,
     },
-    /// Asks for the events of a watch since the last such call. The reply is [`Reply::Events`].
+    /// Returns the events of a watch since the previous call of this kind. The reply is [`Reply::Events`].
     Events {
         /// Slot of the watch.
         slot: String,
-        /// Maximum time to wait for the first event.
+        /// Maximum time to wait for the first event, in milliseconds.
         wait_ms: u64,
     },
     /// Transfers leadership to another member. The reply is [`Reply::Done`].
@@ -179,7 +182,7 @@ pub enum Call {
         /// Name of the member.
         member: String,
     },
-    /// Asks for the members. The reply is [`Reply::Members`].
+    /// Queries the members. The reply is [`Reply::Members`].
     Members,
 }
 
@@ -189,9 +192,9 @@ pub enum Call {
 pub enum Kind {
     /// A lock with one holder.
     Mutex,
-    /// A re-entrant lock.
+    /// A lock that its owner can acquire several times.
     Again {
-        /// The owner, which is the same during the life of the process.
+        /// The owner. All clients in one process have the same owner.
         owner: String,
     },
     /// A semaphore.
@@ -209,7 +212,7 @@ pub enum Kind {
 pub enum Reply {
     /// The call was applied at this revision.
     Done {
-        /// Revision of the store after the call, or 0 if there is none.
+        /// Revision of the store after the call, or 0 if the call has no revision.
         revision: u64,
     },
     /// Rows, sorted by key.
@@ -226,32 +229,32 @@ pub enum Reply {
         /// Revision of the store after the call.
         revision: u64,
     },
-    /// A number.
+    /// The result of an addition, or another number.
     Number(i64),
     /// The id of a lease.
     Lease(u64),
     /// The hold was granted.
     Granted {
-        /// The fencing token: revision and hand-off number.
+        /// The fencing token of the hold: its revision and its hand-off number.
         token: (u64, u64),
     },
     /// The state of a hold.
     Held {
-        /// Whether it is held, or was until now.
+        /// Whether the hold is valid. In the reply to a release, whether it was valid until the release.
         held: bool,
-        /// A time at which the holder believed in it, by the clock of the machine ([`moment`](crate::moment)). The
-        /// time is taken before the holder is asked.
+        /// A time at which the holder considered the hold valid, on the clock of the machine
+        /// ([`moment`](crate::moment)). The time is read before the state of the hold.
         at: Option<u64>,
     },
-    /// The value of the leader, if there is one.
+    /// The value that the leader has published, or `None` if there is no leader.
     Leader(Option<String>),
-    /// An item, if there was one, and the token of its claim: revision and hand-off number.
+    /// An item and the token of its claim (revision and hand-off number), or `None` if the queue was empty.
     Item(Option<(String, (u64, u64))>),
     /// Events, oldest first.
     Events {
         /// The events.
         events: Vec<Change>,
-        /// Revision up to which everything was reported.
+        /// Revision up to which all events were reported.
         until: u64,
     },
     /// The names of the members.
@@ -260,8 +263,8 @@ pub enum Reply {
         voters: Vec<String>,
         /// Learners.
         learners: Vec<String>,
-        /// Whether a member is being replaced, so that the votes of the old one still count. A server cannot report
-        /// this, and no member of a server cluster is replaced this way.
+        /// Whether a member is being replaced, so that the vote of the old member still counts. Always false for
+        /// servers, which cannot report it; members of server clusters are never replaced in this way.
         joint: bool,
     },
 }
@@ -299,7 +302,7 @@ impl Call {
         serde_json::from_str(words).ok()
     }
 
-    /// Returns the time that the call is told to wait, in addition to its normal duration.
+    /// Returns how long the call may wait, in addition to the normal duration of a call.
     pub fn waits(&self) -> Duration {
         let millis = match self {
             Call::Acquire { wait_ms, .. }

@@ -17,9 +17,9 @@ use crate::wire::Answer;
 
 /// The reason why a call has no reply.
 enum Miss {
-    /// The call has no effect and never will.
+    /// The call certainly had no effect and will have none.
     Refused(String),
-    /// The call may have an effect.
+    /// The outcome is unknown: the call may have had an effect.
     Unknown(String),
 }
 
@@ -34,7 +34,7 @@ impl From<Error> for Miss {
 
 impl From<LockError> for Miss {
     fn from(error: LockError) -> Self {
-        // A failed acquisition leaves no key behind.
+        // A failed acquisition leaves no key behind, so it had no effect.
         Miss::Refused(error.to_string())
     }
 }
@@ -69,7 +69,7 @@ impl From<GuardError> for Miss {
 /// Maximum number of batches of a watch in one reply.
 const BATCHES_MAX: usize = 64;
 
-/// Runs a call.
+/// Runs a call and returns the reply.
 pub fn carry_out(node: &Node, slots: &Slots, call: Call) -> Answer {
     match reply(node, slots, call) {
         Ok(reply) => Answer::Came(Box::new(reply)),
@@ -207,7 +207,7 @@ fn id_of(node: &Node, name: &str) -> Result<bowline::NodeId, Miss> {
     node.members().named(name).ok_or_else(unknown)
 }
 
-/// Returns the session of the node, or a new one if the last has ended.
+/// Returns the session of the node. Opens a new session if the last one has ended.
 fn session(node: &Node) -> Result<Session, Miss> {
     Ok(node.session().block()?)
 }
@@ -234,8 +234,8 @@ fn acquire(
     Ok((guard.token(), Holding::Lock(guard)))
 }
 
-/// Returns a time at which the holder believed in its hold. The clock is read first, so that the answer of the holder
-/// is true of that time regardless of any pause in between.
+/// Returns a time at which the holder considered its hold valid. The clock is read before the state of the hold. If
+/// the process pauses between the two, the reply is still true for the time that was read.
 fn held_at(holding: &Holding) -> Option<u64> {
     let at = moment::now();
     let is_held = match holding {
@@ -284,7 +284,7 @@ fn add_under_lock(node: &Node, kv: &Client, call: Call) -> Result<Reply, Miss> {
     // Reads change nothing, so an error has no effect.
     let row = kv.get(key.clone()).block().map_err(|error| Miss::Refused(error.to_string()))?;
     let before = row.map_or_else(String::new, |row| text(&row.value) + ",");
-    // The pause stands for work under the lock.
+    // The pause simulates work under the lock.
     thread::sleep(Duration::from_millis(think_ms));
     let put = Op::put(key.clone(), format!("{before}{element}"));
     let revision = if guarded {
@@ -327,8 +327,8 @@ fn events(slots: &Slots, slot: String, wait: Duration) -> Result<Reply, Miss> {
     Ok(Reply::Events { events, until })
 }
 
-/// Returns the batches before an end, and keeps the end for the next call. If there are no batches, returns the end
-/// at once.
+/// Returns the batches that arrived before the end of a watch, and stores the end for the next call. If there are no
+/// batches, returns the end at once.
 fn told<B>(batches: Vec<B>, end: Option<String>) -> (Result<Vec<B>, String>, Option<String>) {
     match end {
         Some(why) if batches.is_empty() => (Err(why), None),
@@ -393,7 +393,7 @@ mod tests {
             wait_ms: 5000,
         };
         assert!(matches!(reply(&node, &slots, stands), Ok(Reply::Granted { .. })));
-        // Holds end with their node.
+        // When a node shuts down, its holds end.
         node.shutdown().block();
         let look = look(&slots, slot());
         assert!(matches!(look, Ok(Reply::Held { held: false, at: None })));

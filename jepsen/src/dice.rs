@@ -23,10 +23,11 @@ impl Dice {
     }
 }
 
-/// Returns the number in an environment variable, if it is set.
+/// Returns the number in an environment variable, or `None` if the variable is not set.
 ///
 /// # Panics
-/// If the variable is not a number.
+///
+/// Panics if the value of the variable is not a number.
 pub fn number_in(variable: &str) -> Option<u64> {
     let value = std::env::var(variable).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {value:?}")))

@@ -1,7 +1,7 @@
 //! Runs a node in its own process: `DIR NAME NAME=ADDRESS,... [POINT:HITS]`.
 //!
-//! It reads orders from its standard input and answers on its standard output. At the end of the input it completes
-//! all earlier orders and shuts down. [`wire`] defines the lines.
+//! The process reads orders from its standard input and writes replies to its standard output. When the input ends,
+//! the process completes all earlier orders and shuts down. [`wire`] defines the format of the lines.
 
 use std::error::Error as StdError;
 use std::io::{BufRead, Write};
@@ -22,15 +22,16 @@ use crate::nemesis::WARM_COPY;
 use crate::slots::Slots;
 use crate::wire::{self, Answer, Order, Row, Rows};
 
-/// Maximum number of concurrent orders, in addition to the calls of clients, which have a thread each.
+/// Maximum number of orders that run concurrently. Calls of clients do not count, because each has its own thread.
 const WORKERS: usize = 16;
 
-/// The cluster token with which members find each other.
+/// The cluster token of all members.
 const TOKEN: &str = "jepsen";
 
-/// Runs until the input ends.
+/// Runs a node until the standard input ends.
 ///
 /// # Errors
+///
 /// Returns an error if the arguments are invalid, or if the node does not start or does not shut down.
 pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
     let [dir, name, members, armed @ ..] = words else {
@@ -73,7 +74,7 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
     }
 }
 
-/// Returns whether this process still has a thread of this name, according to the operating system.
+/// Returns whether this process still has a thread with this name.
 fn is_alive(name: &str) -> bool {
     /// Maximum length of a thread name on Linux.
     const NAME_BYTES_MAX: usize = 15;
@@ -94,7 +95,7 @@ fn config(dir: &str, name: &str, members: Vec<(&str, &str)>) -> Config {
         .log_segment_bytes(64 << 10)
         .snapshot_log_bytes(64 << 10);
     config = match std::env::var(JOIN) {
-        // The first address is that of the node itself.
+        // The first address is the node's own address, so it is not used to join.
         Ok(addresses) => {
             let mut addresses = addresses.split(',');
             let own = addresses.next().unwrap_or_default().to_owned();
@@ -120,9 +121,9 @@ fn config(dir: &str, name: &str, members: Vec<(&str, &str)>) -> Config {
     config
 }
 
-/// Maximum time until the threads of a node have ended after a shutdown, even if the disk is busy. The shutdown
-/// itself waits a second for them. It is shorter than [`LIMIT`](crate::process::LIMIT), so that the remaining threads
-/// are named.
+/// Maximum time until the threads of a node have ended after a shutdown, even if the disk is busy. The shutdown itself
+/// waits one second for the threads. This time is shorter than [`LIMIT`](crate::process::LIMIT), so that the process
+/// can report the remaining threads before the harness stops waiting.
 const END_WITHIN: Duration = Duration::from_secs(50);
 
 /// TTL of the leases that orders grant.
@@ -131,7 +132,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// Interval between two checks whether the node has stopped by itself.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Separator between the reason why a node has stopped and the number of failed calls of its log.
+/// Separator between the reason for which a node has stopped and the number of failed write and sync calls of its log.
 pub(crate) const FAILURES: &str = "; calls of its log that have failed: ";
 
 /// Runs orders until the input ends.

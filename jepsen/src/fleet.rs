@@ -1,7 +1,7 @@
-//! The processes of one run, shared by the clients that use them and the nemesis that breaks them.
+//! The processes of one run. Clients send calls to these processes, and the nemesis kills or pauses them.
 //!
-//! A member is a directory, an address, and the current process, if there is one. Calls to a member go to that
-//! process. If it dies, its open calls get no reply.
+//! A member consists of a directory, an address and, if the member is running, a process. Calls to a member are sent
+//! to its current process. If that process dies, its open calls get no reply.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -25,34 +25,36 @@ use crate::server::{Seat, Terms, command};
 use crate::volume::{Medium, Volumes};
 use crate::wire::{Answer, Order};
 
-/// Environment variable of a node process: the election timeout, in milliseconds.
+/// Environment variable of a node process with the election timeout, in milliseconds.
 pub const ELECTION_MS: &str = "JEPSEN_ELECTION_MS";
-/// Environment variable: the listen address, if it differs from the advertised one.
+/// Environment variable of a node process with the listen address, if it differs from the advertised address.
 pub const LISTEN: &str = "JEPSEN_LISTEN";
-/// Environment variable: the session TTL, in milliseconds.
+/// Environment variable of a node process with the session TTL, in milliseconds.
 pub const SESSION_MS: &str = "JEPSEN_SESSION_MS";
-/// Environment variable: the call deadline, in milliseconds.
+/// Environment variable of a node process with the call deadline, in milliseconds.
 pub const DEADLINE_MS: &str = "JEPSEN_DEADLINE_MS";
-/// Environment variable: the addresses of the cluster to join instead of founding one, separated by commas.
+/// Environment variable of a node process with the comma-separated addresses of the cluster to join. If it is not set,
+/// the node founds a cluster.
 pub const JOIN: &str = "JEPSEN_JOIN";
-/// Environment variable: the member that the node replaces by joining.
+/// Environment variable of a node process with the name of the member that the joining node replaces.
 pub const REPLACES: &str = "JEPSEN_REPLACES";
 
-/// Environment variable: the faults at the start, as an order of [`fault_injection`](crate::fault_injection).
+/// Environment variable of a node process with the faults at the start, as an order of
+/// [`fault_injection`](crate::fault_injection).
 pub const DOORS: &str = "JEPSEN_DOORS";
 
 /// The default election timeout of members.
 pub const ELECTION: Duration = Duration::from_millis(400);
 
-/// Beginnings of the messages of a process that failed to join: no member answered, or its name was taken.
+/// The first words of the messages of a process that failed to join: no member answered, or the name was taken.
 pub const NOT_LET_IN: [&str; 2] = ["it did not start: joining:", "it did not start: network:"];
 
-/// Maximum time to ask a member for the leader.
+/// Maximum time for a query of the leader.
 const LOOK_LIMIT: Duration = Duration::from_millis(300);
 /// Pause between two attempts to find the leader.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The parameters of the members of a run. A workload and a nemesis may each change them.
+/// The parameters of the members of a run. A workload and a nemesis may each change some of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setup {
     /// The kind of members and the protocol of their clients.
@@ -69,7 +71,8 @@ pub struct Setup {
     pub deadline: Duration,
     /// Whether members talk through the proxy of the harness. Required for the faults of [`Fleet::links`].
     pub proxied: bool,
-    /// Whether each member has its own file system: the media, assigned in turn, and their size.
+    /// If each member has its own file system: the kinds of file systems, assigned to the members in turn, and their
+    /// size.
     pub volumes: Option<(Vec<Medium>, u64)>,
     /// Additional environment variables of the processes.
     pub variables: Vec<(String, String)>,
@@ -95,16 +98,16 @@ impl Setup {
 /// A compaction that was requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Compaction {
-    /// Time of the call, by the clock of the machine. In the run of a workload, by the clock of the run.
+    /// Time of the call, on the clock of the machine. In the run of a workload, the time is on the clock of the run.
     pub called: u64,
-    /// The revision.
+    /// The revision up to which history was to be discarded.
     pub revision: u64,
 }
 
 /// The state of the process of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProcessState {
-    /// There is no process: it was killed, or never started.
+    /// The member has no process: the process was killed, or never started.
     Down,
     /// The process runs, as far as the harness knows.
     Up,
@@ -118,22 +121,22 @@ struct Place {
     address: String,
     /// The listen address.
     listen: String,
-    /// The address that clients use, if it is a server.
+    /// The address that clients use, if the member is a server.
     client: String,
     now: Mutex<Now>,
-    /// Held while the process is started or ended, to exclude concurrent attempts.
+    /// Held while the process is started or ended, so that only one thread does either.
     hands: Mutex<()>,
 }
 
 struct Now {
     process: Option<Arc<Process>>,
     being: ProcessState,
-    /// Whether it joins a cluster instead of founding one.
+    /// Whether the member joins a cluster instead of founding one.
     joins: bool,
-    /// Whether it replaces the previous member here, whose disk was lost.
+    /// Whether the member replaces a member with the same index whose disk was lost.
     replaces: bool,
-    /// Whether the removal of a member with its name was requested. Never reset, because a late removal may affect
-    /// the next member with this name.
+    /// Whether the removal of a member with this name was requested. The flag is never reset, because a late removal
+    /// may affect the next member with the same name.
     goes: bool,
 }
 
@@ -148,18 +151,18 @@ impl Place {
 pub struct Program {
     /// Path of the executable.
     pub path: PathBuf,
-    /// The arguments before those of the member.
+    /// The arguments that precede the member's own arguments.
     pub words: Vec<String>,
 }
 
-/// The processes of one run. Dropping it kills them and removes their data.
+/// The processes of one run. Dropping the fleet kills the processes and removes their data.
 pub struct Fleet {
     program: Program,
     setup: Setup,
     places: Vec<Place>,
     links: Links,
     volumes: Option<Mutex<Volumes>>,
-    /// Violations that components without another way to report them have observed.
+    /// Violations that were observed by components that cannot report them in another way.
     wrongs: Mutex<Vec<String>>,
     /// Compactions that were requested.
     compactions: Mutex<Vec<Compaction>>,
@@ -252,17 +255,17 @@ impl Fleet {
         self.places.len()
     }
 
-    /// Returns the links between members. They have an effect only if members talk through the proxy.
+    /// Returns the links between members. Link faults have an effect only if the members use the proxy.
     pub fn links(&self) -> &Links {
         &self.links
     }
 
-    /// Returns the file systems of the members, if they have their own.
+    /// Returns the file systems of the members, or `None` if the members share the file system of the machine.
     pub fn volumes(&self) -> Option<MutexGuard<'_, Volumes>> {
         Some(self.volumes.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns the data directory of a member. It may be changed only while the member is down.
+    /// Returns the data directory of a member. The directory may be changed only while the member is down.
     pub fn dir(&self, member: usize) -> &Path {
         &self.places[member].dir
     }
@@ -292,17 +295,20 @@ impl Fleet {
         self.await_leader(LIMIT).map(drop)
     }
 
-    /// Starts a member that is down, without waiting until it is ready. Does nothing if it is up.
+    /// Starts a member that is down, without waiting until the member is ready. Does nothing if the member is up.
     ///
     /// # Errors
+    ///
     /// Returns errors of the operating system.
     pub fn spawn(&self, member: usize) -> Result<(), HarnessError> {
         self.spawn_armed(member, None)
     }
 
-    /// Like [`spawn`](Self::spawn), with an armed crash point and the number of the hit at which to crash, if any.
+    /// Like [`spawn`](Self::spawn). If `armed` is given, the member kills itself when it reaches that crash point for
+    /// the given number of times.
     ///
     /// # Errors
+    ///
     /// Returns errors of the operating system.
     pub fn spawn_armed(
         &self,
@@ -373,19 +379,21 @@ impl Fleet {
         Process::serve(&mut command(&self.program, &seat), &place.client, terms)
     }
 
-    /// Starts a new member that joins the cluster, without waiting until it is ready.
+    /// Starts a new member that joins the cluster, without waiting until the member is ready.
     ///
     /// # Errors
+    ///
     /// Returns errors of the operating system.
     pub fn spawn_joining(&self, member: usize) -> Result<(), HarnessError> {
         self.places[member].now().joins = true;
         self.spawn(member)
     }
 
-    /// Discards the data of a member and starts a replacement with an empty directory, without waiting until it is
-    /// ready.
+    /// Discards the data of a member and starts a replacement with an empty directory, without waiting until the
+    /// replacement is ready.
     ///
     /// # Errors
+    ///
     /// Returns errors of the operating system.
     pub fn spawn_replacing(&self, member: usize) -> Result<(), HarnessError> {
         self.clear(member)?;
@@ -393,10 +401,13 @@ impl Fleet {
         self.spawn_joining(member)
     }
 
-    /// Waits until a member has died at its armed point or was killed from outside. Returns where it died.
+    /// Waits until a member has died, either at its armed crash point or because it was killed from outside. Returns
+    /// which of the two happened.
     ///
     /// # Errors
-    /// Returns an error if it survives, if its node has stopped by itself, or if it has ended in another way.
+    ///
+    /// Returns an error if the member survives, if its node has stopped by itself, or if its process has ended in
+    /// another way.
     pub fn died(&self, member: usize) -> Result<Death, HarnessError> {
         let process = self.process(member);
         let death = match process {
@@ -412,7 +423,8 @@ impl Fleet {
     /// Waits until a spawned member is ready.
     ///
     /// # Errors
-    /// Returns an error if its process ends, or if it is not ready in time.
+    ///
+    /// Returns an error if the member's process ends, or if the member is not ready in time.
     pub fn await_ready(&self, member: usize) -> Result<(), HarnessError> {
         let process = self.process(member);
         if let Some(process) = &process
@@ -425,11 +437,12 @@ impl Fleet {
         Err(HarnessError::Ended(format!("m{member} did not start: {why}")))
     }
 
-    /// Waits until a replacement votes in the place of a founder and every running founder knows it. Until then the
-    /// vote of the lost one counts, and the cluster tolerates one failure less.
+    /// Waits until a replacement votes in place of a founder, and every running founder knows this. Until then the
+    /// vote of the lost member still counts, so the cluster tolerates one failure less.
     ///
     /// # Errors
-    /// Returns an error if its process ends, or if it is not admitted in time.
+    ///
+    /// Returns an error if the replacement's process ends, or if the replacement is not admitted in time.
     pub fn await_replaced(&self, member: usize) -> Result<(), HarnessError> {
         self.await_ready(member)?;
         let founders = 0..self.members();
@@ -462,7 +475,7 @@ impl Fleet {
         Err(HarnessError::Hangs(format!("{what}{}", self.told_of_all())))
     }
 
-    /// Describes the state and the answer of every member, for the report of a hanging run.
+    /// Describes the state and the answer of every member, for the report of a run that hangs.
     fn told_of_all(&self) -> String {
         let order = Order::Call(Box::new(Call::Members));
         let all = (0..self.places()).map(|member| {
@@ -484,20 +497,22 @@ impl Fleet {
         all.collect()
     }
 
-    /// Starts a member that is down and waits until it is ready.
+    /// Starts a member that is down, and waits until the member is ready.
     ///
     /// # Errors
-    /// Returns an error if it does not start.
+    ///
+    /// Returns an error if the member does not start.
     pub fn restart(&self, member: usize) -> Result<(), HarnessError> {
         self.spawn(member)?;
         self.await_ready(member)
     }
 
-    /// Ends a member for good and deletes its data, because it is or will be removed from the cluster.
+    /// Ends a member permanently and deletes its data, because the member was or will be removed from the cluster.
     ///
     /// # Errors
-    /// Returns an error if it survives, or if it had stopped before for a reason other than its removal or a rejected
-    /// join.
+    ///
+    /// Returns an error if the process survives. Also returns an error if the member had stopped before, for a reason
+    /// other than its removal or a rejected join.
     pub fn clear(&self, member: usize) -> Result<(), HarnessError> {
         self.bury_newcomer(member)?;
         let place = &self.places[member];
@@ -513,10 +528,12 @@ impl Fleet {
         }
     }
 
-    /// Kills a member. Does nothing if it is down.
+    /// Kills a member. Does nothing if the member is down.
     ///
     /// # Errors
-    /// Returns an error if it survives, or if its node had stopped by itself, which no member may do.
+    ///
+    /// Returns an error if the process survives. Also returns an error if the node had stopped by itself, which no
+    /// member may do.
     pub fn kill(&self, member: usize) -> Result<(), HarnessError> {
         match self.reap(member)? {
             Some(why) => Err(HarnessError::Stopped(format!("m{member}: {why}"))),
@@ -527,8 +544,9 @@ impl Fleet {
     /// Kills a member that has joined or tried to join.
     ///
     /// # Errors
-    /// Returns an error if it survives, or if it had stopped before for a reason other than its removal or a rejected
-    /// join.
+    ///
+    /// Returns an error if the process survives. Also returns an error if the member had stopped before, for a reason
+    /// other than its removal or a rejected join.
     pub fn bury_newcomer(&self, member: usize) -> Result<(), HarnessError> {
         match self.reap(member)? {
             Some(why) if !self.may_stop(member, &why) => {
@@ -538,22 +556,24 @@ impl Fleet {
         }
     }
 
-    /// Returns whether a member may have stopped by itself with this message: a later member may, if it was removed
-    /// or could not join.
+    /// Returns whether a member may have stopped by itself with this message. Only a member that is not a founder may,
+    /// and only if it was removed or could not join.
     fn may_stop(&self, member: usize, why: &str) -> bool {
         let was_let_in = !NOT_LET_IN.iter().any(|words| why.contains(words));
         member >= self.members() && (!was_let_in || self.may_have_gone(member, why))
     }
 
-    /// Returns whether a member reports that it was removed, and may do so.
+    /// Returns whether a member reports that it was removed, and its removal was requested.
     fn may_have_gone(&self, member: usize, why: &str) -> bool {
         member >= self.members() && self.places[member].now().goes && was_removed(why)
     }
 
-    /// Allows a later member to report from now on that it was removed, because its removal is about to be requested.
+    /// Records that the removal of a member is about to be requested. From then on the member may report that it was
+    /// removed.
     ///
     /// # Errors
-    /// Returns an error if it has reported its removal before.
+    ///
+    /// Returns an error if the member has reported its removal before.
     pub fn lets_go(&self, member: usize) -> Result<(), HarnessError> {
         let why = self.process(member).and_then(|process| process.why_stopped());
         let went = why.filter(|why| was_removed(why) && !self.may_have_gone(member, why));
@@ -561,11 +581,12 @@ impl Fleet {
         went.map_or(Ok(()), |why| Err(HarnessError::Stopped(why).of(member)))
     }
 
-    /// Checks that the node of a member that is about to lose everything still runs, because this cannot be checked
-    /// afterwards.
+    /// Checks that the node of a member still runs. Called before a fault that may stop the node, because afterwards
+    /// this cannot be checked.
     ///
     /// # Errors
-    /// Returns an error if it had stopped by itself.
+    ///
+    /// Returns an error if the node had stopped by itself.
     pub fn must_run(&self, member: usize) -> Result<(), HarnessError> {
         match self.process(member).and_then(|process| process.why_stopped()) {
             Some(why) if !self.may_stop(member, &why) => {
@@ -575,19 +596,22 @@ impl Fleet {
         }
     }
 
-    /// Kills a member. Returns why its node had stopped by itself, if it had, for faults that may stop a node.
+    /// Kills a member. If the node had stopped by itself, returns the reason. For faults that may stop a node.
     ///
     /// # Errors
-    /// Returns an error if it survives, or if it had ended before, or ends for another reason, without a message.
+    ///
+    /// Returns an error if the process survives, or if it had ended before without a message from the node.
     pub fn reap(&self, member: usize) -> Result<Option<String>, HarnessError> {
         let end = |process: Arc<Process>| process.end().map_err(|trouble| trouble.of(member));
         self.take(member).map_or(Ok(None), end)
     }
 
-    /// Like [`reap`](Self::reap), for a member whose disk is dead or has no power: it may have ended for any reason.
+    /// Like [`reap`](Self::reap), for a member whose disk fails or has no power. The process of such a member may have
+    /// ended for any reason.
     ///
     /// # Errors
-    /// Returns an error if it survives.
+    ///
+    /// Returns an error if the process survives.
     pub fn bury_however(&self, member: usize) -> Result<Option<String>, HarnessError> {
         self.take(member).map_or(Ok(None), |process| process.end_however())
     }
@@ -598,7 +622,7 @@ impl Fleet {
         now.process.take()
     }
 
-    /// Records a violation, for components without another way to report it.
+    /// Records a violation, for components that cannot report it in another way.
     pub fn is_wrong(&self, what: String) {
         self.wrongs.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
@@ -608,8 +632,8 @@ impl Fleet {
         self.wrongs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Asks a member to compact all except the last `keep` revisions that it knows of. Returns whether it confirmed.
-    /// The compaction may be applied, now or later, even if not.
+    /// Asks a member to compact all revisions except the last `keep` that the member knows. Returns whether the member
+    /// confirmed the compaction. Without a confirmation, the compaction may still be applied, now or later.
     pub fn compact(&self, member: usize, keep: u64, limit: Duration) -> bool {
         let look = Call::Get { key: "status".to_owned(), local: true };
         let Some(Reply::Rows { revision, .. }) = self.call(member, look, limit) else {
@@ -630,7 +654,9 @@ impl Fleet {
     /// Shuts a member down gracefully.
     ///
     /// # Errors
-    /// Returns an error if it does not end, or not cleanly, or if it had stopped by itself.
+    ///
+    /// Returns an error if the process does not end or does not exit successfully, or if the node had stopped by
+    /// itself.
     pub fn stop(&self, member: usize) -> Result<(), HarnessError> {
         let process = self.process(member);
         let stopped = process.map_or(Ok(()), |process| process.stop());
@@ -672,13 +698,13 @@ impl Fleet {
         Ok(())
     }
 
-    /// Reserves a member for the caller until it has started or ended the process. Without this, the caller might
-    /// misjudge a process that was ended concurrently.
+    /// Locks a member until the caller has started or ended the member's process. Without the lock, a concurrent
+    /// thread might end the process and the caller would misinterpret that.
     pub fn hold(&self, member: usize) -> MutexGuard<'_, ()> {
         self.places[member].hands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Like [`hold`](Self::hold), but returns `None` if the member is reserved.
+    /// Like [`hold`](Self::hold), but returns `None` if another thread has locked the member.
     pub fn try_hold(&self, member: usize) -> Option<MutexGuard<'_, ()>> {
         self.places[member].hands.try_lock().ok()
     }
@@ -688,13 +714,14 @@ impl Fleet {
         self.places[member].now().process.clone()
     }
 
-    /// Sends an order to a member. Returns `None` if it is down, dies before it answers, or takes longer than
+    /// Sends an order to a member. Returns `None` if the member is down, dies before it answers, or takes longer than
     /// `limit`.
     pub fn ask(&self, member: usize, order: &Order, limit: Duration) -> Option<Answer> {
         self.process(member)?.ask(order).recv_timeout(limit).ok()
     }
 
-    /// Sends a client call to a member. Returns `None` as [`ask`](Self::ask) does, or if the outcome is unknown.
+    /// Sends a client call to a member. Returns `None` in the cases of [`ask`](Self::ask), and if the outcome is
+    /// unknown.
     pub fn call(&self, member: usize, call: Call, limit: Duration) -> Option<Reply> {
         match self.ask(member, &Order::Call(Box::new(call)), limit)? {
             Answer::Came(reply) => Some(*reply),
@@ -702,10 +729,11 @@ impl Fleet {
         }
     }
 
-    /// Starts or ends faults inside the process of a member: see `crate::fault_injection`. Returns false if there is no process
-    /// or it is paused.
+    /// Starts or ends faults inside the process of a member: see `crate::fault_injection`. Returns false if the member
+    /// has no process or the process is paused.
     ///
     /// # Errors
+    ///
     /// Returns an error if the order is unknown or not answered in time.
     pub fn door(&self, member: usize, words: &str) -> Result<bool, HarnessError> {
         let order = Order::Fault(words.to_owned());
@@ -724,9 +752,10 @@ impl Fleet {
         members.iter().try_fold(0, |done, member| Ok(done + u64::from(self.door(*member, words)?)))
     }
 
-    /// Returns the number of injected failures of the log of a member, or `None` if its process is gone.
+    /// Returns the number of injected failures of the log of a member, or `None` if the member's process has ended.
     ///
     /// # Errors
+    ///
     /// Returns an error if the order is unknown or not answered in time.
     pub fn disk_failures(&self, member: usize) -> Result<Option<u64>, HarnessError> {
         let order = Order::Fault("failures".to_owned());
@@ -737,12 +766,13 @@ impl Fleet {
         }
     }
 
-    /// Returns the answer to an order that the process of a member runs itself, whatever the state of its node.
-    /// Returns `None` if there is no process or it has ended, or if it is paused and runs the order only after it
-    /// resumes.
+    /// Returns the answer to an order that the process of a member runs in any state of its node. Returns `None` if
+    /// the member has no process, or if the process has ended. Also returns `None` if the process is paused; it runs
+    /// the order when it resumes.
     ///
     /// # Errors
-    /// Returns an error if it does not answer in time.
+    ///
+    /// Returns an error if the process does not answer in time.
     fn told(
         &self,
         member: usize,
@@ -763,8 +793,8 @@ impl Fleet {
         }
     }
 
-    /// Returns the leader of the highest term that any running member knows, and that term, or `None` if no leader is
-    /// known.
+    /// Returns the leader of the highest term that any running member knows, together with the term. Returns `None` if
+    /// no member knows a leader.
     pub fn leader(&self) -> Option<(usize, u64)> {
         let looks: Vec<_> = (self.up().into_iter())
             .filter_map(|member| Some((member, self.process(member)?.ask(&Order::Look))))
@@ -781,23 +811,25 @@ impl Fleet {
     /// Waits for a leader.
     ///
     /// # Errors
-    /// Returns an error if there is none in time.
+    ///
+    /// Returns an error if there is no leader in time.
     pub fn await_leader(&self, limit: Duration) -> Result<(usize, u64), HarnessError> {
         self.await_some(limit, "no leader", || self.leader())
     }
 
-    /// Returns the members whose nodes have stopped by themselves, with the reasons. Omits later members that were
-    /// removed.
+    /// Returns the members whose nodes have stopped by themselves, with the reasons. Members that stopped because they
+    /// were removed are omitted.
     pub fn stopped(&self) -> Vec<(usize, String)> {
         let why = |member| Some((member, self.process(member)?.why_stopped()?));
         let all = (0..self.places()).filter_map(why);
         all.filter(|(member, why)| !self.may_have_gone(*member, why)).collect()
     }
 
-    /// Ends every fault that a nemesis may leave: resumes paused members, restores all links, ends all injected
-    /// faults, and starts the members that are down and have run before.
+    /// Ends every fault that a nemesis may have left: resumes paused members, restores all links, ends all injected
+    /// faults, and starts all members that have run before and are down.
     ///
     /// # Errors
+    ///
     /// Returns an error if a member does not start.
     pub fn heal(&self) -> Result<(), HarnessError> {
         self.links.heal();
@@ -827,7 +859,7 @@ fn was_removed(why: &str) -> bool {
 pub(crate) mod tests {
     use super::*;
 
-    /// Returns a fleet whose member is a shell. It runs these commands for each `$order`, and answers to `$id`.
+    /// Returns a fleet whose member is a shell. The shell runs these commands for each `$order`, and answers to `$id`.
     pub(crate) fn shell(does: &str) -> Fleet {
         let fleet = shells(&format!("while read -r id order; do {does}; done"), 1, 0);
         fleet.restart(0).unwrap();

@@ -1,4 +1,5 @@
-//! The writes of the crash tests with their outcomes, and the check of the stored rows against them.
+//! The history of the crash tests: every write and its outcome. At the end of a test, the stored rows are checked
+//! against the history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,13 +9,13 @@ use crate::wire::{self, Row, Rows};
 /// The outcome of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// Acknowledged at this revision.
+    /// The write was acknowledged at this revision.
     Done(u64),
-    /// Applied at an unknown revision: it must be stored.
+    /// The write was applied at an unknown revision, so it must be stored.
     Applied,
-    /// Rejected: it must never be stored.
+    /// The write was rejected, so it must never be stored.
     Refused,
-    /// No reply, or a reply that the outcome is unknown: applied at most once.
+    /// The outcome is unknown, so the write must be applied at most once. There was no reply, or the reply said so.
     Unknown,
 }
 
@@ -23,13 +24,13 @@ pub enum Fate {
 pub struct History {
     fates: BTreeMap<String, Fate>,
     next: u64,
-    /// Keys that were read once. They must stay, because nothing is deleted.
+    /// Keys that a read has returned. These keys must be in every later read, because nothing is deleted.
     seen: BTreeSet<String>,
     /// Number of acknowledged writes.
     done: u64,
 }
 
-/// The counts of a correct history.
+/// The counts of a history without violations.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Verdict {
     /// Acknowledged writes, all of which are stored.
@@ -55,7 +56,8 @@ impl fmt::Display for Verdict {
 }
 
 impl History {
-    /// Returns a key for a new write by `writer`. The outcome is unknown until [`end`](Self::end).
+    /// Returns a key for a new write by `writer`. The outcome of the write is unknown until [`end`](Self::end) is
+    /// called.
     pub fn begin(&mut self, writer: usize) -> String {
         self.next += 1;
         let key = format!("w/{writer}/{:06}", self.next);
@@ -77,10 +79,11 @@ impl History {
         self.done
     }
 
-    /// Checks the rows of a linearizable read. Only writes that had ended when it began are required, so take `ended`
-    /// before the read.
+    /// Checks the rows of a linearizable read. Only writes that had ended before the read began must be among the
+    /// rows, so the caller must take `ended` before the read.
     ///
     /// # Errors
+    ///
     /// Returns all contradictions.
     pub fn judge(&mut self, ended: &Ended, rows: &Rows) -> Result<Verdict, Vec<String>> {
         let mut complaints = Vec::new();

@@ -1,5 +1,5 @@
-//! The clock of the run, and every operation on it: its kind, client, times and outcome. The plots and the rules of
-//! minimum progress use it. The workload records calls and replies in its own [`Book`].
+//! The clock of a run, and a list of all operations of the run with kind, client, times and outcome. The plots and the
+//! minimum-progress rules use this list. Workloads record calls and replies for the checkers in their own [`Book`]s.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,11 +13,11 @@ use crate::moment;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// It took effect.
+    /// The operation took effect.
     Ok,
-    /// It has no effect and never will.
+    /// The operation certainly had no effect and will have none.
     Failed,
-    /// The outcome is unknown.
+    /// The outcome of the operation is unknown.
     Unknown,
 }
 
@@ -30,9 +30,9 @@ pub struct Entry {
     pub member: usize,
     /// The kind shown in the report.
     pub kind: &'static str,
-    /// Time at which it was sent, in microseconds of the clock of the run.
+    /// Time at which the operation was sent, in microseconds of the clock of the run.
     pub invoked: u64,
-    /// Time at which its outcome was known.
+    /// Time at which the outcome of the operation was known, in microseconds of the clock of the run.
     pub ended: u64,
     /// The outcome.
     pub end: End,
@@ -43,7 +43,7 @@ pub struct Entry {
 /// The operations of a run.
 #[derive(Debug)]
 pub struct Ledger {
-    /// Start of the run, by the clock of the machine.
+    /// Start of the run, on the clock of the machine.
     begun: u64,
     entries: Mutex<Vec<Entry>>,
 }
@@ -60,12 +60,12 @@ impl Ledger {
         self.of(moment::now())
     }
 
-    /// Converts a time of the clock of the machine into one of the run.
+    /// Converts a time on the clock of the machine to a time on the clock of the run.
     pub(crate) fn of(&self, moment: u64) -> u64 {
         moment.saturating_sub(self.begun)
     }
 
-    /// Returns the last time at which a hold was held according to its holder.
+    /// Returns the last time at which the holder considered its hold valid, according to the reply.
     pub fn seen(&self, said: &Reply) -> Option<u64> {
         match said {
             Reply::Held { at: Some(at), .. } => Some(self.of(*at)),
@@ -105,7 +105,8 @@ impl<C, R> Book<C, R> {
         Self(Mutex::new(history))
     }
 
-    /// Records an operation that is about to be sent. Its outcome is unknown until it is ended.
+    /// Records an operation that is about to be sent. The outcome of the operation is unknown until [`end`](Self::end)
+    /// is called.
     pub fn begin(&self, client: u64, object: &str, invoked: u64, call: C) -> Index {
         let mut history = self.lock();
         history.push(Operation {
@@ -118,7 +119,7 @@ impl<C, R> Book<C, R> {
         history.len() - 1
     }
 
-    /// Records the outcome.
+    /// Records the outcome of an operation.
     pub fn end(&self, operation: Index, outcome: Outcome<R>) {
         self.lock()[operation].outcome = outcome;
     }
@@ -135,7 +136,7 @@ impl<C: Clone, R: Clone> Book<C, R> {
     }
 }
 
-/// Formats a history whose model has no line format of its own, as JSON lines with `call` and `result`.
+/// Formats a history as JSON lines with `call` and `result`, for models that have no line format of their own.
 pub fn lines<C: Serialize, R: Serialize>(history: &History<C, R>) -> String {
     let line = |operation: &Operation<C, R>| {
         let (outcome, result) = match &operation.outcome {

@@ -1,38 +1,40 @@
-//! A test harness that runs real processes, breaks them, and checks what they kept.
+//! A test harness that runs nodes as real processes, injects faults, and checks that no acknowledged data was lost.
 //!
-//! A node has its own process, with a real data directory and real sockets on loopback. It reads orders from its
-//! standard input and answers on its standard output, one per line ([`wire`]). There are two kinds of tests.
+//! Each node runs in its own process, with a real data directory and real sockets on loopback. The process reads
+//! orders from its standard input and writes replies to its standard output, one per line ([`wire`]). The harness
+//! makes two kinds of tests: runs and crash tests.
 //!
 //! **Runs** (`bowline-jepsen run`, `all`, `matrix`): the clients of a [`workload`] make calls, a [`nemesis`] injects
 //! faults, checkers check the history, and a [`report`] is written.
 //!
 //! ```text
-//!   Workload ─▶ Caller ─▶ Fleet ══ stdin/stdout ══ node ◀── doors: disk and clock faults
+//!   Workload ─▶ Caller ─▶ Fleet ══ stdin/stdout ══ node ◀── `fault_injection`: disk and clock faults
 //!      │          │         ▲                       ║
-//!      ▼          ▼         │ kill, pause, start   proxy ◀── links: cut, slow, lossy
+//!      ▼          ▼         │ kill, pause, start   proxy ◀── `links`: cut, slow, lossy
 //!    Books     Ledger    Nemesis ───────────────────╨──────────┘
-//!      └─▶ judge   └─▶ progress, plots
+//!      └─▶ check   └─▶ progress, plots
 //! ```
 //!
-//! **Crash tests** (`jepsen/tests`): a node kills itself at the n-th hit of a named point of its own code, so that
-//! the crash happens at the most critical steps; or it loses power, or its disk is full. They use the same fleet,
-//! with a simple load of writes.
+//! **Crash tests** (`jepsen/tests`): a node kills itself at the n-th hit of a named point of its own code. Other crash
+//! tests cut the power of a node or fill its disk. All crash tests use the same fleet as the runs, with a simple load
+//! of writes.
 //!
 //! ```text
 //!   Load ──write──▶ Fleet ══ stdin/stdout ══ jepsen-node ── Node ── log
 //!     │               ▲                          ╳ SIGKILL, from inside or outside
 //!     ▼               │ restart
 //!   History ◀─rows─ Cluster
-//!     └─▶ judge: acknowledged writes once, unknown ones at most once, nothing else
+//!     └─▶ check: acknowledged writes once, unknown writes at most once, nothing else
 //! ```
 //!
-//! Members may also be servers (`bowline serve`), whose clients use the etcd protocol: [`over`] makes the choice and
-//! lists what only one of the two supports.
+//! The members can also be servers (`bowline serve`). Their clients then use the etcd protocol. The module [`over`]
+//! selects between nodes and servers, and lists the features that only one of the two supports.
 //!
-//! Data directories may be on separate file systems ([`volume`]) that can lose power or fill up.
+//! Data directories can be on separate file systems ([`volume`]), which can lose power or fill up.
 //!
-//! In addition to the public API, this crate uses the hidden module `env` of the library, which has the environment
-//! traits and the names of the crash points, and `mutant` with the feature `mutants`. It uses no other internals.
+//! In addition to the public API, this crate uses two hidden modules of the library: `env`, with the environment
+//! traits and the names of the crash points, and `mutant`, with the feature `mutants`. The crate uses no other
+//! internals.
 
 /// Protocol messages and clients, generated from the same files as those of the server.
 #[path = "../../src/cli/src/generated/mod.rs"]

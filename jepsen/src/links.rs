@@ -3,9 +3,10 @@
 //! Members reach each other through the [`proxy`](crate::proxy) of the harness, which applies these rules to every
 //! frame. This module moves no data itself.
 //!
-//! Each of two members has dialed its own connection to the other and sends its messages only on it. The other
-//! direction of that connection carries keep-alives. The link from one member to another is therefore all connections
-//! that the first has dialed. Cutting it stops the messages of that direction only.
+//! Each pair of members has two connections, one dialed by each member. A member sends its messages only on the
+//! connection that it dialed itself. The other direction of that connection carries only keep-alives. The link from
+//! member A to member B is therefore the set of all connections that A has dialed to B. Cutting the link stops the
+//! messages from A to B, but not those from B to A.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -14,29 +15,31 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// The faults on a link. By default everything passes at once.
+/// The faults on a link. By default, every frame passes at once.
 ///
-/// Probabilities are per frame, in thousandths. Handshake frames are neither lost nor duplicated: a real network
-/// retransmits lost data, and messages are lost only after the handshake, when a connection breaks.
+/// Probabilities are per frame, in thousandths. Frames of the handshake are neither lost nor duplicated. A real
+/// network retransmits lost data; a message is lost only when an established connection breaks.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Rule {
     /// Whether and how the link is cut.
     pub cut: Option<Cut>,
     /// Additional delay of each frame.
     pub delay: Duration,
-    /// Maximum further random delay of each frame. Frames are never reordered, as the connection is a stream.
+    /// Maximum random delay of each frame, in addition to `delay`. Frames are never reordered, because a connection is
+    /// a stream.
     pub jitter: Duration,
     /// Probability that a frame is lost.
     pub lose_permille: u16,
     /// Probability that a frame arrives twice.
     pub double_permille: u16,
-    /// Probability that one bit of a frame is flipped: of its length, its checksum or its body.
+    /// Probability that one bit of a frame is flipped. The bit may be in the length, the checksum or the body of the
+    /// frame.
     pub flip_permille: u16,
-    /// Probability that some bytes of a frame are repeated, which displaces everything after them.
+    /// Probability that some bytes of a frame are repeated. The repetition displaces all bytes after them.
     pub stutter_permille: u16,
-    /// Probability that a frame and everything after it is held up for [`Rule::hold`], as by a retransmission.
+    /// Probability that a frame and all later frames are delayed by [`Rule::hold`], as by a retransmission.
     pub hold_permille: u16,
-    /// Duration of a hold-up.
+    /// Duration of such a delay.
     pub hold: Duration,
     /// Probability that the connection breaks in the middle of a frame.
     pub break_permille: u16,
@@ -47,10 +50,10 @@ pub struct Rule {
 /// A way to cut a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cut {
-    /// Connections break and new ones are closed at once, so that both ends know.
+    /// Existing connections are broken and new connections are closed at once, so both ends notice the cut.
     Refused,
-    /// Nothing passes and neither end is notified, as with an unplugged cable. Data in flight arrives when the link
-    /// is restored, if the connection still exists.
+    /// No data passes and neither end is notified, as with an unplugged cable. When the link is restored, data in
+    /// flight arrives if the connection still exists.
     Silent,
 }
 
@@ -61,12 +64,12 @@ impl Rule {
     }
 }
 
-/// Counts of what has passed over a link since the start, and what has not.
+/// Counts of the frames and connections on a link since the start of the run, and of the faults that affected them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Traffic {
     /// Frames received, including handshakes and keep-alives.
     pub frames: u64,
-    /// Their size in bytes.
+    /// Size of the received frames, in bytes.
     pub bytes: u64,
     /// Frames that were lost.
     pub lost: u64,
@@ -94,7 +97,7 @@ impl Link {
         Self { rule: watch::Sender::new(Rule::default()), traffic: Mutex::default() }
     }
 
-    /// Returns a receiver of its current rule.
+    /// Returns a receiver of the current rule of the link.
     pub(crate) fn rule(&self) -> watch::Receiver<Rule> {
         self.rule.subscribe()
     }
@@ -105,7 +108,7 @@ impl Link {
     }
 }
 
-/// All links of a run. Clones share them.
+/// All links of a run. Clones share the links.
 #[derive(Clone, Debug, Default)]
 pub struct Links {
     table: Arc<Mutex<Table>>,
@@ -128,17 +131,17 @@ impl Links {
         self.link(from, to).rule.send_replace(rule);
     }
 
-    /// Cuts one direction silently.
+    /// Silently cuts the link from `from` to `to`.
     pub fn cut(&self, from: usize, to: usize) {
         self.cut_so(from, to, Cut::Silent);
     }
 
-    /// Cuts one direction in this way.
+    /// Cuts the link from `from` to `to` in the way `how`.
     pub fn cut_so(&self, from: usize, to: usize, how: Cut) {
         self.set(from, to, Rule { cut: Some(how), ..self.rule(from, to) });
     }
 
-    /// Silently cuts both directions between each of `some` and each of `others`.
+    /// Silently cuts the links between each member of `some` and each member of `others`, in both directions.
     pub fn part(&self, some: &[usize], others: &[usize]) {
         for (a, b) in some.iter().flat_map(|a| others.iter().map(|b| (*a, *b))) {
             self.cut(a, b);
@@ -158,8 +161,8 @@ impl Links {
         *self.link(from, to).traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of connections made by machines that are not members yet, such as those that ask to join.
-    /// Rules have no effect on them.
+    /// Returns the number of connections made by nodes that are not members yet, such as nodes that ask to join. Rules
+    /// have no effect on these connections.
     pub fn strangers(&self) -> u64 {
         self.table().strangers
     }

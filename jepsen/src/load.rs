@@ -11,7 +11,7 @@ use crate::history::{Fate, History};
 use crate::process::{HarnessError, LIMIT, Process};
 use crate::wire::{Answer, Order};
 
-/// Number of open writes of one writer.
+/// Maximum number of concurrent writes of one writer.
 const OPEN: usize = 4;
 
 /// The write load.
@@ -47,7 +47,7 @@ impl Shared {
                 Ok(Answer::Done(revision)) => Fate::Done(revision),
                 Ok(Answer::Applied(_)) => Fate::Applied,
                 Ok(Answer::Refused(_)) => Fate::Refused,
-                // The outcome is unknown from the beginning and stays so.
+                // The history records every write as unknown from the beginning, so nothing changes.
                 _ => continue,
             };
             self.history().end(&key, fate);
@@ -62,15 +62,15 @@ impl Load {
         self.shared.history()
     }
 
-    /// Starts a writer that writes to a process until it ends.
+    /// Starts a writer that writes to a process until the process ends.
     pub fn write_to(&self, writer: usize, process: &Arc<Process>) {
         let (shared, process) = (Arc::clone(&self.shared), Arc::clone(process));
         let thread = thread::spawn(move || shared.write(writer, &process));
         self.writers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
     }
 
-    /// Makes one additional write and returns the answer, or `None` if the process ends before or takes longer than
-    /// `limit`.
+    /// Makes one additional write and returns the answer. Returns `None` if the process ends before it answers, or
+    /// takes longer than `limit`.
     pub fn once(&self, writer: usize, process: &Process, limit: Duration) -> Option<Answer> {
         let key = self.history().begin(writer);
         let answer = process.ask(&Order::Write(key.clone())).recv_timeout(limit).ok()?;
@@ -78,15 +78,16 @@ impl Load {
             Answer::Done(revision) => self.history().end(&key, Fate::Done(revision)),
             Answer::Applied(_) => self.history().end(&key, Fate::Applied),
             Answer::Refused(_) => self.history().end(&key, Fate::Refused),
-            // The outcome is unknown from the beginning and stays so.
+            // The history records every write as unknown from the beginning, so nothing changes.
             _ => {}
         }
         Some(answer)
     }
 
-    /// Waits until this many more writes have been acknowledged.
+    /// Waits until `writes` more writes have been acknowledged.
     ///
     /// # Errors
+    ///
     /// Returns an error if that takes too long.
     pub fn more(&self, writes: u64) -> Result<(), HarnessError> {
         let history = self.history();

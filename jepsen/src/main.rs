@@ -5,7 +5,7 @@
 //! | 0 | every run was ok, or was skipped with a message |
 //! | 1 | a violation |
 //! | 2 | invalid arguments |
-//! | 3 | a run is undecided, or (with `sum`) invalid, and no later run of it was ok; or there is nothing to sum up |
+//! | 3 | a run is undecided, or (with `sum`) a run is invalid, and no later repetition of that run was ok; or (with `sum`) there are no results |
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ const EXIT_VIOLATION: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 const EXIT_NO_VERDICT: u8 = 3;
 
-/// Environment variable that names the promise for nodes to break on purpose.
+/// Environment variable that names the promise that nodes break on purpose.
 const MUTANT: &str = "BOWLINE_MUTANT";
 
 /// Test real Bowline processes: inject faults and check what their clients observed
@@ -103,7 +103,7 @@ struct MatrixOptions {
     /// Maximum number of runs
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     runs: Option<usize>,
-    /// Skip runs for which --out has an ok result of the same programs, at least as long, with the same pace and rate
+    /// Skip runs that are ok in --out: with the same programs, pace and rate, and at least the same length
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -165,7 +165,7 @@ fn main() -> ExitCode {
         Command::List => list(),
         Command::Node { words } => match driver::main(&words) {
             Ok(()) => ExitCode::SUCCESS,
-            // It has reported the reason on its standard output, which the harness reads.
+            // The node has reported the reason on its standard output, which the harness reads.
             Err(_) => ExitCode::FAILURE,
         },
     }
@@ -244,7 +244,7 @@ fn plans(cells: &[Cell], common: &Common, quick: bool) -> Vec<Plan> {
 
 fn plan(common: &Common, cell: Cell, quick: bool) -> Plan {
     let Cell { workload, nemesis, members, over } = cell;
-    // A control needs many faults, because not each of them hits the holder of the lock.
+    // A control needs many faults, because not every fault affects the holder of the lock.
     let (seconds, window, rest) = match (workload.control.is_some(), quick) {
         (true, false) => (60, 3.5, 1.0),
         (true, true) => (30, 3.5, 1.0),
@@ -272,7 +272,7 @@ fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
         Ok(programs) => programs,
         Err(why) => return complain(&why),
     };
-    // A single requested run is not skipped.
+    // If exactly one run was requested, it must not be skipped.
     if let ([plan, ..], true) = (plans, plans.iter().all(|plan| plan.over == Over::Server))
         && let Err(why) = programs.of(plan.over)
     {
@@ -293,7 +293,7 @@ fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
             true => say(&serde_json::to_string(summary).unwrap_or_default()),
             false => say(&report::row(summary)),
         }
-        // An error is ignored because nobody may be reading the progress.
+        // An error is ignored, because the progress is only informational.
         drop(writeln!(io::stderr().lock(), "{}", report::progress(progress)));
     });
     let summaries = match summaries {

@@ -1,5 +1,6 @@
-//! Selects the runs: every workload with every nemesis, and both with every cluster size. Each *pair* of choices is
-//! in some run (pairwise testing), with far fewer runs than all combinations.
+//! Selects the runs of a test matrix. Every workload is run with every nemesis. Every workload and every nemesis is
+//! also run with every cluster size. Each *pair* of choices occurs in some run (pairwise testing), so the matrix needs
+//! far fewer runs than all combinations.
 
 use crate::over::Over;
 use crate::{nemesis, workload};
@@ -7,7 +8,7 @@ use crate::{nemesis, workload};
 /// The cluster sizes.
 pub const SIZES: &[usize] = &[1, 3, 5];
 
-/// A combination of choices.
+/// One combination of workload, nemesis, cluster size and protocol.
 #[derive(Clone, Copy)]
 pub struct Cell {
     /// The workload.
@@ -16,15 +17,16 @@ pub struct Cell {
     pub nemesis: &'static nemesis::Kind,
     /// Number of members.
     pub members: usize,
-    /// The protocol of the clients.
+    /// The way in which clients reach the members.
     pub over: Over,
 }
 
-/// Cluster sizes in turn: three of five runs have three members, as most clusters do.
+/// Cluster sizes in the order of their use. Three of five runs have three members, like most real clusters.
 const TURNS: [usize; 5] = [1, 3, 5, 3, 3];
 
-/// Returns every workload with every nemesis, with sizes in turn, and every control with the nemesis under which it
-/// must fail. In this order, the first few cells contain each workload and each nemesis at least once.
+/// Returns every workload with every nemesis, and cycles through the cluster sizes. Every control (a workload that
+/// must fail) is combined with the nemesis under which it must fail. In this order, the first few cells contain each
+/// workload and each nemesis at least once.
 pub fn pairwise() -> Vec<Cell> {
     let all = nemesis::ALL;
     let (controls, others): (Vec<_>, Vec<_>) =
@@ -34,7 +36,8 @@ pub fn pairwise() -> Vec<Cell> {
         let members = 3.max(nemesis.wants.members_min);
         Some(Cell { workload, nemesis, members, over: Over::Embedded })
     };
-    // Both lists are cycled at once. When both are at their start again, one is shifted.
+    // The two lists are traversed at the same time. Whenever both are at their start again, one of them is shifted by
+    // one.
     let round = others.len() * all.len() / common_divisor(others.len(), all.len());
     let meeting = |run: usize| {
         let (row, column) = (run % others.len(), (run + run / round) % all.len());
@@ -48,7 +51,7 @@ pub fn pairwise() -> Vec<Cell> {
     controls.chain((0..others.len() * all.len()).map(meeting)).collect()
 }
 
-/// Returns the same for servers, as far as they support it.
+/// Returns the cells of [`pairwise`] that servers support, for servers.
 pub fn pairwise_over_servers() -> Vec<Cell> {
     let mut cells = pairwise();
     cells.iter_mut().for_each(|cell| cell.over = Over::Server);
@@ -56,8 +59,8 @@ pub fn pairwise_over_servers() -> Vec<Cell> {
     cells
 }
 
-/// A small selection for servers: each workload that they support, with faults whose effect differs between server
-/// and embedded clients, and the controls.
+/// A small selection of cells for servers: the controls, and each workload that servers support, with faults that
+/// affect server clients differently from embedded clients.
 const SOME_OVER_SERVERS: &[(&str, &str)] = &[
     ("register-local", "partition-halves"),
     ("locked-set-unguarded", "pause"),
@@ -87,8 +90,8 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// Returns a cross-section: every workload and every nemesis at least once, combined in turn, and every workload that
-/// servers support.
+/// Returns a cross-section of the matrix. The cross-section has every workload and every nemesis at least once, and
+/// for servers every workload that they support.
 pub fn cross_section() -> Vec<Cell> {
     let mut cells = pairwise();
     let controls = cells.iter().filter(|cell| cell.workload.control.is_some()).count();

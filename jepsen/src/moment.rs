@@ -1,6 +1,6 @@
-//! The monotonic clock of the machine. All processes share it and no fault changes it, so that times from members and
-//! from the harness are comparable. It stops while the machine is suspended, and continues while a process is
-//! stopped.
+//! Reads the monotonic clock of the machine. All processes read the same clock and no injected fault changes it, so
+//! times recorded by members and by the harness are comparable. The clock stops while the machine is suspended. The
+//! clock continues while a process is stopped.
 
 use rustix::time::{ClockId, clock_gettime};
 

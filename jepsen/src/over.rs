@@ -1,6 +1,6 @@
-//! The two ways in which clients reach members: inside the processes of the members, as the library is meant to be
-//! used, or over the API of servers (`bowline serve`), as clients of etcd do. It also lists what only one of them
-//! supports.
+//! The two ways in which clients reach members. Either the clients run inside the processes of the members, which is
+//! the intended use of the library, or they use the etcd protocol of servers (`bowline serve`). This module also lists
+//! the features that only one of the two ways supports.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,10 +19,10 @@ use crate::{nemesis, workload};
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Over {
-    /// Members are `jepsen-node`, and clients run inside them.
+    /// Members are `jepsen-node` processes, and clients run inside them.
     #[default]
     Embedded,
-    /// Members are `bowline serve`, and clients use the etcd protocol.
+    /// Members are `bowline serve` processes, and clients use the etcd protocol.
     Server,
 }
 
@@ -66,7 +66,7 @@ impl Over {
         }
     }
 
-    /// Returns why this combination is not supported, or `None` if it is.
+    /// Returns why this combination is not supported, or `None` if it is supported.
     pub fn refuses(self, workload: &workload::Kind, nemesis: &nemesis::Kind) -> Option<String> {
         if self == Over::Embedded {
             return None;
@@ -82,43 +82,43 @@ impl Over {
 /// The programs of the members.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// A node that reads orders.
+    /// The program of a node, which reads orders from its standard input.
     pub node: Program,
-    /// A server, or the reason why there is none.
+    /// The server program, or the reason for which it was not found.
     pub server: Result<Program, String>,
     /// The promise that nodes break on purpose.
     pub mutant: Option<String>,
     built: BTreeMap<Over, String>,
 }
 
-/// The build and the mutant of a run. Results of other builds or of mutants say nothing about this one.
+/// The build and the mutant of a run. A result of another build or another mutant does not count for this one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
 pub struct Build {
-    /// A hash of the programs, or `None` in lines of an older harness that did not record it.
+    /// A hash of the programs. `None` in results of older harnesses, which did not record it.
     #[serde(default)]
     pub build: Option<String>,
-    /// The promise that its nodes broke on purpose.
+    /// The promise that the nodes of the run broke on purpose.
     #[serde(default)]
     pub mutant: Option<String>,
 }
 
 impl Programs {
-    /// Returns the programs of a harness: the harness itself, and the server at this path, or the one in the same
-    /// directory.
+    /// Returns the programs that belong to a harness: the harness itself, and the server program at the path `server`.
+    /// Without a path, the server program is expected in the directory of the harness.
     pub fn beside(harness: &Path, server: Option<&Path>) -> Self {
         let node = Program { path: harness.to_owned(), words: vec!["node".to_owned()] };
         Self { node, server: server_at(harness, server), mutant: None, built: BTreeMap::new() }
             .looked_at()
     }
 
-    /// Returns the programs with nodes that break this promise on purpose.
+    /// Returns these programs, with nodes that break the given promise on purpose.
     #[must_use]
     pub fn with_mutant(self, mutant: Option<String>) -> Self {
         Self { mutant, ..self }
     }
 
-    /// Reads and hashes the programs once. The harness is part of the build of every run, because it checks the
-    /// results, also when members are servers.
+    /// Reads and hashes the programs once. The harness is part of the build of every run, even if the members are
+    /// servers, because the harness checks the results.
     fn looked_at(mut self) -> Self {
         let hash_of = |program: &Program| {
             let mut hasher = DefaultHasher::new();
@@ -144,7 +144,8 @@ impl Programs {
     /// Returns the program of the members for this kind of clients.
     ///
     /// # Errors
-    /// Returns why there is none and what to do.
+    ///
+    /// If the program was not found, returns the reason and what to do.
     pub fn of(&self, over: Over) -> Result<&Program, String> {
         match over {
             Over::Embedded => Ok(&self.node),

@@ -14,7 +14,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Blocks until the future is ready. If the limit is reached, drops it and returns `None`.
+/// Blocks until the future is ready. If that takes longer than the limit, drops the future and returns `None`.
 pub fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let begun = Instant::now();
     let waker = Waker::from(Arc::new(Unpark(thread::current())));

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::process::HarnessError;
 
-/// Range of ports: below the ephemeral ports, so that no outgoing connection takes the port of a dead member before
-/// it is restarted.
+/// Range of ports for members. The range is below the ephemeral ports, so that no outgoing connection takes the port
+/// of a dead member before the member is restarted.
 const PORTS: std::ops::Range<u16> = 10_000..19_000;
 
 /// Returns this number of loopback addresses on which no process listens.
@@ -14,7 +14,7 @@ const PORTS: std::ops::Range<u16> = 10_000..19_000;
 /// # Errors
 /// Returns an error if there are not enough.
 pub fn free_addresses(many: usize) -> Result<Vec<String>, HarnessError> {
-    // Clusters of one process never try the same ports; those of several processes rarely do.
+    // Clusters of one process never try the same ports. Clusters of different processes rarely do.
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let span = PORTS.end - PORTS.start;
     let begin = u16::try_from(std::process::id().wrapping_mul(97) % u32::from(span)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! One incarnation of the process of a node, seen from outside.
+//! One run of a node's process, as seen by the harness. A restarted node is a new process.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,12 +15,12 @@ use thiserror::Error;
 use crate::server::{Clients, Terms};
 use crate::wire::{self, Answer, Order};
 
-/// Maximum time for anything that must happen, generous enough for an overloaded machine.
+/// Maximum time for anything that must happen. The time is long enough for an overloaded machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 const SIGKILL: i32 = 9;
 
-/// The message of a server that is ready for clients, and the prefix of the message of one that fails.
+/// Text in the message of a server that is ready for clients, and the prefix of the message of a server that fails.
 const SERVES: &str = "is ready to serve client requests";
 const FAILS: &str = "error: ";
 
@@ -35,8 +35,8 @@ pub enum HarnessError {
         /// The error.
         source: std::io::Error,
     },
-    /// A tool fails.
-    #[error("{tool}: {status}: {said}")]
+    /// An external tool fails.
+    #[error("{tool} failed ({status}): {said}")]
     Tool {
         /// Name of the tool.
         tool: String,
@@ -45,12 +45,12 @@ pub enum HarnessError {
         /// Output of the tool.
         said: String,
     },
-    /// Fault injection, a tool of the machine, or the harness itself has not completed in time.
+    /// Fault injection, a tool of the machine, or the harness itself did not complete in time.
     #[error("timed out after {LIMIT:?}: {0}")]
     TooLate(String),
-    /// Members have not done in time what they must: one neither starts nor ends, or there is no leader although a
-    /// quorum could elect one.
-    #[error("members hang: {0} after {LIMIT:?}")]
+    /// Members did not do in time what they must do: a member neither starts nor ends, or there is no leader although
+    /// a quorum could elect one.
+    #[error("members made no progress within {LIMIT:?}: {0}")]
     Hangs(String),
     /// A node that should run has stopped.
     #[error("a node has stopped by itself: {0}")]
@@ -58,8 +58,8 @@ pub enum HarnessError {
     /// A process ended, but was not killed.
     #[error("a process ended unexpectedly: {0}")]
     Ended(String),
-    /// A member does not serve again although all faults have ended.
-    #[error("not available after all faults ended: {0} after {LIMIT:?}")]
+    /// A member does not serve requests again although all faults have ended.
+    #[error("members not available {LIMIT:?} after all faults ended: {0}")]
     NotBack(String),
     /// A member confirmed a backup that is invalid.
     #[error("invalid backup: {0}")]
@@ -75,7 +75,7 @@ pub enum HarnessError {
 }
 
 impl HarnessError {
-    /// Returns the error that this one means after all faults have ended.
+    /// Converts the error to the error that it implies if it occurs after all faults have ended.
     #[must_use]
     pub fn when_healed(self) -> Self {
         match self {
@@ -100,13 +100,13 @@ impl HarnessError {
 /// How a process was killed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Death {
-    /// By itself, at this point.
+    /// The process killed itself at this crash point.
     At(Point),
-    /// From outside.
+    /// The process was killed from outside.
     Outside,
 }
 
-/// The process of a node. Dropping it kills it.
+/// The process of a node. Dropping this value kills the process.
 pub struct Process {
     child: Mutex<Child>,
     ears: Ears,
@@ -115,9 +115,9 @@ pub struct Process {
 
 /// How orders reach a process.
 enum Ears {
-    /// As lines on its standard input, until it is told to stop.
+    /// Orders are lines on the standard input of the process, until it is ordered to stop.
     Input(Mutex<Option<ChildStdin>>),
-    /// As calls, because it is a server.
+    /// Orders are calls of the etcd protocol, because the process is a server.
     Port(Arc<Clients>),
 }
 
@@ -134,7 +134,7 @@ struct State {
     ready: bool,
     dies: Option<Point>,
     stopped: Option<String>,
-    /// Whether it was told to stop.
+    /// Whether the process was ordered to stop.
     ending: bool,
     /// Whether no more output will be read.
     over: bool,
@@ -182,7 +182,7 @@ fn hear_node(state: &mut State, line: &str) {
         "dies" => state.dies = wire::point_named(rest),
         "stopped" => state.stopped = Some(rest.to_owned()),
         _ => {
-            // A line that was cut off by the kill is not an answer.
+            // If the line was cut off by the kill, it is not an answer.
             let id = first.parse().ok();
             if let (Some(answer), Some(id)) = (Answer::parse(rest), id)
                 && let Some(waiting) = state.waiting.remove(&id)
@@ -193,8 +193,8 @@ fn hear_node(state: &mut State, line: &str) {
     }
 }
 
-/// Handles a line of a server on its standard error: one when it is ready, and one when it fails. Its log has
-/// everything else.
+/// Handles a line that a server writes to its standard error: a line when the server is ready, and a line when it
+/// fails. All other messages are in the log of the server.
 fn hear_server(state: &mut State, line: &str) {
     if line.contains(SERVES) {
         state.ready = true;
@@ -254,10 +254,11 @@ impl Process {
         Ok(Self { child: Mutex::new(child), ears, heard })
     }
 
-    /// Waits until its node is ready. Returns false if the process has ended instead.
+    /// Waits until the node of the process is ready. Returns false if the process has ended instead.
     ///
     /// # Errors
-    /// Returns an error if neither happens.
+    ///
+    /// Returns an error if neither happens in time.
     pub fn ready(&self) -> Result<bool, HarnessError> {
         self.ready_within(LIMIT)
     }
@@ -268,7 +269,7 @@ impl Process {
         Ok(self.heard.wait_while(limit, HarnessError::Hangs, what, starts)?.ready)
     }
 
-    /// Sends an order. If the process ends before it answers, the receiver reports that the sender is gone.
+    /// Sends an order. If the process ends before it answers, the sender of the returned receiver is dropped.
     pub fn ask(&self, order: &Order) -> mpsc::Receiver<Answer> {
         let (sender, receiver) = mpsc::channel();
         let input = match &self.ears {
@@ -298,10 +299,11 @@ impl Process {
         receiver
     }
 
-    /// Sends an order and waits for the answer. Returns `None` if the process ends before.
+    /// Sends an order and waits for the answer. Returns `None` if the process ends before it answers.
     ///
     /// # Errors
-    /// Returns an error if it neither answers nor ends.
+    ///
+    /// Returns an error if the process neither answers nor ends in time.
     pub fn answer(&self, order: &Order) -> Result<Option<Answer>, HarnessError> {
         match self.ask(order).recv_timeout(LIMIT) {
             Ok(answer) => Ok(Some(answer)),
@@ -312,21 +314,23 @@ impl Process {
         }
     }
 
-    /// Returns whether it can take no more orders: it has ended, its node has stopped, or it was told to stop.
+    /// Returns whether the process can take no more orders: it has ended, its node has stopped, or it was ordered to
+    /// stop.
     pub fn is_over(&self) -> bool {
         let state = self.heard.lock();
         state.over || state.ending || state.stopped.is_some()
     }
 
-    /// Returns why its node has stopped by itself, if it has reported that.
+    /// Returns the reason for which the node has stopped by itself, if the process has reported that.
     pub fn why_stopped(&self) -> Option<String> {
         self.heard.lock().stopped.clone()
     }
 
-    /// Waits until its node has stopped by itself, and returns why.
+    /// Waits until the node has stopped by itself, and returns the reason.
     ///
     /// # Errors
-    /// Returns an error if it keeps running, or if the process ends without a message.
+    ///
+    /// Returns an error if the node keeps running, or if the process ends without a message.
     pub fn stopped(&self) -> Result<String, HarnessError> {
         let goes_on = |state: &State| !state.over && state.stopped.is_none();
         let what = "a node that should stop still runs";
@@ -335,15 +339,16 @@ impl Process {
         state.stopped.clone().ok_or_else(without_a_word)
     }
 
-    /// Kills it.
+    /// Kills the process.
     fn kill(&self) {
-        // A process that has ended already is dead too.
+        // If the process has already ended, the error is ignored.
         drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     ///
     /// # Errors
+    ///
     /// Returns errors of the operating system.
     pub fn signal(&self, signal: Signal) -> Result<(), HarnessError> {
         // The id cannot be reused before the process is waited for.
@@ -355,10 +360,13 @@ impl Process {
         })
     }
 
-    /// Shuts it down gracefully: it answers its open orders, and its node transfers leadership and stops.
+    /// Shuts the process down gracefully: the process answers its open orders, and its node transfers leadership and
+    /// stops.
     ///
     /// # Errors
-    /// Returns an error if it does not end, or not cleanly, or if its node had stopped by itself.
+    ///
+    /// Returns an error if the process does not end or does not exit successfully, or if the node had stopped by
+    /// itself.
     pub fn stop(&self) -> Result<(), HarnessError> {
         self.stop_within(LIMIT)
     }
@@ -390,10 +398,11 @@ impl Process {
             .map_err(|source| HarnessError::System { what: "cannot wait for a process", source })
     }
 
-    /// Kills it. Returns why its node had stopped by itself, if it has reported that.
+    /// Kills the process. If the process has reported that its node stopped by itself, returns the reason.
     ///
     /// # Errors
-    /// Returns an error if it survives, or if it was dead already, or ends for another reason, without a message.
+    ///
+    /// Returns an error if the process survives, or if it had ended before without a message.
     pub fn end(&self) -> Result<Option<String>, HarnessError> {
         let (was_over, status, stopped) = self.end_of_it()?;
         match (status.signal(), &stopped) {
@@ -406,18 +415,20 @@ impl Process {
         }
     }
 
-    /// Like [`end`](Self::end), for a process whose disk is dead or has no power: it may have ended for any reason.
+    /// Like [`end`](Self::end), for a process whose disk fails or has no power. Such a process may have ended for any
+    /// reason.
     ///
     /// # Errors
-    /// Returns an error if it survives.
+    ///
+    /// Returns an error if the process survives.
     pub fn end_however(&self) -> Result<Option<String>, HarnessError> {
         self.end_of_it().map(|(_, _, stopped)| stopped)
     }
 
-    /// Kills it. Returns whether it had ended before, its exit status, and why its node had stopped, if it has
-    /// reported that.
+    /// Kills the process. Returns whether it had ended before, its exit status, and the reason for which its node had
+    /// stopped, if the process has reported that.
     fn end_of_it(&self) -> Result<(bool, ExitStatus, Option<String>), HarnessError> {
-        // Its output ends some time before the operating system reports its end.
+        // The output of a process ends some time before the operating system reports the end of the process.
         let was_over = self.heard.lock().over;
         let was_over = was_over || {
             let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
@@ -426,12 +437,12 @@ impl Process {
                 source,
             })?;
             if ended.is_none() {
-                // It may end by itself at this moment: its status tells the cause.
+                // The process may end by itself at this moment. In that case its exit status shows the cause.
                 drop(child.kill());
             }
             ended.is_some()
         };
-        // No process can prevent this.
+        // A process cannot prevent that it is killed, so this is a problem of the machine.
         let what = "a killed process still runs";
         let state = self.heard.wait_while(LIMIT, HarnessError::TooLate, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
@@ -439,10 +450,12 @@ impl Process {
         Ok((was_over, self.wait()?, stopped))
     }
 
-    /// Waits until it has been killed, by itself or from outside, and returns where.
+    /// Waits until the process has been killed, by itself or from outside, and returns which of the two happened.
     ///
     /// # Errors
-    /// Returns an error if it survives, if its node has stopped by itself, or if it has ended in another way.
+    ///
+    /// Returns an error if the process survives, if its node has stopped by itself, or if the process has ended in
+    /// another way.
     pub fn died(&self) -> Result<Death, HarnessError> {
         let lives = |state: &State| !state.over && state.stopped.is_none();
         let what = "a process that should die still runs";

@@ -1,4 +1,5 @@
-//! Checks whether enough happened in a run: a run in which nothing happened is invalid, and not ok.
+//! Checks whether enough happened in a run. A run with too few successful operations is reported as invalid instead of
+//! ok.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,11 +12,11 @@ use crate::nemesis::Wants;
 /// A fault from beginning to end, in microseconds of the clock of the run.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Window {
-    /// Time at which it began.
+    /// Time at which the fault began.
     pub begin: u64,
-    /// Time at which its immediate effects were complete.
+    /// Time at which the immediate effects of the fault were complete.
     pub struck: u64,
-    /// Time at which it was undone.
+    /// Time at which the fault was undone.
     pub end: u64,
     /// Description of the fault.
     pub what: String,
@@ -48,21 +49,21 @@ pub fn counts(entries: &[Entry]) -> BTreeMap<&'static str, Count> {
     counts
 }
 
-/// A take from an empty queue, or through a member that received nothing.
+/// Kind of a take that returned nothing: the queue was empty, or the member received no item.
 pub(crate) const NOTHING_TAKEN: &str = "nothing taken";
 
-/// An acquired lock or leadership that another client of the same member has passed on.
+/// Kind of an acquisition of a lock or leadership that another client of the same member has passed on.
 pub(crate) const PASSED_ON: &str = "passed on";
 
-/// An acquired lock that its owner already held.
+/// Kind of an acquisition of a lock that its owner already held.
 pub(crate) const HAD_ALREADY: &str = "already held";
 
-/// The removal of a member that had not joined.
+/// Kind of a removal of a member that had not joined.
 pub(crate) const NOBODY_REMOVED: &str = "no member removed";
 
-/// Operations that a member may complete without contact to other members. A release or a resignation may find that
-/// the hold is lost, or the member may pass it on to another of its own clients. Members are read from the state that
-/// one of them knows, which may be old.
+/// Kinds of operations that a member may complete without contact to other members. A release or a resignation may
+/// find that the hold is already lost, or the member may pass the hold on to another of its own clients. The list of
+/// members is read from the local state of one member, which may be outdated.
 const LOCAL: [&str; 11] = [
     "events",
     HAD_ALREADY,
@@ -82,7 +83,7 @@ pub(crate) fn needs_a_quorum(kind: &str) -> bool {
     !LOCAL.contains(&kind)
 }
 
-/// Maximum time until a cluster with a quorum makes progress, in election timeouts.
+/// Maximum time until a cluster with a quorum makes progress, as a multiple of the election timeout.
 const GOES_ON_AFTER: u32 = 3;
 
 /// Minimum share of operations that must succeed, with or without faults, in percent.
@@ -122,7 +123,7 @@ pub fn lacks(
     if wants.progress_inside {
         let time = u64::try_from((election * GOES_ON_AFTER).as_micros()).unwrap_or(u64::MAX / 2);
         for window in windows {
-            // In a shorter window, half of it counts.
+            // If the window is shorter than this time, half of the window is allowed.
             let length = window.end - window.struck;
             let pause = if time < length { time } else { length / 2 };
             // An operation that was called before the fault, or answered at once, may have had its quorum before the

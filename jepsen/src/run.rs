@@ -5,9 +5,9 @@
 //!                    warm  [window] rest [window] rest ...
 //! ```
 //!
-//! The history is recorded here with one clock: an operation is called when its order is sent, and has ended when its
-//! answer is read, so that it never seems shorter than it was. The open operations of a process that dies are
-//! unknown.
+//! This module records the history with a single clock. An operation starts when the harness sends the order, and ends
+//! when the harness reads the reply. The recorded duration is therefore never shorter than the real one. If a process
+//! dies, the outcomes of its open operations are unknown.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -61,8 +61,8 @@ impl Plan {
         format!("{}-{}-{members}{over}-{seed}", workload.name, nemesis.name)
     }
 
-    /// Returns the command that repeats the run. Processes are not deterministic; only the faults and their times are
-    /// the same.
+    /// Returns the command that repeats the run. Only the faults and their times are the same in the repetition,
+    /// because processes are not deterministic.
     pub fn command(&self) -> String {
         let Plan { workload, nemesis, members, over, load, seed, pace, rate } = self;
         let over = match over {
@@ -91,25 +91,25 @@ pub struct Ran {
     pub entries: Vec<Entry>,
     /// Every fault.
     pub windows: Vec<Window>,
-    /// Number of leader changes, including a new term of the same leader.
+    /// Number of leader changes. A new term of the same leader counts, too.
     pub leader_changes: u64,
     /// Start and end of the load, in microseconds of the clock of the run.
     pub load: (u64, u64),
     /// Length of the whole run.
     pub took: Duration,
-    /// Histories, if the run was not ok.
+    /// The histories of the run, if the run was not ok.
     pub evidence: Vec<Evidence>,
 }
 
-/// A history that a run leaves, with the page of the checker if it found a violation.
+/// A history that a run leaves. If a checker found a violation, its page is included.
 pub struct Evidence {
     /// Name of the history, used in the file name.
     pub name: String,
-    /// Arguments of `bowline check` to check it again, if it can.
+    /// Arguments with which `bowline check` checks the history again, or `None` if it does not support the history.
     pub check: Option<&'static str>,
     /// The history as JSON lines.
     pub lines: String,
-    /// The page.
+    /// The HTML page of the checker.
     pub page: Option<String>,
 }
 
@@ -128,9 +128,9 @@ const AFTER_A_MISS: Duration = Duration::from_millis(20);
 const BEHIND_MAX: Duration = Duration::from_millis(200);
 /// Interval between two queries of the leader.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Maximum time until a cluster answers again after all faults have ended.
+/// Maximum time until a cluster answers requests again after all faults have ended.
 pub const BACK_WITHIN: Duration = Duration::from_secs(30);
-/// Maximum number of comparisons of the members' rows until they are at one revision.
+/// Maximum number of attempts to read the rows of all members at the same revision.
 const COMPARISONS_MAX: usize = 50;
 
 /// The state that all threads of a run share.
@@ -143,11 +143,12 @@ struct Stage<'a> {
     healed: AtomicBool,
     /// Whether faults could not be ended.
     broken: AtomicBool,
-    /// Leader changes, each as the time from the last query with another leader to the first with the new one.
+    /// Leader changes. Each is the time from the last query that returned the old leader to the first that returned
+    /// the new one.
     leader_changes: Mutex<Vec<Span>>,
 }
 
-/// Returns the result of a plan that was not run, or whose run left nothing else.
+/// Returns the result of a plan that was not run, or of a run that produced only a verdict.
 pub fn without(plan: &Plan, verdict: Verdict) -> Ran {
     Ran {
         plan: plan.clone(),
@@ -161,7 +162,7 @@ pub fn without(plan: &Plan, verdict: Verdict) -> Ran {
     }
 }
 
-/// Runs a plan. Each member is a process of `program`.
+/// Runs a plan. Each member is a process that runs `program`.
 pub fn run(plan: &Plan, program: &Program) -> Ran {
     if let Some(why) = plan.over.refuses(plan.workload, plan.nemesis) {
         return without(plan, Verdict::Skipped(why));
@@ -197,7 +198,7 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
         (violation @ Verdict::Violation(_), Some(Control { may_stop: true, .. })) => {
             violation.of_control()
         }
-        // A control that is ok has failed, which requires that it did enough.
+        // Only a workload that is not a control must have done enough. If a control is ok, it has failed as required.
         (Verdict::Ok(well), None) => {
             let (least, wants) = (plan.workload.least, plan.nemesis.wants);
             let seconds = plan.load.as_secs();
@@ -234,11 +235,11 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
     }
 }
 
-/// How far a run came.
+/// How a run ended.
 enum End {
-    /// To its end, with the final reads.
+    /// The run is complete, including the final reads.
     Whole,
-    /// It ended earlier with this verdict.
+    /// The run ended before the final reads with this verdict.
     Early(Verdict),
 }
 
@@ -286,7 +287,7 @@ fn act(
         stage.ending.store(true, Ordering::Relaxed);
         load.1 = ledger.now();
         let back = || fleet.heal().and_then(|()| fleet.await_leader(LIMIT));
-        // From here on there are no more faults, so a member that does not serve again is a violation.
+        // From now on no fault is active, so a member that does not serve requests again is a violation.
         let healed = faults.and_then(|()| back().map_err(HarnessError::when_healed));
         stage.broken.store(healed.is_err(), Ordering::Relaxed);
         stage.healed.store(true, Ordering::Release);
@@ -301,7 +302,7 @@ fn act(
     });
     let at = |of: Compaction| Compaction { called: ledger.of(of.called), ..of };
     workload.hears_of(fleet.compactions().into_iter().map(at).collect());
-    // A recorded violation counts, whatever else went wrong.
+    // A recorded violation counts even if the run failed for another reason.
     if let Some(why) = fleet.wrongs().into_iter().next() {
         return Ok(End::Early(Verdict::Violation(why)));
     }
@@ -321,7 +322,8 @@ fn act(
     Ok(End::Whole)
 }
 
-/// Returns the times of faults and leader changes, and everything after the load, when the leader is not queried.
+/// Returns the periods that count as disturbed: faults, leader changes, and everything after the load, when the leader
+/// is not queried.
 fn disturbances(plan: &Plan, windows: &[Window], leaders: Vec<Span>, load_end: u64) -> Vec<Span> {
     let faults = windows.iter().filter(|_| plan.nemesis.disturbs());
     let mut spans: Vec<Span> = faults.map(|window| (window.begin, window.end)).collect();
@@ -396,7 +398,7 @@ fn follow_the_leader(stage: &Stage<'_>) {
     }
 }
 
-/// Runs windows and rests for the length of the load.
+/// Runs windows and rests in turn for the length of the load.
 fn break_it(
     plan: &Plan,
     nemesis: &mut dyn Nemesis,
@@ -413,7 +415,7 @@ fn break_it(
         let end = stage.ledger.now();
         windows.push(Window { begin, struck, end, what, hits: 0 });
         nemesis.end(stage.fleet, &mut dice)?;
-        // Some nemeses know the number of affected targets only now.
+        // Some nemeses know the number of affected targets only after the window has ended.
         windows.iter_mut().last().expect("it was just pushed").hits = nemesis.struck() - before;
         let left = plan.load.saturating_sub(begun.elapsed());
         thread::sleep(plan.pace.rest.min(left));

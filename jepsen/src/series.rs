@@ -1,7 +1,7 @@
-//! Runs many plans, some of them in parallel. Each result is recorded at once, so that an interrupted series can be
-//! resumed and several series can be added up.
+//! Runs many plans, some of them in parallel. Each result is stored as soon as its run ends. An interrupted series can
+//! therefore be resumed, and the results of several series can be added up.
 //!
-//! Runs share only the processors: each has its own ports, directories and file systems.
+//! Parallel runs share only the processors: each run has its own ports, directories and file systems.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -33,9 +33,10 @@ pub struct Progress {
     pub left: Duration,
 }
 
-/// Runs all plans, `at_once` of them in parallel, and calls back after each.
+/// Runs all plans, `at_once` of them in parallel, and calls the callback after each run.
 ///
 /// # Errors
+///
 /// Returns an error if a report cannot be written.
 pub fn run(
     plans: &[Plan],
@@ -104,9 +105,10 @@ fn remember(summary: &Summary, dir: &Path) -> Result<(), HarnessError> {
         .map_err(|source| HarnessError::System { what: "cannot record a run", source })
 }
 
-/// Returns the results in a directory, the oldest first, or nothing if it does not exist.
+/// Returns the results in a directory, the oldest first. If the directory does not exist, returns no results.
 ///
 /// # Errors
+///
 /// Returns errors of the file system, and an error for an invalid line.
 pub fn remembered(dir: &Path) -> Result<Vec<Summary>, HarnessError> {
     let system = |source| HarnessError::System { what: "cannot read the results of runs", source };
@@ -120,8 +122,8 @@ pub fn remembered(dir: &Path) -> Result<Vec<Summary>, HarnessError> {
     BufReader::new(file).lines().map(read).collect()
 }
 
-/// Returns the plans that still need a run. A plan is done if an ok run of it is recorded that was at least as long and
-/// used the same programs.
+/// Returns the plans that still need a run. A plan needs no run if an ok run of the plan is recorded that was at least
+/// as long and used the same programs.
 pub fn not_done(plans: Vec<Plan>, programs: &Programs, summaries: &[Summary]) -> Vec<Plan> {
     let is_done = |plan: &Plan| {
         let wanted = run::without(plan, Verdict::Ok(String::new()));

@@ -1,4 +1,4 @@
-//! Holds of clients inside the process of a node, by slot: locks, leaderships, items, watches.
+//! The holds of the clients inside the process of a node: locks, leaderships, items and watches, by slot.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,13 +22,13 @@ pub enum Holding {
     Item(Delivery),
     /// A watch.
     Watch(Box<Watch>),
-    /// A watch that has ended, with the reason, which was not reported yet.
+    /// A watch that has ended. The reason was not reported to the client yet.
     Over(String),
 }
 
 /// Holds by slot.
 pub(crate) struct Shelf<H> {
-    /// `None` means that a hold which is put there is given up at once.
+    /// `None` marks a slot that the client has given up: a hold that arrives there is dropped at once.
     held: Mutex<BTreeMap<String, Option<H>>>,
 }
 
@@ -58,7 +58,7 @@ impl<H> Shelf<H> {
 
     /// Puts a hold into a slot. A previous hold is given up.
     pub(crate) fn put(&self, slot: String, holding: H) {
-        // A hold is dropped outside of the critical section, because that may take a moment.
+        // The previous hold is dropped after the lock is released, because dropping a hold may take a moment.
         let mut before = Some(holding);
         match lock(&self.held).entry(slot) {
             Entry::Vacant(vacant) => drop(vacant.insert(before.take())),

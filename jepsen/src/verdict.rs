@@ -61,8 +61,8 @@ impl From<Judgement> for Verdict {
     }
 }
 
-/// Classifies an error: a member that stops by itself, dies or hangs is a violation; everything else is a problem of
-/// the harness or the machine.
+/// Classifies an error. If a member stops by itself, dies or hangs, the error is a violation. Every other error is a
+/// problem of the harness or the machine.
 impl From<&HarnessError> for Verdict {
     fn from(trouble: &HarnessError) -> Self {
         match trouble {
@@ -82,7 +82,7 @@ impl From<&HarnessError> for Verdict {
 /// The pages of violations, by the names of their exhibits.
 pub(crate) type Pages = Vec<(&'static str, String)>;
 
-/// Checks a run that came to its end.
+/// Checks a run that is complete.
 pub(crate) fn judge(exhibits: &[Exhibit], control: Option<Control>, pages: &mut Pages) -> Verdict {
     let judged = exhibits.iter().map(|exhibit| said_of(exhibit, pages)).reduce(Judgement::and);
     let nobody = || Verdict::Invalid("no checker for the history".to_owned());
@@ -90,8 +90,8 @@ pub(crate) fn judge(exhibits: &[Exhibit], control: Option<Control>, pages: &mut 
     if control.is_some() { verdict.of_control() } else { verdict }
 }
 
-/// Checks a run that ended early with `verdict`, because a violation may have been observed before. An early result
-/// of a control proves nothing.
+/// Checks a run that ended early with `verdict`. The histories are checked because a violation may have been observed
+/// before the end. An early result of a control proves nothing.
 pub(crate) fn without_end(
     verdict: Verdict,
     exhibits: &[Exhibit],

@@ -1,19 +1,20 @@
 //! Small file systems in mounted files, for faults that need a real file system: power cuts and full disks.
 //!
 //! ```text
-//!   Plain    image ── ext4                       unsynced data is lost with the page cache
-//!   Loose    image ── ext4, data=writeback       in addition, sizes may be durable before the data
-//!   Cached   image ── ext4 ── image ── ext4      in addition, loses what the inner file system wrote to
-//!                     ╳ the power is cut here    its disk and did not flush: a volatile disk cache
-//!   Xfs      image ── XFS                        another kind of journal
+//!   Plain    image file ── ext4                            a power cut loses unsynced data in the page cache
+//!   Loose    image file ── ext4, data=writeback            in addition, a file's size may be durable before its data
+//!   Cached   image file ── ext4 ── image file ── ext4      in addition, loses what the inner file system wrote
+//!                           ╳ the power is cut here        without a flush, like a volatile disk cache
+//!   Xfs      image file ── XFS                             like Plain, with another kind of journal
 //! ```
 //!
-//! The power is cut by the ioctl that shuts a file system down without flushing (`EXT4_IOC_SHUTDOWN`,
-//! `XFS_IOC_GOINGDOWN`). Nothing more reaches the image, not even the journal, and data that was only in the page
-//! cache is gone after the next mount. Mounting needs root and loop devices, and the ioctl needs a tool that can
-//! issue it (perl). [`Volumes::possible`] checks whether this machine has them, and reports what is missing.
+//! An image file contains a file system, which is mounted through a loop device. The power is cut by an ioctl that
+//! shuts a file system down without flushing (`EXT4_IOC_SHUTDOWN`, `XFS_IOC_GOINGDOWN`). After the ioctl, nothing more
+//! reaches the image, not even the journal. Data that was only in the page cache is lost at the next mount. Mounting
+//! needs root and loop devices, and the ioctl is issued by perl. [`Volumes::possible`] checks whether this machine has
+//! all of them, and reports what is missing.
 //!
-//! Not covered: partially written sectors. The simulated disk of the library covers them.
+//! Partially written sectors are not covered here. The simulated disk of the library covers them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -29,7 +30,7 @@ use crate::process::HarnessError;
 /// Prefix of the directory of all volumes of a process, followed by the process id.
 const PREFIX: &str = "bowline-volumes-";
 
-/// Space that the outer file system of [`Medium::Cached`] uses itself.
+/// Space that the outer file system of [`Medium::Cached`] uses for itself, in bytes.
 const OUTER_BYTES: u64 = 32 << 20;
 
 /// Size of the first steps when a volume is filled.
@@ -63,7 +64,7 @@ const SHUT_DOWN: &str = r#"
 pub enum Medium {
     /// A file system that writes data before it commits the journal.
     Plain,
-    /// A file system that does not.
+    /// A file system that may commit the journal before it writes data.
     Loose,
     /// A file system on a disk that loses unflushed data.
     Cached,
@@ -81,7 +82,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// Makes an empty file system of this size and mounts it.
+    /// Makes an empty file system with a size of `bytes` and mounts it.
     fn make(
         image: PathBuf,
         at: PathBuf,
@@ -118,7 +119,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if self.mounted {
-            // A process that still uses it can continue; no other process finds it any more.
+            // A process that still uses the mount can continue. No other process finds the mount any more.
             drop(run(Command::new("umount").arg("--lazy").arg(&self.at)));
         }
     }
@@ -163,14 +164,15 @@ impl Volume {
         &self.mounts[self.mounts.len() - 1].at
     }
 
-    /// Mounts it again, as after a power cut.
+    /// Mounts the volume again, as after a power cut.
     fn again(&mut self) -> Result<(), HarnessError> {
         self.mounts.iter_mut().try_for_each(Mount::unmount)?;
         self.mounts.iter_mut().rev().try_for_each(Mount::mount)
     }
 }
 
-/// A volume for each member of a cluster. Dropping it unmounts and removes all of them; their users must have ended.
+/// The volumes of the members of a cluster. Dropping this value unmounts and removes all volumes. The processes that
+/// use the volumes must have ended before.
 #[derive(Debug)]
 pub struct Volumes {
     volumes: Vec<Volume>,
@@ -178,9 +180,10 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Makes a volume of this size for each medium.
+    /// Makes a volume with a size of `bytes` for each medium.
     ///
     /// # Errors
+    ///
     /// Returns errors of the operating system and of the tools that make file systems.
     pub fn make(media: &[Medium], bytes: u64) -> Result<Self, HarnessError> {
         clear_up_after_the_dead();
@@ -195,10 +198,12 @@ impl Volumes {
         Ok(Self { volumes, _dir: dir })
     }
 
-    /// Checks that volumes can be made here, cut off and mounted again, and keep what they must keep.
+    /// Checks that this machine can make volumes, cut their power and mount them again, and that the volumes keep
+    /// synced data.
     ///
     /// # Errors
-    /// Returns why not, in the words of the failing tool.
+    ///
+    /// Returns the output of the tool that failed.
     pub fn possible() -> Result<(), String> {
         let try_out = || -> Result<(), HarnessError> {
             let mut volumes = Self::make(&[Medium::Cached], 8 << 20)?;
@@ -230,7 +235,8 @@ impl Volumes {
     /// Fills the volume of a member to the last block with an additional file.
     ///
     /// # Errors
-    /// Returns any error except that the volume is full.
+    ///
+    /// Returns every error except that the volume is full, which is the purpose.
     pub fn fill(&self, member: usize) -> Result<(), HarnessError> {
         let system = |source| HarnessError::System { what: "cannot fill a volume", source };
         let file = fs::File::create(self.volumes[member].ballast()).map_err(system)?;
@@ -271,7 +277,7 @@ impl Volumes {
     }
 }
 
-/// A switch that cuts the power of some volumes at once.
+/// A switch that cuts the power of several volumes at the same time.
 #[derive(Debug)]
 pub struct Switch {
     child: Child,
@@ -305,7 +311,7 @@ impl Switch {
             .map_err(|source| HarnessError::System { what: "cannot cut the power", source })?;
         let micros = self.hear("cut")?.parse().ok();
         let took = micros.map_or_else(|| begun.elapsed(), Duration::from_micros);
-        // The script uses the volumes while it runs.
+        // The script keeps using the volumes until it ends.
         self.child
             .wait()
             .map_err(|source| HarnessError::System { what: "cannot wait for perl", source })?;
@@ -329,13 +335,13 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        // A process that has ended already is gone too.
+        // If the process has already ended, the error is ignored.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 }
 
-/// Runs a tool. If it fails, its output is the error.
+/// Runs a tool. If the tool fails, returns its output as the error.
 fn run(command: &mut Command) -> Result<(), HarnessError> {
     let output = command.stdin(Stdio::null()).output().map_err(|source| HarnessError::System {
         what: "cannot start a file system tool",

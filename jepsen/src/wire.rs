@@ -1,4 +1,5 @@
 //! The protocol between the process of a node and the harness: one line per message, with words separated by spaces.
+//! The first word is the number of the order.
 //!
 //! ```text
 //!   to the node                 from the node
@@ -6,18 +7,18 @@
 //!                               7 applied why...         (applied, but the result is lost)
 //!   7 put scrap/3               7 done 312
 //!   7 delete scrap/3            7 done 313
-//!   7 grant                     7 done 8812             (the id of the lease)
-//!   7 revoke 8812               7 done 1                (the number of its keys)
+//!   7 grant                     7 done 8812              (the id of the lease)
+//!   7 revoke 8812               7 done 1                 (the number of deleted keys)
 //!   7 compact 300               7 done 313
 //!   8 rows                      8 rows 311 w/2/19@311#1=9f0c..  ...
-//!   9 status                    9 status leader 4 2        (role, term, leader or 0)
+//!   9 status                    9 status leader 4 2      (role, term, id of the leader or 0)
 //!   10 arm LogAfterSync 3       10 armed
-//!   11 look                     11 status other 4 2        (the same, from local state)
-//!   12 door slow-sync 20        12 armed                   (see `doors`)
-//!   13 call {"get":...}         13 came {"row":...}        (see `calls`)
-//!                               ready                      (the node is ready)
-//!                               dies LogAfterSync          (it is about to kill itself there)
-//!                               stopped why...             (the node has stopped by itself)
+//!   11 look                     11 status other 4 2      (like `status`, read from local state)
+//!   12 door slow-sync 20        12 armed                 (see the module `fault_injection`)
+//!   13 call {"get":...}         13 came {"row":...}      (see the module `calls`)
+//!                               ready                    (the node is ready)
+//!                               dies LogAfterSync        (the node is about to kill itself at this point)
+//!                               stopped why...           (the node has stopped by itself)
 //! ```
 
 use bowline::env::Point;
@@ -27,11 +28,11 @@ use crate::calls::{Call, Reply};
 /// An order of the harness to a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Writes a key with its value and adds to the tally of its writer, in one transaction.
+    /// Writes a key with its value, and increments the tally of the writer in the same transaction.
     Write(String),
-    /// Puts a key that is not checked.
+    /// Puts a key that no checker looks at.
     Put(String),
-    /// Deletes such a key.
+    /// Deletes a key that no checker looks at.
     Delete(String),
     /// Grants a lease with a long TTL.
     Grant,
@@ -41,11 +42,11 @@ pub enum Order {
     Compact(u64),
     /// Reads all rows linearizably.
     Rows,
-    /// Asks for the current leader, with a linearizable read.
+    /// Queries the current leader, with a linearizable read.
     Status,
-    /// Arms a crash point: the process kills itself when it reaches the point for the n-th time from now on.
+    /// Arms a crash point: the process kills itself when it reaches the point for the n-th time after this order.
     Arm(Point, u64),
-    /// Asks for the leader that the node knows from its local state.
+    /// Queries the leader that the node knows from its local state.
     Look,
     /// Starts or ends faults inside the process: see [`fault_injection`](crate::fault_injection).
     Fault(String),
@@ -112,11 +113,11 @@ pub enum Answer {
     Rows(Rows),
     /// The state of the node in the cluster.
     Status {
-        /// Whether it leads.
+        /// Whether the node is the leader.
         leads: bool,
-        /// Its term.
+        /// The node's term.
         term: u64,
-        /// The id of the leader that it knows.
+        /// The id of the leader that the node knows.
         leader: Option<u64>,
     },
     /// The point is armed, or the faults are set.
@@ -166,16 +167,16 @@ impl Answer {
     }
 }
 
-/// A row, with the parts that are checked.
+/// A row of the store, reduced to what the checks need.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Row {
     /// The key.
     pub key: String,
-    /// The revision of its last change.
+    /// The revision of the last change of the row.
     pub revision: u64,
-    /// Number of writes to it.
+    /// Number of writes to the row.
     pub version: u64,
-    /// The [`hash`] of its value.
+    /// The [`hash`] of the row's value.
     pub value: u64,
 }
 
@@ -218,7 +219,7 @@ impl Rows {
 /// Size of a value in bytes. About sixty of them fill a segment of the log.
 const VALUE_BYTES: usize = 1000;
 
-/// Returns the value that is written to a key, which is different for each key.
+/// Returns the value that is written to a key. Each key has a different value.
 pub fn value_of(key: &str) -> String {
     key.chars().chain(std::iter::once('.')).cycle().take(VALUE_BYTES).collect()
 }

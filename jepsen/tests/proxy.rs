@@ -1,5 +1,5 @@
-//! Tests that the network between members does what its rules say and nothing else: with sockets that act as members,
-//! and with real members that notice.
+//! Tests that the proxy between members applies exactly the faults that its rules demand. Some tests use plain sockets
+//! in place of members, and some use real members and check that they notice the faults.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! A clock that runs faster or slower than that of the machine, and that can jump forward.
+//! A clock for tests that runs faster or slower than the clock of the machine, and that can jump forward.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use bowline::Moment;
 use bowline::env::{BootClock, BootId, Clock};
 
-/// A faulty clock, at first equal to the clock of the machine. It never goes back, because a boot-time clock does
-/// not.
+/// A faulty clock. At first the faulty clock shows the same time as the clock of the machine. The faulty clock never
+/// goes back, because a boot-time clock never does.
 #[derive(Debug)]
 pub(super) struct BentClock {
     state: Mutex<State>,
@@ -15,11 +15,11 @@ pub(super) struct BentClock {
 
 #[derive(Debug)]
 struct State {
-    /// Reading at the last change.
+    /// Time that this clock showed at the last change of its rate.
     shown: Moment,
-    /// Reading of the clock of the machine at that time.
+    /// Time that the clock of the machine showed at that change.
     machine: Moment,
-    /// Rate since then, in milliseconds per second of the machine.
+    /// Rate since that change: milliseconds of this clock per second of the machine's clock.
     rate_permille: u32,
 }
 

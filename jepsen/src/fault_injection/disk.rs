@@ -1,4 +1,5 @@
-//! A wrapper around the disk of the machine that can be slow, full or failing.
+//! A wrapper around the disk of the machine. The wrapper can make operations slow, report a full disk, or make
+//! operations fail.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,11 +32,11 @@ pub(super) struct State {
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     state: Mutex<State>,
-    /// Number of injected failures of writes and syncs of the log. A node must stop after the first.
+    /// Number of injected failures of writes and syncs of the log. A node must stop after the first failure.
     failed: AtomicU64,
 }
 
-/// Extension of the files of a log, once the log relies on them.
+/// Extension of a log file that is in use.
 const LOG: &str = "log";
 
 /// The current name of a file, which may be renamed while it is open.
@@ -67,7 +68,7 @@ impl Faults {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Returns an injected error and counts it if the file belongs to the log.
+    /// Returns an injected error. Counts the error if the file belongs to the log.
     fn fails(&self, of: Option<&Name>, how: &'static str) -> io::Error {
         self.failed.fetch_add(of.is_some_and(is_of_the_log).into(), Ordering::Relaxed);
         io::Error::other(how)

@@ -1,4 +1,4 @@
-//! Fault injection inside the process of a node: its disk and its clock. The harness controls it by
+//! Fault injection inside the process of a node: its disk and its clock. The harness controls the faults by
 //! [`Order::Fault`](crate::Order::Fault).
 //!
 //! | order | effect |
@@ -6,13 +6,14 @@
 //! | `close` | ends all faults; a clock that is ahead stays ahead |
 //! | `slow-sync 20` | every sync takes 20 ms longer |
 //! | `slow-write 20` | every write takes 20 ms longer |
-//! | `full`, `room` | no file can grow or be created; there is space again |
+//! | `full` | no file can grow or be created |
+//! | `room` | ends `full`: files can grow again |
 //! | `no-sync` | every sync reports success without syncing |
 //! | `fail-sync` | every sync fails |
 //! | `fail-write` | every write fails |
-//! | `failures` | none; the answer is the number of failed writes and syncs of the log |
-//! | `clock-rate 1080` | the clock advances 1080 ms in a second of the machine |
-//! | `clock-jump 2000` | the clock jumps 2000 ms forward; it never goes back |
+//! | `failures` | injects no fault; returns the number of failed writes and syncs of the log |
+//! | `clock-rate 1080` | the node's clock advances by 1080 ms per second of the machine's clock |
+//! | `clock-jump 2000` | the node's clock jumps forward by 2000 ms; the clock never goes back |
 //!
 //! These faults need no privileges on the machine. Faults that need a real file system, such as the loss of unsynced
 //! data, are in [`volume`](crate::volume).
@@ -28,7 +29,7 @@ use bowline::env::{Env, Points};
 use clock::BentClock;
 use disk::FaultyDisk;
 
-/// The fault injection of a node, with no faults at first.
+/// The fault injection of a node. At first, no fault is active.
 #[derive(Debug, Default)]
 pub struct FaultInjection {
     clock: Arc<BentClock>,
@@ -42,9 +43,10 @@ impl FaultInjection {
         Env { points, disk, clock: Arc::clone(&self.clock) as _, ..Env::real() }
     }
 
-    /// Runs an order of the harness and returns its answer, if it has one.
+    /// Runs an order of the harness and returns the answer, if the order has one.
     ///
     /// # Errors
+    ///
     /// Returns an error if the order is unknown.
     pub fn order(&self, words: &str) -> Result<Option<u64>, String> {
         let nonsense = || format!("unknown fault order {words:?}");

@@ -1,9 +1,10 @@
-//! A nemesis that changes the members: one joins, is promoted, is removed, and joins again as a new member.
+//! A nemesis that changes the membership: a new member joins, is promoted to voter, is removed, and later joins again
+//! as another new member.
 //!
 //! ```text
-//!   Out ──spawn, joining──▶ Joining ──it answers──▶ Learner ──promote──▶ Voter ──remove──▶ Leaving
-//!    ▲                                                                                        │
-//!    └──────────────────────── no longer a member: its data is removed ◀──────────────────────┘
+//!   Out ──start, join──▶ Joining ──it replies──▶ Learner ──promote──▶ Voter ──remove──▶ Leaving
+//!    ▲                                                                                     │
+//!    └──────────────────────── no longer a member: its data is removed ◀───────────────────┘
 //! ```
 
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub(super) const KIND: Kind = Kind {
     make: || Box::new(Churn { stages: Vec::new(), steps: 0 }),
 };
 
-/// Number of members that come and go.
+/// Number of additional members that join and are removed.
 const SPARE: usize = 2;
 
 /// Deadline of a call to a member.
@@ -61,7 +62,7 @@ impl Churn {
             }
             Stage::Joining => {
                 if is_over(fleet, place) {
-                    // It was not admitted in time. It may be a member all the same, and tries again.
+                    // The member was not admitted in time, and tries again. Its join may have succeeded nevertheless.
                     fleet.bury_newcomer(place)?;
                 }
                 if fleet.being(place) == ProcessState::Down {
@@ -124,7 +125,7 @@ fn members(fleet: &Fleet) -> Option<(Vec<String>, Vec<String>)> {
 
 impl Nemesis for Churn {
     fn prepare(&self, setup: &mut Setup) {
-        // The workload may use additional members of its own.
+        // The spares are added, because the workload may have requested additional members of its own.
         setup.spare += SPARE;
     }
 
@@ -144,8 +145,8 @@ impl Nemesis for Churn {
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         for (spare, stage) in self.stages.iter().enumerate() {
             let place = place_of(fleet, spare);
-            // A member that has not joined yet continues with its data once all faults have ended. A removed member
-            // may not know it yet, or has stopped.
+            // A member that has not joined yet continues with its data after all faults have ended. A removed member
+            // may not have noticed its removal yet, or has stopped.
             if *stage == Stage::Joining || is_over(fleet, place) {
                 fleet.bury_newcomer(place)?;
             }

@@ -1,7 +1,9 @@
-//! Nemeses for clocks: rates that differ from the real one within the drift bound, and jumps ahead.
+//! Nemeses for clocks. Each nemesis makes a member's clock run too fast or too slow within the drift bound, or jump
+//! ahead.
 //!
-//! A node reads only the boot-time clock and no wall clock, so there is no time of day to set. That clock can only
-//! jump ahead, as it does when a machine was suspended.
+//! A node reads only the boot-time clock and never the wall clock, so this nemesis does not change the time of day.
+//! The boot-time clock of a real machine can jump ahead, for example when the machine resumes from suspension. A
+//! boot-time clock never jumps back.
 
 use std::time::Duration;
 
@@ -64,8 +66,8 @@ impl Nemesis for Rates {
 /// Maximum length of a jump, in milliseconds.
 const JUMP_MS: u64 = 10_000;
 
-/// Minimum pause between two jumps and its maximum extension. A leader charges 100 ms of a jump to the leases, so
-/// more frequent jumps would exceed the drift bound.
+/// Minimum time between two jumps, and maximum random addition to it. A leader counts up to 100 ms of a jump as
+/// elapsed lease time, so more frequent jumps would exceed the drift bound.
 const JUMPS_APART_MS: u64 = 2000;
 const JUMPS_APART_MORE_MS: u64 = 1000;
 

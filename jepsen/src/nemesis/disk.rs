@@ -1,5 +1,5 @@
-//! Nemeses for slow, full and dead disks, through the fault injection of the processes ([`doors`](crate::doors)).
-//! They need no privileges.
+//! Nemeses for slow, full and dead disks. These nemeses use the fault injection inside the processes
+//! ([`fault_injection`](crate::fault_injection)) and need no privileges.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -89,10 +89,10 @@ impl Nemesis for Full {
     }
 }
 
-/// Maximum time to wait for a failing disk call. A node that writes nothing does not notice the fault.
+/// Maximum time to wait for a disk call that fails. A node that writes nothing does not notice the fault.
 const FAILS_WITHIN: Duration = Duration::from_secs(3);
 
-/// Maximum time until a node has stopped after a failure. On an idle machine it stops at once.
+/// Maximum time from a failed disk call until the node has stopped. On an idle machine the node stops at once.
 const STOPS_WITHIN: Duration = Duration::from_secs(20);
 
 /// Interval between two checks.
@@ -101,10 +101,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Beginning of the message of a node that stops because of its disk.
 const LAST_WORDS: &str = "disk error: cannot";
 
-/// Maximum number of failed log calls of a stopping node: one, and one that was in flight at the same time.
+/// Maximum number of failed log calls of a node that stops: the first, and one that was in flight at the same time.
 const FAILURES_MAX: u64 = 2;
 
-/// Key of a row that the nemesis writes itself if there is no other write.
+/// Key of a row that the nemesis itself writes if no client writes.
 const SCRAP: &str = "scrap/disk-dead";
 
 struct Dead {
@@ -120,8 +120,8 @@ impl Dead {
         Self { down: None, struck: 0, fails_within, stops_within }
     }
 
-    /// Waits until a node with a dead disk has stopped, if a call has failed for which it must stop. Returns the
-    /// number of failed calls, or `None` if its process is gone.
+    /// Waits until a node with a failing disk has stopped, if a failed call requires that it stop. Returns the number
+    /// of failed calls, or `None` if the process of the node has ended.
     fn await_its_stop(&self, fleet: &Fleet, member: usize) -> Result<Option<u64>, HarnessError> {
         let goes_on = || fleet.process(member).is_some_and(|process| !process.is_over());
         for limit in [self.fails_within, self.stops_within] {
@@ -147,8 +147,8 @@ impl Dead {
         self.down = Some(member);
         let mut failed = self.await_its_stop(fleet, member)?;
         if failed == Some(0) {
-            // No write has reached the disk, so this one is made, which succeeds only if the other members are
-            // reachable.
+            // The node has written nothing to its disk, so this write makes it do so. The write succeeds only if the
+            // other members are reachable.
             drop(fleet.process(member).map(|process| process.ask(&Order::Put(SCRAP.to_owned()))));
             failed = self.await_its_stop(fleet, member)?;
         }

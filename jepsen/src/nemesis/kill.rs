@@ -1,5 +1,5 @@
-//! Nemeses that kill processes, as by `kill -9`, and restart them: one, as many as may fail, one more than that, or
-//! all.
+//! Nemeses that kill processes with SIGKILL and restart them. The nemeses kill one member, a minority, a majority, or
+//! all members.
 
 use super::targets::{Targets, names};
 use super::{Kind, Nemesis, Wants, anywhere};

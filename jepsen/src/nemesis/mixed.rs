@@ -1,4 +1,5 @@
-//! A nemesis that combines all others: one or two at a time, drawn for each window.
+//! A nemesis that combines other nemeses: in each window it injects one or two randomly chosen faults. Nemeses that
+//! must run alone are excluded.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use crate::process::HarnessError;
 pub(super) const KIND: Kind = Kind {
     name: "mixed",
     about: "one or two of the other nemeses at a time, drawn for each window",
-    // The few windows of a run may contain no fault that moves the leader or leaves a quorum.
+    // A run has only a few windows. Possibly none of the faults in these windows affects the leader or leaves a quorum.
     wants: Wants { members_min: 3, ..Wants::ALL_STOP },
     alone: true,
     possible: anywhere,
@@ -21,7 +22,7 @@ pub(super) const KIND: Kind = Kind {
 /// Longer than any window.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Two concurrent faults in one window of this many.
+/// One in this many windows has two concurrent faults.
 const TWO_IN: u64 = 3;
 
 /// The combination of other nemeses.
@@ -88,7 +89,7 @@ impl Nemesis for Mixed {
     }
 
     fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), HarnessError> {
-        // The last fault to begin ends first.
+        // The faults end in the reverse order of their beginning.
         while let Some((at, _)) = self.active.pop() {
             self.parts[at].1.end(fleet, dice)?;
         }

@@ -1,18 +1,18 @@
-//! Faults by name: what each breaks, how it begins and how it ends.
+//! The faults by name. A nemesis implements one kind of fault: how the fault begins and how it ends.
 //!
 //! ```text
 //!   warm up │ begin ─ window ─ end │ rest │ begin ─ window ─ end │ rest │ ... │ heal │ final reads, checks
 //! ```
 //!
-//! The run calls a nemesis at the beginning and the end of each window and determines the lengths of windows and
-//! rests ([`Pace`]). The nemesis acts through the [`Fleet`] and draws from the given [`Dice`], so that the seed
-//! determines its targets. It undoes its effects in [`Nemesis::end`]; after the last window the fleet ends all
-//! remaining faults.
+//! A *window* is a period with an active fault, and a *rest* is a period without faults. The run determines their
+//! lengths ([`Pace`]) and calls the nemesis at the beginning and at the end of each window. The nemesis breaks members
+//! through the [`Fleet`] and chooses its targets with the given [`Dice`], so that the seed determines the targets. A
+//! nemesis undoes its fault in [`Nemesis::end`]. After the last window, the fleet ends all remaining faults.
 //!
-//! A fault that consists of many small ones makes them in [`Nemesis::step`], inside the window.
+//! A nemesis that injects many small faults during a window does so in [`Nemesis::step`].
 //!
-//! To write a nemesis, add a file here with a type, and one line to [`ALL`]. `kill.rs` is the shortest example.
-//! `docs/assurance/harness.md` lists the effects, expectations and requirements of each nemesis.
+//! To write a nemesis, add a file with a type to this directory, and add one line to [`ALL`]. `kill.rs` is the
+//! shortest example. `docs/assurance/harness.md` lists the effects, expectations and requirements of each nemesis.
 
 mod none;
 
@@ -44,9 +44,9 @@ use crate::process::HarnessError;
 pub use mixed::Mixed;
 pub use rot::WARM_COPY;
 
-/// A fault. One value is used for a whole run.
+/// A fault. One value is used for the whole of a run.
 pub trait Nemesis: Send {
-    /// Changes the setup of the members before they are started: proxy, volumes, variables.
+    /// Changes the setup of the members before they are started, for example to use a proxy or separate file systems.
     fn prepare(&self, _setup: &mut Setup) {}
 
     /// Begins a window. Returns a short description with the targets, for the report.
@@ -55,23 +55,25 @@ pub trait Nemesis: Send {
     /// Returns an error if the harness cannot continue, or if a member did something that no member may do.
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError>;
 
-    /// Makes the next of many small faults inside a window. Returns the pause before the next step. Must take at most
-    /// a few seconds. Does nothing by default.
+    /// Injects the next of many small faults inside a window. Returns the pause until the next step. Must return
+    /// within a few seconds. The default does nothing.
     ///
     /// # Errors
+    ///
     /// Returns the errors of [`begin`](Self::begin).
     fn step(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<Duration, HarnessError> {
         Ok(Duration::MAX)
     }
 
-    /// Ends a window: undoes the effects of [`begin`](Self::begin) and [`step`](Self::step), as far as possible.
+    /// Ends a window: undoes the effects of [`begin`](Self::begin) and [`step`](Self::step) as far as possible.
     ///
     /// # Errors
+    ///
     /// Returns the errors of [`begin`](Self::begin).
     fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), HarnessError>;
 
-    /// Returns the number of targets affected so far: members, links or messages. Ineffective faults do not count. A
-    /// run in which nothing was affected proves nothing.
+    /// Returns the number of targets affected so far: members, links or messages. Faults without effect do not count.
+    /// A run in which no target was affected is invalid.
     fn struck(&self) -> u64;
 }
 
@@ -79,14 +81,14 @@ pub trait Nemesis: Send {
 pub struct Kind {
     /// Name on the command line.
     pub name: &'static str,
-    /// One sentence on its effect.
+    /// One sentence on the effect of the nemesis.
     pub about: &'static str,
-    /// The requirements for a run to be valid.
+    /// The requirements that a run with the nemesis must meet to be valid.
     pub wants: Wants,
-    /// Whether it is never mixed with others, because together they could exceed the failures that a cluster
-    /// tolerates.
+    /// Whether the nemesis must not be combined with others, because together they could exceed the failures that a
+    /// cluster tolerates.
     pub alone: bool,
-    /// Checks whether this machine supports it, and returns the reason if not. Called once, before anything is
+    /// Checks whether this machine supports the nemesis. If not, returns the reason. Called once, before any member is
     /// started.
     pub possible: fn() -> Result<(), String>,
     /// Creates the nemesis.
@@ -94,43 +96,43 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// Returns whether its windows differ from the rests.
+    /// Returns whether a window of the nemesis differs from a rest.
     pub fn disturbs(&self) -> bool {
         self.name != none::KIND.name
     }
 }
 
-/// The requirements for a run with a nemesis to be valid.
+/// The requirements that a run with a nemesis must meet to be valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wants {
-    /// Whether leadership must change at least once, because the nemesis targets the leader.
+    /// Whether leadership must change at least once. Set for nemeses that target the leader.
     pub leader_change: bool,
-    /// Whether at least one operation must succeed inside each of its windows, because it leaves a quorum.
+    /// Whether at least one operation must succeed inside each window. Set for nemeses that leave a quorum.
     pub progress_inside: bool,
-    /// Minimum number of members with which it has an effect.
+    /// Minimum number of members with which the nemesis has an effect.
     pub members_min: usize,
 }
 
 impl Wants {
-    /// The requirements of a fault that leaves a quorum of three.
+    /// The requirements of a fault that leaves a quorum. Such a fault needs at least three members.
     pub const QUORUM_STAYS: Self =
         Self { leader_change: false, progress_inside: true, members_min: 3 };
-    /// The requirements of a fault that stops everything for a while.
+    /// The requirements of a fault that may stop the whole cluster for a while.
     pub const ALL_STOP: Self =
         Self { leader_change: false, progress_inside: false, members_min: 1 };
 
-    /// Returns the same requirements with a leader change.
+    /// Returns these requirements, and additionally requires a leader change.
     pub const fn and_leader_change(self) -> Self {
         Self { leader_change: true, ..self }
     }
 }
 
-/// The lengths of windows and rests.
+/// The lengths of windows (with a fault) and rests (without a fault).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pace {
     /// Time from the beginning of a window to its end.
     pub window: Duration,
-    /// Time from the end of a window to the next beginning.
+    /// Time from the end of a window to the beginning of the next.
     pub rest: Duration,
 }
 
@@ -140,9 +142,10 @@ impl Default for Pace {
     }
 }
 
-/// Lets a window of a nemesis pass, and runs its steps.
+/// Waits for the length of a window of a nemesis, and runs the steps of the nemesis meanwhile.
 ///
 /// # Errors
+///
 /// Returns the errors of [`Nemesis::step`].
 pub fn pass(
     nemesis: &mut dyn Nemesis,
@@ -158,7 +161,7 @@ pub fn pass(
     Ok(())
 }
 
-/// Reports that any machine supports the nemesis.
+/// Returns `Ok`: the implementation of `possible` for a nemesis that every machine supports.
 pub fn anywhere() -> Result<(), String> {
     Ok(())
 }

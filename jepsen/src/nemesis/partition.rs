@@ -1,13 +1,13 @@
-//! Nemeses that cut links between members, silently or with both ends notified, in the shapes that have caused
-//! failures in similar systems.
+//! Nemeses that cut links between members. A link is cut either silently, or by closing its connections so that both
+//! ends notice. The set of cut links has one of these shapes, which have caused failures in similar systems:
 //!
 //! ```text
-//!   halves      0 1 ╳ 2 3 4         every link between two random parts
-//!   minority    0 ╳ 1 2             the same, with a minority on one side that often contains the leader
+//!   halves      0 1 ╳ 2 3 4         every link between two random groups is cut
+//!   minority    0 ╳ 1 2             a minority, which often contains the leader, is isolated
 //!   leader      L ╳ everyone        the leader is isolated
-//!   one-way     L ─╳▶ everyone      the messages of the leader, or those to it, are lost
-//!   bridge      0 1 ─ 2 ─ 3 4       two parts, and one member that reaches both
-//!   ring        each member reaches its two neighbors, so that each sees a different majority
+//!   one-way     L ─╳▶ everyone      only the messages from the leader, or only the messages to it, are lost
+//!   bridge      0 1 ─ 2 ─ 3 4       two groups are separated, but one member reaches both
+//!   ring        each member reaches only its two neighbors, so that each sees a different majority
 //! ```
 
 use super::targets::shuffle;
@@ -162,7 +162,7 @@ impl Nemesis for Partition {
     }
 
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
-        // Includes members that are down or have not joined, because they may start during the window.
+        // Members that are down or have not joined are included, because they may start during the window.
         let all: Vec<usize> = (0..fleet.places()).collect();
         let leader =
             fleet.leader().map_or_else(|| dice.one_of(fleet.members()), |(leader, _)| leader);

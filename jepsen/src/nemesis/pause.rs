@@ -1,5 +1,5 @@
-//! Nemeses that pause members (SIGSTOP) and resume them: for longer than a session lives, or repeatedly for less than
-//! an election takes.
+//! Nemeses that pause members (SIGSTOP) and resume them. A pause either outlasts the session TTL, or is shorter than
+//! an election timeout and is repeated.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
-//! Nemeses that cut the power of members: their file systems keep synced data and lose the rest.
+//! Nemeses that cut the power of members. After a power cut, a member's file system contains only the data that was
+//! synced.
 //!
-//! Each member has its own small file system ([`volume`](crate::volume)), which is shut down without flushing. Needs
-//! root, loop devices and perl.
+//! Each member has its own small file system ([`volume`](crate::volume)). A power cut shuts that file system down
+//! without flushing. These nemeses need root, loop devices and perl.
 
 use std::thread;
 use std::time::Duration;
@@ -40,10 +41,10 @@ pub(super) const ALL: Kind = Kind {
     make: || Box::new(Power::of(Targets::All)),
 };
 
-/// Size of the file system of a member, whose disk loses unflushed data.
+/// Size of the file system of a member, in bytes. The disk of the member loses unflushed data.
 const VOLUME_BYTES: u64 = 320 << 20;
 
-/// Maximum time that a process keeps running with a disk without power, in milliseconds.
+/// Maximum time between the power cut of a disk and the kill of the process that uses it, in milliseconds.
 const LINGERS_MS: u64 = 200;
 
 struct Power {
@@ -66,14 +67,14 @@ impl Nemesis for Power {
     fn begin(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<String, HarnessError> {
         self.down = self.whom.draw(fleet, dice);
         let whom = names(fleet, &self.down);
-        // From here on a node may notice the power cut and stop. It must not have stopped before.
+        // From now on a node may notice the power cut and stop. The node must not have stopped before.
         self.down.iter().try_for_each(|member| fleet.must_run(*member))?;
         if let Some(volumes) = fleet.volumes() {
             volumes.switch(&self.down)?.cut()?;
         }
         thread::sleep(Duration::from_millis(dice.below(LINGERS_MS)));
         for member in &self.down {
-            // It may or may not have noticed before its end.
+            // The node may or may not have noticed the power cut before its process was killed.
             fleet.bury_however(*member)?;
             self.struck += 1;
         }
@@ -100,7 +101,7 @@ mod tests {
 
     #[test]
     fn node_that_stopped_before_the_power_cut_is_reported() {
-        // The member does not answer when asked for the leader, or reports that it has stopped.
+        // In this test, the member does not answer when asked for the leader, or reports that it has stopped.
         let cut = |does: &str| Power::of(Targets::All).begin(&shell(does), &mut Dice::new(1));
         assert!(cut("true").is_ok());
         let stopped = cut("echo stopped of grief");

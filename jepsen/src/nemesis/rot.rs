@@ -1,10 +1,11 @@
-//! Nemeses that flip bits of files while a member is down: of its log, its snapshots, or its warm copy.
+//! Nemeses that flip bits in the files of a stopped member: in its log, its snapshots, or its warm copy.
 //!
-//! `docs/operating/disks.md` describes how a member must react. It starts and has, or fetches, what it lacks; or it
-//! refuses to start, or stops when the leader finds the damage, and reports that it is damaged. In the latter cases
-//! its directory is discarded and a new member takes its place.
+//! `docs/operating/disks.md` describes how a member must react to damage. Either the member starts with complete data,
+//! and fetches from the leader what was damaged. Or the member refuses to start, or stops later when the leader finds
+//! the damage, and reports that its data is damaged. In that case its directory is discarded and a new member replaces
+//! it.
 //!
-//! Only a minority of the members is damaged, and only while another member leads that has everything. A concurrent
+//! Damage affects only a minority of the members, and only while another member that has all data leads. A concurrent
 //! fault could destroy the last intact copy, so this nemesis is never mixed with others.
 
 use std::fs;
@@ -49,8 +50,8 @@ pub(super) const WARM: Kind = Kind {
 /// Environment variable that makes a node process keep a warm copy.
 pub const WARM_COPY: &str = "JEPSEN_WARM_COPY";
 
-/// Maximum time to wait for snapshots, and for one of the writes that make them due, and the number of concurrent
-/// writes.
+/// Maximum time to wait for snapshots, maximum time to wait for one of the writes that make snapshots due, and number
+/// of concurrent writes.
 const TAKEN_WITHIN: Duration = Duration::from_secs(8);
 const PUT_WITHIN: Duration = Duration::from_millis(800);
 const PUTS_AT_ONCE: usize = 4;
@@ -59,7 +60,7 @@ const PUT_BYTES: usize = 8 << 10;
 /// Maximum number of flipped bits.
 const BITS: u64 = 16;
 
-/// Messages of a member whose damage was found at its start or by the leader.
+/// Texts in the messages of a member that has stopped because damage was found, at its start or by the leader.
 const LAST_WORDS: [&str; 2] = ["log damaged at byte", "synced entries are lost"];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,7 +80,7 @@ impl What {
         }
     }
 
-    /// Flips bits in such files of a directory. Returns their number.
+    /// Flips bits in the files of this kind in a directory. Returns the number of flipped bits.
     fn rot(self, dir: &Path, dice: &mut Dice) -> Result<u64, HarnessError> {
         let system = |source| HarnessError::System { what: "cannot flip bits", source };
         let mut files = Vec::new();
@@ -104,8 +105,8 @@ impl What {
     }
 }
 
-/// Makes each of these members take a snapshot, if that is possible within some seconds. If clients write little, no
-/// snapshot would be taken for a long time.
+/// Makes each of these members take a snapshot, if that is possible within some seconds. When clients write little,
+/// members would otherwise take no snapshot for a long time.
 fn have_snapshots_taken(fleet: &Fleet, members: &[usize]) {
     let begun = Instant::now();
     // A snapshot is due when the log exceeds a share of the state. Small values add more to the state than to the
@@ -114,7 +115,7 @@ fn have_snapshots_taken(fleet: &Fleet, members: &[usize]) {
     let put = Call::Put { key, value, lease: None };
     let has_one = |member: &usize| {
         let mut files = Vec::new();
-        // Files that appear or disappear during the search are found in the next one.
+        // Files that appear or disappear during the search are found by the next search.
         drop(find(fleet.dir(*member), &mut files));
         files.iter().any(|file| What::Snapshot.is(file))
     };
@@ -123,7 +124,7 @@ fn have_snapshots_taken(fleet: &Fleet, members: &[usize]) {
         let puts = (0..PUTS_AT_ONCE).filter_map(|_| {
             leader.as_ref().map(|leader| leader.ask(&Order::Call(Box::new(put.clone()))))
         });
-        // The outcomes do not matter.
+        // The outcomes of these writes do not matter.
         puts.collect::<Vec<_>>().into_iter().for_each(|put| drop(put.recv_timeout(PUT_WITHIN)));
     }
 }
@@ -180,8 +181,8 @@ impl Nemesis for Rot {
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         for member in self.damaged.drain(..) {
             let Some(process) = fleet.process(member) else { continue };
-            // A linearizable read shows that it has caught up, so its leader checks no further. Otherwise it never
-            // catches up.
+            // A linearizable read shows that the member has caught up and that its leader checks no further. If the
+            // leader finds damage, the member never catches up.
             let has_all = process.ready()?
                 && matches!(process.answer(&Order::Status)?, Some(Answer::Status { .. }));
             if has_all && !process.is_over() {
@@ -197,7 +198,7 @@ impl Nemesis for Rot {
                         "m{member} with flipped bits: {why}"
                     )));
                 }
-                // It could not answer, for example because there was no leader.
+                // The member could not answer the read, for example because there was no leader.
                 None => fleet.restart(member)?,
             }
         }

@@ -1,5 +1,5 @@
-//! Nemeses that constantly do what operators do occasionally: transfers of leadership, compactions, backups,
-//! snapshots for lagging members, and rolling restarts.
+//! Nemeses that constantly repeat operations that operators normally do occasionally: leadership transfers,
+//! compactions, backups, snapshots for lagging members, and rolling restarts.
 
 use std::path::Path;
 use std::process::Command;
@@ -52,10 +52,10 @@ pub(super) const ROLLING: Kind = Kind {
     make: || Box::new(Rolling { next: 0, struck: 0 }),
 };
 
-/// Deadline of a call of a nemesis. A missing reply does not matter.
+/// Deadline of a call of a nemesis. The nemesis ignores missing replies.
 const CALL_LIMIT: Duration = Duration::from_millis(800);
 
-/// Maximum pause between two of them, in milliseconds.
+/// Maximum pause between two transfers, in milliseconds.
 const TRANSFER_EVERY_MS: u64 = 700;
 const COMPACT_EVERY_MS: u64 = 60;
 const SNAPSHOT_EVERY_MS: u64 = 800;
@@ -177,13 +177,14 @@ impl Nemesis for Snapshots {
         Ok(())
     }
 
-    /// Both parts must have had an effect.
+    /// Returns zero unless both parts of the nemesis had an effect.
     fn struck(&self) -> u64 {
         self.lags.min(self.backups)
     }
 }
 
-/// Takes a backup of a running member and verifies it if the member confirms it. Returns whether it did.
+/// Makes a backup of a running member. If the member confirms the backup, verifies it. Returns whether the member
+/// confirmed.
 fn back_up(fleet: &Fleet, member: usize) -> Result<bool, HarnessError> {
     let file = fleet.dir(member).with_extension("backup");
     let call = Call::Backup { file: file.to_string_lossy().into_owned() };
@@ -198,7 +199,7 @@ fn back_up(fleet: &Fleet, member: usize) -> Result<bool, HarnessError> {
     Ok(true)
 }
 
-/// Verifies a snapshot with the program of the server. The snapshot ends with a hash, as those of etcd do.
+/// Verifies a snapshot with the server program. The snapshot ends with a hash, like a snapshot of etcd.
 fn is_sound(fleet: &Fleet, file: &Path) -> Result<Result<(), String>, HarnessError> {
     let said = Command::new(fleet.program()).args(["snapshot", "status"]).arg(file).output();
     let said =

@@ -17,7 +17,7 @@ pub(super) enum Targets {
 }
 
 impl Targets {
-    /// Draws targets among the running founders. Returns fewer if too few run.
+    /// Draws targets among the running founders. If too few founders run, returns fewer targets.
     pub(super) fn draw(self, fleet: &Fleet, dice: &mut Dice) -> Vec<usize> {
         let leader = fleet.leader().map(|(leader, _)| leader);
         let founders = fleet.up().into_iter().filter(|member| *member < fleet.members());
@@ -39,7 +39,7 @@ impl Targets {
         };
         shuffle(&mut up, dice);
         if let Some(leader) = leader.filter(|_| dice.below(2) == 0) {
-            // The sort is stable: the others keep their random order.
+            // The sort is stable, so the other members keep their random order.
             up.sort_by_key(|member| *member != leader);
         }
         up.truncate(many);

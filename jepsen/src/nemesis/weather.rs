@@ -1,5 +1,5 @@
-//! Nemeses that degrade links without cutting them: delay, loss, duplication, damage or low bandwidth, on all links
-//! or those of one member.
+//! Nemeses that degrade links without cutting them: by delay, loss, duplication, corruption or low bandwidth. These
+//! nemeses affect all links, or the links of one member.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -122,7 +122,7 @@ const THIN: Badness = Badness {
     felt: |traffic| traffic.frames,
 };
 
-/// Returns a probability of at least a tenth of the maximum, so that every window has an effect.
+/// Returns a random probability of at least a tenth of the maximum, so that every window has an effect.
 fn chance(dice: &mut Dice, most_permille: u16) -> u16 {
     let least = most_permille.div_ceil(10);
     let more = dice.below(u64::from(most_permille - least) + 1);

@@ -1,4 +1,5 @@
-//! One connection through the proxy: identifies the caller, then forwards both directions under the rule of the link.
+//! One connection through the proxy. The proxy first identifies the member that dialed, and then forwards both
+//! directions subject to the rule of the link.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +15,7 @@ use super::frames::{Caller, Frames};
 use crate::dice::Dice;
 use crate::links::{Cut, Link, Rule};
 
-/// A direction reads no more while this many bytes are in flight on it.
+/// Maximum number of bytes in flight in one direction. Beyond it, the proxy reads no more from that direction.
 const UNDER_WAY_BYTES_MAX: usize = 256 << 10;
 
 /// Buffer size of each read.
@@ -23,13 +24,13 @@ const READ_BYTES: usize = 64 << 10;
 /// Number of bytes that a link with a limited rate forwards at a time.
 const PIECE_BYTES: usize = 4 << 10;
 
-/// Maximum time for a caller to identify itself.
+/// Maximum time for a dialing member to identify itself.
 const GREETING_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long one direction continues after the other has ended.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// Reads until the caller is known. Returns the bytes that were read.
+/// Reads until the dialing member is identified. Returns the bytes that were read.
 pub(super) async fn caller(
     socket: &mut TcpStream,
     members: &[String],
@@ -49,22 +50,22 @@ pub(super) async fn caller(
     timeout(GREETING_WITHIN, hear).await.unwrap_or_else(|_| Err(ended()))
 }
 
-/// Forwards a connection from a caller that has sent `said` so far to the member that listens at `listen`, until one
-/// of them or the rule of the link ends it.
+/// Forwards a connection to the member that listens at `listen`. The dialing member has sent the bytes `said` so far.
+/// Returns when either end closes the connection, or when the rule of the link ends it.
 pub(super) async fn serve(socket: TcpStream, said: Vec<u8>, listen: &str, link: &Link) {
     let mut rule = link.rule();
     let cut = rule.borrow().cut;
     match cut {
         None => {}
         Some(Cut::Refused) => return link.count(|traffic| traffic.refused += 1),
-        // The connection gets no response. Even after the link is restored, it is not served.
+        // The connection gets no response. The connection is not served even after the link is restored.
         Some(Cut::Silent) => {
             link.count(|traffic| traffic.silenced += 1);
             return drop(rule.wait_for(|rule| rule.cut != Some(Cut::Silent)).await);
         }
     }
     let Ok(onward) = TcpStream::connect(listen).await else { return };
-    // Small messages must not wait for more data. A socket that rejects this option is already closed.
+    // Small messages must not wait for more data. If a socket rejects this option, the socket is already closed.
     if socket.set_nodelay(true).and(onward.set_nodelay(true)).is_err() {
         return;
     }
@@ -92,14 +93,14 @@ struct Way<'a> {
     /// The data in flight with its arrival times, in ascending order.
     under_way: VecDeque<(Instant, Vec<u8>)>,
     under_way_bytes: usize,
-    /// Time at which everything sent so far has left.
+    /// Time at which all data that was sent so far has left the link.
     free_at: Instant,
     last_due: Instant,
     /// Whether no more data is sent.
     ending: bool,
 }
 
-/// The fate of a frame.
+/// The effect of the link's rule on a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Passes,
@@ -167,7 +168,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// Decides the fate of the received frames.
+    /// Decides for each received frame what happens to it.
     fn take(&mut self, rule: &Rule) {
         while !self.ending
             && let Some(mut frame) = self.frames.next()
@@ -244,7 +245,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// Reschedules data in flight to arrive no later than it would under this rule.
+    /// Reschedules data in flight so that it arrives no later than it would under the new rule.
     fn hurry(&mut self, rule: &Rule) {
         let now = Instant::now();
         if rule.bytes_per_second.is_none() {

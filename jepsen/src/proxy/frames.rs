@@ -1,24 +1,25 @@
-//! As much of the peer protocol as the proxy must understand to lose a whole message: the boundaries of frames and
-//! the identity of the caller.
+//! The part of the peer protocol that the proxy must parse in order to drop whole messages: the boundaries of frames
+//! and the identity of the member that dialed.
 //!
 //! ```text
-//!   preface: 16 bytes, of which the 13th is the lane | frame | frame | ...
+//!   preface: 16 bytes; the 13th byte is the lane (the kind of connection) | frame | frame | ...
 //!   frame:   length u32 | two checksums u32 | body of that length
 //! ```
 
-/// Length of the preface, which both sides send first.
+/// Length of the preface, in bytes. Both sides send a preface first.
 pub(super) const PREFACE_BYTES: usize = 16;
 
 /// Offset of the lane in the preface.
 const LANE_AT: usize = 12;
 
-/// The lane of a machine that asks to join, which does not identify itself at first.
+/// The lane (kind of connection) of a node that asks to join. Such a node does not identify itself at first.
 const JOIN_LANE: u8 = 255;
 
-/// Size of the length and the checksums.
+/// Size of the length and the checksums of a frame, in bytes.
 const HEADER_BYTES: usize = 12;
 
-/// Maximum length of a frame. The receiver closes the connection at a longer one, so the rest is forwarded unchanged.
+/// Maximum length of a frame. A receiver closes the connection when a frame is longer, so the proxy forwards the rest
+/// of the stream unchanged.
 const FRAME_BYTES_MAX: usize = 32 << 20;
 
 /// A stream that is divided into frames.
@@ -48,7 +49,7 @@ impl Frames {
         std::mem::take(&mut self.buffer)
     }
 
-    /// Returns whether the next frame belongs to the handshake: the preface, and a frame or two.
+    /// Returns whether the next frame belongs to the handshake, which consists of the preface and one or two frames.
     pub(super) fn greets(&self) -> bool {
         self.taken < 3
     }
@@ -72,13 +73,13 @@ impl Frames {
 pub(super) enum Caller {
     /// The member with this number.
     Member(usize),
-    /// Another caller: a machine that asks to join, or a probe.
+    /// Another caller, such as a node that asks to join, or a probe.
     Stranger,
 }
 
 impl Caller {
-    /// Identifies the caller by the first bytes of a connection. Returns `None` if more are needed. The handshake of
-    /// a member contains its own address, which is unique among `members`.
+    /// Identifies the caller by the first bytes of a connection. Returns `None` if more bytes are needed. The
+    /// handshake of a member contains the member's own address, which is unique among `members`.
     pub(super) fn of(bytes: &[u8], members: &[String]) -> Option<Self> {
         if *bytes.get(LANE_AT)? == JOIN_LANE {
             return Some(Caller::Stranger);

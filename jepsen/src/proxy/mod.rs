@@ -1,17 +1,18 @@
-//! A proxy between members: each is reached at an address of the harness, which forwards frames to the listen address
-//! of the member, subject to the [`Links`].
+//! A proxy between members. Each member advertises an address of the harness. The proxy accepts connections there and
+//! forwards frames to the member's real listen address, subject to the rules of [`Links`].
 //!
 //! ```text
-//!   m0 ──dials the address of m1──▶ Proxy ──the link 0 → 1──▶ m1 listens somewhere else
-//!   m1 ──dials the address of m0──▶ Proxy ──the link 1 → 0──▶ m0 listens somewhere else
+//!   m0 ──dials the address of m1──▶ Proxy ──the link 0 → 1──▶ m1 listens on another port
+//!   m1 ──dials the address of m0──▶ Proxy ──the link 1 → 0──▶ m0 listens on another port
 //! ```
 //!
-//! Members exchange their addresses through handshakes and through the log, so there is one address per member and
-//! not one per pair. The handshake, which contains the address of the caller, identifies the caller. Connections must
-//! therefore not be encrypted, and a machine that asks to join is a stranger until it is a member.
+//! Members learn each other's addresses from handshakes and from the log, so a member has one address that all others
+//! dial. The proxy therefore cannot use the dialed address to tell who dials. The proxy reads the dialing member's
+//! address from the handshake instead, so connections must not be encrypted. A node that asks to join cannot be
+//! identified until it is a member.
 //!
-//! The proxy runs on its own thread in the process of the harness. On a link without faults it only adds two hops on
-//! loopback to each message.
+//! The proxy runs on its own thread in the process of the harness. On a link without faults, it only adds two loopback
+//! hops to each message.
 
 mod connection;
 mod frames;
@@ -29,7 +30,7 @@ use crate::process::HarnessError;
 
 use frames::Caller;
 
-/// A running proxy. Dropping it closes all connections.
+/// A running proxy. Dropping this value closes all connections.
 #[derive(Debug)]
 pub struct Proxy {
     /// Dropping it ends the thread.
@@ -38,10 +39,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens at each of `addresses` for the member that listens at the same index of `listens`, now or later. This
-    /// index is the number of the member.
+    /// Starts a proxy. The proxy accepts connections at each address in `addresses` and forwards them to the address
+    /// with the same index in `listens`, at which a member listens, now or later. The index is the number of the
+    /// member.
     ///
     /// # Errors
+    ///
     /// Returns errors of the operating system.
     pub fn start(
         addresses: &[String],
@@ -78,7 +81,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that has panicked has ended as well.
+            // If the thread has panicked, it has ended as well, so the error is ignored.
             drop(thread.join());
         }
     }

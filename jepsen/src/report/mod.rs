@@ -1,4 +1,5 @@
-//! Reports of runs: a page for each, a table of many, the same as JSON, and the history of a run that was not ok.
+//! Reports of runs: an HTML page for each run, a text table and JSON for many runs, and the history of each run that
+//! was not ok.
 
 mod page;
 mod plot;
@@ -33,16 +34,16 @@ pub struct Summary {
     pub over: Over,
     /// The seed.
     pub seed: u64,
-    /// The build.
+    /// The build of the programs.
     #[serde(flatten)]
     pub made: Build,
-    /// Maximum number of client steps per second, or 0 in lines of an older harness that did not record it.
+    /// Maximum number of client steps per second. 0 in results of older harnesses, which did not record it.
     #[serde(default)]
     pub rate: u64,
-    /// Intended length of its faults, in milliseconds, or 0 likewise.
+    /// Intended length of a fault, in milliseconds. 0 in results of older harnesses.
     #[serde(default)]
     pub window_ms: u64,
-    /// Intended length of the rests between them, in milliseconds, or 0 likewise.
+    /// Intended length of the rest between two faults, in milliseconds. 0 in results of older harnesses.
     #[serde(default)]
     pub rest_ms: u64,
     /// `ok`, `violation`, `undecided`, `invalid` or `skipped`.
@@ -55,9 +56,9 @@ pub struct Summary {
     pub kinds: std::collections::BTreeMap<String, Count>,
     /// Successful operations per second of load.
     pub ok_per_second: f64,
-    /// Median of their latencies, in milliseconds.
+    /// Median latency of the successful operations, in milliseconds.
     pub latency_ms_median: f64,
-    /// 99th percentile of their latencies, in milliseconds.
+    /// 99th percentile of the latency of the successful operations, in milliseconds.
     pub latency_ms_p99: f64,
     /// Number of faults.
     pub faults: usize,
@@ -67,11 +68,11 @@ pub struct Summary {
     pub load_seconds: u64,
     /// Length of the run, in seconds.
     pub seconds: f64,
-    /// Path of its page.
+    /// Path of the page of the run.
     pub page: Option<PathBuf>,
-    /// Files that a run leaves if it is not ok: histories and pages of checkers.
+    /// Files that a run leaves if the run is not ok: histories, and the pages of checkers.
     pub evidence: Vec<PathBuf>,
-    /// Commands that check those histories again.
+    /// Commands that check these histories again.
     pub judge_again: Vec<String>,
     /// The command that repeats the run.
     pub command: String,
@@ -125,8 +126,8 @@ impl Summary {
         }
     }
 
-    /// Returns whether this result can stand for another run: it is the same run, at least as long, with the same
-    /// pace, no lower rate, and the very same programs.
+    /// Returns whether this result makes another run unnecessary. The other run is unnecessary if both have the same
+    /// plan and the same programs, and this run was at least as long, with the same pace and at least the same rate.
     pub(crate) fn stands_for(&self, other: &Self) -> bool {
         (&self.workload, &self.nemesis, self.members, self.over, self.seed)
             == (&other.workload, &other.nemesis, other.members, other.over, other.seed)
@@ -144,9 +145,10 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Writes the page of a run into a directory, and its histories if it was not ok. Returns the summary.
+/// Writes the page of a run into a directory. If the run was not ok, also writes its histories. Returns the summary.
 ///
 /// # Errors
+///
 /// Returns errors of the file system.
 pub fn write(ran: &Ran, made: Build, dir: &Path) -> Result<Summary, HarnessError> {
     let system = |source| HarnessError::System { what: "cannot write a report", source };

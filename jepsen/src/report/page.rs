@@ -1,4 +1,4 @@
-//! The page of one run: HTML that needs no network.
+//! The HTML page of one run. The page loads nothing from the network.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -13,7 +13,7 @@ const WIDTH: f64 = 1100.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 60.0;
 const BOTTOM: f64 = 24.0;
-/// Maximum number of points. More make a page slow and show no more.
+/// Maximum number of points. More points would make the page slow without showing more.
 const POINTS_MAX: usize = 6000;
 const MICROS: f64 = 1e6;
 
@@ -80,7 +80,7 @@ impl Frame {
 pub(super) fn latencies(entries: &[Entry], windows: &[Window], seconds: f64) -> String {
     const DECADES: f64 = 5.0;
     let mut frame = Frame::new(seconds, windows);
-    // From a tenth of a millisecond to ten seconds.
+    // The axis ranges from a tenth of a millisecond to ten seconds.
     let y = |millis: f64| {
         let decade = (millis.max(0.1).log10() + 1.0).min(DECADES);
         (HEIGHT - BOTTOM) * (1.0 - decade / DECADES)

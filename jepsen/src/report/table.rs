@@ -1,4 +1,4 @@
-//! Formats many runs for a terminal: a line for each, and a total.
+//! Formats the results of many runs as text for a terminal: one line per run, and a total.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub fn heading() -> String {
     )
 }
 
-/// Returns the line of a run, followed by the reason if it is not ok.
+/// Returns the line of a run. If the run is not ok, the reason follows.
 pub fn row(summary: &Summary) -> String {
     let Summary { workload, nemesis, members, verdict, operations, .. } = summary;
     let mut row = format!(
@@ -54,7 +54,7 @@ pub fn row(summary: &Summary) -> String {
     row
 }
 
-/// Returns a line about all runs. They took this long in total, partly in parallel.
+/// Returns a line about all runs. `took` is their total time; some of them may have run in parallel.
 pub fn sum(summaries: &[Summary], took: Duration) -> String {
     let of = |verdict| summaries.iter().filter(|summary| summary.verdict == verdict).count();
     let ok: u64 = summaries.iter().map(|summary| summary.operations.ok).sum();

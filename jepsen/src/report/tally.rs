@@ -1,4 +1,4 @@
-//! Totals of many runs, possibly of several series, as Markdown.
+//! Computes totals of many runs, possibly from several series, and formats them as Markdown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -41,7 +41,7 @@ fn handoffs(summary: &Summary) -> u64 {
     summary.kinds.iter().filter(|(kind, _)| is_one(kind)).map(|(_, count)| count.ok).sum()
 }
 
-/// Returns totals, a table by workload and one by nemesis, every run that was not ok with the command that repeats
+/// Returns totals, a table by workload, a table by nemesis, every run that was not ok with the command that repeats
 /// it, and the skipped runs with the reasons. Runs whose nodes broke a promise on purpose are listed separately.
 pub fn tally(summaries: &[Summary]) -> String {
     let (skipped, ran): (Vec<&Summary>, Vec<&Summary>) =
@@ -123,8 +123,9 @@ fn of_mutants(page: &mut String, summaries: &[Summary]) {
     }
 }
 
-/// Returns the overall problem of these runs, which must be sorted with the oldest first: `violation` if there is
-/// one, else `undecided`, else `invalid` if such a run was not repeated successfully or if there are no runs.
+/// Returns the overall problem of these runs: `violation` if there is a violation, else `undecided` if a run is
+/// undecided, else `invalid` if an invalid run was not repeated successfully or there are no runs. The runs must be
+/// sorted with the oldest first.
 pub fn left(summaries: &[Summary]) -> Option<&'static str> {
     if !summaries.iter().any(is_ordinary) {
         return Some("invalid");
@@ -135,8 +136,8 @@ pub fn left(summaries: &[Summary]) -> Option<&'static str> {
         .find(|verdict| left.iter().any(|one| one.verdict == *verdict))
 }
 
-/// Returns the runs that were not ok. An invalid run is dropped if a later run can stand for it. Violations and
-/// undecided runs always remain: processes are not deterministic, so another run has another history.
+/// Returns the runs that were not ok. An invalid run is omitted if a later ok run replaces it. Violations and
+/// undecided runs are never omitted: processes are not deterministic, so another run has another history.
 fn of_verdicts(summaries: &[Summary]) -> Vec<&Summary> {
     let is_left = |(place, one): &(usize, &Summary)| match one.verdict.as_str() {
         "ok" | "skipped" => false,

@@ -46,7 +46,7 @@ pub(crate) fn command(program: &Program, seat: &Seat<'_>) -> Command {
     ] {
         command.arg(format!("--{flag}={value}"));
     }
-    // Variables meant for other servers on this machine would be taken for flags.
+    // ETCD_ variables that are meant for other servers on this machine would be used as flags.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("ETCD_")) {
             command.env_remove(name);

@@ -1,8 +1,8 @@
-//! Holds of the clients of a server: locks of `v3lockpb`, leaderships of `v3electionpb`, and watches.
+//! The holds of a server's clients: locks of `v3lockpb`, leaderships of `v3electionpb`, and watches.
 //!
-//! A holder believes in a hold exactly while it can believe in the lease of the hold, which is all that it can know.
-//! Each acquisition has its own session, because two acquisitions with one lease would share one entry in the lock
-//! queue.
+//! A client considers a hold valid exactly as long as it considers the lease of the hold valid, because a client of
+//! etcd learns nothing else about its hold. Each acquisition has its own session, because two acquisitions with one
+//! lease would share one entry in the lock queue.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(super) enum Holding {
     Leadership(Session, LeaderKey),
     /// A watch.
     Watch(Box<Watching>),
-    /// A watch that has ended, with the reason, which was not reported yet.
+    /// A watch that has ended. The reason was not reported to the client yet.
     Over(Miss),
 }
 
@@ -117,10 +117,10 @@ impl Clients {
         }
     }
 
-    /// Returns whether the hold of a slot is held, as far as its holder may believe.
+    /// Returns whether the client may still consider the hold of a slot valid.
     pub(super) fn look(&self, slot: String) -> Result<Reply, Miss> {
         let holding = self.slots.take(&slot).ok_or_else(|| empty(&slot))?;
-        // The clock is read first, as inside a member.
+        // The clock is read before the state of the hold, as inside a member.
         let at = moment::now();
         let held = match &holding {
             Holding::Lock(session, _) | Holding::Leadership(session, _) => session.is_believed(),
@@ -131,8 +131,8 @@ impl Clients {
         Ok(Reply::Held { held, at: held.then_some(at) })
     }
 
-    /// Releases the hold of a slot. Returns whether it was held when the release was requested: the lease tells it,
-    /// since the server does not.
+    /// Releases the hold of a slot. Returns whether the hold was valid when the release was requested. The validity of
+    /// the lease decides this, because the server does not report whether the hold was valid.
     pub(super) async fn release(&self, slot: &str) -> Result<Reply, Miss> {
         let holding = self.slots.take(slot).ok_or_else(|| empty(slot))?;
         let at = Some(moment::now());
@@ -159,9 +159,9 @@ impl Clients {
         Ok(Reply::Held { held: true, at })
     }
 
-    /// Acquires a lock, reads a set, pauses, writes the set with one more element, and releases. If `guarded`, it
-    /// writes with a transaction on the condition that the key of the lock still has its creation revision; if not,
-    /// it writes as a client that relies on the lock alone.
+    /// Acquires a lock, reads a set, pauses, writes the set with one more element, and releases the lock. If
+    /// `guarded`, the write is a transaction on the condition that the key of the lock still has its creation
+    /// revision. Otherwise the write is unconditional, as by a client that relies on the lock alone.
     pub(super) async fn add_under_lock(
         &self,
         lock: &str,
@@ -181,7 +181,7 @@ impl Clients {
         });
         let own = rows.next().flatten().ok_or_else(lost)?;
         let before = rows.next().flatten().map_or_else(String::new, |row| text(&row.value) + ",");
-        // The pause stands for work under the lock.
+        // The pause simulates work under the lock.
         tokio::time::sleep(think).await;
         let is_held = created_at(&key.0, own.create_revision.cast_unsigned());
         let when = if guarded { vec![is_held] } else { Vec::new() };
@@ -202,7 +202,7 @@ fn late() -> Miss {
     Miss::Refused("not acquired before the deadline".to_owned())
 }
 
-/// Returns the error for a hold that was granted too late to believe in it.
+/// Returns the error for a hold that was granted after its lease had to be considered expired.
 fn lost() -> Miss {
     Miss::Refused("lost before it could be used".to_owned())
 }

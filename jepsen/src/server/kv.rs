@@ -9,12 +9,12 @@ use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::kv_client::KvClient;
 use pb::request_op::Request;
 
-/// Maximum number of attempts of an addition if other clients are faster.
+/// Maximum number of attempts of an addition when other clients change the counter at the same time.
 const ADD_TRIES: usize = 20;
 
 impl Clients {
     pub(super) fn kv(&self) -> KvClient<Channel> {
-        // A range over everything is one message.
+        // A range over all rows is one message, so the message size must not be limited.
         KvClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
@@ -86,14 +86,15 @@ impl Clients {
         Ok(self.kv().txn(request).await?.into_inner())
     }
 
-    /// Makes a write of the load of the crash tests: the key, and the tally of its writer.
+    /// Makes one write of the crash tests' load: writes the key, and updates the tally of its writer.
     pub(super) async fn write(&self, key: &str) -> Result<Answer, Miss> {
         let puts = vec![put(key, &wire::value_of(key)), put(&wire::tally_of(key), key)];
         let answer = self.txn(Vec::new(), puts).await?;
         Ok(Answer::Done(revision_of(answer.header)))
     }
 
-    /// Adds to a counter as a client of etcd does: reads it, and writes it if it is unchanged.
+    /// Adds to a counter as a client of etcd does: reads the counter, and writes it on the condition that it is
+    /// unchanged.
     pub(super) async fn add(&self, key: &str, by: i64) -> Result<i64, Miss> {
         for _ in 0..ADD_TRIES {
             let answer = self.range(key, false).await.map_err(Miss::harmless)?;
@@ -132,12 +133,12 @@ fn compare(key: &str, target: CompareTarget, union: TargetUnion) -> pb::Compare 
     }
 }
 
-/// Returns the condition that a row was last changed at a revision, or does not exist if 0.
+/// Returns the condition that a row was last changed at `revision`. Revision 0 means that the row does not exist.
 pub(super) fn modified_at(key: &str, revision: u64) -> pb::Compare {
     compare(key, CompareTarget::Mod, TargetUnion::ModRevision(revision.cast_signed()))
 }
 
-/// Returns the condition that a row was created at a revision, or does not exist if 0.
+/// Returns the condition that a row was created at `revision`. Revision 0 means that the row does not exist.
 pub(super) fn created_at(key: &str, revision: u64) -> pb::Compare {
     compare(key, CompareTarget::Create, TargetUnion::CreateRevision(revision.cast_signed()))
 }

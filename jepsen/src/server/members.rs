@@ -1,4 +1,4 @@
-//! Operator calls to a member: the leader, the members, transfers of leadership, and snapshots.
+//! Operator calls to a member: querying the leader and the members, transferring leadership, and saving snapshots.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -38,7 +38,7 @@ impl Clients {
         Ok(Reply::Members { voters, learners, joint: false })
     }
 
-    /// Requests a transfer of leadership from the member if it leads, to each of the others in turn.
+    /// If the member leads, asks it to transfer leadership. Tries each of the other members in turn.
     pub(super) async fn transfer(&self) -> Result<Reply, Miss> {
         static TURN: AtomicUsize = AtomicUsize::new(0);
         let status = self.maintenance().status(pb::StatusRequest {}).await?.into_inner();

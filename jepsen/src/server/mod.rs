@@ -7,10 +7,11 @@
 //!                                      └─ sessions: leases that are kept alive
 //! ```
 //!
-//! The orders are the same as for the process of a node ([`wire`](crate::wire)), so that workloads, faults and checks
-//! are shared; here they are translated to the etcd protocol. The clients of a member call only that member, over one
-//! connection, and live as long as its process: when it ends, their holds are given up. But they do not run *in* it:
-//! pausing a member does not pause its clients, which continue to believe in their holds by their own clocks.
+//! The orders are the same as those to the process of a node ([`wire`](crate::wire)), so workloads, faults and checks
+//! work with both. This module translates the orders to the etcd protocol. The clients of a member call only that
+//! member, over one connection. When the process of the member ends, its clients give up their holds. But the clients
+//! do not run *in* that process: pausing a member does not pause its clients, which continue to use their holds until
+//! their own clocks say that the leases have expired.
 
 mod command;
 mod held;
@@ -42,7 +43,7 @@ const CONNECTS_WITHIN: Duration = Duration::from_secs(1);
 /// Maximum time to wait for the reply to a query of the leader. Callers wait no longer.
 const LOOKS_WITHIN: Duration = Duration::from_secs(1);
 
-/// The clients of one member during the life of its process.
+/// The clients of one member, for one run of its process.
 pub(crate) struct Clients {
     channel: Channel,
     slots: Shelf<Holding>,
@@ -56,7 +57,7 @@ pub(crate) struct Clients {
 pub(crate) struct Terms {
     /// The call deadline.
     pub(crate) deadline: Duration,
-    /// The session TTL. Lease TTLs are whole seconds.
+    /// The session TTL. The TTL is rounded to whole seconds, as the TTL of a lease requires.
     pub(crate) session: Duration,
 }
 
@@ -74,9 +75,9 @@ fn runtime() -> &'static Handle {
 }
 
 impl Clients {
-    /// Returns the clients of the server at this address, which need not run yet.
+    /// Returns the clients of the server at this address. The server need not run yet.
     pub(crate) fn of(address: &str, terms: Terms) -> Arc<Self> {
-        // A channel spawns a task.
+        // Creating a channel spawns a task, which needs the runtime.
         let _inside = runtime().enter();
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
         let endpoint = endpoint.expect("an address of a port is a part of a URL");
@@ -95,7 +96,7 @@ impl Clients {
             };
             let answer = tokio::time::timeout(limit, clients.answer(order)).await;
             let late = |_| Answer::Unknown("no reply before the deadline".to_owned());
-            // The caller may have gone.
+            // Sending fails only if the caller no longer waits.
             drop(heard.send(answer.unwrap_or_else(late)));
         });
     }
@@ -182,7 +183,7 @@ impl Clients {
         }
     }
 
-    /// Returns a session without a hold: an earlier one if its lease can still be believed in, or a new one.
+    /// Returns a session without a hold. Reuses a session whose lease certainly exists, or opens a new session.
     async fn session(&self) -> Result<Session, Miss> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();

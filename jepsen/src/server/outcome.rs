@@ -1,8 +1,9 @@
-//! Classifies gRPC statuses: the call has no effect, or its outcome is unknown.
+//! Classifies gRPC statuses: either the call certainly had no effect, or its outcome is unknown.
 //!
-//! If a change is reported as failed and seen later, that is a false violation. If a rejected change is reported as
-//! unknown, a real loss may stay hidden. Therefore the rejections are listed explicitly, and everything else is
-//! unknown: deadlines, the shutdown of the server, and every failure of an established connection.
+//! A wrong classification would be harmful. If a change that was applied is reported as failed, the checker reports a
+//! false violation. If a rejected change is reported as unknown, the checker may miss the loss of a real one.
+//! Therefore this module lists the statuses of rejections explicitly. Every other status is unknown: deadlines, the
+//! shutdown of the server, and every failure of an established connection.
 
 use std::error::Error as _;
 
@@ -13,14 +14,15 @@ use crate::wire::Answer;
 /// The reason why a call has no reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Miss {
-    /// The call has no effect and never will.
+    /// The call certainly had no effect and will have none.
     Refused(String),
-    /// The call may have an effect.
+    /// The outcome is unknown: the call may have had an effect.
     Unknown(String),
 }
 
 impl Miss {
-    /// Turns the result into a failure, for a call that changes nothing that is checked.
+    /// Converts an unknown outcome to a failure. Use this function for calls that change nothing that a checker
+    /// observes.
     pub(super) fn harmless(self) -> Self {
         match self {
             Miss::Refused(why) | Miss::Unknown(why) => Miss::Refused(why),
@@ -125,7 +127,7 @@ mod tests {
 
     #[test]
     fn broken_connection_makes_the_outcome_unknown() {
-        // The code of the status does not matter.
+        // In these cases the code of the status does not matter.
         let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         let mut status = Status::new(Code::NotFound, "?");
         status.set_source(std::sync::Arc::new(broken));

@@ -1,8 +1,9 @@
-//! A lease that a client keeps alive, and how long the client may believe in it.
+//! A lease that a client keeps alive, and the time until which the client may consider the lease valid.
 //!
-//! The time counts from the sending of the last acknowledged renewal, because the server starts to count later. As in
-//! the library, the possible clock drift is subtracted. A dropped session is revoked if the server can be reached.
-//! Otherwise its keys are deleted when the lease expires.
+//! The client counts the TTL from the time at which it sent the last acknowledged renewal, because the server starts
+//! to count later. As in the library, the possible clock drift is subtracted from the TTL. When a session is dropped,
+//! its lease is revoked if the server can be reached. Otherwise the keys of the lease are deleted when the lease
+//! expires.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,7 +32,7 @@ const REVOKES_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Granted {
     pub(super) id: i64,
     ttl: Duration,
-    /// Time at which it was requested.
+    /// Time at which the lease was requested.
     sent: Instant,
 }
 
@@ -81,13 +82,13 @@ impl Drop for Session {
         let (mut client, id) = (LeaseClient::new(self.channel.clone()), self.lease);
         runtime().spawn(async move {
             let revoke = client.lease_revoke(pb::LeaseRevokeRequest { id });
-            // If the request does not arrive, the lease expires.
+            // If the revocation does not arrive, the lease expires by itself.
             drop(tokio::time::timeout(REVOKES_WITHIN, revoke).await);
         });
     }
 }
 
-/// Returns how long a holder may believe in a lease.
+/// Returns how long after sending a renewal a client may rely on a lease.
 fn believed(ttl: Duration) -> Duration {
     ttl - ttl * DRIFT_PERCENT / 100
 }
@@ -104,7 +105,7 @@ async fn keep(channel: Channel, id: i64, ttl: Duration, believed_until: Arc<Mute
     }
 }
 
-/// Renews the lease on one stream until that breaks. Returns `Some` if the lease has ended.
+/// Renews the lease on one stream until the stream breaks. Returns `Some` if the lease has ended.
 async fn renewals(
     channel: &Channel,
     id: i64,

@@ -1,5 +1,6 @@
-//! Watches, each on its own stream, with the guarantees that a client of etcd has: a response with events says
-//! nothing about later ones, and a response without events says that everything up to its revision was sent.
+//! Watches, each on its own stream, with the guarantees of an etcd client. A response with events proves progress only
+//! up to the revision of its last event. A response without events proves that every change up to the revision in its
+//! header was sent.
 
 use std::time::Duration;
 
@@ -22,9 +23,9 @@ const ANSWERS_MAX: usize = 64;
 /// A watch.
 pub(super) struct Watching {
     answers: Streaming<pb::WatchResponse>,
-    /// The first revision, for the message if it was compacted.
+    /// The start revision of the watch, for the error text if that revision was compacted.
     from: u64,
-    /// Dropping it ends the stream.
+    /// Sender of the requests. Dropping it ends the stream.
     _requests: mpsc::Sender<pb::WatchRequest>,
 }
 
@@ -56,7 +57,8 @@ impl Clients {
         Ok(Reply::Done { revision: 0 })
     }
 
-    /// Returns the events of a watch since the last call. Its end is reported once there are no more events.
+    /// Returns the events of a watch since the last call. If the watch has ended, the end is reported after all
+    /// events.
     pub(super) async fn events(&self, slot: String, wait: Duration) -> Result<Reply, Miss> {
         let mut watching = match self.slots.take(&slot) {
             Some(Holding::Watch(watching)) => watching,
@@ -94,7 +96,7 @@ impl Clients {
         }
         match over {
             Some(why) if until == 0 => return Err(why),
-            // Earlier events are returned first, and the end with the next call.
+            // The events that arrived before the end are returned now, and the end is returned by the next call.
             Some(why) => self.slots.put(slot, Holding::Over(why)),
             None => self.slots.put(slot, Holding::Watch(watching)),
         }
@@ -102,7 +104,8 @@ impl Clients {
     }
 }
 
-/// Returns why a watch has ended. If its start was compacted, uses the message of the library.
+/// Returns the reason for which a watch has ended. If the start revision was compacted, the text is that of the
+/// library.
 fn ended(answer: &pb::WatchResponse, from: u64) -> Miss {
     Miss::Refused(match answer.compact_revision {
         0 => format!("the watch has ended: {}", answer.cancel_reason),

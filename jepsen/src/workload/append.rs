@@ -1,5 +1,6 @@
-//! A workload of list transactions: each reads a few lists and appends to some of them atomically. One order of all
-//! transactions that agrees with real time must explain every read.
+//! A workload of list transactions: each transaction atomically reads a few lists and appends to some of them. The
+//! checker looks for an order of all transactions that agrees with real time and explains every read (strict
+//! serializability).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,7 +103,7 @@ impl Client for &Lists {
                 }
             }
         }
-        // The outcome is in the book.
+        // The result is ignored here, because the outcome is recorded in the book.
         drop(self.run(caller, &group, &lists, &append));
     }
 }

@@ -1,8 +1,8 @@
-//! A workload of bank transfers: transactions move money between accounts. They must be strictly serializable, and
-//! every read of all accounts must see the same total.
+//! A workload of bank transfers: transactions move money between accounts. The transactions must be strictly
+//! serializable, and every read of all accounts must return the same total.
 //!
-//! An account holds its balance and the name of the transaction that wrote it, as in `83 by 2.117`. No two
-//! transactions write the same value, so that the checker knows which write a read saw.
+//! An account stores its balance and the name of the transaction that wrote the balance, as in `83 by 2.117`. No two
+//! transactions write the same value, so the checker knows which write a read returned.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -78,7 +78,7 @@ impl Bank {
         let to = (from + 1 + caller.dice.below(ACCOUNTS - 1)) % ACCOUNTS;
         let amount = 1 + caller.dice.below(AMOUNT_MAX).cast_signed();
         let (from, to, name) = (account(from), account(to), self.name(caller));
-        // The written values depend on the values read, so the call is known only after the read.
+        // The written values depend on the values read, so the call can be recorded only after the read.
         let rows = match all(caller) {
             Ok(rows) => rows,
             Err(miss) => {
@@ -116,7 +116,7 @@ impl Bank {
 impl Client for &Bank {
     fn step(&mut self, caller: &mut Caller<'_>) {
         if caller.dice.below(3) == 0 {
-            // The outcome is in the book.
+            // The result is ignored here, because the outcome is recorded in the book.
             drop(self.read(caller));
         } else {
             self.transfer(caller);

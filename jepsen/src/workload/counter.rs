@@ -1,5 +1,5 @@
-//! A workload of a counter: every addition of one is counted once, however often the library had to retry, and its
-//! reply is unique.
+//! A workload of a counter: every increment must be counted exactly once, however often the library had to retry, and
+//! must return a value that no other increment returned.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -85,9 +85,9 @@ impl Workload for Counter {
     }
 }
 
-/// Returns the contradictions in a history. Every number up to the final value was made by one addition: the one that
-/// returned it, or, if none did, one of unknown outcome. If the final value was not read, it is at least the highest
-/// value that was observed.
+/// Returns the contradictions in a history. Every number up to the final value must have been produced by one
+/// addition: either by the addition that returned the number or, if no addition returned it, by one of unknown
+/// outcome. If the final value was not read, the highest observed value is used instead.
 fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<String> {
     let seen = history.iter().filter_map(|operation| match operation.outcome {
         Outcome::Ok { reply, .. } => Some(reply),
@@ -95,7 +95,7 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
     });
     let last = last.or_else(|| seen.max()).unwrap_or(0);
     let (mut complaints, mut sums, mut unknown) = (Vec::new(), BTreeMap::new(), Vec::new());
-    // An operation has one position in the order, given by the value that it returned.
+    // Each addition with a reply has one position in the order, which is the value that it returned.
     let mut places = Vec::new();
     for (index, operation) in history.iter().enumerate() {
         let is_add = matches!(operation.call, CounterCall::Add);
@@ -114,7 +114,8 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
             _ => {}
         }
     }
-    // By the end of each operation, the highest value observed so far and the operation that observed it.
+    // For the time at which each operation ended: the highest value observed until then, and the operation that
+    // observed it.
     places.sort_unstable_by_key(|place| place.1);
     let seen: Vec<(At, (i64, usize))> = places
         .iter()
@@ -143,10 +144,10 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
     complaints
 }
 
-/// Returns the first number that no addition returned and none of unknown outcome can have made. An addition of
-/// unknown outcome makes at most one number, which is above the values observed before its call: `above` has that
-/// value for each addition, sorted. An addition that may have made a number may also have made any higher one, so
-/// assigning the lowest numbers first is optimal.
+/// Returns the first number that no addition returned and that no addition of unknown outcome can have produced. An
+/// addition of unknown outcome produces at most one number, which is greater than all values observed before its call.
+/// `above` contains the greatest such value for each addition of unknown outcome, sorted. If such an addition may have
+/// produced a number, it may also have produced any higher number, so assigning the lowest numbers first is optimal.
 fn nobodys(sums: &BTreeMap<i64, usize>, above: &[i64], last: i64) -> Option<String> {
     let untold = (1..=last).filter(|number| !sums.contains_key(number));
     for (taken, number) in untold.enumerate() {
@@ -219,13 +220,14 @@ mod tests {
                 "{found:?}"
             );
         };
-        // Called when the value 2 existed, and when it was just being made.
+        // The unknown addition was called when the value 2 existed, or while it was being written.
         wrong(&[add(1, 1), add(10, 3), unknown(20), read(30, 3)], 3, "2");
         wrong(&[add(1, 1), read(10, 2), unknown(20), read(30, 2)], 2, "2");
         fine(&[add(1, 1), add(10, 3), unknown(10), read(30, 3)], 3);
         fine(&[add(1, 1), add(10, 3), unknown(11), read(30, 3)], 3);
         wrong(&[add(1, 1), add(10, 3), unknown(12), read(30, 3)], 3, "2");
-        // Each makes one number; an early addition may have made a late number, but not the other way round.
+        // Each unknown addition explains one missing value. An early addition may explain a late value, but not the
+        // reverse.
         fine(&[unknown(1), add(10, 2), unknown(20), add(30, 4), read(40, 4)], 4);
         fine(&[unknown(1), unknown(2), add(10, 2), add(30, 4), read(40, 4)], 4);
         wrong(&[unknown(1), add(10, 3), unknown(20), add(30, 4), read(40, 4)], 4, "2");

@@ -1,8 +1,9 @@
-//! A workload of an election: candidates campaign, lead for a while, and resign. While one believes that it leads, no
-//! other does; tokens rise; and a query returns a candidate that may lead at that moment.
+//! A workload of an election: candidates campaign, lead for a while, and resign. While one candidate believes that it
+//! is the leader, no other candidate may believe so. Tokens must rise. A query for the leader must return a candidate
+//! that may be the leader at that time.
 //!
-//! The history is checked twice: by the replies to calls and observers ([`linear`]), and by the times at which
-//! candidates believed that they lead ([`intervals::holds`]).
+//! The history is checked twice: by the replies to calls and observers ([`linear`]), and by the times during which
+//! candidates believed that they were the leader ([`intervals::holds`]).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +32,7 @@ pub(super) const KIND: Kind = Kind {
     make: || Box::new(Elections::default()),
 };
 
-/// Number of elections in use at a time, so that a crash of two holders leaves one for the others.
+/// Number of elections in use at a time. If a crash blocks two of them, one is left for the other clients.
 const ELECTIONS: u64 = 3;
 /// Number of terms after which new elections are used, because short histories are checked faster.
 const TERMS: u64 = 400;
@@ -110,7 +111,8 @@ impl Elections {
         let since = caller.now();
         let (looks, begun, mut clings) = (caller.dice.below(3), Instant::now(), None);
         for look in 0.. {
-            // Decided only at the planned end, because the server may have been paused in the meantime.
+            // Whether to keep the hold longer is decided only at the planned end, because the server may have been
+            // paused meanwhile.
             let goes_on = look < looks || *clings.get_or_insert_with(|| caller.clings());
             if !goes_on || begun.elapsed() > CLINGS_FOR {
                 break;
@@ -118,7 +120,7 @@ impl Elections {
             thread::sleep(Duration::from_millis(caller.dice.below(LEADS_MS)));
             let look = Call::Look { slot: slot.clone() };
             let said = caller.timed("look", |caller| caller.call(&look)).result;
-            // The time at which the holder was asked, which may be long after the request was sent.
+            // The time at which the state of the hold was read, which may be long after the request was sent.
             let Some(at) = said.ok().and_then(|said| caller.ledger.seen(&said)) else { break };
             seen = seen.max(at);
         }
@@ -134,13 +136,13 @@ impl Elections {
             let index = self.book.begin(client, &name, seen, resign);
             self.book.end(index, Outcome::Ok { at: At(ended), reply: ElectionReply::Done });
         } else {
-            // It was lost at some time after it was last seen.
+            // The leadership was lost at some time after the holder was last seen to lead.
             caller.forget(slot.clone());
             let expire = ElectionCall::Expire { candidate: candidate() };
             self.book.begin(client, &name, seen, expire);
         }
         if seen < since {
-            // It may have been lost before the reply arrived.
+            // The leadership may have been lost before the reply arrived.
             return;
         }
         let hold = HoldCall::Hold { owner: candidate(), kind: HoldKind::Write, token };
@@ -177,9 +179,9 @@ impl Workload for Elections {
     }
 }
 
-/// A candidate that gives up while isolated stays in the queue until its session has ended, and queries may see it
-/// lead. If the candidate of a failed campaign was observed, the campaign therefore counts as unknown, and its
-/// leadership expires.
+/// A candidate that gives up while it is isolated stays in the queue until its session has ended. Until then, queries
+/// may return it as the leader. If a query returned the candidate of a failed campaign, the campaign is therefore
+/// recorded as unknown, and its leadership as expired.
 fn with_those_who_gave_up(
     mut history: History<ElectionCall, ElectionReply>,
 ) -> History<ElectionCall, ElectionReply> {

@@ -1,5 +1,5 @@
-//! A history and its checker. A run has one or several. Each violation leaves the history, in the format that
-//! `bowline check` reads, and the page of the checker.
+//! A history together with its checker. A run has one or several exhibits. For each exhibit with a violation, the
+//! report directory contains the history, in the format that `bowline check` reads, and the HTML page of the checker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,7 @@ use crate::ledger;
 pub struct Exhibit {
     /// Name of the history, used in the file name.
     pub name: &'static str,
-    /// Arguments of `bowline check` to check it again, or `None` if the workload has its own checker.
+    /// Arguments with which `bowline check` checks the history again, or `None` if the workload has its own checker.
     pub check: Option<&'static str>,
     judge: Box<dyn Fn() -> Finding>,
     lines: Box<dyn Fn() -> String>,

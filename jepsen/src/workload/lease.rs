@@ -1,9 +1,9 @@
-//! A workload of leases that are not renewed: they never expire early, their keys are deleted with them, all at once
-//! and for good, and they do expire.
+//! A workload of leases that are not renewed. A lease must not expire early, and must expire eventually. All its keys
+//! must be deleted together, and must stay deleted.
 //!
-//! The keys of a lease show whether it exists. Late expiry is only checked in times without faults and without leader
-//! changes, because a new leader restarts the full TTL: a leader that has measured the whole TTL ([`late`]) must soon
-//! end the lease.
+//! A lease exists as long as its keys exist. Late expiry is only checked in periods without faults and without leader
+//! changes, because a new leader restarts the full TTL. If one leader has measured the whole TTL ([`late`]), the lease
+//! must end soon after.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -32,19 +32,22 @@ pub(super) const KIND: Kind = Kind {
 const NO_LEASE: &str = "requested lease not found";
 /// Number of keys per lease.
 const KEYS: u64 = 2;
-/// Bounds of the TTL. With a shorter one, the 100 ms that a leader charges for a clock jump would exceed the drift
+/// Bounds of the TTL. With a shorter TTL, the 100 ms that a leader counts for a clock jump would exceed the drift
 /// bound.
 const TTL_MS_MIN: u64 = 1000;
 const TTL_MS_MAX: u64 = 2000;
 /// Interval between two checks.
 const LOOK_MS: u64 = 60;
-/// How long a client checks: longer than it takes to detect a late lease, unless faults follow each other closely.
+/// How long a client checks a lease. The time is long enough to detect a late lease, unless faults follow each other
+/// closely.
 const LOOKS_FOR: Duration = Duration::from_secs(30);
 /// Margin that a leader adds to the TTL for clock drift, in percent.
 const DRIFT_PERCENT: u64 = 10;
-/// Maximum time that a leader counts between two of its turns, in microseconds. It treats a longer time as a stall.
+/// Maximum lease time that a leader counts between two of its iterations, in microseconds. The leader treats a longer
+/// time as a stall of the process.
 const STEP_MAX: u64 = 100_000;
-/// Maximum time from the measured expiry of a lease to its end, in microseconds, for a busy disk.
+/// Maximum time from the measured expiry of a lease to the deletion of its keys, in microseconds. Allows for a busy
+/// disk.
 const LATE: u64 = 12_000_000;
 /// Maximum time after the last fault until all leases have ended: several of the longest TTLs, with elections between
 /// them.
@@ -63,11 +66,11 @@ impl Leases {
         self.complaints.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
 
-    /// Grants one lease and checks it until its keys are gone. Its name is the prefix of its keys.
+    /// Grants one lease and checks it until its keys are deleted. `name` is the prefix of the keys.
     fn live(&self, name: &str, caller: &mut Caller<'_>) -> Result<(), Miss> {
         let ttl_ms = match caller.fleet.setup().over {
             Over::Embedded => TTL_MS_MIN + caller.dice.below(TTL_MS_MAX - TTL_MS_MIN),
-            // Server TTLs are whole seconds, and the server would round up.
+            // Lease TTLs of servers are whole seconds. The server would round up other TTLs.
             Over::Server => [TTL_MS_MIN, TTL_MS_MAX][caller.dice.one_of(2)],
         };
         let named = || Value::from(name);
@@ -88,7 +91,7 @@ impl Leases {
             let bind = caller.timed("bind", |caller| caller.call(&put));
             let Err(miss) = &bind.result else { continue };
             if matches!(miss, Miss::Failed(why) if why.contains(NO_LEASE)) {
-                // It has ended, perhaps before it had a key that would show it.
+                // The lease has ended, perhaps before it had a key that would show its existence.
                 let look = LeaseCall::Look { lease: named() };
                 let index = self.book.begin(caller.client, "", bind.invoked, look);
                 let reply = LeaseReply { there: false, ttl: None };
@@ -132,7 +135,7 @@ impl Client for Holder<'_> {
     fn step(&mut self, caller: &mut Caller<'_>) {
         self.number += 1;
         let name = format!("t/{}.{}/", caller.client, self.number);
-        // The outcome is in the book.
+        // The result is ignored here, because the outcome is recorded in the book.
         drop(self.leases.live(&name, caller));
     }
 }
@@ -186,9 +189,9 @@ struct Counted {
     seen: u64,
 }
 
-/// Returns the leases that still exist although their leader has certainly measured their TTL and more. Each check is
-/// a read that the leader has confirmed. Between two checks it has measured the time between them, up to its maximum
-/// per turn. A slow machine therefore never makes a lease seem late.
+/// Returns the leases that still exist although one leader has certainly measured more than their TTL. Each check is a
+/// read that the leader has confirmed. Between two checks, the leader has measured at least the time between them, up
+/// to its maximum per iteration. A slow machine therefore never makes a lease seem late.
 fn late(history: &History<LeaseCall, LeaseReply>, disturbed: &[Span]) -> Vec<String> {
     let (mut complaints, mut all) = (Vec::new(), BTreeMap::new());
     for Operation { invoked, call, outcome, .. } in history {

@@ -1,11 +1,14 @@
-//! A workload of locks, in four models: a mutex, a re-entrant mutex, a mutex with rising tokens, and a semaphore.
+//! A workload of locks, checked against four models: a mutex, a re-entrant mutex, a mutex with rising tokens, and a
+//! semaphore.
 //!
-//! The history is checked twice. The first check uses the calls ([`linear`]): a lost hold (its session has ended, or
-//! its process was killed) is recorded as a release of unknown outcome, called when its holder was last seen to hold
-//! the lock; from then on others may have it. The second check uses the beliefs of holders ([`intervals::holds`]):
-//! until the last moment at which its holder says that it held the lock, no other holder may have it. That moment is
-//! taken inside the process of the holder, just before the holder is asked. If the process was paused and then
-//! answers "held", the answer is about the moment after the pause and not the time of the request.
+//! The history is checked twice. The first check uses the calls ([`linear`]). A hold can be lost because its session
+//! ended or its process was killed. The workload records a lost hold as a release of unknown outcome, which starts
+//! when the holder was last seen to hold the lock. From that time on, other clients may hold the lock.
+//!
+//! The second check uses the beliefs of holders ([`intervals::holds`]). Each holder reports the last time at which it
+//! considered the lock held. Until that time, no other client may hold the lock. The time is read inside the process
+//! of the holder, just before the state of the hold. If the process was paused between the request and its reply, the
+//! reply "held" therefore refers to the time after the pause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -61,7 +64,7 @@ pub(super) const PERMITS: Kind = Kind {
 
 const LEAST: &[(&str, u64)] = &[("acquire", 60), ("release", 60)];
 
-/// Number of locks in use at a time, so that a crash of two holders leaves one for the others.
+/// Number of locks in use at a time. If a crash blocks two of them, one is left for the other clients.
 const LOCKS: u64 = 3;
 /// Number of acquisitions after which new locks are used, because short histories are checked faster.
 const ACQUISITIONS: u64 = 400;
@@ -98,7 +101,8 @@ pub(super) fn token_number((revision, handoff): (u64, u64)) -> u64 {
     revision * HOPS + handoff.min(HOPS - 1)
 }
 
-/// Returns whether the hold with this token was passed on inside its member, which needs no contact to other members.
+/// Returns whether the hold with this token was passed on inside its member, which requires no contact to other
+/// members.
 pub(super) fn was_passed_on(token: u64) -> bool {
     !token.is_multiple_of(HOPS)
 }
@@ -112,9 +116,9 @@ struct Hold<'a> {
     /// Whether its owner already holds the lock.
     again: bool,
     want: u32,
-    /// Time of the grant as its holder knows it, and the token.
+    /// Time of the grant, as the holder knows it, and the fencing token.
     granted: Option<(u64, u64)>,
-    /// Time at which it was last seen to be held. It was not lost before.
+    /// Last time at which the hold was seen to be valid. The hold was not lost before this time.
     seen: u64,
 }
 
@@ -147,14 +151,14 @@ impl Hold<'_> {
         let (is_held, is_unknown) = (result.is_ok(), matches!(result, Err(Miss::Unknown(_))));
         self.enter(caller.client, true, invoked, ended, result);
         if is_unknown {
-            // It may be held and lost, or may yet be granted and given up.
+            // The hold may have been granted and lost, or may still be granted and given up.
             caller.forget(self.slot.clone());
             self.lost(caller.client, ended);
         }
         is_held
     }
 
-    /// Holds the lock for a while and checks it.
+    /// Keeps the lock for a while, and then checks whether the hold is still valid.
     fn look(&mut self, caller: &mut Caller<'_>) -> bool {
         thread::sleep(Duration::from_millis(caller.dice.below(HOLD_MS)));
         let call = Call::Look { slot: self.slot.clone() };
@@ -162,7 +166,8 @@ impl Hold<'_> {
         said.is_ok_and(|said| self.note(caller.ledger, &said))
     }
 
-    /// Records when it was held according to its holder. Returns whether the holder confirmed it.
+    /// Records the time at which the hold was valid according to its holder. Returns whether the holder confirmed the
+    /// hold.
     fn note(&mut self, ledger: &Ledger, said: &Reply) -> bool {
         let seen = ledger.seen(said);
         self.seen = seen.map_or(self.seen, |seen| self.seen.max(seen));
@@ -194,9 +199,9 @@ impl Hold<'_> {
         }
     }
 
-    /// Records the time in which its holder believed in it.
+    /// Records the time during which the holder considered its hold valid.
     fn believed(&self, client: u64, until: u64, lost: bool) {
-        // If the holder never saw it again, it may have lost it before the reply arrived.
+        // If the holder never saw its hold as valid, it may have lost the hold before the reply arrived.
         let Some((since, token)) = self.granted.filter(|(since, _)| *since <= until) else {
             return;
         };
@@ -210,7 +215,7 @@ impl Hold<'_> {
         self.locks.holds.end(index, Outcome::Ok { at: At(until), reply: HoldReply { lost } });
     }
 
-    /// Records that it was lost at some time after it was last seen, or never held.
+    /// Records that the hold was lost at some time after it was last seen to be valid, or that it was never granted.
     fn lost(&self, client: u64, ended: u64) {
         self.enter(client, false, self.seen, ended, Err(Miss::Unknown(String::new())));
     }

@@ -1,6 +1,7 @@
-//! A workload of a set under a lock: each client acquires the lock, reads the set, pauses, and writes it with one
-//! more element. With `guard.txn` no element may be lost. Without it, a paused holder overwrites the elements of
-//! others. The harness must observe such a loss; otherwise it could not detect it.
+//! A workload of a set under a lock: each client acquires the lock, reads the set, pauses, and writes the set with one
+//! more element. If the write uses `guard.txn`, no element may be lost. Without `guard.txn`, a holder that was paused
+//! too long overwrites the elements of other clients. The harness must observe such a loss, as proof that it can
+//! detect one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,12 +33,12 @@ pub(super) const UNGUARDED: Kind = Kind {
     make: || Box::new(LockedSet::new(false)),
 };
 
-/// Number of sets and locks in use at a time, so that a crash of two holders leaves one for the others.
+/// Number of sets and locks in use at a time. If a crash blocks two of them, one is left for the other clients.
 const SETS: u64 = 3;
 /// Number of elements after which new sets are used.
 const ELEMENTS: u64 = 600;
 const WAIT_MS: u64 = 4000;
-/// Session TTL, short so that pauses often outlast it.
+/// Session TTL. The TTL is short, so that pauses often outlast it.
 const SESSION: Duration = Duration::from_millis(1700);
 
 /// The workload.
@@ -61,7 +62,7 @@ fn name_of(group: u64, which: u64) -> String {
 impl Client for &LockedSet {
     fn step(&mut self, caller: &mut Caller<'_>) {
         let element = self.next.fetch_add(1, Ordering::Relaxed);
-        // A control pauses longer in each step, so that it is likely to be stopped during that time.
+        // A control pauses longer in each step, so that a fault is likely to stop its process during the pause.
         let think_ms =
             if self.guarded { 2 + caller.dice.below(15) } else { 100 + caller.dice.below(100) };
         let which = caller.dice.below(SETS);

@@ -39,7 +39,7 @@ struct Operator {
 }
 
 impl Operator {
-    /// Repeats a call on one member after the other until it succeeds, or `is_done` returns true.
+    /// Repeats a call on one member after the other until the call succeeds or `is_done` returns true.
     fn insist(
         caller: &mut Caller<'_>,
         kind: &'static str,
@@ -108,7 +108,8 @@ impl Client for Operator {
             Err(trouble @ (HarnessError::Stopped(_) | HarnessError::Ended(_))) => {
                 caller.fleet.is_wrong(trouble.to_string());
             }
-            // If a member cannot be cleared, no other can join. The run then shows too little and is invalid.
+            // If a member cannot be cleared, no other member can join. The run then has too few operations and is
+            // invalid.
             Err(_) => self.is_over = true,
         }
     }

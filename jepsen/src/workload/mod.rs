@@ -1,11 +1,11 @@
-//! Workloads: the calls of clients, and the checks of what they observed.
+//! Workloads: the calls that clients make, and the checks of the replies.
 //!
-//! A workload is made for one run. It runs the steps of each client ([`Client`]), records them in
-//! [`Book`](crate::ledger::Book)s, and reads the final state. It passes its records to checkers as [`Exhibit`]s: the
-//! public checkers of `bowline::check`, wherever one fits.
+//! A workload belongs to one run. The workload runs the steps of each client ([`Client`]), records them in
+//! [`Book`](crate::ledger::Book)s, and reads the final state. Each record is passed to a checker as an [`Exhibit`].
+//! The public checkers of `bowline::check` are used wherever one fits.
 //!
-//! To write a workload, add a file here with a type, and one line to [`ALL`]. `register.rs` is a simple one with a
-//! public checker, and `counter.rs` is one with its own checks.
+//! To write a workload, add a file with a type to this directory, and add one line to [`ALL`]. `register.rs` is a
+//! simple workload with a public checker, and `counter.rs` is a workload with its own checks.
 
 mod append;
 mod bank;
@@ -36,7 +36,7 @@ pub enum Judgement {
     Ok(String),
     /// A promise was broken.
     Violation(String),
-    /// The checker ran out of budget. This is not a pass.
+    /// The checker ran out of budget. An undecided check is not a pass.
     Undecided(String),
 }
 
@@ -107,17 +107,18 @@ pub trait Workload: Send + Sync {
     /// Reads the final state after the load, when all faults and all clients have ended.
     ///
     /// # Errors
-    /// Returns an error if it could not be read.
+    ///
+    /// Returns an error if the final state could not be read.
     fn conclude(&self, _caller: &mut Caller<'_>) -> Result<(), Miss> {
         Ok(())
     }
 
-    /// Receives the compactions that others requested during the load, with times of the run. Called before the
-    /// checks.
+    /// Receives the compactions that were requested during the load, for example by a nemesis. Times are on the clock
+    /// of the run. Called before the checks.
     fn hears_of(&self, _compactions: Vec<Compaction>) {}
 
-    /// Receives the periods of faults and leader changes during the load, with times of the run. Called before the
-    /// checks.
+    /// Receives the periods of faults and leader changes during the load. Times are on the clock of the run. Called
+    /// before the checks.
     fn was_disturbed(&self, _spans: Vec<Span>) {}
 
     /// Returns the histories with their checkers. If a run ends early, the history up to then is checked. A missing
@@ -129,13 +130,13 @@ pub trait Workload: Send + Sync {
 pub struct Kind {
     /// Name on the command line.
     pub name: &'static str,
-    /// One sentence on the calls of its clients and the promise that is checked.
+    /// One sentence on the clients' calls and on the promise that is checked.
     pub about: &'static str,
-    /// Kinds of operations that must succeed, each with the minimum number per minute of load.
+    /// Kinds of operations, each with the minimum number of successful operations per minute of load.
     pub least: &'static [(&'static str, u64)],
     /// Number of clients per member.
     pub clients: u64,
-    /// Set for a control, which must fail. If it does not, the harness could not detect such a failure.
+    /// Set for a control: a workload that must fail, as proof that the harness can detect such a failure.
     pub control: Option<Control>,
     /// Creates the workload for one run.
     pub make: fn() -> Box<dyn Workload>,
@@ -147,7 +148,7 @@ pub struct Kind {
 pub struct Control {
     /// Name of the nemesis.
     pub under: &'static str,
-    /// Whether it also counts as a failure if a member stops by itself or does not start again.
+    /// Whether the control also counts as failed if a member stops by itself or does not start again.
     pub may_stop: bool,
 }
 
@@ -173,7 +174,8 @@ pub const ALL: &[Kind] = &[
     membership::KIND,
 ];
 
-/// Maximum number of steps of a search for an order. It takes a few minutes at most; then the result is undecided.
+/// Maximum number of steps of a search for an order. The search takes a few minutes at most. After this many steps,
+/// the result is undecided.
 const STEPS_MAX: u64 = 10_000_000;
 
 /// Returns a budget of [`STEPS_MAX`] steps.

@@ -1,9 +1,10 @@
-//! A workload of a queue: every item is taken and takes effect once. It is acknowledged together with a row that
-//! names the taker.
+//! A workload of a queue: every item must be processed exactly once. A client takes an item, and acknowledges the item
+//! in one transaction with writing a row that names the client.
 //!
-//! The history is checked twice: by the replies to takers and the final rows ([`complaints`]), and by the times at
-//! which takers believed that they have an item ([`intervals::holds`]). From the reply to a take until the last
-//! moment at which the item certainly belonged to this taker, no other taker may have it.
+//! The history is checked twice: by the replies to takers and the final rows ([`complaints`]), and by the times during
+//! which takers believed that they own an item ([`intervals::holds`]). A taker owns an item from the reply to its take
+//! until the last time at which the item certainly belonged to that taker. During this time no other taker may own the
+//! item.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +39,7 @@ const WAIT_MS: u64 = 500;
 const HOLD_MS: u64 = 12;
 /// At the end, the queue must become shorter within this time, again and again.
 const EMPTIER_WITHIN: Duration = Duration::from_secs(30);
-/// Stands for an item that is not part of the workload.
+/// Number that is recorded for an item that is not part of the workload.
 const STRANGE: u64 = u64::MAX;
 
 #[derive(Clone, Debug, Serialize)]
@@ -55,7 +56,7 @@ enum ItemCall {
 struct Items {
     /// A take returns the item, an acknowledgement returns 1.
     book: Book<ItemCall, Option<u64>>,
-    /// The time in which each taker believed that it had an item.
+    /// The times during which each taker believed that it owned an item.
     holds: Book<HoldCall, HoldReply>,
     next: AtomicU64,
     takes: AtomicU64,
@@ -63,8 +64,8 @@ struct Items {
     done: Mutex<Option<Vec<Done>>>,
 }
 
-/// A row that records the effect of an item and its taker. Each effect has its own row, so that none can overwrite
-/// another.
+/// A row that records the effect of an item, and the item's taker. Each effect has its own row, so no effect can
+/// overwrite another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Done {
     item: u64,
@@ -99,7 +100,7 @@ impl Items {
         drop(caller.operation(&self.book, "put", QUEUE, ItemCall::Put(item), put));
     }
 
-    /// Takes an item and acknowledges or returns it. Returns whether there was one.
+    /// Takes an item, and then acknowledges it or returns it to the queue. Returns whether there was an item.
     fn take(&self, caller: &mut Caller<'_>) -> Result<bool, Miss> {
         let who = format!("{}.{}", caller.client, self.takes.fetch_add(1, Ordering::Relaxed));
         let Some(taken) = self.try_take(caller, &who)? else { return Ok(false) };
@@ -111,12 +112,12 @@ impl Items {
             let Some(at) = said.ok().and_then(|said| caller.ledger.seen(&said)) else { break };
             seen = seen.max(at);
         }
-        // One in ten is returned to the queue.
+        // One in ten items is returned to the queue.
         let (invoked, end) = match caller.dice.below(10) {
             0 => self.give_back(caller, &who),
             _ => self.acknowledge(caller, &who, taken.item),
         };
-        // An operation that succeeded shows that the item belonged to this taker when it was requested.
+        // If the operation succeeded, the item belonged to this taker when the operation was requested.
         self.had(
             caller.client,
             &who,
@@ -139,7 +140,7 @@ impl Items {
         let item = result.clone().map(|taken| taken.map(|(item, _)| item));
         self.book.end(index, outcome(&item, ended));
         if matches!(result, Err(Miss::Unknown(_))) {
-            // The item may still arrive.
+            // The item may still arrive, and must be given up when it does.
             caller.forget(who.to_owned());
         }
         Ok(result?.map(|(item, token)| Taken { item, token, since: ended }))
@@ -168,7 +169,7 @@ impl Items {
         (invoked, result)
     }
 
-    /// Records the time in which a taker believed that it had an item.
+    /// Records the time during which a taker believed that it owned an item.
     fn had(&self, client: u64, who: &str, taken: &Taken, until: u64, lost: bool) {
         let call =
             HoldCall::Hold { owner: who.into(), kind: HoldKind::Write, token: Some(taken.token) };
@@ -208,7 +209,7 @@ impl Workload for Items {
     }
 
     fn conclude(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
-        // Items claimed by takers that are gone become available when their sessions have ended.
+        // When takers have ended, the items that they claimed become available after their sessions have ended.
         let (mut least, mut since) = (usize::MAX, Instant::now());
         loop {
             let some = self.take(caller).unwrap_or(true);
@@ -255,7 +256,7 @@ fn complaints(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -
         rows.entry(*item).or_default().push(by);
     }
     let is_done = |item: &u64, who: &str| rows.get(item).is_some_and(|by| by.contains(&who));
-    // Puts and acknowledgements must be collected before takes are checked, because the history is in the order of
+    // All puts and acknowledgements are collected before any take is checked, because the history is in the order of
     // calls.
     let (mut put, mut called) = (BTreeMap::new(), BTreeSet::new());
     let mut acknowledged: BTreeMap<u64, (At, &str)> = BTreeMap::new();

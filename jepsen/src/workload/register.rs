@@ -121,8 +121,8 @@ impl Workload for Registers {
         Box::new(Hand { registers: self, seen: None })
     }
 
-    /// Reads all keys, because the loss of a key that was not read since its last write would go unnoticed. A control
-    /// has to fail earlier.
+    /// Reads all keys. Otherwise the loss of a key that was not read since its last write would not be noticed. A
+    /// control must fail before this read.
     fn conclude(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
         let last = generation(self.operations.load(Ordering::Relaxed));
         let mut keys = (0..=last).flat_map(|of| (0..KEYS).map(move |number| key(of, number)));

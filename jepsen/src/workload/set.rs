@@ -1,8 +1,8 @@
-//! A workload of sets: every element whose addition was acknowledged is in each later read and at the end; a rejected
-//! one never is.
+//! A workload of sets. An element whose addition was acknowledged must be in each later read and in the final read. An
+//! element whose addition was rejected must never be in a read.
 //!
-//! An element is a row, and a set is read at one revision. For the checker, a read of a set is therefore one read of
-//! each of its rows at that revision, including the missing ones.
+//! An element is stored as a row, and all rows of a set are read at one revision. For the checker, a read of a set is
+//! therefore one read of each of its rows at that revision, including the rows that do not exist.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -101,7 +101,7 @@ impl Sets {
 impl Client for &Sets {
     fn step(&mut self, caller: &mut Caller<'_>) {
         if caller.dice.below(READ_IN) == 0 {
-            // The outcome is in the book.
+            // The result is ignored here, because the outcome is recorded in the book.
             drop(self.read(caller, self.next.load(Ordering::Relaxed) / ELEMENTS));
         } else {
             self.add(caller);

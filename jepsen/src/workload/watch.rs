@@ -1,6 +1,6 @@
-//! A workload of watches: some clients write, some watch. Every watch must yield each change since its first revision
-//! once, in order, with complete revisions, and nothing else. A client that watches again after an interruption
-//! continues where it was.
+//! A workload of watches: some clients write, some watch. Every watch must yield each change from its start revision
+//! on exactly once and in order, must yield revisions as a whole, and must yield nothing else. A client whose watch
+//! was interrupted starts a new watch after the last revision that it has seen.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -99,7 +99,7 @@ impl Hand<'_> {
         let mut gone = None;
         let begun = caller.operation(&self.watches.book, "watch", "", watch, |caller| {
             if let Err(miss) = caller.call(&call) {
-                // This counts as a stream whose only message is the compaction.
+                // The error is recorded as a stream whose only message is the compaction.
                 gone = oldest_left(&miss);
                 gone.ok_or(miss)?;
             }
@@ -148,13 +148,13 @@ impl Hand<'_> {
         book.end(index, Outcome::Ok { at: At(now), reply: WatchReply::Received(received) });
     }
 
-    /// Ends a stream with an error. Events that did not arrive are sent again to the next watch.
+    /// Records that a stream ended with an error. Events that did not arrive are sent again to the next watch.
     fn broken(&mut self, caller: &mut Caller<'_>, slot: String) {
         caller.forget(slot);
         self.slot = None;
     }
 
-    /// Records that the stream was compacted. The next stream begins after that revision.
+    /// Records that the start of the stream was compacted. The next stream starts after the compacted revisions.
     fn compacted(&mut self, caller: &mut Caller<'_>, slot: String, oldest: u64) {
         self.received(caller, &slot, Received::Compacted(oldest));
         self.broken(caller, slot);
@@ -181,7 +181,7 @@ impl Client for Hand<'_> {
         if !self.watches_itself {
             return;
         }
-        // Everything up to the current revision must arrive once the member is back.
+        // After the member is back, everything up to the current revision must arrive.
         let home = caller.member;
         let list = Call::List { prefix: PREFIX.to_owned() };
         let there = caller.insist(&list, BACK_WITHIN);
@@ -228,7 +228,7 @@ impl Workload for Watches {
     fn exhibits(&self) -> Vec<Exhibit> {
         let late = self.late.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let judge = |history: &History<_, _>| watch::check(&watch::WatchRecord::default(), history);
-        // Whether or not it was confirmed, a compaction may be effective from its call on.
+        // A requested compaction may be effective from its call on, whether or not it was confirmed.
         let compactions = self.compactions.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let compaction = |Compaction { called, revision }| {
             Operation::unknown(called, RecordedWatchCall::Compact { revision }).by(NEMESIS)

@@ -1,4 +1,4 @@
-//! Locates the program of the server, which another member of the workspace builds.
+//! Finds the `bowline` binary, which another package of the workspace builds.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,7 +1,8 @@
-//! Tests that kill real processes at every named point of the log and the driver, and at random times, during writes.
-//! Acknowledged writes must be stored once and unknown ones at most once, and a killed process must come back.
+//! Tests that kill real processes during writes: at every named point of the log and the driver, and at random times.
+//! Acknowledged writes must be stored exactly once, and writes of unknown outcome at most once. A killed process must
+//! be able to restart.
 //!
-//! `BOWLINE_CRASH_ROUNDS` multiplies the number of crashes (default 1), `BOWLINE_CRASH_SEED` draws other random
+//! `BOWLINE_CRASH_ROUNDS` multiplies the number of crashes (default 1). `BOWLINE_CRASH_SEED` is the seed of the random
 //! times.
 
 #![allow(clippy::print_stderr, reason = "the counts are part of the test's result")]
@@ -138,7 +139,7 @@ fn member_killed_during_bootstrap_joins_after_its_restart() -> Result<(), Harnes
         for member in (0..members).filter(|member| *member != victim) {
             cluster.join(member)?;
         }
-        // It may die before it is ready, or later because of its own writers.
+        // The victim may die before it is ready, or later because of its own writers.
         if cluster.process(victim).ready()? {
             cluster.load().write_to(victim, &cluster.process(victim));
         }

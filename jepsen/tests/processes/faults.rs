@@ -1,8 +1,8 @@
-//! Tests every fault once: it begins, a short window passes, and it ends. Then every member must serve, with all
-//! acknowledged writes. Writes run all the time.
+//! Tests every fault once: the fault begins, lasts for a short window, and ends. Afterwards every member must serve
+//! requests and have all acknowledged writes. Clients write all the time.
 //!
-//! Faults that the machine does not support are skipped with a message. The harness itself makes long runs with
-//! workloads and checks.
+//! Faults that the machine does not support are skipped with a message. Long runs with workloads and checkers are made
+//! by the harness itself, and not by these tests.
 
 #![allow(clippy::print_stderr, reason = "what was done is part of the test's result")]
 

@@ -1,9 +1,10 @@
-//! Tests full disks: three processes, each on its own small file system, which is filled to the last block and freed
-//! again on one, two and all of them, on leaders and followers. Writes that grow the state must be rejected with the
-//! reason. Reads, deletions, compactions and lease expiry must continue. When there is space again, everything must
-//! work without a restart, and no acknowledged write may be lost.
+//! Tests full disks. Three processes each have their own small file system. The test fills the file systems of one,
+//! two or all three processes to the last block and frees them again, on leaders and on followers. While a disk is
+//! full, writes that grow the state must be rejected with the reason, and reads, deletions, compactions and lease
+//! expiry must work. After space is freed, everything must work without a restart, and no acknowledged write may be
+//! lost.
 //!
-//! Needs root and loop devices, like `power.rs`. `BOWLINE_FULL_CYCLES` is the number of cycles (default 8).
+//! The test needs root and loop devices, like `power.rs`. `BOWLINE_FULL_CYCLES` is the number of cycles (default 8).
 
 use std::io::Write;
 use std::time::{Duration, Instant};

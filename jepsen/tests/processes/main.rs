@@ -1,8 +1,8 @@
-//! Tests with whole clusters of real processes: killed, isolated, full, without power, restarted; and tests of the
-//! runner that does this and checks the results.
+//! Tests with clusters of real processes, which are killed, isolated, deprived of disk space or power, and restarted.
+//! Also tests of the runner, which injects these faults and checks the results.
 //!
-//! They are one program, because they wait more than they compute and run well in parallel. Tests that measure
-//! durations are in a separate program.
+//! All these tests are in one test binary, because they wait more than they compute and run well in parallel. Tests
+//! that measure durations are in a separate binary.
 
 mod crash;
 mod faults;

@@ -1,5 +1,5 @@
-//! Tests of runs over servers with the etcd protocol: a run is ok if it must be, and fails where it must: lost
-//! writes, stale reads, and two holders of one lock.
+//! Tests of runs over servers with the etcd protocol. Without a defect, a run must be ok. With an injected defect
+//! (lost writes, stale reads, two holders of one lock), a run must report the violation.
 
 use std::path::Path;
 use std::process::Command;
@@ -103,7 +103,7 @@ fn server_lock_is_granted_after_release_expiry_or_pause() {
     let Ok(Reply::Granted { token: second }) = acquire(&fleet, 2, "d", LIMIT) else { panic!() };
     assert!(first < second, "tokens rise");
 
-    // Its clients continue, and notice by their clocks before another client can have the lock.
+    // The clients of the paused member continue, and notice by their clocks before another client can have the lock.
     fleet.pause(2).unwrap();
     let begun = Instant::now();
     while is_held(&fleet, 2, "d") {

@@ -1,11 +1,12 @@
-//! Tests power cuts on real file systems: each process has its data on its own small file system, and during writes
-//! one, two or all of them lose power at once. Acknowledged writes must be stored once, and all members must come
-//! back without manual intervention.
+//! Tests power cuts on real file systems. Each process has its data on its own small file system. During writes, one,
+//! two or all processes lose power at once. Acknowledged writes must be stored exactly once, and all members must
+//! restart without manual intervention.
 //!
-//! Needs root, loop devices and perl. If they are missing, the test prints the reason and proves nothing; with
-//! `BOWLINE_POWER_REQUIRED=1` that is a failure. `BOWLINE_POWER_CUTS` is the number of cuts of three members (default
-//! 8; of single nodes and of founding members a quarter of it each), `BOWLINE_POWER_SEED` draws other times, and
-//! `BOWLINE_POWER_XFS=1` uses XFS instead of ext4. `docs/operating/disks.md` describes the long run.
+//! The tests need root, loop devices and perl. If one of these is missing, the test prints the reason and passes
+//! without checking anything. With `BOWLINE_POWER_REQUIRED=1` the test fails instead. `BOWLINE_POWER_CUTS` is the
+//! number of cuts of three members (default 8). Single nodes and founding members get a quarter of that number each.
+//! `BOWLINE_POWER_SEED` is the seed of the random times, and `BOWLINE_POWER_XFS=1` uses XFS instead of ext4.
+//! `docs/operating/disks.md` describes the long run.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -134,7 +135,7 @@ fn cut(
     cluster.load().more(1 + dice.below(60))?;
     counts.cut(switch, victims)?;
     if quorum_lives && dice.below(2) == 0 {
-        // The others continue, next to a machine that is still connected but has no disk.
+        // The other members continue, next to a machine that is still connected but has no disk.
         cluster.load().more(1 + dice.below(40))?;
     }
     counts.noticed += again(cluster, victims)?;

@@ -1,5 +1,6 @@
-//! Tests a rolling restart: one real process after the other is shut down gracefully and started again during writes.
-//! This costs at most one election each, none if a follower is restarted. No write may be lost or applied twice.
+//! Tests a rolling restart during writes: each real process in turn is shut down gracefully and started again.
+//! Restarting the leader may cost at most one election, and restarting a follower none. No write may be lost or
+//! applied twice.
 //!
 //! `BOWLINE_ROLLING_ROUNDS` is the number of restarts of each member (default 2).
 

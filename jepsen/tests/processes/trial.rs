@@ -1,5 +1,5 @@
-//! Shared parts of the tests of the runner: repeating a run until it is valid, and a nemesis that every workload must
-//! detect.
+//! Helpers for the tests of the runner: repeating a run until it is valid, and a nemesis whose damage every workload
+//! must detect.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Cryptography of TLS with clients: ring's, plus keys on the curve P-521, which ring lacks.
+//! The cryptography provider for TLS connections with clients: ring, extended by keys on the curve P-521, which ring
+//! lacks.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -18,7 +19,7 @@ use rustls::{Error, SignatureAlgorithm, SignatureScheme};
 /// Size of a scalar of the curve, in bytes.
 const SCALAR_BYTES: usize = 66;
 
-/// Returns ring's provider for rustls, with P-521 added.
+/// Returns ring's cryptography provider for rustls, extended by P-521.
 pub(crate) fn provider() -> CryptoProvider {
     CryptoProvider {
         signature_verification_algorithms: WebPkiSupportedAlgorithms {
@@ -37,7 +38,8 @@ static ALL: LazyLock<Vec<Verifies>> = LazyLock::new(|| {
     of_ring().all.iter().copied().chain(own).collect()
 });
 
-/// In TLS 1.2, a client may sign with a key on any curve under each of the scheme names.
+/// Maps each signature scheme to the algorithms that may verify it. In TLS 1.2, the name of a scheme does not
+/// determine the curve, so a client may sign with a key on any curve under each name.
 static MAPPING: LazyLock<Vec<(SignatureScheme, &[Verifies])>> = LazyLock::new(|| {
     let with_p521 = |&(scheme, all): &(SignatureScheme, &'static [Verifies])| {
         let own = match scheme {
@@ -45,7 +47,7 @@ static MAPPING: LazyLock<Vec<(SignatureScheme, &[Verifies])>> = LazyLock::new(||
             SignatureScheme::ECDSA_NISTP384_SHA384 => WITH_SHA384,
             _ => return (scheme, all),
         };
-        // TLS 1.3 uses only the first entry.
+        // The entries of ring come first, because TLS 1.3 uses only the first entry.
         let all: &'static [Verifies] = all.iter().copied().chain([own]).collect::<Vec<_>>().leak();
         (scheme, all)
     };
@@ -57,7 +59,7 @@ fn of_ring() -> WebPkiSupportedAlgorithms {
     rustls::crypto::ring::default_provider().signature_verification_algorithms
 }
 
-/// A verifier of signatures with a key on P-521 over one of these hashes.
+/// Verifies signatures of P-521 keys, over a message hashed with one of these hash functions.
 struct Verify {
     hash: &'static Algorithm,
     signature: AlgorithmIdentifier,
@@ -73,8 +75,8 @@ impl fmt::Debug for Verify {
     }
 }
 
-/// Returns a hash as the number that is signed. The crate rejects hashes shorter than half a scalar, such as SHA-256,
-/// so the hash is padded with leading zeros, which do not change the number.
+/// Returns the hash of a message, padded for signing. The P-521 crate rejects hashes shorter than half a scalar, such
+/// as SHA-256. The hash is therefore padded with leading zeros, which do not change the number that it represents.
 fn hashed(message: &[u8], hash: &'static Algorithm) -> [u8; SCALAR_BYTES] {
     let mut number = [0; SCALAR_BYTES];
     let hash = digest(hash, message);

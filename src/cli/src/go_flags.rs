@@ -11,7 +11,7 @@ pub(crate) fn lenient(command: Command) -> Command {
     command.args_override_self(true).infer_subcommands(true)
 }
 
-/// Parses the words of a separate command.
+/// Parses the arguments of a command that is separate from the main command.
 pub(crate) fn parsed<P: CommandFactory + FromArgMatches>(
     words: impl IntoIterator<Item = OsString>,
 ) -> Result<P, clap::Error> {
@@ -30,7 +30,8 @@ pub(crate) fn truth(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Normalizes the words: switches lose their values, and those turned off are removed. `command` must have been built.
+/// Normalizes the arguments. `--switch=true` becomes `--switch`, and `--switch=false` is removed. `command` must have
+/// been built.
 pub(crate) fn plain(command: &Command, words: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut words = words.into_iter();
     let mut plain = Plain { command, places: 0, words: Vec::new(), ahead: Vec::new() };
@@ -53,26 +54,26 @@ pub(crate) fn plain(command: &Command, words: impl IntoIterator<Item = OsString>
     plain.words.into_iter().map(|(word, _)| word).chain(words).collect()
 }
 
-/// The token after a word.
+/// The kind of the next word.
 enum Next {
-    /// A flag, or anything else.
+    /// The word is a flag, or not related to a flag.
     Flag,
-    /// The value of the flag.
+    /// The word is the value of the flag before it.
     Value,
-    /// The value of a flag that precedes its command's name.
+    /// The word is the value of a flag that precedes its command's name.
     ValueAhead,
-    /// Words that belong to another program.
+    /// This word and all further words belong to another program.
     Words,
 }
 
 struct Plain<'a> {
-    /// Command whose flags follow.
+    /// The command whose flags are expected next.
     command: &'a Command,
     /// Number of positional arguments so far.
     places: usize,
     /// The normalized words, with the ids of switches.
     words: Vec<(OsString, Option<Id>)>,
-    /// Long flags that precede the name of their command, each with the word that is its value.
+    /// Long flags that precede the name of their command, each with the word that may be its value.
     ahead: Vec<(OsString, Option<OsString>)>,
 }
 
@@ -101,7 +102,7 @@ impl Plain<'_> {
             let mut letters = short.chars();
             let letter = letters.next();
             let arg = self.find(|arg| arg.get_short() == letter);
-            // After the letter follows its value or more switches, within the same word.
+            // The letter of a switch may be followed by the switch's value, or by more switches, within the same word.
             let arg = arg.filter(|_| letters.next().is_none());
             return self.flag(word, arg, None);
         }
@@ -114,7 +115,8 @@ impl Plain<'_> {
         } else {
             self.places += 1;
         }
-        // A command under a lock has flags of its own, and so has the server.
+        // A command that runs under a lock has flags of its own, and so has the server. Their flags must not be parsed
+        // here.
         let place = |at: usize| self.command.get_positionals().nth(at);
         let is_first = self.places == 0;
         let at = if is_first { place(0) } else { place(self.places - 1) };
@@ -126,7 +128,7 @@ impl Plain<'_> {
         }
     }
 
-    /// Moves flags that precede the command's name to the place after it.
+    /// Moves flags that precede the command's name to the position after the name.
     fn release(&mut self) {
         for (flag, value) in std::mem::take(&mut self.ahead) {
             self.take(flag);
@@ -134,7 +136,7 @@ impl Plain<'_> {
         }
     }
 
-    /// The same if no command was named; the parser reports the error.
+    /// Keeps such flags in place if no command was named, so that the parser reports the error.
     fn release_unnamed(&mut self) {
         for (flag, value) in std::mem::take(&mut self.ahead) {
             self.words.extend([Some(flag), value].into_iter().flatten().map(|word| (word, None)));
@@ -162,7 +164,7 @@ impl Plain<'_> {
         match value.map(truth) {
             None => self.words.push((word, Some(arg.get_id().clone()))),
             Some(Ok(is_on)) => {
-                // The last one counts.
+                // If a switch is repeated, the last one counts.
                 self.words.retain(|(_, switch)| switch.as_ref() != Some(arg.get_id()));
                 if is_on {
                     let name = format!("--{}", arg.get_long().unwrap_or_default());
@@ -181,8 +183,8 @@ fn is_named(arg: &Arg, long: &str) -> bool {
         || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&long))
 }
 
-/// Returns whether a long flag of a command below this one takes a value, or `None` if no command below has the flag. A
-/// flag that takes a value in one command and none in another counts as one without.
+/// Returns whether a long flag of one of the subcommands of `command` takes a value, or `None` if no subcommand has
+/// the flag. A flag that takes a value in one subcommand and none in another counts as a flag without a value.
 fn flag_below(command: &Command, long: &str) -> Option<bool> {
     let mut found = None;
     for below in command.get_subcommands() {
@@ -195,7 +197,7 @@ fn flag_below(command: &Command, long: &str) -> Option<bool> {
     found
 }
 
-/// Returns the command with this name or abbreviation.
+/// Returns the subcommand with this name or abbreviation.
 fn below<'a>(command: &'a Command, word: &str) -> Option<&'a Command> {
     if let Some(found) = command.find_subcommand(word) {
         return Some(found);

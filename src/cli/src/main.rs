@@ -19,19 +19,19 @@ mod server;
 mod up;
 mod usage;
 
-/// A server allocates and frees many small messages on many threads. With mimalloc a request takes less CPU time than
-/// with the system's allocator (`docs/performance.md`).
+/// The memory allocator. A server allocates and frees many small messages on many threads. With mimalloc, a request
+/// takes less CPU time than with the system's allocator (`docs/performance.md`).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Invalid arguments, or a machine that does not allow the command.
+/// Exit code if the arguments are invalid, or the machine does not allow the command.
 const EXIT_USAGE: u8 = 2;
 
 /// Commands that contact no server.
 const LOCAL: [&str; 9] =
     ["recover", "inspect", "check", "demo", "serve", "up", "completion", "man", "version"];
 
-/// Help for new users.
+/// Examples for new users, shown in the help.
 const BEGINNING: &str = "\
 To begin:
   bowline demo                        kill members of a cluster under load, and prove that nothing is lost
@@ -81,11 +81,11 @@ enum Command {
         /// Directory to write the pages to
         dir: std::path::PathBuf,
     },
-    /// Print the versions of the supported etcd commands and API, and of Bowline
+    /// Print the version of Bowline, and the versions of etcd whose commands and API are supported
     Version,
     #[command(hide = true)]
     SupervisedChild(client::SupervisedChild),
-    /// Run one process of the demo; reads its orders from standard input
+    /// Run one process of the demo; the process reads its orders from standard input
     #[command(hide = true)]
     DemoNode,
 }
@@ -93,13 +93,14 @@ enum Command {
 /// Check whether a history of operations is possible, or whether a cluster sustains a load
 ///
 /// The history is a file with one operation per line, in JSON from any program, or in EDN from Jepsen; see
-/// docs/assurance/checkers.md. Objects are checked for linearizability: an order of the operations must exist that explains every
-/// reply, and in which each operation that ended before another was called precedes it. Transactions are checked for
-/// cycles of dependencies between their reads and writes.
+/// docs/assurance/checkers.md. Histories of objects are checked for linearizability: some order of the operations must
+/// explain every reply. In this order, an operation that ended before another was called must precede it. Histories of
+/// transactions are checked for cycles of dependencies between reads and writes.
 ///
 /// Exit codes: 0 ok; 1 violation; 2 wrong arguments, or a file that cannot be read; 3 undecided.
 ///
-/// `bowline check perf` checks whether a cluster sustains a load, `bowline check datascale` how much memory keys take.
+/// `bowline check perf` checks whether a cluster sustains a load. `bowline check datascale` measures how much memory
+/// keys take.
 #[derive(clap::Args, Debug)]
 #[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
 struct CheckArguments {
@@ -168,7 +169,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Parses the arguments. Options for contacting servers are rejected for commands that contact none.
+/// Parses the arguments. If a command contacts no server, the options for contacting servers are rejected.
 fn parsed() -> Result<Arguments, clap::Error> {
     let mut command = command();
     let words: Vec<_> = std::env::args_os().collect();
@@ -177,7 +178,7 @@ fn parsed() -> Result<Arguments, clap::Error> {
     let asks = match &arguments.command {
         Command::Client(_) => true,
         Command::Check(arguments) => arguments.command.is_some(),
-        // It contacts no server, but etcdctl's version command accepts the options.
+        // The version command contacts no server, but etcdctl's version command accepts the options.
         Command::Version => true,
         _ => false,
     };
@@ -198,7 +199,7 @@ fn parsed() -> Result<Arguments, clap::Error> {
     Ok(arguments)
 }
 
-/// Returns the whole command. The help of each subcommand shows only its own options.
+/// Returns clap's definition of all commands. The help of each subcommand shows only its own options.
 fn command() -> clap::Command {
     let mut command = go_flags::lenient(Arguments::command());
     command.build();
@@ -212,7 +213,7 @@ fn command() -> clap::Command {
 
 /// Writes the manual pages.
 fn manual(dir: &std::path::Path) -> ExitCode {
-    // Its flags are etcd's and have a help of their own.
+    // The flags of `serve` are etcd's and have a help text of their own.
     let with_flags = |serve: clap::Command| serve.after_long_help(server::flags_help());
     let command = command().mut_subcommand("serve", with_flags);
     let written = std::fs::create_dir_all(dir);
@@ -238,14 +239,14 @@ fn focused(command: clap::Command, asks: bool) -> clap::Command {
     }
     let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     for name in names {
-        // Commands for files contact no server, but these two do.
+        // Most local commands contact no server, but `check perf` and `check datascale` do.
         let asks = asks || ["perf", "datascale"].contains(&name.as_str());
         command = command.mut_subcommand(name, |command| focused(command, asks));
     }
     command
 }
 
-/// Prints clap's message and returns the exit code. Requested help is no failure.
+/// Prints clap's message and returns the exit code. Help that the user requested is not a failure.
 fn explained(error: &clap::Error) -> ExitCode {
     // If standard error cannot be written, the exit code must suffice.
     drop(error.print());

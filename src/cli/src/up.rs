@@ -19,10 +19,10 @@ use tokio::sync::{mpsc, watch};
 use crate::client;
 use certificates::Certificates;
 
-/// Text in the log of a server that is ready.
+/// Text in a server's log that shows that the server is ready.
 const READY: &str = "ready to serve client requests";
 
-/// Time for the servers to stop before they are killed.
+/// Maximum time for the servers to stop. Servers that still run afterwards are killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Terminal colors of the servers' names.
@@ -30,13 +30,13 @@ const COLOURS: [&str; 6] = ["36", "33", "32", "35", "34", "31"];
 
 /// Start a cluster of servers on this machine for testing
 ///
-/// Each server is a process `bowline serve` on loopback, with a directory of its own. Their logs are printed with the
-/// server's name in front. When all are ready, one line prints their endpoints. Ctrl-C stops them; their data is kept
-/// for the next start.
+/// Each server is a process `bowline serve` on loopback, with a directory of its own. The logs of the servers are
+/// printed, each line preceded by the server's name. When all servers are ready, one line prints their endpoints.
+/// Ctrl-C stops the servers; their data is kept for the next start.
 ///
 /// Each server uses two consecutive ports, starting at --port: one for clients and one for peers.
 ///
-/// Exit codes: 0 stopped as requested; 1 a server did not start, or ended by itself; 2 wrong arguments.
+/// Exit codes: 0 if stopped as requested, 1 if a server did not start or ended by itself, 2 for wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct UpOptions {
     /// Number of servers, 1 to 7
@@ -51,8 +51,7 @@ pub(crate) struct UpOptions {
     #[arg(long, default_value_t = 2379, value_parser = clap::value_parser!(u16).range(1..=65000))]
     port: u16,
 
-    /// Use TLS, with certificates that are created at each start in `tls` below --dir (the options for clients are
-    /// printed)
+    /// Use TLS, with new certificates at each start, stored in `tls` below --dir (prints the options for clients)
     #[arg(long)]
     tls: bool,
 
@@ -94,7 +93,7 @@ impl UpOptions {
         format!("127.0.0.1:{}", self.port + 2 * node + 1)
     }
 
-    /// Checks that the ports are free, before anything is written. A second start would otherwise replace the
+    /// Checks that the ports are free before anything is written. Without this check, a second start would replace the
     /// certificates of the running servers.
     fn ports_are_free(&self) -> io::Result<()> {
         for address in (0..self.nodes).flat_map(|node| [self.client(node), self.peer(node)]) {
@@ -109,7 +108,7 @@ impl UpOptions {
         Ok(())
     }
 
-    /// Returns the certificates, with --tls.
+    /// Returns the certificates, if --tls was given.
     fn certificates(&self) -> Option<Certificates> {
         self.tls.then(|| Certificates::in_directory(&self.dir.join("tls")))
     }
@@ -151,13 +150,13 @@ impl UpOptions {
         let mut command = client::bound()?;
         command.arg(std::env::current_exe()?).arg("serve").args(self.flags(node));
         for (name, _) in std::env::vars_os() {
-            // These variables are meant for a single server.
+            // The ETCD_ variables are meant for a single server, so they are not passed on to several.
             if name.to_string_lossy().starts_with("ETCD_") {
                 command.env_remove(name);
             }
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Ctrl-C at a terminal must not reach the servers, which this process stops in order.
+        // Ctrl-C at a terminal must not reach the servers directly, because this process stops them in order.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         tokio::process::Command::from(command).spawn()
     }
@@ -167,7 +166,7 @@ fn name(node: u16) -> String {
     format!("node{}", node + 1)
 }
 
-/// Runs the servers until a signal, or until none is left. Returns whether no server has ended by itself.
+/// Runs the servers until a signal arrives or all servers have ended. Returns whether no server has ended by itself.
 async fn up(options: &UpOptions) -> io::Result<bool> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -187,7 +186,7 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
         tokio::spawn(async move {
             let (out, err) = (pass_on(node, out, &news), pass_on(node, err, &news));
             let (ended, ..) = tokio::join!(end(&mut child, &mut ordered), out, err);
-            // Fails if the receiver is gone.
+            // Sending fails only if the receiver was dropped.
             drop(news.send((node, News::Ended(ended))).await);
         });
     }
@@ -232,10 +231,10 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
     }
 }
 
-/// Waits for a server to end, and forwards signals meanwhile. Returns how it ended.
+/// Waits for a server to end. Forwards signals to the server while waiting. Returns how the server ended.
 async fn end(child: &mut Child, ordered: &mut watch::Receiver<Option<Signal>>) -> String {
     loop {
-        // `None` once it was waited for, because its process id may be reused then.
+        // The id is `None` after the process was waited for, because its process id may be reused from then on.
         let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         tokio::select! {
             ended = child.wait() => {
@@ -243,7 +242,7 @@ async fn end(child: &mut Child, ordered: &mut watch::Receiver<Option<Signal>>) -
             }
             Ok(()) = ordered.changed() => {
                 if let (Some(pid), Some(signal)) = (pid, *ordered.borrow_and_update()) {
-                    // Fails only if the process is already gone.
+                    // The call fails only if the process has already ended.
                     kill_process(pid, signal).ok();
                 }
             }
@@ -267,7 +266,7 @@ async fn pass_on(
     }
 }
 
-/// Prints a line after the server's name.
+/// Prints a line that begins with the server's name.
 fn say(node: u16, line: &str) {
     let mut out = io::stderr().lock();
     let colour = COLOURS[usize::from(node) % COLOURS.len()];

@@ -1,10 +1,10 @@
-//! Clearer messages for wrong arguments than clap's own.
+//! Replaces clap's messages for wrong arguments with clearer ones.
 
 use std::num::{IntErrorKind, ParseIntError};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Options of other tools, and their equivalents here.
+/// Options of other tools, each with the equivalent option of this program.
 const GUESSED: [(&str, &str); 11] = [
     (
         "--ttl",
@@ -25,7 +25,7 @@ const GUESSED: [(&str, &str); 11] = [
     ("--cert-file", "use --cert"),
 ];
 
-/// Replaces clap's message where it uses Rust's terms or suggests the wrong option.
+/// Replaces clap's message if the message uses Rust's terms or suggests the wrong option.
 pub(crate) fn clearer(mut error: clap::Error) -> clap::Error {
     match error.kind() {
         ErrorKind::ValueValidation => {
@@ -54,7 +54,7 @@ pub(crate) fn clearer(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Returns why an argument is not a number, if that is the error.
+/// If an argument is not a number, returns the reason. Returns `None` for any other error.
 fn wrong_number(error: &clap::Error) -> Option<&'static str> {
     let source = std::error::Error::source(error)?.downcast_ref::<ParseIntError>()?;
     Some(match source.kind() {

@@ -1,4 +1,4 @@
-//! Runs `bowline demo` as a process: output, exit code, and what it leaves behind.
+//! Runs `bowline demo` as a process and checks its output, its exit code, and the files that it leaves behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ fn eventually(what: &str, mut met: impl FnMut() -> bool) {
     let began = Instant::now();
     while !met() {
         assert!(began.elapsed() < PATIENCE, "timed out: {what}");
-        // Nothing reports this, so it is polled.
+        // The demo does not report this, so the test polls.
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,5 +1,5 @@
 //! Checks that `src/generated` matches the files in `proto`: the code of the services, and the descriptors that the
-//! gateway uses. With `BOWLINE_REGENERATE=1` it is regenerated.
+//! gateway uses. `BOWLINE_REGENERATE=1` regenerates the files in `src/generated`.
 
 use std::collections::BTreeMap;
 use std::fs;

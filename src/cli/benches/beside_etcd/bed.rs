@@ -59,7 +59,7 @@ pub(crate) struct Bed {
 impl Bed {
     /// Starts a cluster, and waits until all members answer.
     pub(crate) async fn made(system: &System, nodes: usize) -> Self {
-        // On the project's disk, because the default may be in memory.
+        // The data must be on the same disk as the project, because the default directory may be in memory.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
         let start = |at: usize| {

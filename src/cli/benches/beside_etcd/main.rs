@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Servers are processes with default settings, which sync each write to the same disk. Clients are tasks of this
-//! process, which shares the processors with the servers. The two systems alternate, row by row, and ratios are
-//! computed pair by pair. `docs/performance.md` explains the rows.
+//! process, which runs on the same processors as the servers. The benchmark measures each row for both systems in
+//! turn, several times, and computes a ratio from each pair of measurements. `docs/performance.md` explains the rows.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
@@ -61,7 +61,7 @@ impl Options {
             options.time = Duration::from_millis(50);
             options.pairs = 1;
         };
-        // Without `--bench`, which `cargo bench` passes, only check that everything runs.
+        // `cargo bench` passes `--bench`. Without it, the benchmark only checks that everything runs.
         if !args.iter().any(|arg| arg == "--bench") {
             quick(&mut options);
         }

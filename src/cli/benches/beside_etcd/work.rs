@@ -169,7 +169,7 @@ async fn compact(channel: &Channel) {
     let mut kv = KvClient::new(channel.clone());
     let any = pb::RangeRequest { key: "any".into(), ..Default::default() };
     let revision = kv.range(any).await.unwrap().into_inner().header.unwrap().revision;
-    // Fails if nothing was written since the last compaction.
+    // The compaction fails if nothing was written since the last one, which does not matter.
     drop(kv.compact(pb::CompactionRequest { revision, physical: false }).await);
 }
 
@@ -230,7 +230,7 @@ impl Own {
                 let stream = watch.watch(ReceiverStream::new(requests)).await.unwrap();
                 let mut stream = stream.into_inner();
                 assert!(stream.message().await.unwrap().unwrap().created);
-                // With some servers, the end of the requests ends the stream.
+                // The request stream is kept open, because its end would end the response stream of some servers.
                 tokio::spawn(async move { sender.closed().await });
                 Self::Watch(stream)
             }

@@ -22,10 +22,10 @@ use thiserror::Error;
 
 mod report;
 
-/// The history violates the model.
+/// Exit code if the history violates the model.
 const EXIT_VIOLATION: u8 = 1;
 
-/// The budget ran out before a verdict, or there was nothing to check.
+/// Exit code if the budget was used up before a verdict, or if there was nothing to check.
 const EXIT_UNDECIDED: u8 = 3;
 
 #[derive(Args, Debug)]
@@ -58,15 +58,15 @@ pub(crate) struct CheckOptions {
     #[arg(long, value_name = "VALUE", allow_hyphen_values = true, value_parser = value)]
     first: Option<Value>,
 
-    /// Revision of the store before its first change
+    /// Revision of the store before the first change of the history
     #[arg(long, value_name = "REVISION", default_value_t = Kv::default().first)]
     first_revision: u64,
 
-    /// Maximum number of concurrent holds of a reentrant lock by its owner
+    /// Maximum number of holds that the owner of a reentrant lock can have at once
     #[arg(long, value_name = "COUNT", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     holds: u32,
 
-    /// Require each hold or lead to have a higher token than the one before it (mutex, reentrant, election)
+    /// Require that tokens increase from one hold or leader to the next (mutex, reentrant, election)
     #[arg(long)]
     fenced: bool,
 
@@ -78,11 +78,11 @@ pub(crate) struct CheckOptions {
     #[arg(long)]
     shared: bool,
 
-    /// Assume that clients outside the history also change the store (revisions, watch)
+    /// Assume that clients that are not in the history also change the store (revisions, watch)
     #[arg(long)]
     others: bool,
 
-    /// Maximum difference between two clocks, in the history's unit (holds, leases)
+    /// Maximum difference between two clocks, in the time unit of the history (holds, leases)
     #[arg(long, value_name = "TIME", default_value_t = 0)]
     slack: u64,
 
@@ -90,19 +90,19 @@ pub(crate) struct CheckOptions {
     #[arg(long, value_name = "PERCENT", default_value_t = 0)]
     drift: u64,
 
-    /// Time for which a lost hold is granted to no other owner, in the history's unit (holds)
+    /// Time after the loss of a hold during which no other owner may hold, in the time unit of the history (holds)
     #[arg(long, value_name = "TIME", default_value_t = 0)]
     lock_delay: u64,
 
-    /// Maximum time by which a lease may outlive its TTL, in the history's unit (leases)
+    /// Maximum time by which a lease may outlive its TTL, in the time unit of the history (leases)
     #[arg(long, value_name = "TIME")]
     late: Option<u64>,
 
-    /// Maximum number of steps to try per object
+    /// Maximum number of search steps per object
     #[arg(long, default_value_t = linear::STEPS_DEFAULT)]
     steps: u64,
 
-    /// Maximum number of configurations to remember per object, which determines most of the memory use
+    /// Maximum number of search states to keep in memory per object; determines most of the memory use
     #[arg(long, default_value_t = linear::CONFIGURATIONS_DEFAULT)]
     configurations: usize,
 
@@ -135,7 +135,7 @@ enum ModelName {
     Revisions,
     /// Watches of a store and the events they received: change, compact, watch, receive
     WatchRecord,
-    /// Time intervals in which owners believed to hold a resource: hold
+    /// Time intervals in which owners believed that they held a resource: hold
     Holds,
     /// Lifetimes of leases by the clock: grant, renew, revoke, look
     Leases,
@@ -165,7 +165,7 @@ impl ModelName {
         }
     }
 
-    /// Returns Jepsen's format for this model.
+    /// Returns the Jepsen dialect (EDN format) of this model, if there is one.
     fn dialect(self) -> Option<Dialect> {
         Some(match self {
             Self::Register => Dialect::Register,
@@ -184,7 +184,7 @@ impl CheckOptions {
         self.edn || self.file.extension().is_some_and(|extension| extension == "edn")
     }
 
-    /// Returns what the absence of a violation means.
+    /// Returns what is proved if no violation is found.
     fn promise(&self) -> &'static str {
         match self.model {
             ModelName::ListAppend | ModelName::WriteRead | ModelName::Set => self.level.name(),
@@ -208,7 +208,7 @@ fn value(text: &str) -> Result<Value, std::convert::Infallible> {
 /// Reason why there is no verdict.
 #[derive(Debug, Error)]
 enum CheckError {
-    #[error("{file}: cannot open: {error}")]
+    #[error("cannot open {file}: {error}")]
     Open { file: String, error: io::Error },
     #[error("{file}: {error}\n{help}")]
     Line { file: String, error: LineError, help: String },
@@ -219,7 +219,7 @@ enum CheckError {
          and semaphore"
     )]
     NoEdn,
-    #[error("{file}: cannot write the page: {error}")]
+    #[error("cannot write the page {file}: {error}")]
     Page { file: String, error: io::Error },
     #[error("cannot print the verdict: {0}")]
     Print(#[from] io::Error),
@@ -330,7 +330,7 @@ fn locked(
     by_order(options, lines, &MutexModel { holds_max, is_fenced })
 }
 
-/// Requires a token in each grant, because a token missing in the history is not the lock's fault.
+/// Requires a token in each grant. A missing token is a fault of the history and not of the lock.
 fn each_has_a_token<C, R: PartialEq>(
     options: &CheckOptions,
     lines: &Lines<C, R>,
@@ -352,7 +352,7 @@ fn each_has_a_token<C, R: PartialEq>(
     }
 }
 
-/// Checks a history of transactions by what they read.
+/// Checks a history of transactions by the values that the transactions read.
 fn transactions<C: Written>(
     options: &CheckOptions,
     from: impl BufRead,
@@ -411,7 +411,7 @@ fn read<C: Written>(
     })
 }
 
-/// Returns the error for a field that only these options require.
+/// Returns the error for a history that lacks a field that only these options require.
 fn missing(
     options: &CheckOptions,
     line: usize,
@@ -461,8 +461,8 @@ fn is_answered<C, R>(operation: &Operation<C, R>) -> bool {
     matches!(operation.outcome, Outcome::Ok { .. })
 }
 
-/// Returns the verdict for a history without answers. It must not count as passed, because any object could have
-/// produced it.
+/// Returns the verdict for a history without replies. The verdict must not be "passed", because any object could have
+/// produced such a history.
 fn nothing_said(why: Undecided) -> Verdict {
     Verdict::Undecided { object: String::new(), why, explored: 0 }
 }

@@ -1,4 +1,4 @@
-//! Reports of a verdict for people and for programs.
+//! Formats the verdict of `bowline check` as text for people and as JSON for programs.
 
 use bowline::check::lines::{self, Lines, Written};
 use bowline::check::{Counterexample, Undecided, Verdict};
@@ -22,7 +22,7 @@ fn more(why: Undecided) -> &'static str {
     }
 }
 
-/// Returns the lines for people, as pairs of a word and a sentence.
+/// Returns the lines of the report for people. Each line is a pair of a label and a sentence.
 pub(super) fn said<C: Written>(
     options: &CheckOptions,
     lines: &Lines<C, C::Reply>,

@@ -20,7 +20,7 @@ enum AlarmCommand {
     /// List raised alarms (NOSPACE, CORRUPT) and problems that the contacted server has detected
     #[command(after_long_help = EXIT_CODES)]
     List,
-    /// Clear all listed alarms (a problem that Bowline detects by itself stays listed until it is fixed)
+    /// Clear all listed alarms (a problem that a Bowline server detected stays listed until the problem is fixed)
     #[command(after_long_help = EXIT_CODES)]
     Disarm,
 }

@@ -20,7 +20,7 @@ pub(crate) struct AuthOptions {
 
 #[derive(Subcommand, Debug)]
 enum AuthCommand {
-    /// Require authentication (needs a user `root`, who is given the role `root`)
+    /// Require authentication (a user `root` must exist and is granted the role `root`)
     #[command(after_long_help = EXIT_CODES)]
     Enable,
     /// Stop requiring authentication

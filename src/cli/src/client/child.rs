@@ -1,10 +1,10 @@
 //! Runs a command while a lock is held, and ends the command before another client can acquire the lock.
 //!
-//! The command is started through a supervisor, which is this program in another process. If this process ends for any
-//! reason, the supervisor kills the command and all its descendants. If the supervisor ends, the kernel kills the
-//! command, and this process adopts and kills the remaining descendants. Only if both processes are killed at the same
-//! time can descendants of the command survive. The supervisor knows the time until which the command may run, so it
-//! can end the command in time even while this process is suspended.
+//! The command is started by a supervisor, which is another process of this program. If this process ends for any
+//! reason, the supervisor kills the command and all descendants of the command. If the supervisor ends, the kernel
+//! kills the command, and this process adopts and kills the remaining descendants. Descendants of the command can
+//! survive only if both processes are killed at the same time. The supervisor knows the time until which the command
+//! may run. The supervisor therefore ends the command in time even while this process is suspended.
 
 use std::ffi::OsString;
 use std::io;
@@ -19,10 +19,10 @@ use super::failure::Failure;
 use super::session::Moment;
 use super::supervisor::{self, ended_by};
 
-/// Time that the supervisor has to carry out an order to kill.
+/// Maximum time that the supervisor may take to kill the command after it was ordered to.
 const SUPERVISOR_MAX: Duration = Duration::from_secs(2);
 
-/// A running command and the supervisor process above it.
+/// A running command and the supervisor process that started the command.
 #[derive(Debug)]
 pub(crate) struct Child {
     supervisor: tokio::process::Child,
@@ -31,8 +31,9 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts the command with additional environment variables; it may run until `until`. Must be called on the main
-    /// thread, because the kernel ties the supervisor to the thread that started it.
+    /// Starts the command with additional environment variables. The command may run until the time `until`. Must be
+    /// called on the main thread, because the kernel kills the supervisor when the thread that started the supervisor
+    /// ends.
     pub(crate) fn start(
         command: &[OsString],
         variables: &[(&str, OsString)],
@@ -56,15 +57,15 @@ impl Child {
         self.pipe.extend(until);
     }
 
-    /// Waits until the command ends, and returns its exit code. Cancel safe.
+    /// Waits until the command ends, and returns the command's exit code. Cancel safe.
     pub(crate) async fn wait(&mut self) -> Result<u8, Failure> {
         let status = self.supervisor.wait().await;
         let status = status
             .map_err(|error| Failure::Local("cannot wait for the command".to_owned(), error))?;
         match (status.code(), status.signal()) {
             (Some(code), _) => Ok(u8::try_from(code).unwrap_or(u8::MAX)),
-            // The supervisor itself was killed, or was asked to end before it could pass the signal on. The status is
-            // not that of the command.
+            // The supervisor itself was killed, or was asked to end before it could forward the signal. Its exit
+            // status is therefore not the status of the command.
             (None, signal) => {
                 descendants::kill().await;
                 let signal = signal.and_then(Signal::from_named_raw).unwrap_or(Signal::KILL);
@@ -96,7 +97,7 @@ impl Child {
         }
     }
 
-    /// Kills the command and all its descendants, and waits until none of them runs.
+    /// Kills the command and all its descendants, and waits until all of them have ended.
     pub(crate) async fn kill(&mut self) {
         self.pass_on(supervisor::END);
         descendants::kill().await;

@@ -1,5 +1,6 @@
-//! Connects to the servers and decides when a failed request goes to the next one. A read may be repeated. A change may
-//! be repeated only if it provably was not applied. Otherwise the outcome is reported as unknown.
+//! Connects to the servers and decides whether a failed request is sent to the next server. A read may be repeated. A
+//! change may be repeated only if the change was certainly not applied. Otherwise the command reports an unknown
+//! outcome.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,19 +25,20 @@ use pb::lease_client::LeaseClient;
 use pb::maintenance_client::MaintenanceClient;
 use pb::watch_client::WatchClient;
 
-/// Largest accepted response. Generous, because a range may return the whole store.
+/// Maximum size of an accepted response, in bytes. The limit is high, because a range may return the whole store.
 const ANSWER_BYTES_MAX: usize = i32::MAX as usize;
 
-/// Deadline for operations without a time limit. Their connection's keepalive detects a server that is gone.
+/// Deadline for operations without a time limit. If the server disappears, the keepalive of the connection detects it.
 pub(crate) const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Maximum number of attempts per endpoint for one request.
+/// Maximum number of attempts at each endpoint for one request.
 const ROUNDS: usize = 2;
 
 /// Pause before the second round over the endpoints.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 
-/// Adds the user's token to each request, and the header by which a member without a leader rejects the request.
+/// Adds the user's token to each request. Also adds a header that tells a member to reject the request while the
+/// member knows no leader.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stamp {
     token: Option<MetadataValue<Ascii>>,
@@ -80,8 +82,8 @@ impl Link {
         LeaseClient::new(self.wire()).max_decoding_message_size(ANSWER_BYTES_MAX)
     }
 
-    /// Returns a client for watches. A member without a leader must reject the watch, which otherwise would silently
-    /// deliver nothing.
+    /// Returns a client for watches. The requests have the header that tells a member to reject a watch while the
+    /// member knows no leader. Without the header, such a watch would silently deliver nothing.
     pub(crate) fn watch(&self) -> WatchClient<Wire> {
         let stamp = Stamp { needs_leader: true, ..self.stamp.clone() };
         let wire = InterceptedService::new(self.channel.clone(), stamp);
@@ -104,9 +106,10 @@ impl Link {
 /// Whether a request may be repeated without harm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Effect {
-    /// The request changes nothing, or nothing that matters.
+    /// The request changes nothing that matters, so it can be repeated.
     Repeatable,
-    /// An idempotent change. After an attempt with an unknown outcome, a later failure is reported as unknown as well.
+    /// The request is an idempotent change. If the outcome of one attempt is unknown, a failure of a later attempt is
+    /// also reported as unknown.
     Settled,
     /// The request makes a new change each time.
     Change,
@@ -117,9 +120,10 @@ pub(crate) enum Effect {
 pub(crate) struct Client {
     pub(crate) settings: Settings,
     state: Mutex<State>,
-    /// Whether this client, or a client derived from it, has changed something.
+    /// Whether this client, or a client derived from this client, has changed something.
     has_changed: Arc<AtomicBool>,
-    /// Number of the current connection, if one is open. Increases when a connection is made or abandoned.
+    /// Number of the current connection, if one is open. The number increases when a connection is opened or
+    /// abandoned.
     number: watch::Sender<u64>,
 }
 
@@ -131,7 +135,7 @@ struct State {
 }
 
 impl Client {
-    /// Returns a client without connecting it.
+    /// Returns a client that has not connected yet.
     pub(crate) fn new(settings: Settings) -> Arc<Self> {
         Self::after(settings, Arc::default())
     }
@@ -161,7 +165,7 @@ impl Client {
         self.link_until(Instant::now() + NO_LIMIT).await
     }
 
-    /// As `link`, with a deadline. An endpoint that does not answer uses up only its share of the remaining time.
+    /// Like `link`, with a deadline. An endpoint that does not answer uses up only its share of the remaining time.
     async fn link_until(&self, end: Instant) -> Result<Link, Failure> {
         let mut state = self.state.lock().await;
         if let Some(link) = &state.link {
@@ -172,7 +176,7 @@ impl Client {
         for step in 0..count {
             let at = state.preferred;
             let name = &self.settings.endpoints[at];
-            // If this call is cancelled, the next caller starts with another endpoint.
+            // Set before connecting: if this call is cancelled, the next caller starts with another endpoint.
             state.preferred = (at + 1) % count;
             let left = end.saturating_duration_since(Instant::now());
             let share = left / u32::try_from(count - step).unwrap_or(u32::MAX);
@@ -215,7 +219,7 @@ impl Client {
         }
     }
 
-    /// Splits an endpoint into whether it uses TLS and its address.
+    /// Splits an endpoint into a flag, whether the endpoint uses TLS, and its address.
     pub(crate) fn place<'a>(&self, name: &'a str) -> Result<(bool, &'a str), Failure> {
         match name.split_once("://") {
             Some(("http", rest)) => Ok((self.settings.tls.required, rest.trim_end_matches('/'))),
@@ -252,7 +256,7 @@ impl Client {
         share: Duration,
     ) -> Result<Option<MetadataValue<Ascii>>, Status> {
         let Some(login) = &self.settings.login else { return Ok(None) };
-        // A missing password was prompted for earlier.
+        // A missing password was prompted for earlier, so it exists here.
         let password = login.password.clone().unwrap_or_default();
         let request = pb::AuthenticateRequest { name: login.name.clone(), password };
         let limit = self.settings.command_timeout.min(share);
@@ -270,7 +274,7 @@ impl Client {
         }
     }
 
-    /// Abandons a connection: the next request goes to the next endpoint.
+    /// Abandons a connection, so that the next request uses the next endpoint.
     pub(crate) async fn leave(&self, link: &Link) {
         let mut state = self.state.lock().await;
         if state.link.as_ref().is_some_and(|now| now.number == link.number) {
@@ -280,14 +284,14 @@ impl Client {
         }
     }
 
-    /// Waits until some task abandons the connection as unusable. A task that only waits for events on it would not
-    /// notice.
+    /// Waits until some task abandons the connection as unusable. A task that only waits for events on the connection
+    /// uses this function, because such a task would not notice by itself that the connection is unusable.
     pub(crate) async fn left(&self, link: &Link) {
         // Cannot fail: this client owns the sender.
         drop(self.number.subscribe().wait_for(|number| *number > link.number).await);
     }
 
-    /// Sends a request, trying other endpoints where `effect` allows it, within the command's timeout.
+    /// Sends a request within the command's timeout. Tries other endpoints if `effect` allows a retry.
     pub(crate) async fn ask<T>(
         &self,
         effect: Effect,
@@ -296,7 +300,7 @@ impl Client {
         self.ask_for(self.settings.command_timeout, effect, call).await
     }
 
-    /// As `ask`, with the given time limit.
+    /// Like `ask`, with the given time limit.
     pub(crate) async fn ask_for<T>(
         &self,
         limit: Duration,
@@ -314,7 +318,7 @@ impl Client {
         })
     }
 
-    /// As `ask_for`. Also sets `may_be_made` if the outcome of an attempt is unknown.
+    /// Like `ask_for`. Also sets `may_be_made` if the outcome of an attempt is unknown.
     async fn ask_each<T>(
         &self,
         limit: Duration,

@@ -17,7 +17,7 @@ use super::print::Output;
 use crate::data::Bar;
 use crate::generated::etcdserverpb::PutRequest;
 
-/// The same sizes as `etcdctl check datascale`.
+/// Size of each key and value, as in `etcdctl check datascale`.
 const KEY_BYTES: usize = 512;
 const VALUE_BYTES: usize = 512;
 
@@ -35,11 +35,11 @@ pub(crate) struct DatascaleOptions {
     #[arg(long, value_enum, default_value = "s")]
     load: Load,
 
-    /// Prefix of the test keys (no key may exist under it)
+    /// Prefix of the test keys (fails if a key with this prefix exists)
     #[arg(long, value_name = "KEY", default_value = "/bowline-check-datascale/")]
     prefix: OsString,
 
-    /// Number of keys, instead of the load level's
+    /// Number of keys [default: as given by the load level]
     #[arg(long, value_name = "COUNT")]
     count: Option<u64>,
 
@@ -48,7 +48,7 @@ pub(crate) struct DatascaleOptions {
 }
 
 impl Load {
-    /// Returns the numbers of keys and clients.
+    /// Returns the number of keys and the number of clients of a load level.
     fn scale(self) -> (u64, usize) {
         match self {
             Load::S => (10_000, 50),
@@ -89,7 +89,8 @@ pub(crate) async fn run(
     output.say(format!("PASS: Approximate system memory used : {megabytes:.2} MB."))
 }
 
-/// Puts `count` keys from several clients, each with its own connection. Returns the error texts with their counts.
+/// Puts `count` keys from several clients, each with its own connection. Returns the error texts of failed puts, and
+/// how often each occurred.
 async fn put_all(
     client: &Client,
     prefix: &Bytes,

@@ -1,10 +1,11 @@
-//! The channel over which `bowline lock` sends its supervisor the command's deadline after each renewal. With it the
-//! supervisor can end the command in time even while `bowline lock` is suspended.
+//! The channel over which `bowline lock` tells its supervisor how long the command may run. `bowline lock` sends a new
+//! deadline after each lease renewal. The supervisor ends the command at the deadline, even while `bowline lock` is
+//! suspended.
 //!
 //! ```text
 //!   bowline lock ──────── socket pair ───────► the supervisor's standard input
-//!                 a deadline, and with it the command's own standard input
-//!                 a deadline
+//!                 1. the first deadline, and the file descriptor of the command's standard input
+//!                 2. the next deadline
 //!                 ...
 //! ```
 
@@ -20,10 +21,10 @@ use tokio::io::AsyncReadExt;
 
 use super::session::Moment;
 
-/// Encoded size of a deadline.
+/// Encoded size of a deadline, in bytes.
 const MOMENT_BYTES: usize = 8;
 
-/// Number of deadlines read at once; only the last one counts.
+/// Maximum number of deadlines that are read at once. Only the last deadline counts.
 const MOMENTS: usize = 64;
 
 /// The sending end, in `bowline lock`.
@@ -31,14 +32,14 @@ const MOMENTS: usize = 64;
 pub(crate) struct DeadlinePipe(UnixStream);
 
 impl DeadlinePipe {
-    /// Returns both ends. The second is to become the supervisor's standard input.
+    /// Returns both ends of the channel. The second becomes the supervisor's standard input.
     pub(crate) fn new() -> io::Result<(Self, OwnedFd)> {
         let (own, supervisors) = UnixStream::pair()?;
         own.set_nonblocking(true)?;
         Ok((Self(own), supervisors.into()))
     }
 
-    /// Sends the first message: the deadline and this process's standard input.
+    /// Sends the first message, which contains the deadline and the file descriptor of this process's standard input.
     pub(crate) fn begin(&self, until: Moment) -> io::Result<()> {
         let stdin = io::stdin();
         let files = [stdin.as_fd()];
@@ -64,7 +65,8 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// Receives the first message. Returns the command's standard input as well. Must be called within a runtime.
+    /// Receives the first message. Returns the channel and the command's standard input. Must be called within a
+    /// runtime.
     pub(crate) fn hear() -> io::Result<(Self, OwnedFd)> {
         let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let mut word = [0; MOMENT_BYTES];
@@ -87,13 +89,13 @@ impl Deadline {
         Ok((Self { line, until: Moment::from_bytes(word) }, stdin))
     }
 
-    /// Waits until the deadline has passed or `bowline lock` is gone. Cancel safe.
+    /// Waits until the deadline has passed or `bowline lock` has ended. Cancel safe.
     pub(crate) async fn pass(&mut self) {
         let mut words = [0; MOMENTS * MOMENT_BYTES];
         loop {
             let until = self.until;
             tokio::select! {
-                // A new deadline takes precedence over the expiry of the old one.
+                // If a new deadline has arrived, it must be used even if the old deadline has passed.
                 biased;
                 heard = self.line.read(&mut words) => match words[..heard.unwrap_or_default()].as_chunks().0.last() {
                     Some(word) => self.until = Moment::from_bytes(*word),

@@ -14,8 +14,8 @@ use crate::generated::etcdserverpb::DefragmentRequest;
 
 /// Return free disk space to the file system
 ///
-/// Meant for etcd servers, which block requests meanwhile. Bowline servers reclaim space by themselves and answer at
-/// once.
+/// For etcd servers, which block requests while they defragment. Bowline servers reclaim space by themselves and
+/// answer at once.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct DefragOptions {

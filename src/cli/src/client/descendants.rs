@@ -5,20 +5,21 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Interval between checks whether the killed processes are gone.
+/// Interval between checks whether the killed processes have ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Maximum number of checks. A process that hangs in the kernel, or has changed its user, cannot be killed.
+/// Maximum number of checks. The number is limited, because a process that hangs in the kernel or has changed its user
+/// cannot be killed.
 const LOOKS: u32 = 400;
 
-/// Makes this process adopt the detaches of its children, so that all descendants can be found.
+/// Makes this process adopt orphaned descendants, so that all descendants can be found.
 pub(crate) fn adopt() -> std::io::Result<()> {
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     Ok(())
 }
 
-/// Kills all descendants, and waits until none runs.
+/// Kills all descendants of this process, and waits until all of them have ended.
 pub(crate) async fn kill() {
     for _ in 0..LOOKS {
         let left = descendants();
@@ -26,7 +27,7 @@ pub(crate) async fn kill() {
             return;
         }
         for pid in left {
-            // Fails only if the process is already gone.
+            // The call fails only if the process has already ended.
             kill_process(pid, Signal::KILL).ok();
         }
         tokio::time::sleep(LOOK).await;
@@ -34,7 +35,7 @@ pub(crate) async fn kill() {
     crate::complain(&"cannot kill all processes that the command has started");
 }
 
-/// Returns the running descendants, without zombies.
+/// Returns the running descendants of this process, without zombies.
 #[cfg(target_os = "linux")]
 pub(crate) fn descendants() -> Vec<Pid> {
     let mut parents = BTreeMap::new();
@@ -66,7 +67,7 @@ pub(crate) fn descendants() -> Vec<Pid> {
     found.filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?)).collect()
 }
 
-/// Other systems rely on the command's process group instead.
+/// Returns nothing: on other systems, killing the command's process group must suffice.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn descendants() -> Vec<Pid> {
     Vec::new()

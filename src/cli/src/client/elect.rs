@@ -1,4 +1,4 @@
-//! `bowline elect`: leads an election while a command runs, or prints the leader.
+//! `bowline elect`: campaigns in an election and runs a command while leading, or prints the current leader.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -35,24 +35,24 @@ Examples:
 
 /// Lead an election while a command runs or until a signal; or print the leader
 ///
-/// One candidate leads at a time; the others wait. VALUE is shown to observers. Shares its queue with `etcdctl elect`,
-/// with etcd's concurrency package and with programs that embed Bowline. The command is ended before another candidate
-/// can lead.
+/// One candidate leads at a time, and the other candidates wait. VALUE is shown to observers of the election.
+/// Candidates of `etcdctl elect`, of etcd's concurrency package and of programs that embed Bowline wait in the same
+/// queue. The command is ended before another candidate can lead.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{ENVIRONMENT}\n\n{EXIT_CODES}"))]
 pub(crate) struct ElectOptions {
     /// Name of the election
     name: OsString,
 
-    /// Value of this candidate: its name or address
+    /// Value of this candidate, for example its name or address
     #[arg(required_unless_present = "listen", conflicts_with = "listen")]
     value: Option<OsString>,
 
-    /// Print the leader, and again after each change
+    /// Print the current leader, and print the leader again after each change
     #[arg(short, long)]
     listen: bool,
 
-    /// Session TTL: 10, 10s, 1m (time until others can lead after this machine is lost; the server may grant more)
+    /// Session TTL: 10, 10s, 1m (how long the lead is kept if this machine fails; the server may grant more)
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = ttl)]
     ttl: Duration,
 
@@ -94,7 +94,7 @@ pub(crate) async fn run(
 async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Failure> {
     let prefix = Bytes::from([name, &b"/"[..]].concat());
     let end = prefix_end(&prefix);
-    // The row that was printed last.
+    // The leader's row that was printed last.
     let mut told: Option<KeyValue> = None;
     let mut has_heard = false;
     loop {
@@ -130,7 +130,8 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
     }
 }
 
-/// Prints each new value of the leader. Returns when the leader's row is deleted, or when a first candidate appears.
+/// Prints each new value of the leader. Returns when the leader's row is deleted. If there is no leader, returns when
+/// the first candidate appears.
 async fn follow(
     client: &Client,
     output: Output,
@@ -147,7 +148,7 @@ async fn follow(
     let open = async |link: Link| {
         let (requests, stream) = mpsc::channel(1);
         let union = Some(RequestUnion::CreateRequest(create.clone()));
-        // The channel has room.
+        // Sending does not wait, because the channel is empty.
         drop(requests.send(pb::WatchRequest { request_union: union }).await);
         let answers = link.watch().watch(ReceiverStream::new(stream)).await?;
         Ok(Response::new((requests, answers.into_inner(), link)))
@@ -164,7 +165,7 @@ async fn follow(
         let answer = match answers.message().await {
             Ok(Some(answer)) if !answer.canceled => answer,
             Err(status) if is_final(&status) => return Err(Failure::Refused(status)),
-            // The revision was compacted or the connection ended: look the leader up again.
+            // The revision was compacted or the connection ended, so the caller must look up the leader again.
             Ok(_) | Err(_) => {
                 client.leave(&link).await;
                 tokio::time::sleep(AGAIN).await;
@@ -188,7 +189,7 @@ async fn follow(
     }
 }
 
-/// Returns whether a retry is pointless. An expired token is not final, because the next login obtains a new one.
+/// Returns whether a retry cannot succeed. An expired token is not final, because the next login obtains a new token.
 fn is_final(status: &Status) -> bool {
     status.code() != Code::Unauthenticated && !passes(&Failure::Refused(status.clone()))
 }

@@ -1,4 +1,4 @@
-//! `bowline endpoint`: checks each server.
+//! `bowline endpoint`: prints the health, the status or a hash of the data of each server.
 
 use std::time::Instant;
 
@@ -28,11 +28,11 @@ enum EndpointCommand {
     /// Check that each server can serve linearizable reads and has no alarm
     #[command(after_long_help = EXIT_CODES)]
     Health,
-    /// Show the status of each server: endpoint, id, version, storage version, size, size in use, share not in use,
-    /// quota, leader, learner, Raft term, Raft index, applied index, errors, downgrade
+    /// Show the status of each server: endpoint, id, version, storage version, size, size in use, percentage not in
+    /// use, quota, leader, learner, Raft term, Raft index, applied index, errors, downgrade
     #[command(after_long_help = EXIT_CODES)]
     Status,
-    /// Show a hash of each server's keys, equal on servers with equal state
+    /// Show a hash of each server's keys (servers with equal keys have equal hashes)
     #[command(after_long_help = EXIT_CODES)]
     Hashkv {
         /// Revision to hash (0: the newest)
@@ -64,7 +64,7 @@ pub(crate) async fn run(
     let endpoints = endpoints(client, options.cluster).await?;
     match options.command {
         EndpointCommand::Health => {
-            // All at once, so that a server that hangs does not delay the others.
+            // All servers are checked at once, so that a server that hangs does not delay the check of the others.
             let looks = endpoints.into_iter().map(|endpoint| {
                 let client = client.of_one(&endpoint);
                 tokio::task::spawn_local(async move { health(&client, endpoint).await })

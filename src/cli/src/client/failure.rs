@@ -1,5 +1,5 @@
-//! Failures of client commands, with a hint on what to do, and an exit code that tells scripts whether anything was
-//! changed.
+//! Failures of client commands. A failure has a hint on what to do, and an exit code. The exit code tells scripts
+//! whether the command changed anything.
 
 use std::io;
 use std::time::Duration;
@@ -7,24 +7,24 @@ use std::time::Duration;
 use thiserror::Error;
 use tonic::{Code, Status};
 
-/// The server rejected the request, a file is invalid, or the output could not be written.
+/// Exit code if the server rejected the request, a file is invalid, or the output could not be written.
 const EXIT_FAILED: u8 = 1;
 
-/// It is unknown whether the change was applied.
+/// Exit code if it is unknown whether the change was applied.
 pub(crate) const EXIT_UNKNOWN: u8 = 3;
 
-/// No server could be reached; nothing was changed.
+/// Exit code if no server could be reached. Nothing was changed.
 pub(crate) const EXIT_UNREACHABLE: u8 = 4;
 
-/// Shown below the help of every command that contacts a server.
+/// Explanation of the exit codes, shown in the help of every command that contacts a server.
 pub(crate) const EXIT_CODES: &str = "Exit codes: 0 success; 1 rejected or failed, nothing was changed; 2 wrong \
      arguments; 3 the outcome of a change is unknown, or a later step failed after a change: check before you repeat \
      it; 4 no server could be reached, nothing was changed.";
 
-/// Reason of a failed command.
+/// Reason for which a command failed.
 #[derive(Debug, Error)]
 pub(crate) enum Failure {
-    /// Invalid arguments, or invalid input in their place.
+    /// The arguments, or input given in place of arguments, are invalid.
     #[error("{0}")]
     Usage(String),
     /// The server rejected the request.
@@ -48,7 +48,7 @@ pub(crate) enum Failure {
     /// The command failed, with a complete message.
     #[error("{0}")]
     Failed(String),
-    /// Everything was already reported; only the exit code is left.
+    /// The failure was already reported, so only the exit code remains.
     #[error("exit code {0}")]
     Exit(u8),
 }
@@ -71,7 +71,7 @@ impl Failure {
         }
     }
 
-    /// Returns the same failure with an exit code that no longer promises that nothing was changed.
+    /// Converts the failure to one with an exit code that does not promise that nothing was changed.
     pub(crate) fn after_a_change(self) -> Failure {
         match self {
             Failure::Exit(code) if code == EXIT_FAILED || code == EXIT_UNREACHABLE => {
@@ -163,12 +163,12 @@ fn hint_of(text: &str) -> Option<&'static str> {
     HINTS.iter().find(|(words, _)| text.contains(words)).map(|(_, hint)| *hint)
 }
 
-/// The effect that a server's status reveals about a change.
+/// The fate of a failed change, according to its status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// Not applied; another server may apply it.
+    /// The contacted server has not applied the change. Another server may be able to apply the change.
     Elsewhere,
-    /// Not applied, and no retry will help.
+    /// The change was not applied, and a retry cannot succeed.
     Refused,
     Unknown,
 }

@@ -22,7 +22,7 @@ Examples:
 
 /// Read keys
 ///
-/// Prints each key and its value on a line each, byte for byte.
+/// Prints each key on a line, followed by its value on the next line. Prints the exact bytes of both.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub(crate) struct GetOptions {

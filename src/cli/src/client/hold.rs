@@ -1,10 +1,11 @@
-//! Holds a lock for `lock`, `semaphore` and `elect`: from joining the queue to the release.
+//! Holds a lock for `bowline lock`, `bowline semaphore` and `bowline elect`, from joining the queue to the release.
 //!
 //! ```text
-//!   lease ── queue entry ── acquired ── command, or wait for a signal ── lease revoked
-//!     │                                     ▲
-//!     └─ renewed all the time. If that      │ SIGTERM a fifth of the TTL before the hold can
-//!        fails:                             │ end, SIGKILL a twentieth before
+//!   grant a lease ── create the queue entry ── lock acquired ── run the command, or wait for a signal ── revoke the lease
+//!         │                                                       ▲
+//!         └─ the lease is renewed throughout.                     │
+//!            If renewals fail: ───────────────────────────────────┘  SIGTERM a fifth of the TTL before the hold can
+//!                                                                    end, SIGKILL a twentieth before
 //! ```
 
 use std::ffi::OsString;
@@ -27,24 +28,26 @@ use super::stance::Rule;
 use super::supervisor::ended_by;
 use crate::generated::etcdserverpb as pb;
 
-/// The hold was lost or was about to be lost, and the command was ended.
+/// Exit code if the hold was lost or was about to be lost, and the command was therefore ended.
 pub(crate) const EXIT_LOST: u8 = 123;
 
-/// The lock was not acquired within the timeout.
+/// Exit code if the lock was not acquired within the timeout.
 pub(crate) const EXIT_TIMEOUT: u8 = 124;
 
-/// The command was not started.
+/// Exit code if the command was not started.
 pub(crate) const EXIT_NOT_HELD: u8 = 125;
 
 /// Time limit for revoking the lease when the servers are not responding.
 const LOST_LEFT: Duration = Duration::from_secs(1);
 
-/// Shown below the help.
+/// Explanation of the exit codes, shown in the help.
 pub(crate) const EXIT_CODES: &str = "\
-Exit codes, with a command: its own, or 128 plus the number of the signal that ended it; 123 the hold was lost, or \
-about to be, and the command was ended; 124 not acquired within --timeout; 125 the servers failed, and the command \
-was not started; 126 the command cannot be run; 127 it was not found; 2 wrong arguments.
-Without a command: 0 released after SIGINT or SIGTERM; 123 and 124 as above; 1, 3 and 4 as for all commands.";
+Exit codes, with a command: the exit code of the command, or 128 plus the number of the signal that ended the command; \
+123 if the hold was lost or about to be lost, and the command was ended; 124 if the lock was not acquired within \
+--timeout; 125 if the servers failed before the command was started; 126 if the command cannot be run; 127 if the \
+command was not found; 2 for wrong arguments.
+Without a command: 0 after a release because of SIGINT or SIGTERM; 123 and 124 as above; 1, 3 and 4 as for all \
+commands.";
 
 /// The environment of the command, shown below the help.
 pub(crate) const ENVIRONMENT: &str = "\
@@ -61,11 +64,12 @@ pub(crate) struct HoldRequest {
     /// Value of the queue entry.
     pub(crate) value: Bytes,
     pub(crate) ttl: Duration,
-    /// Maximum time to wait; zero checks once.
+    /// Maximum time to wait for the lock. With zero, the lock is acquired only if it is free. `None` waits without
+    /// limit.
     pub(crate) timeout: Option<Duration>,
-    /// Command to run while holding; empty to hold until a signal.
+    /// Command to run while the lock is held. If empty, the lock is held until a signal arrives.
     pub(crate) command: Vec<OsString>,
-    /// Whether to set etcdctl's variables as well.
+    /// Whether to set the environment variables of `etcdctl lock` as well.
     pub(crate) is_lock: bool,
     /// Whether to print the value along with the key.
     pub(crate) shows_value: bool,
@@ -95,7 +99,7 @@ pub(crate) async fn hold(
     }
 }
 
-/// Converts a failure that happened before the command was started.
+/// Adds to a failure the exit code for a command that was not started.
 fn not_held(request: &HoldRequest, failure: Failure) -> Failure {
     match failure {
         Failure::Exit(_) => failure,
@@ -184,12 +188,12 @@ fn in_vain(request: &HoldRequest) -> Failure {
     Failure::Exit(EXIT_TIMEOUT)
 }
 
-/// Returns when the command is killed if no further renewal succeeds.
+/// Returns the time at which the command will be killed if no further renewal succeeds.
 fn killed_at(session: &Session, valid_until: Moment) -> Moment {
     valid_until.before(session.ttl / 20)
 }
 
-/// Waits for the command to end, or ends it in time. Returns the exit code.
+/// Waits until the command ends, or ends the command before the hold can end. Returns the exit code.
 async fn run(
     child: &mut Child,
     session: &Session,
@@ -210,15 +214,15 @@ async fn run(
                     crate::complain(&"this process was suspended: the command was killed meanwhile");
                     return Ok(EXIT_LOST);
                 }
-                // If the command ended by itself, its descendants may continue. If it was asked to end, they are
-                // killed.
+                // If the command ended by itself, its descendants may continue. If the command was asked to end, its
+                // descendants are killed.
                 if is_told {
                     child.kill().await;
                 }
                 return code;
             }
             why = &mut lost => {
-                // Kill first: writing to standard error may block.
+                // The command is killed before anything is printed, because writing to standard error may block.
                 child.kill().await;
                 crate::complain(&format!("lost: the command was killed: {why}"));
                 return Ok(EXIT_LOST);
@@ -244,7 +248,7 @@ async fn run(
     }
 }
 
-/// Holds until a signal comes. Returns the exit code.
+/// Holds the lock until a signal arrives or the hold is lost. Returns the exit code.
 async fn wait(
     session: &Session,
     signals: &mut Signals,
@@ -288,7 +292,7 @@ fn variables(
     let token = OsString::from(held.token().to_string());
     let mut variables = vec![
         ("BOWLINE_NAME", text(&request.name)),
-        // Not BOWLINE_KEY, which sets the option --key of this program.
+        // The variable is not named BOWLINE_KEY, because that variable sets the option --key of this program.
         ("BOWLINE_LOCK_KEY", text(&place.key)),
         ("BOWLINE_LEASE", format!("{:x}", session.lease).into()),
         ("BOWLINE_TOKEN", token.clone()),
@@ -300,7 +304,7 @@ fn variables(
     variables
 }
 
-/// Formats the hold as etcdctl does: the key, and the value if the user chose it.
+/// Formats the hold as etcdctl does: the key, followed by the value if the caller chose the value.
 fn shown(request: &HoldRequest, held: &Held) -> pb::RangeResponse {
     let mut row = held.row.clone();
     if !request.shows_value {

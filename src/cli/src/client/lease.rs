@@ -13,7 +13,7 @@ use super::print::Output;
 use super::print::leases::{Life, Revoked};
 use crate::generated::etcdserverpb as pb;
 
-/// Divisor of the lease's TTL that gives the interval between renewals.
+/// The lease is renewed at intervals of its TTL divided by this number.
 const PATIENCE: u32 = 3;
 
 /// Pause before a failed renewal is retried.

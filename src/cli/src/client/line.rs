@@ -1,5 +1,6 @@
 //! The queue of a lock or an election, in the layout of etcd's concurrency package and of the library's locks. Each
-//! lease has one key below the name, `NAME/<lease in hexadecimal>`. Keys are ordered by creation.
+//! lease in the queue has one key, `NAME/<lease in hexadecimal>`, where `NAME` is the name of the lock or election.
+//! The order of the queue is the order in which the keys were created.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +38,9 @@ pub(crate) struct Place {
 /// Reason why a queue entry did not become a hold.
 #[derive(Debug)]
 pub(crate) enum Misfortune {
-    /// The key has been deleted.
+    /// The entry's key has been deleted.
     Gone,
-    /// The lock is held by others, and the caller does not want to wait.
+    /// Other clients hold the lock, and the caller does not want to wait.
     Taken,
     /// The queue is in use by another kind of lock.
     Misfit(Rule),
@@ -47,7 +48,7 @@ pub(crate) enum Misfortune {
     Failed(Failure),
 }
 
-/// A hold: its row, and the store's revision at which it was confirmed.
+/// A hold of a lock: the row of its queue entry, and the revision of the store at which the hold was confirmed.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     pub(crate) header: Option<pb::ResponseHeader>,
@@ -55,14 +56,15 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Returns the fencing token, which increases with each holder of a name. The previous holder's key was deleted
-    /// before this revision, and the next holder is confirmed only after this key's deletion, at a higher revision.
+    /// Returns the fencing token, which increases with each holder of a lock. The token is the revision at which the
+    /// hold was confirmed. The previous holder's key was deleted before that revision. The next holder can be
+    /// confirmed only after this holder's key was deleted, which is at a higher revision.
     pub(crate) fn token(&self) -> i64 {
         self.header.map(|header| header.revision).unwrap_or_default()
     }
 }
 
-/// Returns the rows of a queue that are queue entries, in order.
+/// Returns the rows that are queue entries, in queue order.
 pub(crate) fn places(name: &[u8], rows: Vec<KeyValue>) -> Vec<KeyValue> {
     let is_place = |row: &KeyValue| {
         row.lease != 0
@@ -74,7 +76,8 @@ pub(crate) fn places(name: &[u8], rows: Vec<KeyValue>) -> Vec<KeyValue> {
     places
 }
 
-/// Joins the queue. Retries until the key is known to exist, which is safe because there is one key per lease.
+/// Joins the queue: creates the key of the lease, and retries until the key certainly exists. A retry is safe because
+/// each lease has only one key in the queue.
 pub(crate) async fn enter(
     client: &Client,
     name: &Bytes,
@@ -112,7 +115,7 @@ fn created_at(key: &Bytes, revision: i64) -> pb::Compare {
     }
 }
 
-/// Repeats an idempotent request until it is answered. The caller limits the time.
+/// Repeats an idempotent request until a server answers it. The caller limits the time.
 async fn insist<T>(
     client: &Client,
     call: impl AsyncFn(Link) -> Result<Response<T>, tonic::Status>,
@@ -134,7 +137,7 @@ fn is_final(status: &tonic::Status) -> bool {
 }
 
 impl Place {
-    /// Waits until the entry holds the lock, or checks once.
+    /// Waits until the entry holds the lock, or checks once whether it does.
     pub(crate) async fn turn(
         &self,
         client: &Arc<Client>,
@@ -157,14 +160,15 @@ impl Place {
             };
             let rule_of = |row: &KeyValue| Stance::parse(&row.value).rule;
             let before: Vec<_> = line[..at].iter().map(rule_of).collect();
-            // Read the mode from the current row, because a resize of a semaphore also rewrites the rows of waiters.
+            // The mode is read from the current row, because a resize of a semaphore also rewrites the rows of
+            // waiters.
             let rule = rule_of(&line[at]);
             if rule.holds_behind(&before) {
                 return Ok(Held { header: answer.header, row: line.swap_remove(at) });
             }
             if let Some(head) = before.first()
                 && rule != Rule::Alone
-                // A resize may have reached only one of the two rows.
+                // A resize may have rewritten only one of the two rows so far.
                 && ![rule, self.rule].iter().any(|rule| rule.goes_with(*head))
             {
                 return Err(Misfortune::Misfit(*head));
@@ -173,8 +177,9 @@ impl Place {
                 return Err(Misfortune::Taken);
             }
             let from = answer.header.map(|header| header.revision + 1).unwrap_or_default();
-            // An exclusive request waits for the entry just before it. For other modes any earlier entry may make room,
-            // also by a change of its row: a downgrade from write to read, or another limit.
+            // An exclusive request waits for the entry directly ahead. In other modes, any entry ahead may make room,
+            // not only by its deletion but also by a change of its row: a downgrade from write to read, or another
+            // limit.
             let own = (self.key.clone(), Bytes::new());
             match rule {
                 Rule::Alone | Rule::Write => {
@@ -189,7 +194,7 @@ impl Place {
         }
     }
 
-    /// Waits until the entry's key is deleted by someone else. Returns the reason.
+    /// Waits until another client deletes the entry's key. Returns the reason for the loss.
     pub(crate) async fn loss(&self, client: &Client, mut from: i64) -> String {
         loop {
             until_deleted(client, &[(self.key.clone(), Bytes::new())], from).await;
@@ -197,7 +202,8 @@ impl Place {
             let row =
                 insist(client, async |link: Link| link.kv().range(request.clone()).await).await;
             let Ok(pb::RangeResponse { header, kvs, .. }) = row else {
-                // A rejection says nothing about the key. Renewals of the lease are checked elsewhere.
+                // A rejected read does not show whether the key exists. Whether the lease is still renewed is checked
+                // elsewhere.
                 tokio::time::sleep(AGAIN).await;
                 continue;
             };
@@ -209,7 +215,7 @@ impl Place {
         }
     }
 
-    /// Returns whether the event changes a row that is not after this entry in the queue.
+    /// Returns whether the event changes the row of this entry or of an entry ahead of it in the queue.
     fn is_change(&self, event: &Event) -> bool {
         let row = event.kv.as_ref();
         row.is_some_and(|row| row.version > 1 && row.create_revision <= self.created)
@@ -222,8 +228,8 @@ impl Place {
     }
 }
 
-/// Waits until a key in one of the ranges is deleted at or after a revision, or until that cannot be observed. In
-/// either case the caller must read the queue again.
+/// Waits until a key in one of the ranges is deleted at or after a revision. Also returns if the watch for such
+/// deletions fails. In either case the caller must read the queue again.
 async fn until_deleted(client: &Client, ranges: &[(Bytes, Bytes)], from: i64) {
     until(client, ranges, &[FilterType::Noput], from, is_deletion).await;
 }
@@ -232,7 +238,7 @@ fn is_deletion(event: &Event) -> bool {
     event.r#type == i32::from(EventType::Delete)
 }
 
-/// As `until_deleted`, for any events that `is_news` accepts.
+/// Like `until_deleted`, but waits for any event that `is_news` accepts.
 async fn until(
     client: &Client,
     ranges: &[(Bytes, Bytes)],
@@ -251,7 +257,7 @@ async fn until(
                 ..Default::default()
             };
             let union = Some(RequestUnion::CreateRequest(create));
-            // Does not wait, because the channel is empty.
+            // Sending does not wait, because the channel is empty.
             drop(requests.send(pb::WatchRequest { request_union: union }).await);
         }
         let answers = link.watch().watch(ReceiverStream::new(stream)).await?;

@@ -25,10 +25,11 @@ Examples:
 
 /// Hold a lock while a command runs or until a signal
 ///
-/// Shares its queue with `etcdctl lock`, with programs that use etcd's concurrency package, and with programs that
-/// embed Bowline. Signals are forwarded to the command. The command is ended before another client can acquire the
-/// lock: if no server confirms the hold, if its key is deleted, and if this process ends for any reason. Its
-/// descendants are ended with it, except those that it leaves behind when it exits by itself.
+/// Clients of `etcdctl lock`, programs that use etcd's concurrency package, and programs that embed Bowline wait in
+/// the same queue. Signals are forwarded to the command. The command is ended before another client can acquire the
+/// lock: when no server confirms the hold, when the key of the hold is deleted, and when this process ends for any
+/// reason. The descendants of the command are ended too, except those that still run after the command has exited by
+/// itself.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!(
     "{EXAMPLES}\n\n{ENVIRONMENT} ETCD_LOCK_KEY and ETCD_LOCK_REV are etcdctl's names for the key and the \
@@ -51,8 +52,8 @@ pub(crate) struct LockOptions {
 
 /// Hold permits of a semaphore while a command runs or until a signal
 ///
-/// Like `bowline lock`, but several clients can hold permits at once, up to the limit. All users of a semaphore must
-/// name the same limit; while the queue is not empty, a request with another limit is rejected.
+/// Like `bowline lock`, but several clients can hold permits at once, up to the limit. All clients of a semaphore must
+/// use the same limit. While the queue is not empty, a request with another limit is rejected.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{ENVIRONMENT}\n\n{EXIT_CODES}"))]
 pub(crate) struct SemaphoreOptions {
@@ -73,7 +74,7 @@ pub(crate) struct SemaphoreOptions {
 
 #[derive(Args, Debug)]
 struct How {
-    /// Session TTL: 10, 10s, 1m (time until the lock is free after this machine is lost; the server may grant more)
+    /// Session TTL: 10, 10s, 1m (how long the lock is kept if this machine fails; the server may grant more)
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = ttl)]
     ttl: Duration,
 

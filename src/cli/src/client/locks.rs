@@ -18,9 +18,10 @@ use crate::generated::mvccpb::KeyValue;
 
 /// List locks, semaphores and elections with their holders, waiters and reasons
 ///
-/// Includes those of `etcdctl lock`, of etcd's concurrency package and of programs that embed Bowline. `since` is the
-/// revision at which the request was queued. The lease identifies the session; `bowline lease timetolive` prints how
-/// long it lives. Deleting a key with `bowline del` revokes the hold; a Bowline holder is notified at once.
+/// Includes the locks of `etcdctl lock`, of etcd's concurrency package and of programs that embed Bowline. The column
+/// `since` is the revision at which the request was queued. The column `lease` identifies the client's session;
+/// `bowline lease timetolive` prints the remaining time of a lease. To revoke a hold, delete its key with `bowline
+/// del`; if the holder uses Bowline, it is notified at once.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct LocksOptions {
@@ -82,8 +83,8 @@ pub(crate) async fn run(
     output.show(&Lines { header: answer.header, lines: lines.collect() })
 }
 
-/// Returns the name of the lock that a row belongs to, taken from a key `NAME/<lease in hexadecimal>`, which may have a
-/// number after it.
+/// Returns the name of the lock that a row belongs to. The row's key is `NAME/<lease in hexadecimal>`, possibly
+/// followed by a number.
 fn name_of(row: &KeyValue) -> Option<Bytes> {
     let slash = row.key.iter().rposition(|byte| *byte == b'/')?;
     let last = std::str::from_utf8(&row.key[slash + 1..]).ok()?;

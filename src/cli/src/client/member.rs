@@ -28,19 +28,19 @@ enum MemberCommand {
     /// List members: id, status, name, peer URLs, client URLs, whether it is a learner
     #[command(after_long_help = EXIT_CODES)]
     List {
-        /// Consistency: l (confirmed by a majority) or s (as the contacted server knows it)
+        /// Consistency: l (confirmed by a majority) or s (may be outdated: the contacted server's own view)
         #[arg(long, value_name = "l|s", default_value = "l", value_parser = ["l", "s"])]
         consistency: String,
     },
-    /// Add a member, to be started afterwards
+    /// Add a member (start its server afterwards)
     #[command(after_long_help = EXIT_CODES)]
     Add {
         /// Name of the new member
         name: String,
-        /// Comma-separated URLs at which the other members will reach it
+        /// Comma-separated URLs at which the other members will reach the new member
         #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
         peer_urls: Vec<String>,
-        /// Add it as a non-voting learner
+        /// Add the member as a non-voting learner
         #[arg(long)]
         learner: bool,
     },
@@ -57,7 +57,7 @@ enum MemberCommand {
         /// Member id in hexadecimal
         #[arg(value_name = "MEMBER", value_parser = member_id)]
         id: u64,
-        /// Comma-separated URLs at which the other members reach it
+        /// Comma-separated new URLs at which the other members reach this member
         #[arg(long, value_name = "URLS", value_delimiter = ',', required = true)]
         peer_urls: Vec<String>,
     },

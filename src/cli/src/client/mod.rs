@@ -1,14 +1,14 @@
-//! Client commands for Bowline or etcd servers, over etcd's protocol. Names, options and output are etcdctl's where
-//! etcdctl has them.
+//! Client commands, which talk to Bowline or etcd servers over etcd's protocol. Commands, options and output that
+//! exist in etcdctl have the same names and formats here.
 //!
 //! ```text
-//!   options      endpoints, credentials, output format: before or after the command
+//!   options      endpoints, credentials, output format; accepted before or after the command
 //!     │
-//!   put ...      one file per command: options, help, requests
+//!   put ...      one file per command: its options, help and requests
 //!     │
 //!   connect      connects to a server and decides on retries
 //!     │
-//!   print        output
+//!   print        formats the output
 //! ```
 //!
 //! See `failure` for the exit codes.
@@ -72,7 +72,7 @@ use connect::Client;
 use failure::Failure;
 use print::Output;
 
-/// Exit code of a process that SIGPIPE kills, used when the reader of the output has gone.
+/// Exit code of a process that was killed by SIGPIPE. Used when the reader of the output has closed the pipe.
 const EXIT_PIPE: u8 = 141;
 
 /// A client command.
@@ -102,7 +102,7 @@ pub(crate) enum Command {
     User(user::UserOptions),
     Role(role::RoleOptions),
     Auth(auth::AuthOptions),
-    /// `bowline check perf`, which is parsed elsewhere.
+    /// `bowline check perf`. The arguments of this command are parsed with those of `bowline check`.
     #[command(skip)]
     CheckPerf(perf::PerfOptions),
     /// `bowline check datascale`.
@@ -111,7 +111,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns whether the output is a message of the protocol.
+    /// Returns whether the output can be a protobuf message.
     fn has_protobuf(&self) -> bool {
         !matches!(
             self,
@@ -128,8 +128,8 @@ impl Command {
         )
     }
 
-    /// Returns whether the exit codes tell what was changed. Commands with other exit codes document them in their
-    /// help.
+    /// Returns whether the command has the exit codes that tell whether something was changed. Commands with other
+    /// exit codes document them in their help.
     fn tells_changes(&self) -> bool {
         !matches!(
             self,
@@ -171,7 +171,7 @@ fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
         return Ok(code);
     }
     if settings.format == options::Format::Table && !command.has_table() {
-        // Checked before anything is changed.
+        // The format is checked before the command changes anything.
         let why = "this command cannot print a table: use -w simple, json or fields";
         return Err(Failure::Usage(why.to_owned()));
     }
@@ -192,7 +192,7 @@ fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
     let result = runtime.block_on(tasks.run_until(work)).map_err(|failure| {
         if tells_changes && client.has_changed() { failure.after_a_change() } else { failure }
     });
-    // Does not wait for threads that read standard input.
+    // The shutdown does not wait for threads that are blocked reading standard input.
     runtime.shutdown_background();
     result.map(|()| ExitCode::SUCCESS)
 }

@@ -11,7 +11,7 @@ use crate::generated::etcdserverpb as pb;
 
 /// Transfer leadership to another member
 ///
-/// Finds the leader among --endpoints.
+/// Finds the current leader among the --endpoints.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXIT_CODES)]
 pub(crate) struct MoveLeaderOptions {

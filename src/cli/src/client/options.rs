@@ -1,6 +1,6 @@
-//! Options of all client commands: endpoints, credentials, timeouts and output. They are accepted before or after the
-//! command, as in etcdctl, or as environment variables (`BOWLINE_ENDPOINTS`, or `ETCDCTL_ENDPOINTS`). Options take
-//! precedence over variables, and BOWLINE_ variables over ETCDCTL_ variables.
+//! Options of all client commands: endpoints, credentials, timeouts and output. These options are accepted before or
+//! after the command, as in etcdctl, or as environment variables (`BOWLINE_ENDPOINTS`, or `ETCDCTL_ENDPOINTS`).
+//! Options take precedence over variables, and BOWLINE_ variables over ETCDCTL_ variables.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::go_flags::truth;
 
 const ENDPOINT_DEFAULT: &str = "127.0.0.1:2379";
 
-/// etcdctl's defaults.
+/// Default timeouts, as in etcdctl.
 const DIAL_TIMEOUT_DEFAULT: Duration = Duration::from_secs(2);
 const COMMAND_TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(6);
 
-/// Servers treat more frequent pings as an attack.
+/// Minimum interval between keepalive pings. Servers treat more frequent pings as an attack.
 const KEEPALIVE_TIME_LEAST: Duration = Duration::from_secs(10);
 
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 #[command(next_help_heading = "Options of all commands that call a server")]
 pub(crate) struct Globals {
-    /// Comma-separated endpoints: HOST:PORT, http://..., https://... or unix://...; unreachable ones are skipped
+    /// Comma-separated endpoints: HOST:PORT, http://..., https://... or unix://...; unreachable endpoints are skipped
     /// [default: 127.0.0.1:2379]
     #[arg(long, global = true, value_name = "ENDPOINTS")]
     endpoints: Option<String>,
@@ -83,21 +83,21 @@ pub(crate) struct Globals {
           default_missing_value = "true", value_parser = truth, hide_short_help = true)]
     insecure_transport: Option<bool>,
 
-    /// Accepted for etcdctl compatibility; no effect
+    /// No effect (accepted for etcdctl compatibility)
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_parser = truth, hide_short_help = true)]
     debug: Option<bool>,
 
-    /// Accepted for etcdctl compatibility; no effect (there is no discovery)
+    /// No effect (accepted for etcdctl compatibility; there is no discovery)
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_parser = truth, hide_short_help = true)]
     insecure_discovery: Option<bool>,
 
-    /// Accepted for etcdctl compatibility; no effect (the server limits the size of requests)
+    /// No effect (accepted for etcdctl compatibility; the server limits the size of requests)
     #[arg(long, global = true, value_name = "BYTES", hide_short_help = true)]
     max_request_bytes: Option<u64>,
 
-    /// Accepted for etcdctl compatibility; no effect (responses of any size are accepted)
+    /// No effect (accepted for etcdctl compatibility; responses of any size are accepted)
     #[arg(long, global = true, value_name = "BYTES", hide_short_help = true)]
     max_recv_bytes: Option<u64>,
 }
@@ -114,14 +114,14 @@ pub(crate) enum Format {
     Table,
     /// One line per field
     Fields,
-    /// Messages of the protocol, as etcdctl prints them
+    /// Protobuf messages, as etcdctl prints them
     Protobuf,
 }
 
 /// The settings that result from options and environment.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// At least one.
+    /// Endpoints of the cluster. There is at least one.
     pub(crate) endpoints: Vec<String>,
     pub(crate) format: Format,
     pub(crate) hex: bool,
@@ -139,7 +139,7 @@ pub(crate) struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Login {
     pub(crate) name: String,
-    /// `None` to prompt for it.
+    /// The password, or `None` to prompt for it.
     pub(crate) password: Option<String>,
 }
 
@@ -167,7 +167,7 @@ impl Globals {
         *self == Self::default()
     }
 
-    /// Completes the options from the environment.
+    /// Returns the settings: the options, with missing options taken from the environment.
     pub(crate) fn settle(&self) -> Result<Settings, Failure> {
         self.settle_with(|name| std::env::var(name).ok())
     }
@@ -248,7 +248,7 @@ pub(crate) fn endpoints(text: &str) -> Vec<String> {
     endpoints.filter(|endpoint| !endpoint.is_empty()).collect()
 }
 
-/// Parses a user name, with the password after a colon or given separately.
+/// Parses a user name. The password follows a colon, or is given separately.
 pub(crate) fn login(user: String, password: Option<String>) -> Login {
     match (user.split_once(':'), password) {
         // With a separate password, the name may contain a colon.
@@ -292,7 +292,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(sum) }
 }
 
-/// Parses the TTL of a lease: seconds or a duration in Go's format. Leases have whole seconds.
+/// Parses the TTL of a lease: a number of seconds, or a duration in Go's format. The TTL must be a whole number of
+/// seconds.
 pub(crate) fn ttl(text: &str) -> Result<Duration, String> {
     let wrong = |_| "not a TTL: use seconds or a duration, such as 60, 60s or 1m".to_owned();
     let ttl = duration(text).map_err(wrong)?;

@@ -1,4 +1,4 @@
-//! Checks whether a server's watch progress notifications are reliable.
+//! Checks whether the progress notifications of a server's watches are reliable.
 
 use tonic::Code;
 
@@ -9,12 +9,13 @@ use crate::generated::etcdserverpb as pb;
 /// delivered. In older versions the response may overtake events.
 const ORDERED_SINCE: [u32; 3] = [3, 5, 10];
 
-/// Queries the server's version. Without an answer, the notifications count as unreliable.
+/// Queries the server's version, and returns whether its notifications are reliable. If the server does not answer,
+/// they count as unreliable.
 pub(crate) async fn is_ordered(link: &Link) -> bool {
     match link.maintenance().status(pb::StatusRequest {}).await {
         Ok(status) => is_ordered_version(&status.into_inner().version),
-        // Bowline and recent etcd servers restrict this request to root. So did etcd before 3.3, which does not know
-        // the request below.
+        // Bowline and recent etcd servers restrict this request to root. etcd before 3.3 also restricted it, and does
+        // not know the request below.
         Err(status) if status.code() == Code::PermissionDenied => {
             let asked = link.auth().auth_status(pb::AuthStatusRequest {}).await;
             asked.map_or_else(|status| status.code() != Code::Unimplemented, |_| true)

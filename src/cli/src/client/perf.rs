@@ -17,11 +17,11 @@ use super::range::prefix_end;
 use crate::data::Bar;
 use crate::generated::etcdserverpb as pb;
 
-/// The same sizes as `etcdctl check perf`.
+/// Size of each key and value, as in `etcdctl check perf`.
 const KEY_BYTES: usize = 256;
 const VALUE_BYTES: usize = 1024;
 
-/// Thresholds for passing.
+/// Thresholds below which the check passes.
 const SLOWEST_MAX: Duration = Duration::from_millis(500);
 const STDDEV_MAX: f64 = 0.1;
 const THROUGHPUT_LEAST: f64 = 0.9;
@@ -29,7 +29,7 @@ const THROUGHPUT_LEAST: f64 = 0.9;
 /// Interval at which due puts are handed out.
 const TICK: Duration = Duration::from_millis(2);
 
-/// Time limit for cleaning up.
+/// Time limit for deleting the test keys at the end.
 const CLEANING: Duration = Duration::from_secs(30);
 
 /// Check whether a cluster sustains a load of puts
@@ -44,7 +44,7 @@ pub(crate) struct PerfOptions {
     #[arg(long, value_enum, default_value = "s")]
     load: Load,
 
-    /// Prefix of the test keys (no key may exist under it)
+    /// Prefix of the test keys (fails if a key with this prefix exists)
     #[arg(long, value_name = "KEY", default_value = "/bowline-check-perf/")]
     prefix: OsString,
 
@@ -56,10 +56,10 @@ pub(crate) struct PerfOptions {
     cleaning: Cleaning,
 }
 
-/// Cleanup after a check.
+/// Options for the cleanup after a check.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Cleaning {
-    /// Compact at the end
+    /// Compact the history at the end
     #[arg(long)]
     auto_compact: bool,
 
@@ -68,7 +68,7 @@ pub(super) struct Cleaning {
     auto_defrag: bool,
 }
 
-/// The load levels of etcdctl.
+/// The load levels, as in etcdctl.
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub(super) enum Load {
     /// Small: 50 clients
@@ -184,7 +184,7 @@ async fn put_all(
     while begun.elapsed() < time {
         let owed = (begun.elapsed().as_secs_f64() * rate as f64) as u64;
         while handed < owed && begun.elapsed() < time {
-            // Blocks while all clients are busy.
+            // This send waits while all clients are busy.
             if hand_out.send(handed).await.is_err() {
                 break;
             }

@@ -24,7 +24,7 @@ pub(crate) async fn measured(client: &Client, name: &str) -> Result<f64, Failure
     value.ok_or_else(|| Failure::Failed(format!("{endpoint}/metrics has no metric {name}")))
 }
 
-/// Returns the value of a sample without labels.
+/// Returns the value of a metric that has no labels.
 fn value_of(text: &str, name: &str) -> Option<f64> {
     let mut values = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     values.next()?.trim().parse().ok()
@@ -51,7 +51,7 @@ async fn metrics(client: &Client, endpoint: &str) -> Result<String, Failure> {
     answer.map_err(|error| failed(root_cause(&error)))
 }
 
-/// Returns the whole response. HTTP/1.0 is used so that the body is not chunked.
+/// Sends a GET request and returns the whole response. Uses HTTP/1.0 so that the body is not chunked.
 async fn get(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     host: &str,

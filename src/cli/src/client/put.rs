@@ -25,7 +25,7 @@ Examples:
 
 /// Store a value under a key
 ///
-/// Reads the value from standard input if none is given.
+/// If no value is given, reads the value from standard input.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub(crate) struct PutOptions {
@@ -36,7 +36,7 @@ pub(crate) struct PutOptions {
     /// Value; or use --value-file or standard input
     value: Option<OsString>,
 
-    /// Read the key, arbitrary bytes, from a file (-: standard input)
+    /// Read the key from a file, which may contain any bytes (-: standard input)
     #[arg(long, value_name = "FILE", conflicts_with = "key")]
     key_file: Option<PathBuf>,
 
@@ -52,11 +52,11 @@ pub(crate) struct PutOptions {
     #[arg(long)]
     prev_kv: bool,
 
-    /// Keep the current value
+    /// Keep the key's current value
     #[arg(long, conflicts_with = "value")]
     ignore_value: bool,
 
-    /// Keep the current lease
+    /// Keep the key's current lease
     #[arg(long, conflicts_with = "lease")]
     ignore_lease: bool,
 }

@@ -1,6 +1,7 @@
-//! Quoted text in Go's syntax, which etcdctl's output and grammar use, and splitting of a line into words.
+//! Quotes text in Go's syntax, which etcdctl uses in its output and in its input grammar. Also splits a line into
+//! words.
 
-/// Quotes bytes like Go's `%q`: lossless, with all characters visible.
+/// Quotes bytes like Go's `%q`: no information is lost, and every character is visible.
 pub(crate) fn go(bytes: &[u8]) -> String {
     let mut quoted = String::from("\"");
     for chunk in bytes.utf8_chunks() {
@@ -31,7 +32,7 @@ pub(crate) fn go(bytes: &[u8]) -> String {
     quoted
 }
 
-/// Returns whether a terminal shows all of it literally and interprets none of it as control characters.
+/// Returns whether a terminal would show all the bytes literally and interpret none of them as control characters.
 pub(crate) fn can_be_shown(bytes: &[u8]) -> bool {
     let shows = |c: char| is_printable(c) || ['\n', '\t'].contains(&c);
     std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(shows))
@@ -39,7 +40,7 @@ pub(crate) fn can_be_shown(bytes: &[u8]) -> bool {
 
 /// Returns whether a terminal shows the character.
 fn is_printable(c: char) -> bool {
-    // Tested after a letter, because a combining character on its own would be escaped.
+    // The character is tested after a letter, because a combining character at the start would be escaped.
     c == ' ' || c == '\'' || (!c.is_whitespace() && format!("a{c}").escape_debug().count() == 2)
 }
 
@@ -68,8 +69,8 @@ pub(crate) fn json(text: &str) -> String {
     quoted
 }
 
-/// Splits a line into words. A word is bare, in single quotes or backquotes (both raw), or in double quotes with
-/// Go's escapes.
+/// Splits a line into words. A word is either bare, or in single quotes or backquotes, which have no escapes, or in
+/// double quotes with Go's escapes.
 pub(crate) fn words(line: &str) -> Result<Vec<Vec<u8>>, String> {
     let mut words = Vec::new();
     let mut rest = line.trim_start();
@@ -86,7 +87,7 @@ pub(crate) fn words(line: &str) -> Result<Vec<Vec<u8>>, String> {
     Ok(words)
 }
 
-/// Parses a quoted string at the beginning of `text`. Returns it and the rest.
+/// Parses a quoted string at the beginning of `text`. Returns the string and the rest of the text.
 pub(crate) fn quoted(text: &str) -> Result<(Vec<u8>, &str), String> {
     let open = || format!("{text}: unclosed quote");
     let mut chars = text.char_indices();

@@ -17,7 +17,7 @@ pub(crate) struct Keys {
     #[arg(required_unless_present = "key_file")]
     key: Option<OsString>,
 
-    /// Read the key, arbitrary bytes, from a file (-: standard input)
+    /// Read the key from a file, which may contain any bytes (-: standard input)
     #[arg(long, value_name = "FILE", conflicts_with = "key")]
     key_file: Option<PathBuf>,
 
@@ -34,7 +34,7 @@ pub(crate) struct Keys {
     from_key: bool,
 }
 
-/// Range end that means "to the last key".
+/// Range end that means "up to the last key".
 const TO_THE_END: Bytes = Bytes::from_static(b"\0");
 
 impl Keys {
@@ -43,7 +43,7 @@ impl Keys {
         self.key_file.as_ref().is_some_and(|file| file.as_os_str() == "-")
     }
 
-    /// Returns the first key and the end of the range, which is empty for a single key.
+    /// Returns the first key and the end of the range. For a single key, the end is empty.
     pub(crate) fn range(self) -> Result<(Bytes, Bytes), Failure> {
         let key = match &self.key_file {
             Some(file) => Bytes::from(read(file)?),

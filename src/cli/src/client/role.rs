@@ -56,7 +56,7 @@ enum RoleCommand {
         #[command(flatten)]
         keys: Keys,
     },
-    /// Revoke access that was granted for exactly these keys
+    /// Revoke access that was granted for exactly the same key or range
     #[command(after_long_help = EXIT_CODES)]
     RevokePermission {
         /// Name of the role

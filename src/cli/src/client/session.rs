@@ -5,8 +5,9 @@
 //!        │◄─────────── TTL minus clock drift ───────────►│
 //! ```
 //!
-//! The validity counts from the time at which the last confirmed renewal was sent, on a clock that also runs while the
-//! machine sleeps. The server starts to count later than that, however late the response arrives.
+//! The client counts the validity of the lease from the time at which it sent the last confirmed renewal. The client
+//! uses a clock that also runs while the machine sleeps. The server starts to count only when it receives the renewal,
+//! so the client always stops relying on the lease before the server can expire it.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,19 +22,20 @@ use super::failure::Failure;
 use super::lease::renewal;
 use crate::generated::etcdserverpb as pb;
 
-/// Maximum difference between the speeds of two clocks.
+/// Maximum difference between the speeds of two clocks, in percent.
 const DRIFT_PERCENT: u32 = 10;
 
 /// Number of renewals per TTL.
 const RENEWALS: u32 = 3;
 
-/// Interval at which the clock is read while waiting, because tokio's timers stand still while the machine sleeps.
+/// Interval at which the clock is read while waiting. The wait cannot rely on tokio's timers alone, because they stand
+/// still while the machine sleeps.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Pause before a failed renewal is retried.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Time since boot, including time asleep.
+/// A point in time, as the time since boot. The clock also runs while the machine sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Moment(Duration);
 
@@ -58,22 +60,22 @@ impl Moment {
         Self(Duration::from_nanos(u64::from_be_bytes(bytes)))
     }
 
-    /// Returns the time later by `span`.
+    /// Returns the time that is `span` later than this time.
     pub(crate) fn after(self, span: Duration) -> Self {
         Self(self.0 + span)
     }
 
-    /// Returns the time earlier by `span`.
+    /// Returns the time that is `span` earlier than this time.
     pub(crate) fn before(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(span))
     }
 
-    /// Returns the time left until then.
+    /// Returns the time left until this point in time. Returns zero if the point in time has passed.
     pub(crate) fn left(self) -> Duration {
         self.0.saturating_sub(Moment::now().0)
     }
 
-    /// Waits until then.
+    /// Waits until this point in time.
     pub(crate) async fn come(self) {
         while !self.left().is_zero() {
             tokio::time::sleep(self.left().min(LOOK)).await;
@@ -101,7 +103,7 @@ impl Session {
             sent.set(Moment::now());
             link.lease().lease_grant(pb::LeaseGrantRequest { ttl: seconds, id: 0 }).await
         };
-        // Safe to repeat: a lease whose grant was not answered expires by itself.
+        // A grant is safe to repeat: if the response to a grant is lost, its lease expires by itself.
         let granted = client.ask(Effect::Repeatable, grant).await?;
         let ttl = Duration::from_secs(u64::try_from(granted.ttl).unwrap_or_default());
         let valid_until = sent.get().after(believed(ttl));
@@ -114,12 +116,12 @@ impl Session {
         })
     }
 
-    /// Returns the time until which the lease is certainly alive, updated with each renewal.
+    /// Returns a receiver of the time until which the lease certainly exists. Each renewal updates the time.
     pub(crate) fn valid_until(&self) -> watch::Receiver<Moment> {
         self.valid_until.subscribe()
     }
 
-    /// Renews the lease until it can no longer be relied on. Returns the reason.
+    /// Renews the lease until the lease can no longer be relied on. Returns the reason.
     pub(crate) async fn keep(&self) -> String {
         let mut next = self.sent.get().after(self.ttl / RENEWALS);
         loop {
@@ -133,7 +135,7 @@ impl Session {
             let call = async |link: Link| {
                 sent.set(Moment::now());
                 let answer = renew(link).await?.into_inner();
-                // The time belongs to the attempt that was answered.
+                // The validity counts from the attempt that was answered.
                 Ok(Response::new((answer, sent.get())))
             };
             let patience = valid_until.left().min(self.ttl / RENEWALS);
@@ -154,7 +156,7 @@ impl Session {
         }
     }
 
-    /// Revokes the lease and deletes its keys, retrying up to `limit`.
+    /// Revokes the lease, which deletes its keys. Retries for at most `limit`.
     pub(crate) async fn close(&self, limit: Duration) -> Result<(), Failure> {
         let request = pb::LeaseRevokeRequest { id: self.lease };
         let call = async |link: Link| link.lease().lease_revoke(request).await;
@@ -167,7 +169,7 @@ impl Session {
     }
 }
 
-/// Returns how long a holder can rely on a lease.
+/// Returns how long a client can rely on a lease after it sent a renewal.
 fn believed(ttl: Duration) -> Duration {
     ttl - ttl * DRIFT_PERCENT / 100
 }

@@ -1,15 +1,15 @@
-//! Receives the signals that ask this process to end. A signal that was ignored at startup stays ignored, by this
-//! process and its children, because `nohup` and shells that start background jobs rely on that.
+//! Receives the signals that ask this process to end. If a signal was ignored when the process started, the signal
+//! stays ignored by this process and its children. `nohup`, and shells that start background jobs, rely on that.
 
 use std::io;
 
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// Signals that are received.
+/// Signals that ask the process to end.
 const NUMBERS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
-/// A receiver of the signals, which no longer end the process.
+/// A receiver of the signals. While the receiver exists, the signals do not end the process.
 pub(crate) struct Signals([Option<unix::Signal>; 4]);
 
 impl Signals {
@@ -43,7 +43,7 @@ async fn come(listened: &mut Option<unix::Signal>) {
     }
 }
 
-/// Returns a bit mask of the ignored signals, on Linux; 0 elsewhere.
+/// Returns a bit mask of the ignored signals on Linux, and 0 on other systems.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -20,10 +20,10 @@ use super::supervisor::ended_by;
 use crate::data::{self, Bar};
 use crate::generated::etcdserverpb::{SnapshotRequest, SnapshotResponse};
 
-/// Maximum time to wait for the next part.
+/// Maximum time to wait for the next part of a snapshot.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Alignment of the data before the hash, which shows whether there is a hash.
+/// Alignment of the data before the hash. The size of a file therefore shows whether the file ends with a hash.
 const ALIGN_BYTES: u64 = 512;
 
 const HASH_BYTES: usize = 32;
@@ -47,10 +47,11 @@ pub(crate) struct SnapshotOptions {
 enum SnapshotCommand {
     /// Save a server's state to a file
     ///
-    /// Creates the file, readable only by its owner, once the download is complete and verified. A snapshot of an etcd
+    /// Creates the file, readable only by its owner, when the download is complete and verified. A snapshot of an etcd
     /// server has etcd's own format, which `etcdutl` reads.
     ///
-    /// Uses the first of the --endpoints that answers. Has no time limit unless --command-timeout is given.
+    /// Uses the first of the --endpoints that answers. The download has no time limit unless --command-timeout is
+    /// given.
     #[command(after_long_help = EXIT_CODES)]
     Save {
         /// File to create or replace
@@ -62,7 +63,7 @@ enum SnapshotCommand {
 }
 
 impl SnapshotOptions {
-    /// Runs the subcommands that need no server. Returns `None` for the others.
+    /// Runs a subcommand that needs no server. Returns `None` if the subcommand needs a server.
     pub(crate) fn local(&self, format: Format) -> Option<ExitCode> {
         match &self.command {
             SnapshotCommand::Save { .. } => None,
@@ -98,22 +99,22 @@ pub(crate) async fn run(
 async fn save(client: &Client, file: &Path) -> Result<String, Failure> {
     let part = Part::beside(file)?;
     let call = async |link: Link| link.maintenance().snapshot(SnapshotRequest {}).await;
-    // Without a time limit, because another server would have to start from the beginning.
+    // The download has no time limit, because a retry at another server would have to start from the beginning.
     let answers = client.ask_for(NO_LIMIT, Effect::Repeatable, call).await?;
     let version = receive(answers, &part).await?;
     publish(&part.path, file).map_err(|error| Failure::Local(file.display().to_string(), error))?;
     Ok(version)
 }
 
-/// A temporary file next to the final one. It is deleted unless it is renamed, because an incomplete snapshot is
-/// useless.
+/// A temporary file in the directory of the final file. The temporary file is deleted unless it is renamed, because an
+/// incomplete snapshot is useless.
 struct Part {
     file: File,
     path: PathBuf,
 }
 
 impl Part {
-    /// Creates a new file that only its owner can read.
+    /// Creates the temporary file, which only its owner can read.
     fn beside(file: &Path) -> Result<Self, Failure> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut path = file.as_os_str().to_owned();
@@ -128,7 +129,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        // Fails harmlessly if the file has been renamed.
+        // If the file has been renamed, removing it fails, which is harmless.
         drop(fs::remove_file(&self.path));
     }
 }
@@ -167,7 +168,7 @@ async fn receive(mut answers: Streaming<SnapshotResponse>, part: &Part) -> Resul
     Ok(version)
 }
 
-/// Renames the file and makes the rename durable.
+/// Renames the temporary file to its final name, and makes the rename durable.
 fn publish(part: &Path, file: &Path) -> io::Result<()> {
     fs::rename(part, file)?;
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -1,8 +1,9 @@
-//! Metadata of a queue entry, in the text format that the library's locks store in the value of the entry's key. A
-//! value without the mark was written by an etcd client and counts as a mutex.
+//! The metadata of a queue entry, in the text format of the library's locks. The metadata is stored as the value of
+//! the entry's key. A value that does not start with `bowline:` was written by an etcd client; its entry counts as a
+//! mutex.
 //!
 //! ```text
-//!   bowline:1 semaphore 4 2      kind, with its numbers
+//!   bowline:1 semaphore 4 2      kind of lock, with its numbers
 //!   web-3 process 4711           machine and process
 //!   nightly                      name of the owner
 //!   rebuilding the index         reason, to the end of the value
@@ -10,21 +11,21 @@
 
 use bytes::Bytes;
 
-/// Prefix of such values.
+/// Prefix of every value in this format.
 pub(crate) const MARK: &str = "bowline:1 ";
 
-/// Mode of a lock request, which decides when it holds.
+/// Mode of a lock request. The mode decides when the request holds the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Rule {
-    /// Holds if no entry is ahead.
+    /// The request holds the lock if no entry is ahead.
     Alone,
-    /// Holds if only readers are ahead.
+    /// The request holds the lock if only readers are ahead.
     Read,
-    /// Holds if no entry is ahead, in a queue with readers.
+    /// The request holds the lock if no entry is ahead. Unlike with `Alone`, the queue may contain readers.
     Write,
     /// A reader that waits to become a writer; used only by the library.
     Upgrade,
-    /// Holds if its permits and those ahead fit into the limit.
+    /// The request holds permits if its permits and those of all entries ahead do not exceed the limit.
     Permits {
         /// Total number of permits.
         limit: u32,
@@ -44,7 +45,7 @@ impl Rule {
         kind(self) == kind(other)
     }
 
-    /// Returns whether a request holds, given the modes of all entries ahead of it.
+    /// Returns whether a request holds the lock, given the modes of all entries ahead of the request.
     pub(crate) fn holds_behind(self, before: &[Rule]) -> bool {
         match self {
             Rule::Alone | Rule::Write => before.is_empty(),
@@ -66,7 +67,7 @@ impl Rule {
         }
     }
 
-    /// Returns the name for output.
+    /// Returns the name of the mode, as printed by `bowline locks`.
     pub(crate) fn name(self) -> String {
         match self {
             Rule::Alone => "mutex".to_owned(),
@@ -86,7 +87,7 @@ pub(crate) struct Stance {
     pub(crate) site: String,
     /// Name of the owner.
     pub(crate) owner: String,
-    /// Reason for the request; the whole value if it is not in this format.
+    /// Reason for the request. If the value is not in this format, the reason is the whole value.
     pub(crate) why: Bytes,
 }
 

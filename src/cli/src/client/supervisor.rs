@@ -1,13 +1,13 @@
 //! The supervisor process between `bowline lock` and the command that runs under the lock.
 //!
 //! ```text
-//!   bowline lock ── supervisor ── command ── its descendants
-//!         ended? ──────► kills the command and its descendants
-//!                       ended? ──► the kernel kills the command; `bowline lock` adopts and kills its descendants
+//!   bowline lock ends   ──► the supervisor kills the command and the command's descendants
+//!   supervisor ends     ──► the kernel kills the command; `bowline lock` adopts and kills the descendants
 //! ```
 //!
-//! The supervisor forwards signals, reaps what the command leaves behind, and exits with the command's exit code. It
-//! also kills the command at the deadline, in case `bowline lock` is suspended and cannot.
+//! The supervisor forwards signals to the command, reaps the command's orphaned descendants, and exits with the
+//! command's exit code. The supervisor also kills the command at the deadline, in case `bowline lock` is suspended and
+//! cannot do so.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -25,15 +25,15 @@ use super::deadline_pipe::Deadline;
 use super::descendants;
 use super::signals::Signals;
 
-/// The exit codes that shells use.
+/// Exit codes for a command that could not be started or was killed, as in shells.
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_SIGNALLED: u8 = 128;
 
-/// Signals of one kind within this time count as one.
+/// If the same signal arrives again within this time, the supervisor forwards it only once.
 const AT_ONCE: Duration = Duration::from_millis(200);
 
-/// Name of the hidden command.
+/// Name of the hidden subcommand that starts a supervisor.
 const COMMAND: &str = "supervised-child";
 
 /// Signal that tells a supervisor to kill the command. The kernel sends it when `bowline lock` has ended.
@@ -43,7 +43,7 @@ pub(crate) const END: Signal = Signal::USR1;
 #[derive(Args, Debug)]
 #[command(hide = true)]
 pub(crate) struct SupervisedChild {
-    /// Become the command
+    /// Execute the command in this process instead of supervising it
     #[arg(long)]
     becomes: bool,
 
@@ -63,8 +63,8 @@ pub(crate) fn supervisor_of(command: &[OsString]) -> io::Result<Command> {
     Ok(supervisor)
 }
 
-/// Returns a command that starts this program so that it executes the program given as further arguments, bound to end
-/// with this process.
+/// Returns a command that starts this program so that it executes another program, which is given as further
+/// arguments. The kernel ends the other program when this process ends.
 pub(crate) fn bound() -> io::Result<Command> {
     own(&["--becomes"])
 }
@@ -79,8 +79,8 @@ fn own(flags: &[&str]) -> io::Result<Command> {
     Ok(start)
 }
 
-/// Puts the command into a process group of its own. At a terminal it stays in the foreground group, because only that
-/// group may read from the terminal.
+/// Puts the command into a process group of its own. If standard input is a terminal, the command stays in the
+/// foreground process group, because only that group may read from the terminal.
 fn set_group(command: &mut Command, has_terminal: bool) {
     if !has_terminal {
         command.process_group(0);
@@ -88,7 +88,7 @@ fn set_group(command: &mut Command, has_terminal: bool) {
 }
 
 impl SupervisedChild {
-    /// Supervises the command, or becomes it.
+    /// Supervises the command, or executes it in this process.
     pub(crate) fn main(&self) -> ExitCode {
         let done = if self.becomes { self.become_it() } else { self.keep() };
         done.unwrap_or_else(|error| {
@@ -147,7 +147,7 @@ impl SupervisedChild {
                     () = deadline.pass() => break None,
                 }
             };
-            // If the parent is gone, it may have been killed together with the command.
+            // If the parent has ended, it may have been killed at the same time as the command.
             if code.is_none() || !self.has_parent() {
                 command.kill().await;
             }
@@ -160,7 +160,7 @@ impl SupervisedChild {
 struct Kept {
     pid: Pid,
     has_group: bool,
-    /// The last forwarded signal, and when it was forwarded.
+    /// The signal that was forwarded last, and the time at which it was forwarded.
     passed: Option<(Signal, Instant)>,
 }
 
@@ -174,8 +174,9 @@ impl Kept {
         Ok(Self { pid: Pid::from_child(&child), has_group: !has_terminal, passed: None })
     }
 
-    /// Forwards a signal once. A terminal sends it to the whole group, and a service manager to the whole service, so
-    /// it may arrive both directly and from `bowline lock`.
+    /// Forwards a signal to the command, unless the same signal was forwarded just before. A terminal sends a signal
+    /// to the whole process group, and a service manager to the whole service. The signal may therefore arrive both
+    /// directly and from `bowline lock`.
     fn pass_on(&mut self, signal: Signal) {
         let now = Instant::now();
         let is_again =
@@ -184,8 +185,8 @@ impl Kept {
             return;
         }
         self.passed = Some((signal, now));
-        // A stopped process handles a signal only after SIGCONT. Errors are ignored: they mean that the process is
-        // gone.
+        // A stopped process handles a signal only after SIGCONT. Errors are ignored, because they mean that the
+        // process has ended.
         if self.has_group {
             kill_process_group(self.pid, signal).ok();
             kill_process_group(self.pid, Signal::CONT).ok();
@@ -197,8 +198,8 @@ impl Kept {
         }
     }
 
-    /// Reaps all children that have ended, including detaches of the command. Returns the command's exit code if it is
-    /// among them.
+    /// Reaps all children that have ended, including adopted descendants of the command. If the command has ended,
+    /// returns its exit code.
     fn reap(&self) -> io::Result<Option<u8>> {
         let mut code = None;
         while code.is_none()

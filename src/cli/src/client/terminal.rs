@@ -10,8 +10,8 @@ use super::failure::Failure;
 use super::options::Login;
 use super::supervisor::ended_by;
 
-/// Turns off echo, line editing and signal keys of the terminal until dropped. Signal keys are read as input, so that
-/// they cannot end the process before the terminal is restored.
+/// Turns off echo, line editing and signal keys of the terminal until this value is dropped. Signal keys are read as
+/// input, so that they cannot end the process before the terminal is restored.
 struct Silence {
     before: Termios,
 }
@@ -27,7 +27,7 @@ impl Silence {
         Ok(Self { before })
     }
 
-    /// Reads a line.
+    /// Reads a line from the terminal.
     fn line(&self) -> Result<String, Failure> {
         let failed = |error| Failure::Local("cannot read the password".to_owned(), error);
         let means = |key: u8, what| key == self.before.special_codes[what];
@@ -49,7 +49,7 @@ impl Silence {
                 }
                 (_, key) if means(key, SpecialCodeIndex::VKILL) => line.clear(),
                 (_, key) if means(key, SpecialCodeIndex::VERASE) => {
-                    // Removes all bytes of the last character.
+                    // The last character may consist of several bytes, all of which are removed.
                     while line.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {}
                 }
                 (_, key) => line.push(key),
@@ -61,14 +61,14 @@ impl Silence {
 
 impl Drop for Silence {
     fn drop(&mut self) {
-        // Fails only if the terminal is gone, and then nothing needs to be restored.
+        // The call fails only if the terminal no longer exists. In that case nothing needs to be restored.
         tcsetattr(io::stdin(), OptionalActions::Now, &self.before).ok();
         drop(io::stderr().lock().write_all(b"\n"));
     }
 }
 
-/// Completes the login, and prompts for a missing password once, before any timeout starts. `variable` names the
-/// environment variable for the error text.
+/// Completes the login: prompts for a missing password once, before any timeout starts. `variable` is the environment
+/// variable that the error text suggests instead.
 pub(crate) fn known(login: Option<Login>, variable: &str) -> Result<Option<Login>, Failure> {
     let Some(Login { name, password: None }) = login else { return Ok(login) };
     if !io::stdin().is_terminal() {
@@ -90,7 +90,7 @@ pub(crate) fn secret(prompt: &str) -> Result<String, Failure> {
     }
 }
 
-/// Reads a line from standard input; empty at its end.
+/// Reads a line from standard input. Returns an empty string at the end of the input.
 pub(crate) fn read_line() -> io::Result<String> {
     let mut line = String::new();
     io::stdin().lock().read_line(&mut line)?;

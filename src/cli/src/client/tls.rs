@@ -37,7 +37,7 @@ pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Fai
     secured.map_err(|error| unusable(root_cause(&error)))
 }
 
-/// Returns the same configuration for connections without ALPN.
+/// Returns the TLS configuration for connections without ALPN.
 pub(crate) fn config(options: &Tls) -> Result<ClientConfig, Failure> {
     let provider = Arc::new(crypto::provider());
     let config =
@@ -86,7 +86,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     fs::read(path).map_err(|error| Failure::Local(path.display().to_string(), error))
 }
 
-/// A verifier that accepts any certificate. The handshake still proves that the server has its key.
+/// A verifier that accepts any certificate. The handshake still proves that the server has the certificate's key.
 #[derive(Debug)]
 struct Anybody(CryptoProvider);
 

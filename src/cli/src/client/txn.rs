@@ -38,8 +38,8 @@ Example, to increase a counter unless another client has changed it:
 
 /// Run one of two lists of requests atomically, depending on comparisons
 ///
-/// Reads the transaction from standard input or a file; prompts at a terminal. Prints SUCCESS or FAILURE, followed by
-/// the response to each request.
+/// Reads the transaction from standard input or a file. At a terminal, prompts for each part. Prints SUCCESS if all
+/// comparisons are true and FAILURE otherwise, followed by the response to each request.
 #[derive(Args, Debug)]
 #[command(after_long_help = format!("{GRAMMAR}\n\n{EXIT_CODES}"))]
 pub(crate) struct TxnOptions {
@@ -101,7 +101,7 @@ fn parse(
     Ok(pb::TxnRequest { compare, success, failure })
 }
 
-/// Parses lines up to an empty line or the end.
+/// Parses lines up to an empty line or the end of the input.
 fn block<T>(
     input: &mut impl BufRead,
     parse: impl Fn(&str) -> Result<T, String>,

@@ -22,7 +22,7 @@ enum UserCommand {
     /// Add a user
     #[command(after_long_help = EXIT_CODES)]
     Add {
-        /// Name and, optionally, the password; prompts if omitted
+        /// Name of the user, or NAME:PASSWORD; prompts for the password if omitted
         #[arg(value_name = "NAME[:PASSWORD]")]
         name: String,
         /// Password of the new user
@@ -82,7 +82,7 @@ enum UserCommand {
 
 #[derive(Args, Clone, Copy, Debug)]
 struct How {
-    /// Prompt for the password at the terminal; with false, read it as a line of standard input
+    /// Prompt for the password at the terminal (false: read it as a line from standard input)
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = clap::ArgAction::Set,
           value_parser = crate::go_flags::truth)]
@@ -98,7 +98,7 @@ pub(crate) async fn run(
         UserCommand::Add { name, new_user_password, no_password, how } => {
             let said = new_user_password.filter(|password| !password.is_empty());
             let (name, password) = match (name.split_once(':'), said) {
-                // Text after a colon belongs to the name in this case.
+                // Without a password, a colon is part of the name.
                 _ if no_password => (name, String::new()),
                 (_, Some(password)) => (name, password),
                 (Some((name, password)), None) => (name.to_owned(), password.to_owned()),
@@ -170,8 +170,9 @@ async fn get(client: &Client, output: Output, name: String, detail: bool) -> Res
     Ok(())
 }
 
-/// Reads a new password: typed twice, or one line of standard input. Like in etcdctl, only a typed password must not be
-/// empty, because an empty password allows no login.
+/// Reads a new password. At the terminal, the user types the password twice. Otherwise the password is one line of
+/// standard input. As in etcdctl, only a typed password must not be empty, because a user with an empty password
+/// cannot log in.
 fn new_password(name: &str, how: How) -> Result<String, Failure> {
     if !how.interactive {
         return read_line()

@@ -1,5 +1,6 @@
-//! Verifies a server's certificate against `--cacert`. As in Go and curl, a certificate that is itself in that file is
-//! valid for its own hosts even if it is marked as a CA, which `openssl req -x509` does by default.
+//! Verifies a server's certificate against the certificates in `--cacert`. If the server's own certificate is in that
+//! file, it is valid for its own hosts even if it is marked as a CA, as in Go and curl. `openssl req -x509` marks
+//! certificates as CA by default.
 
 use std::sync::Arc;
 
@@ -23,7 +24,8 @@ impl Verifier {
     /// Returns a verifier that trusts these certificates.
     ///
     /// # Errors
-    /// Fails if none of them can be parsed.
+    ///
+    /// Returns an error if none of the certificates can be parsed.
     pub(crate) fn new(
         trusted: Vec<CertificateDer<'static>>,
         provider: Arc<CryptoProvider>,
@@ -36,8 +38,8 @@ impl Verifier {
     }
 }
 
-/// Returns whether a certificate was rejected only because it is marked as a CA. Its validity period was checked before
-/// that.
+/// Returns whether a certificate was rejected only because it is marked as a CA. In this case its validity period was
+/// already checked.
 fn is_authority(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(why)) = error else { return false };
     why.0.downcast_ref() == Some(&webpki::Error::CaUsedAsEndEntity)

@@ -1,7 +1,7 @@
 //! `bowline watch`: prints changes of keys, or runs a command for each change.
 //!
-//! A watch that loses its server continues at the next one, after the last printed change or progress notification. No
-//! change is lost or repeated.
+//! If a watch loses its server, the command opens a new watch at the next server, starting after the last printed
+//! change or progress notification. No change is lost or repeated.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead};
@@ -27,7 +27,7 @@ use pb::watch_request::RequestUnion;
 /// Capacity of the queue of watch requests.
 const REQUESTS: usize = 4;
 
-/// Pause before a reconnect after no server could be reached or the connection broke.
+/// Pause before a reconnect, after no server could be reached or a connection has failed.
 const REOPEN_PAUSE: Duration = Duration::from_millis(300);
 
 const EXAMPLES: &str = "\
@@ -45,7 +45,8 @@ With -i, lines are read from standard input: `watch [OPTIONS] KEY [RANGE_END] [-
 
 /// Watch keys for changes
 ///
-/// Runs until interrupted. Without KEY, watches ETCDCTL_WATCH_KEY up to ETCDCTL_WATCH_RANGE_END.
+/// Runs until interrupted. If KEY is omitted, watches the range from the variable ETCDCTL_WATCH_KEY to the variable
+/// ETCDCTL_WATCH_RANGE_END.
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 pub(crate) struct WatchOptions {
@@ -78,7 +79,7 @@ struct What {
     #[arg(long)]
     prev_kv: bool,
 
-    /// Print progress notifications, even without changes
+    /// Print progress notifications while nothing changes
     #[arg(long)]
     progress_notify: bool,
 
@@ -102,7 +103,7 @@ pub(crate) async fn run(
     if options.interactive {
         return interactive(client, output).await;
     }
-    // Keep the sender alive; progress requests exist only in interactive mode.
+    // The sender is kept alive. Nothing is sent on it, because progress requests exist only in interactive mode.
     let (_asks, asked) = watch::channel(0);
     Watching::new(client, output, options.what)?.go_on(asked).await
 }
@@ -204,7 +205,7 @@ impl Watching {
         Ok(Self { client, output, request, command: what.command })
     }
 
-    /// Prints changes until a permanent failure.
+    /// Prints changes until a failure that a retry cannot fix.
     async fn go_on(&mut self, mut asked: watch::Receiver<u64>) -> Result<(), Failure> {
         let mut was_open = false;
         loop {
@@ -227,7 +228,7 @@ impl Watching {
                     },
                     Ok(()) = asked.changed() => {
                         let union = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
-                        // If the stream has ended, it is reopened.
+                        // Errors are ignored: if the stream has ended, it is reopened.
                         drop(requests.send(request(union)).await);
                     }
                 }
@@ -246,7 +247,7 @@ impl Watching {
         let begun = async |link: Link| {
             let (requests, stream) = mpsc::channel(REQUESTS);
             let union = RequestUnion::CreateRequest(self.request.clone());
-            // Does not wait, because the channel is empty.
+            // Sending does not wait, because the channel is empty.
             drop(requests.send(request(union)).await);
             let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
             let is_ordered = is_ordered(&link).await;
@@ -276,7 +277,8 @@ impl Watching {
         }
         if answer.events.is_empty() {
             if is_ordered {
-                // All changes up to here were delivered. Later ones may be compacted before the watch is reopened.
+                // All changes up to this revision were delivered, so a reopened watch can start after it. An older
+                // start revision might be compacted by then.
                 self.request.start_revision = self.request.start_revision.max(revision + 1);
             }
             self.output.say(format!("progress notify: {revision}"))?;
@@ -292,7 +294,7 @@ impl Watching {
                     .env("ETCD_WATCH_EVENT_TYPE", quote::go(kv::kind(event).as_bytes()))
                     .env("ETCD_WATCH_KEY", quote::go(&row.key))
                     .env("ETCD_WATCH_VALUE", quote::go(&row.value))
-                    // Standard input may carry the interactive commands.
+                    // The command must not read standard input, which may carry the interactive commands.
                     .stdin(Stdio::null())
                     .kill_on_drop(true)
                     .status();

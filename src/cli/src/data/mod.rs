@@ -1,5 +1,6 @@
-//! `bowline snapshot status` and `restore`, `bowline recover` and `bowline inspect`: work on files that no node is
-//! using. The library does the work ([`bowline::backup`]); this module has the arguments and the output.
+//! `bowline snapshot status`, `bowline snapshot restore`, `bowline recover` and `bowline inspect`. These commands work
+//! on files that no node is using. The library does the work ([`bowline::backup`]); this module defines the arguments
+//! and the output.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::PathBuf;
@@ -17,14 +18,14 @@ pub(crate) use report::Bar;
 use report::Report;
 pub(crate) use restore::{RestoreArguments, restore_main};
 
-/// The command failed, or it found a problem.
+/// Exit code if the command failed or found a problem.
 const EXIT_FAILED: u8 = 1;
 
 /// Verify every byte of a snapshot, and show its contents
 ///
-/// A snapshot is written by `bowline snapshot save`, or by a program that embeds Bowline, with Node::backup.
+/// The snapshot may be written by `bowline snapshot save`, or by a program that embeds Bowline, with Node::backup.
 ///
-/// Exit codes: 0 every byte is intact; 1 not; 2 wrong arguments.
+/// Exit codes: 0 if every byte is intact, 1 if not, 2 for wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyOptions {
     /// Snapshot or backup to verify
@@ -34,13 +35,14 @@ pub(crate) struct VerifyOptions {
     output: Output,
 }
 
-/// Make a backup from a stopped member when the majority is lost permanently
+/// Make a backup from a stopped member after the majority was lost permanently
 ///
-/// Do not use it while a majority of the members still has its disks: start that majority, and replace the lost
-/// members. The directory is not changed. If several members are left, use the one with the highest term, and among
-/// those the one with the highest last entry, as shown by `bowline inspect`.
+/// Do not use this command while a majority of the members still has its disks. Start that majority instead, and
+/// replace the lost members. The command does not change the directory. If several members are left, use the member
+/// with the highest term, as shown by `bowline inspect`. If several have that term, use the one with the highest last
+/// entry.
 ///
-/// Exit codes: 0 done; 1 failed, or not confirmed; 2 wrong arguments.
+/// Exit codes: 0 if the backup was made, 1 if it failed or was not confirmed, 2 for wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct RecoverOptions {
     /// Data directory of the member
@@ -51,7 +53,7 @@ pub(crate) struct RecoverOptions {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 
-    /// Do not ask for confirmation that data may be lost
+    /// Skip the confirmation that data may be lost
     #[arg(long)]
     yes: bool,
 
@@ -61,9 +63,10 @@ pub(crate) struct RecoverOptions {
 
 /// Show which member a data directory belongs to, and its contents
 ///
-/// Reads the whole directory without changing it. No node may be running on it.
+/// Reads the whole directory without changing it. No node may be running on the directory.
 ///
-/// Exit codes: 0 no problems; 1 damage was found, or the directory belongs to no member; 2 wrong arguments.
+/// Exit codes: 0 if there are no problems, 1 if data is damaged or the directory belongs to no member, 2 for wrong
+/// arguments.
 #[derive(Args, Debug)]
 pub(crate) struct InspectOptions {
     /// Data directory to inspect

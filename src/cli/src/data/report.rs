@@ -1,4 +1,4 @@
-//! Output of work on files: a progress bar, then lines for people or a JSON object.
+//! Output of commands that work on files: a progress bar, then lines for people or a JSON object.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -14,7 +14,7 @@ use crate::server::CLUSTER_VERSION;
 pub(crate) struct Bar(ProgressBar);
 
 impl Bar {
-    /// Starts at zero.
+    /// Shows the bar at zero.
     pub(crate) fn begin(what: &'static str, hidden: bool) -> Self {
         if hidden || !io::stderr().is_terminal() {
             return Self(ProgressBar::hidden());
@@ -57,7 +57,7 @@ impl Report {
         Self { body, troubles: Vec::new() }
     }
 
-    /// Returns whether there are no problems.
+    /// Returns whether no problems were detected.
     pub(super) fn is_well(&self) -> bool {
         self.troubles.is_empty()
     }
@@ -123,8 +123,8 @@ fn bytes(bytes: u64) -> String {
     indicatif::HumanBytes(bytes).to_string()
 }
 
-/// Returns a report on a backup: for people in Bowline's format, and in etcdutl's other formats. The JSON object has
-/// etcdutl's fields and Bowline's.
+/// Returns a report on a backup. The text for people has Bowline's format, and the other formats are etcdutl's. The
+/// JSON object has etcdutl's fields and additional fields of Bowline.
 pub(super) fn of_backup(info: &BackupInfo, format: Format) -> Report {
     let status = EtcdStatus::of(info);
     match format {

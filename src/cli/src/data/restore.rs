@@ -17,14 +17,14 @@ const REVISION_JUMP_DEFAULT: u64 = 1_000_000_000;
 
 /// Create the data directory of one member of a new cluster from a snapshot
 ///
-/// Run it once for each founding member of the new cluster, with the same file, --member list, token and
-/// --revision-jump; then start the members. The new cluster has the contents of the snapshot, except that all leases
-/// have ended and their keys are deleted. Revisions continue far above those of the snapshot, so that fencing tokens
+/// Run the command once for each founding member of the new cluster, with the same file, --member list, token and
+/// --revision-jump. Then start the members. The new cluster has the contents of the snapshot, but all leases have
+/// ended and their keys are deleted. The first revision is far above those of the snapshot, so that fencing tokens
 /// never repeat.
 ///
 /// Accepts the flags of `etcdutl snapshot restore`.
 ///
-/// Exit codes: 0 done; 1 failed; 2 wrong arguments.
+/// Exit codes: 0 if the directory was created, 1 if that failed, 2 for wrong arguments.
 #[derive(Args, Debug)]
 pub(crate) struct RestoreArguments {
     /// Snapshot or backup to restore
@@ -38,12 +38,13 @@ pub(crate) struct RestoreArguments {
     #[arg(long, default_value = "default")]
     name: String,
 
-    /// Member of the new cluster, including this one; repeatable or comma-separated [default: this member alone]
+    /// A member of the new cluster; repeatable or comma-separated; the list must include this member [default: this
+    /// member]
     #[arg(long = "member", alias = "initial-cluster", value_name = "NAME=HOST:PORT", value_delimiter = ',',
           value_parser = member)]
     members: Vec<(String, String)>,
 
-    /// Token of the new cluster (default of `bowline serve`; programs that embed Bowline use an empty token by default)
+    /// Token of the new cluster (programs that embed Bowline use an empty token by default)
     #[arg(long, alias = "initial-cluster-token", default_value = "etcd-cluster")]
     token: String,
 
@@ -53,26 +54,25 @@ pub(crate) struct RestoreArguments {
 
     /// Increase of revisions [default: 1000000000]
     ///
-    /// Must exceed the number of revisions that the old cluster has written since the backup. If another cluster was
-    /// restored from this backup before, it must also exceed that cluster's jump plus its writes.
+    /// The number must exceed the number of revisions that the old cluster has written since the backup. If another
+    /// cluster was restored from the same backup before, the number must also exceed the jump and the number of writes
+    /// of that cluster together.
     #[arg(long, value_name = "REVISIONS")]
     revision_jump: Option<u64>,
 
-    /// etcdutl's name for --revision-jump; requires --mark-compacted
+    /// Increase of revisions, under etcdutl's name; requires --mark-compacted
     #[arg(long, value_name = "REVISIONS", conflicts_with = "revision_jump")]
     bump_revision: Option<u64>,
 
-    /// Compact all history before the new revision (every restore does so; etcdutl requires the flag with
-    /// --bump-revision)
+    /// Compact all history before the new revision (always done; etcdutl requires the flag with --bump-revision)
     #[arg(long)]
     mark_compacted: bool,
 
-    /// Accept a snapshot without etcd's hash at its end (always accepted; the snapshot's own checksums are verified in
-    /// any case)
+    /// Accept a snapshot without etcd's hash at its end (always accepted; Bowline's own checksums are always verified)
     #[arg(long)]
     skip_hash_check: bool,
 
-    /// Directory of the log (only the data directory is accepted)
+    /// Directory of the log (the log is always kept in the data directory; other directories are rejected)
     #[arg(long, value_name = "DIR")]
     wal_dir: Option<OsString>,
 
@@ -114,7 +114,7 @@ impl RestoreArguments {
         }
     }
 
-    /// Returns the increase of the revision. The rule about `--mark-compacted` is etcdutl's.
+    /// Returns the increase of the revision. As in etcdutl, `--bump-revision` requires `--mark-compacted`.
     fn jump(&self) -> Result<u64, String> {
         match (self.bump_revision, self.mark_compacted) {
             (Some(0), _) => Err("--bump-revision=0 is not supported: the revisions of a restored \

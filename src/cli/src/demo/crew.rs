@@ -1,5 +1,5 @@
-//! The demo's processes, as seen by their parent, which starts, kills, stops and resumes them, sends orders and
-//! receives reports. This module does not know what they do.
+//! The demo's processes, as seen by their parent. The parent starts, kills, suspends and resumes them, sends orders to
+//! them and receives their reports. This module does not interpret orders or reports.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 use super::wire::{Order, Part, Report, line};
 use super::workplace::Workplace;
 
-/// Time limit for a process to exit after it was asked to. Exceeds the time it waits for its node's threads, which take
-/// a second, or longer on a busy disk.
+/// Time limit for a process to exit after it was asked to. It is longer than the time for which the process waits for
+/// its node's threads, which is a second, or more on a busy disk.
 const END_PATIENCE: Duration = Duration::from_secs(65);
 
 /// Index of a process.
@@ -28,7 +28,7 @@ pub(crate) struct Seat(pub(crate) usize);
 pub(crate) struct News {
     pub(crate) from: Seat,
     pub(crate) life: u32,
-    /// `None` if the process has ended.
+    /// The report, or `None` if the process has ended.
     pub(crate) report: Option<Report>,
 }
 
@@ -91,7 +91,8 @@ impl Crew {
         self.members[seat.0].part.life
     }
 
-    /// Returns whether the process was started and not killed here. A stopped process counts as running.
+    /// Returns whether the process was started and was not killed by the parent. A suspended process counts as
+    /// running.
     pub(crate) fn runs(&self, seat: Seat) -> bool {
         self.members[seat.0].process.is_some()
     }
@@ -118,7 +119,7 @@ impl Crew {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)
-            // Ctrl-C at a terminal is for the parent, which then ends its children.
+            // Ctrl-C at a terminal must reach only the parent, which then ends its children.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()?;
@@ -165,18 +166,18 @@ impl Crew {
 
     fn signal(&self, seat: Seat, signal: Signal) -> io::Result<()> {
         let child = self.members[seat.0].process.as_ref().map(|(child, _)| child);
-        // Without an id the process has ended, and the id may be reused.
+        // If the child has no process id, the process has ended, and its former id may already be reused.
         let pid = child.and_then(Child::id).and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let pid = pid.ok_or_else(|| io::Error::other("the process has ended"))?;
         Ok(kill_process(pid, signal)?)
     }
 
-    /// Asks all processes to end, and kills those that do not. Returns what went wrong.
+    /// Asks all processes to end, and kills the processes that do not. Returns descriptions of all problems.
     pub(crate) async fn end(&mut self) -> Vec<String> {
         let mut complaints = Vec::new();
         let mut ending = Vec::new();
         for member in &mut self.members {
-            // Closing its input asks a process to end.
+            // Dropping the handle closes the process's standard input, which asks the process to end.
             let child = member.process.take().map(|(child, _)| child);
             ending.extend(child.map(|child| (member.part.member.clone(), child)));
         }
@@ -208,7 +209,7 @@ impl Crew {
 async fn hear(output: ChildStdout, from: Seat, life: u32, sender: mpsc::UnboundedSender<News>) {
     let mut lines = BufReader::new(output).lines();
     while let Ok(Some(text)) = lines.next_line().await {
-        // A line that was cut by a kill is ignored.
+        // If the line is incomplete because the process was killed, it is ignored.
         let report = serde_json::from_str(&text).ok();
         if report.is_some() && sender.send(News { from, life, report }).is_err() {
             return;

@@ -1,5 +1,5 @@
-//! Fault injection. The kind, time and target of each fault come from a seed. Faults are injected one at a time and
-//! healed before the next, so that a majority is always alive, except with a single process.
+//! Fault injection. The kind, time and target of each fault are derived from a seed. Each fault is healed before the
+//! next is injected, so a majority of the processes is always alive. A demo with a single process is the exception.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ impl Schedule {
         let fault = self.bag.pop().expect("the bag is refilled when empty");
         if self.bag.is_empty() {
             self.all_drawn = true;
-            // From here on mostly kills, because they take little time.
+            // After every kind of fault was injected once, most faults are kills, because a kill takes little time.
             self.fill(&[
                 Fault::KillLeader,
                 Fault::KillHolder,

@@ -1,6 +1,7 @@
-//! The ledger, a resource outside the store that the lock protects: a file that only the parent process writes, and a
-//! socket on loopback for requests of the workers. It knows nothing about locks except fencing tokens. It rejects a
-//! token lower than the highest one seen, and records rejected requests too, so that the file alone documents the run.
+//! The ledger: a resource outside the store that is protected by the lock. The ledger is a file that only the parent
+//! process writes, and a socket on loopback that receives the workers' requests. The ledger knows nothing about locks
+//! except fencing tokens: it rejects a request with a token lower than the highest token seen. The file also records
+//! rejected requests, so the file alone documents the run.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
@@ -43,7 +44,7 @@ pub(crate) struct Ledger {
 struct Book {
     file: File,
     highest: Option<Fence>,
-    /// Reason why a line could not be written. From then on nothing is accepted.
+    /// Reason for which a line could not be written. From then on the ledger accepts no request.
     failure: Option<String>,
 }
 
@@ -83,7 +84,7 @@ impl Ledger {
 }
 
 impl Book {
-    /// Checks the token, records the request, and returns the ruling, in this order.
+    /// Checks the token, records the request, and returns the decision, in this order.
     fn append(&mut self, Append { op, token }: Append) -> io::Result<Ruling> {
         let highest = self.highest.map_or(token, |highest| highest.max(token));
         let accepted = token >= highest;
@@ -123,7 +124,7 @@ async fn serve(stream: TcpStream, book: Arc<Mutex<Book>>) {
     loop {
         let mut request = String::new();
         let read = (&mut input).take(REQUEST_BYTES_MAX).read_line(&mut request).await;
-        // An incomplete or invalid line is no request.
+        // An incomplete or invalid line is not a request, so the connection is closed.
         if !matches!(read, Ok(bytes) if bytes > 0) || !request.ends_with('\n') {
             return;
         }

@@ -1,17 +1,17 @@
-//! `bowline demo`: processes with an embedded node each are killed and suspended while their workers increment a
-//! counter under a lock. At the end the demo verifies that no increment was lost or counted twice, and that no worker
-//! wrote after it had lost the lock.
+//! `bowline demo`: starts processes with an embedded node each. Their workers increment a counter under a lock while
+//! the demo kills and suspends processes. At the end the demo verifies that no increment was lost or counted twice,
+//! and that the ledger accepted no write from a worker that had lost the lock.
 //!
 //! ```text
-//!                parent: story, faults, ledger file, proof
+//!                parent: scenario, faults, ledger file, proof
 //!                  │ orders ▲ reports              ▲ appends, by socket
 //!        ┌─────────┼────────┴──┬──────────────┐    │
 //!        n1 node + workers     n2             n3 ──┘        SIGKILL, SIGSTOP, SIGCONT
 //!        └────── Raft on loopback, one data directory each ┘
 //! ```
 //!
-//! The parent embeds no node and trusts no single source: it records the replies that the workers got, the ledger's
-//! file records what reached it, and each member reports its store at the end.
+//! The parent embeds no node. The parent compares three independent sources: the replies that the workers got, the
+//! requests that reached the ledger, and the store that each member reports at the end.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -107,7 +107,7 @@ pub(crate) fn node_main() -> ExitCode {
 
 /// Runs the demo.
 pub(crate) fn main(options: &Options) -> ExitCode {
-    // Single-threaded, because the kernel kills the children when the thread that created them ends.
+    // The runtime is single-threaded, because the kernel kills the children when the thread that created them ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let proven = runtime
         .map_err(Trouble::environment("cannot start the async runtime"))
@@ -152,7 +152,7 @@ async fn run(options: &Options) -> Result<bool, Trouble> {
     stage.tell(None, &begins)?;
 
     let told = story(&mut stage, options, seed).await;
-    // All processes end here, with any result.
+    // All processes are ended here, whatever the result is.
     let claims = match told {
         Ok(()) => {
             let complaints = stage.crew.end().await;

@@ -1,10 +1,10 @@
-//! A process of the demo: a program that embeds a node. Its workers acquire the lock, read the counter, write to the
-//! ledger with the fencing token, write the increment in a guarded transaction, and release the lock. On purpose, a
-//! worker never checks whether it still holds the lock, and writes to the store even if the ledger has rejected it. Its
-//! writes must be safe all the same.
+//! A process of the demo: a program that embeds a node. In a loop, each worker acquires the lock, reads the counter,
+//! writes to the ledger with the fencing token, writes the increment in a guarded transaction, and releases the lock.
+//! A worker deliberately never checks whether it still holds the lock. A worker also writes to the store if the ledger
+//! has rejected its request. Fencing must make these writes safe nevertheless.
 //!
-//! Orders arrive on standard input and reports go to standard output (see [`super::wire`]). The process ends when its
-//! input ends.
+//! Orders arrive on standard input and reports are written to standard output (see [`super::wire`]). The process ends
+//! when its standard input ends.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
@@ -79,7 +79,7 @@ fn die_with_the_parent() {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Signal, set_parent_process_death_signal};
-        // Without this, the process relies on the end of its input.
+        // If this call fails, the process still ends when its standard input ends.
         set_parent_process_death_signal(Some(Signal::KILL)).ok();
     }
 }
@@ -99,7 +99,7 @@ fn orders() -> mpsc::UnboundedReceiver<Order> {
 }
 
 fn say(report: &Report) {
-    // If the parent is gone, the input has ended too, which ends this process.
+    // If the parent has ended, standard input has ended too, which ends this process.
     let mut output = io::stdout().lock();
     drop(output.write_all(line(report).as_bytes()).and_then(|()| output.flush()));
 }
@@ -133,7 +133,7 @@ impl Shop {
         });
         if wanted {
             say(&Report::Lingers { op: op.clone(), token });
-            // Cannot fail, because `self` owns the sender.
+            // The wait cannot fail, because `self` owns the sender.
             drop(self.linger.subscribe().wait_for(|linger| *linger != Linger::Doing).await);
         }
     }
@@ -200,7 +200,7 @@ fn is_alive(name: &str) -> bool {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return true };
     let of = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
     let kept = name.get(..NAME_BYTES_MAX).unwrap_or(name);
-    // A thread that has just ended cannot be read.
+    // A thread that has just ended cannot be read, so it is skipped.
     threads.flatten().any(|thread| of(thread).is_ok_and(|comm| comm.trim_end() == kept))
 }
 
@@ -341,7 +341,7 @@ async fn write(guard: &Guard, op: OpId, count: u64) -> Result<Report, String> {
 
 /// Reads everything at one linearizable revision, and reports it.
 async fn read(kv: Client) -> Result<(), String> {
-    // Abandoned requests leave the queue soon, in the background.
+    // Requests whose callers have given up leave the queue soon, in the background.
     let patience = tokio::time::Instant::now() + LINE_PATIENCE;
     while tokio::time::Instant::now() < patience && !line_of(&kv).await?.kvs.is_empty() {
         tokio::time::sleep(PAUSE).await;

@@ -1,5 +1,5 @@
-//! The verdict of the demo: checks its claims against the replies that the workers got, the ledger's file, and the
-//! store of every member. Pure: takes evidence and returns claims.
+//! The verdict of the demo: checks the demo's claims against the replies that the workers got, the ledger's file, and
+//! the store of every member. The functions here do no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! The state of a running demo: processes, ledger, clock, and a record of all reports. While the story waits for the
-//! next condition, this module receives reports, shows events, and reacts to Ctrl-C.
+//! The state of a running demo: the processes, the ledger, the clock, and a record of all reports. While the scenario
+//! waits for its next condition, this module receives reports, shows events, and reacts to Ctrl-C.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -27,13 +27,13 @@ pub(crate) enum Trouble {
     #[error("interrupted by {0}")]
     Interrupted(&'static str),
     /// A problem of the machine.
-    #[error("{0}")]
+    #[error("cannot run the demo: {0}")]
     Environment(String),
     /// Standard output cannot be written.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
-    /// A condition was not met, or a process failed: the promise is broken.
-    #[error("{0}")]
+    /// A condition was not met or a process failed, which disproves Bowline's promise.
+    #[error("the demo came to a halt: {0}")]
     Halted(String),
 }
 
@@ -93,8 +93,8 @@ pub(crate) struct Lingering {
     pub(crate) token: Fence,
 }
 
-/// The signals that end a demo in order. Received from the creation of this value, so that everything created after it
-/// is cleaned up.
+/// Receives the signals that end a demo. From the creation of this value on, a signal ends the demo in an orderly way,
+/// so everything that is created afterwards is cleaned up.
 #[derive(Debug)]
 pub(crate) struct Signals {
     interrupt: Signal,
@@ -357,7 +357,7 @@ impl Stage {
         self.account.recovered_after = None;
     }
 
-    /// Waits for that increment, and returns the time.
+    /// Waits for the first such increment, and returns the time that it took.
     pub(crate) async fn recovery(&mut self) -> Result<Duration, Trouble> {
         self.until("an increment after a fault", |stage| stage.account.halted_at.is_none()).await?;
         Ok(self.account.recovered_after.expect("the value was waited for"))

@@ -25,11 +25,11 @@ pub(crate) enum Event {
     LeaderKilled { term: u64 },
     /// A process with a lock holder was killed.
     HolderKilled { op: String, token: Fence, point: Point },
-    /// The first increment since the kill.
+    /// The first increment after the kill was acknowledged.
     Recovered { after_ms: u64 },
     /// A process with a lock holder was suspended.
     HolderStopped { op: String, token: Fence },
-    /// Meanwhile the ledger has accepted a write of a later holder.
+    /// While a holder was suspended, the ledger has accepted a write of a later holder.
     Overtaken { token: Fence },
     /// The suspended process was resumed.
     Resumed { after_ms: u64 },
@@ -161,7 +161,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// In milliseconds; `None` for an empty list.
+    /// Returns the values in milliseconds, or `None` for an empty list.
     pub(crate) fn of(durations: &[Duration]) -> Option<Self> {
         let mut all: Vec<u64> = durations.iter().map(|duration| ms(*duration)).collect();
         all.sort_unstable();
@@ -201,7 +201,7 @@ impl Timeline {
     pub(crate) fn begin(json: bool, length: Duration) -> Self {
         let terminal = io::stdout().is_terminal();
         let colourless = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        // The bar draws on standard error, and only if that is a terminal.
+        // The bar is drawn on standard error, and only if standard error is a terminal.
         let bar = if json || !terminal {
             ProgressBar::hidden()
         } else {

@@ -1,6 +1,6 @@
-//! Messages between the demo's parent and its processes, one JSON object per line: orders on a process's standard
-//! input, reports on its standard output. The end of its input orders a process to end, so that none outlives the
-//! parent.
+//! Messages between the demo's parent and its processes, one JSON object per line. Orders are sent to a process's
+//! standard input, and reports are read from its standard output. A process ends when its standard input ends, so no
+//! process outlives the parent.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The directory of a demo: created at the start, removed at the end. Only files created by the demo are removed.
+//! The directory of a demo. The demo creates the directory at the start and removes it at the end. Only files that the
+//! demo created are removed.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -16,7 +17,7 @@ pub(crate) struct Workplace {
 }
 
 impl Workplace {
-    /// Uses `dir`, which must be empty or missing; without it, a new directory for temporary files.
+    /// Uses `dir`, which must be empty or missing. Without `dir`, creates a new directory for temporary files.
     pub(crate) fn make(dir: Option<&Path>, keep: bool) -> io::Result<Self> {
         match dir {
             Some(dir) => Self::given(dir, keep),
@@ -102,8 +103,8 @@ fn clear(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Lowest port to try. Below the range for outgoing connections, so that no connection takes the port of a killed
-/// member before it is back.
+/// Lowest port to try. The ports are below the range for outgoing connections, so that no connection takes the port of
+/// a killed member before the member is restarted.
 const PORT_MIN: u16 = 20_000;
 /// Number of ports to try.
 const PORTS: u32 = 12_000;

@@ -1,5 +1,6 @@
-//! Alarms in the protocol's terms. Raised alarms belong to the whole cluster, and the state machine enforces them. In
-//! addition, a member reports its own problems as alarms; these reject nothing and clear by themselves.
+//! Alarms in etcd's protocol. An alarm that was raised belongs to the whole cluster, and the state machine rejects
+//! requests while the alarm is active. In addition, each member reports its own problems as alarms. Such alarms reject
+//! no requests, and clear when the problem ends.
 
 use bowline::{
     NodeId,
@@ -9,14 +10,15 @@ use bowline::{
 use super::member::Member;
 use crate::generated::etcdserverpb as pb;
 
-/// Returns the active alarms as this member knows them: first the raised ones, by member, then this member's own.
+/// Returns the active alarms that this member knows. The raised alarms come first, sorted by member, then this
+/// member's own.
 pub(super) fn standing(member: &Member) -> Vec<pb::AlarmMember> {
     let raised = member.client().alarms();
     let own = own(member).into_iter().filter(|alarm| !raised.contains(alarm));
     raised.iter().copied().chain(own).map(said).collect()
 }
 
-/// Returns this member's own alarms. They are computed from its health, not raised.
+/// Returns this member's own alarms. They are not stored, but computed from the member's health.
 fn own(member: &Member) -> Vec<Alarm> {
     let health = member.node().health();
     let full = health.disk_full || member.no_space().is_raised(member.state_bytes());
@@ -25,8 +27,8 @@ fn own(member: &Member) -> Vec<Alarm> {
     are.map(|(kind, _)| Alarm { member: Some(member.id()), kind }).collect()
 }
 
-/// Returns whether a member is unhealthy because of this kind of alarm: one that was raised for the cluster, or a local
-/// problem that keeps it from serving.
+/// Returns whether a member is unhealthy because of this kind of alarm: either the alarm was raised for the cluster,
+/// or a local problem keeps the member from serving.
 pub(super) fn ails(member: &Member, kind: AlarmKind) -> bool {
     let health = member.node().health();
     let is_so = match kind {

@@ -1,13 +1,13 @@
-//! Limits CPU-heavy work, so that it cannot starve the runtime: ranges over many keys, and large messages. The runtime
-//! has one worker thread per core. A client that keeps requesting such work would occupy all of them, and lease
-//! renewals and health checks would have to wait. `block_in_place` lets another thread take over this thread's other
-//! tasks.
+//! Limits CPU-heavy work, such as ranges over many keys and large messages, so that it cannot starve the runtime. The
+//! runtime has one worker thread per core. Without a limit, a client that keeps requesting such work would occupy all
+//! worker threads, and lease renewals and health checks would have to wait. Heavy work therefore runs in
+//! `block_in_place`, which moves the other tasks of the worker thread to another thread.
 //!
-//! At most one piece of heavy work per core runs at a time, because otherwise hundreds of threads would compete for the
-//! cores. Later work waits for a permit, and each connection has its own limit as well, so that it cannot delay other
-//! connections by more than that.
+//! At most one piece of heavy work per core runs at a time. Otherwise hundreds of threads would compete for the cores.
+//! Further work waits for a permit. Each connection also has a limit of its own, so that one connection cannot take
+//! all permits.
 //!
-//! This costs a few microseconds, so it is not used for work that is nearly always short.
+//! Taking a permit costs a few microseconds, so work that is nearly always short does not take one.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use tokio::task::block_in_place;
 use tonic::body::Body;
 use tonic::{Request, Status};
 
-/// Size from which a message counts as large.
+/// Size from which a message counts as large, in bytes.
 pub(super) const LARGE_BYTES: usize = 1 << 20;
 
-/// Size from which JSON, which is slower to encode and decode, counts as large.
+/// Size from which JSON counts as large, in bytes. JSON is slower to encode and decode than protobuf.
 pub(super) const LARGE_JSON_BYTES: usize = 64 << 10;
 
 /// Marks a response with a large message.
 #[derive(Clone, Copy)]
 pub(super) struct Large;
 
-/// The permits of one connection, and those of all connections.
+/// Permits for heavy work: those of one connection, and those that all connections share.
 #[derive(Clone, Debug)]
 pub(super) struct Turns {
     own: Arc<Semaphore>,
@@ -74,8 +74,8 @@ impl Turns {
         Some(Turn { _own: own, _all: all })
     }
 
-    /// Runs a future. If `is_long`, each poll runs under a permit in `block_in_place`; no permit is held while the
-    /// future is pending.
+    /// Runs a future. If `is_long`, each poll runs in `block_in_place` under a permit. While the future is pending, no
+    /// permit is held.
     pub(super) async fn aside<F: Future>(&self, is_long: bool, future: F) -> F::Output {
         let (mut future, mut next) = (pin!(future), Next::new(self));
         std::future::poll_fn(|context| match is_long {

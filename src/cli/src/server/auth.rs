@@ -1,4 +1,5 @@
-//! `etcdserverpb.Auth`: users, roles and logins. Permission for changes is checked when the change is applied.
+//! `etcdserverpb.Auth`: users, roles and logins. The permission to change users and roles is checked when the change
+//! is applied.
 
 use std::sync::Arc;
 
@@ -36,8 +37,8 @@ impl AuthService {
         Ok(self.0.header(revision))
     }
 
-    /// Returns users and roles, if the caller may see them according to this very table. The table that the request's
-    /// headers were checked against may be older, and the token may have expired since.
+    /// Returns users and roles, if the caller may see them according to the same table. The table against which the
+    /// request's headers were checked may be older, and the caller's token may have expired since then.
     async fn table(
         &self,
         who: &Identity,
@@ -52,8 +53,8 @@ impl AuthService {
         Ok((header, access))
     }
 
-    /// Returns users and roles, and a header whose revision is not newer than they are. The header is taken first: the
-    /// table then has every change before that revision.
+    /// Returns users and roles, and a response header whose revision is not newer than the table. The header is
+    /// created first, so the table contains every change before the header's revision.
     async fn current(&self) -> Result<(Option<pb::ResponseHeader>, Arc<Access>), Status> {
         self.0.client().read_access().await.map_err(refused)?;
         let header = self.0.header_now();
@@ -149,8 +150,8 @@ impl Auth for AuthService {
         if !self.0.passwords().is_right(password, hash.as_ref()).await? {
             return Err(Reason::AuthFailed.into());
         }
-        // Made from the table against which the password was checked. If the table has changed since, the token is
-        // rejected together with its user.
+        // The token is made from the table against which the password was checked. If the table has changed since
+        // then, the token is rejected when it is used.
         let token = self.0.tokens().make(&name, &access)?;
         Ok(Response::new(pb::AuthenticateResponse { header, token }))
     }
@@ -168,7 +169,7 @@ impl Auth for AuthService {
             true => None,
             false => Some(self.secret(password, &hashed_password).await?),
         };
-        // Hashing may have taken long.
+        // The caller is identified again, because hashing may have taken long.
         let who = self.0.again_root(&who)?;
         let header = self.change(&who, AccessChange::AddUser { user, password }).await?;
         Ok(Response::new(pb::AuthUserAddResponse { header }))
@@ -214,10 +215,11 @@ impl Auth for AuthService {
             request.into_inner();
         let who = self.0.again_root(&who)?;
         let password = self.secret(password, &hashed_password).await?;
-        // Hashing may have taken long.
+        // The caller is identified again, because hashing may have taken long.
         let who = self.0.again_root(&who)?;
-        // As in etcd, a user created without a password, who logs in by certificate, does not get one. This is decided
-        // from a table no older than the revision that the change is checked against.
+        // As in etcd, a user who was created without a password logs in by certificate and cannot get a password.
+        // Whether the user has a password is decided from a table at least as new as the revision against which the
+        // change is checked.
         let ask = |client: UserClient| {
             let (user, password) = (user.clone(), password.clone());
             async move {

@@ -133,8 +133,8 @@ impl Cluster for ClusterService {
         let role = if is_learner { MemberRole::Learner } else { MemberRole::Voter };
         let id = self.0.node().reserve_member(&place.addresses, role).await.map_err(refused)?;
         let (header, members) = (self.header(), self.members());
-        // The response describes the role the member will get, which `etcdctl member add` prints. The list has its
-        // current role.
+        // The response describes the role that the member will get, because `etcdctl member add` prints that role. The
+        // member list contains the current role.
         let member = members.iter().find(|member| member.id == id.get());
         let member = member.map(|member| pb::Member { is_learner, ..member.clone() });
         Ok(Response::new(pb::MemberAddResponse { header, member, members }))

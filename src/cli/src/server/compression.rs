@@ -5,8 +5,8 @@ use http_body_util::BodyExt as _;
 use tonic::Status;
 use tonic::body::Body;
 
-/// Largest message of a compressed stream, in bytes after decompression. An open stream keeps the buffer of its largest
-/// message, so a few hundred bytes on the wire could otherwise hold megabytes.
+/// Largest message of a compressed stream, in bytes after decompression. An open stream keeps the buffer of its
+/// largest message. Without this limit, a few hundred bytes on the wire could therefore occupy megabytes.
 pub(super) const COMPRESSED_STREAM_BYTES_MAX: usize = 256 << 10;
 
 /// Keeps the response uncompressed unless the request is compressed, as Go servers do, even if the client accepts gzip.

@@ -48,7 +48,7 @@ impl Deadline {
         let Some(value) = headers.get(HEADER) else { return Ok(Self(None)) };
         let said = value.to_str().map_err(|error| error.to_string()).and_then(span);
         match said {
-            // A deadline beyond the clock's range is no deadline.
+            // A deadline beyond the clock's range counts as no deadline.
             Ok(span) => Ok(Self(Instant::now().checked_add(span))),
             Err(why) => Err(Status::internal(format!("malformed grpc-timeout: {why}"))),
         }
@@ -91,7 +91,7 @@ impl HttpBody for Ending {
         if body.is_end_stream() || this.end.as_mut().poll(context).is_pending() {
             return Pin::new(body).poll_frame(context);
         }
-        // This also drops the work that produces the body.
+        // Dropping the body also drops the work that produces it.
         this.body = None;
         let mut trailers = HeaderMap::new();
         Poll::Ready(Some(over().add_header(&mut trailers).map(|()| Frame::trailers(trailers))))

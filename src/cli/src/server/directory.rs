@@ -1,4 +1,4 @@
-//! Checks the contents of the data directory before the first start.
+//! Checks the contents of the data directory before the server starts for the first time.
 
 use std::fs;
 use std::path::{Path, PathBuf};

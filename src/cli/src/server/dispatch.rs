@@ -142,8 +142,8 @@ impl Needs {
             Self::Nobody | Self::Watch => Ok(()),
             Self::User => access.is_user(&who.caller()),
             Self::Root => match access.is_root(&who.caller()) {
-                // The user of a certificate may be missing in the table, whereas a token's user exists. The error text
-                // is etcd's.
+                // The user of a certificate may be missing in the table, whereas the user of a valid token always
+                // exists. The error text is etcd's.
                 Err(AuthError::Denied)
                     if who.user().is_some_and(|user| !access.users().contains_key(user)) =>
                 {
@@ -347,7 +347,7 @@ impl Dispatch {
             if is_for_space(&response) {
                 member.no_space().refused(member.state_bytes());
             }
-            // Compression takes long, too.
+            // Compression takes long, so compressed messages count as large.
             let is_large = is_compressed || response.extensions().get::<Large>().is_some();
             let room = response.extensions().get::<Held>().cloned();
             let aside = |body| match is_large {

@@ -89,7 +89,7 @@ impl<T> Stream for Driven<T> {
         {
             this.work = None;
             this.last = ended.err();
-            // Discards responses that other tasks of the work would still send.
+            // From now on, responses that other tasks of the work still send are discarded.
             this.answers.close();
         }
         loop {

@@ -63,7 +63,7 @@ impl Election for ElectionService {
         let leader = named(leader)?;
         let held = still_leads(&leader)?;
         let mut put = Put::new(leader.key, value);
-        // Without a lease in the request, the key keeps that of its campaign. A key without a lease would no longer
+        // If the request has no lease, the key keeps the lease of its campaign. A key without a lease would no longer
         // count as a candidate.
         put.lease = lease_id(leader.lease).map_or(PutLease::Keep, PutLease::Attach);
         let txn = self.0.acting(&who)?.txn().when(held).then(put);

@@ -4,10 +4,10 @@
 //!   JSON ──▶ protobuf ──▶ Dispatch, as for gRPC ──▶ protobuf ──▶ JSON
 //! ```
 //!
-//! The gateway has no code for individual messages; it converts them by the protocol's descriptors. As in etcd, bytes
-//! are base64, 64-bit numbers are strings, fields have the protocol's names, zero values are omitted, and a stream is
-//! one `{"result": ...}` per line. Every request passes through [`Dispatch`] like a gRPC request, so that all checks
-//! are in one place.
+//! The gateway has no code for individual messages. The gateway converts all messages by the protocol's descriptors.
+//! As in etcd, bytes are base64, 64-bit numbers are strings, fields have the protocol's names, zero values are
+//! omitted, and a stream is one `{"result": ...}` per line. Every request passes through [`Dispatch`] like a gRPC
+//! request, so that all checks are in one place.
 
 mod fields;
 mod json;
@@ -62,7 +62,8 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     let streams = method.is_server_streaming();
     if let Err(status) = Deadline::of(&metadata) {
         forget(body).await;
-        // In JSON requests the header is not part of the protocol, so the error is the client's.
+        // In a gRPC request, an invalid header is an error of the protocol. In a JSON request, it is an error of the
+        // client.
         return rejection(&Status::invalid_argument(status.message()));
     }
     let held = match dispatch.may_be_read(&metadata, &path) {
@@ -136,7 +137,7 @@ async fn forget(body: Incoming) {
 
 /// Reads the JSON of a message whose protobuf encoding may have at most `bytes_max` bytes.
 async fn text(body: Incoming, bytes_max: usize) -> Result<Bytes, Status> {
-    // Base64 adds a third; field names are short.
+    // The limit is doubled, because base64 makes bytes longer by a third and JSON contains the field names.
     let json_bytes_max = bytes_max * 2;
     let body = Limited::new(body, json_bytes_max).collect().await.map_err(|error| {
         Status::resource_exhausted(format!(

@@ -1,8 +1,9 @@
-//! Detects a client that has disconnected by polling its socket. Once more bytes have arrived after the request, hyper
-//! reads nothing from an HTTP/1 connection while it responds, so it does not notice the end of the stream.
+//! Detects that a client has disconnected by polling the client's socket. Polling is needed for HTTP/1: while hyper
+//! responds to a request and has already received further bytes, hyper reads nothing from the connection, so hyper
+//! does not notice the end of the stream.
 //!
-//! As in Go's servers, a client that has shut down its sending side counts as disconnected, because the two cases look
-//! the same.
+//! A client that has shut down only its sending side counts as disconnected, as in Go's servers, because the two cases
+//! cannot be distinguished.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -16,8 +17,8 @@ use tokio_rustls::server::TlsStream;
 
 use super::socket::Socket;
 
-/// Interval between checks. A client counts as gone after two consecutive checks, which leaves time to read everything
-/// that it sent before.
+/// Interval between checks. A client counts as disconnected after two consecutive checks, so that everything that it
+/// sent before can still be read.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The other end has closed its sending side, or the connection is broken.

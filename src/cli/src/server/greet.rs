@@ -1,4 +1,4 @@
-//! Accepts a connection: detects TLS and performs the handshake.
+//! Prepares an accepted connection: detects whether the client uses TLS, and performs the handshake.
 
 use std::io;
 use std::sync::Arc;
@@ -67,7 +67,7 @@ pub(super) enum Rudeness {
     NotPlain,
     #[error("{0}")]
     Handshake(String),
-    #[error("{0}")]
+    #[error("connection failed: {0}")]
     Socket(#[from] io::Error),
 }
 
@@ -118,7 +118,7 @@ async fn shake_hands(stream: Socket, tls: &Tls) -> Result<Greeted, Rudeness> {
             Ok(Greeted::Secure { stream: Box::new(stream), user: user.map(Arc::from), doubt })
         }
         Err((error, mut stream)) => {
-            // TLS itself has sent the reason.
+            // The TLS library has already sent the reason as an alert.
             turn_away(&mut stream, b"").await;
             Err(Rudeness::Handshake(words(&error)))
         }

@@ -1,4 +1,4 @@
-//! `grpc.health.v1.Health`: whether the server, or one of its services, is serving.
+//! `grpc.health.v1.Health`: reports whether the server, or one of its services, is serving.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -95,7 +95,7 @@ impl Health for HealthService {
                 {
                     return Ok(());
                 }
-                // The member is gone, and with it the server.
+                // The sender is dropped only when the member, and therefore the server, is shutting down.
                 if seen.changed().await.is_err() {
                     return Ok(());
                 }

@@ -35,7 +35,7 @@ impl HttpSide {
         let query = request.uri().query().unwrap_or_default();
         let is_probe = probes::is_probe(path);
         let is_for_get = is_probe || ["/version", "/health", "/debug/vars"].contains(&path);
-        // As in etcd, only /metrics accepts other methods.
+        // As in etcd, only /metrics accepts methods other than GET.
         if is_for_get && request.method() != Method::GET {
             let words = "Method Not Allowed\n".to_owned();
             let mut response = text(StatusCode::METHOD_NOT_ALLOWED, words);

@@ -1,5 +1,5 @@
-//! Identifies the caller of each request before it reaches its service. For messages that arrive long after the
-//! request's headers, on a stream or in a slow body, the caller is identified again.
+//! Identifies the caller of each request before the request reaches its service. Some messages arrive long after the
+//! request's headers, on a stream or in a slow body. For such messages the caller is identified again.
 
 use std::sync::Arc;
 
@@ -114,13 +114,13 @@ impl Identity {
         self.user.as_deref()
     }
 
-    /// Returns the caller for the library, with the auth revision at which it was identified.
+    /// Returns the caller in the library's form, with the auth revision at which the caller was identified.
     pub(super) fn caller(&self) -> Caller {
         Caller { user: self.user.clone(), revision: self.revision }
     }
 
-    /// Returns the caller with the current auth revision but without checking the credentials again; they may have
-    /// expired.
+    /// Returns the caller with the current auth revision, without checking the credentials again. The credentials may
+    /// have expired.
     pub(super) fn known_still(&self, access: &Access) -> Caller {
         Caller { user: self.user.clone(), revision: access.revision() }
     }

@@ -104,7 +104,7 @@ impl KvService {
         let (answer, bytes) = turns.aside(is_long, sized(ask)).await?;
         match self.0.room().keep(bytes, None) {
             Ok(room) => Ok(response(answer, bytes, room)),
-            // The code for changes that were applied, or may have been. It must not invite the client to retry.
+            // The change was applied, or may have been. The code must not make the client retry.
             Err(Full) => Err(Status::unknown(
                 "bowline: applied, but the reply was dropped: too many unread responses",
             )),

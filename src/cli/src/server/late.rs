@@ -23,7 +23,7 @@ pub(super) const MESSAGE_TIME_MAX: Duration = Duration::from_secs(60);
 /// The body of a request whose headers were admitted.
 pub(super) struct Late<B> {
     body: B,
-    /// `None` if the service checks every message itself.
+    /// The pending checks, or `None` if the service checks every message itself.
     doubt: Option<Doubt>,
     patience: Patience,
 }
@@ -32,7 +32,7 @@ pub(super) struct Late<B> {
 pub(super) enum Patience {
     /// No limit, for request streams.
     Endless,
-    /// This long, counted from the first time that the body has no data.
+    /// This long, counted from the first time at which the body has no data.
     Of(Duration),
     /// Until this timer fires.
     Until(Pin<Box<Sleep>>),
@@ -59,7 +59,7 @@ pub(super) fn too_slow() -> Status {
     ))
 }
 
-/// An admitted caller, and when the caller was checked.
+/// An admitted caller, and the time at which the caller was checked.
 pub(super) struct Doubt {
     member: Arc<Member>,
     who: Identity,

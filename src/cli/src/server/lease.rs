@@ -53,7 +53,7 @@ impl LeaseService {
     async fn keep_alive(member: &Member, who: &Identity, id: i64) -> Result<i64, Status> {
         let Some(lease) = lease_id(id) else { return Ok(0) };
         match member.acting_still(who).renew(lease).await {
-            // 0 would mean that the lease has ended.
+            // A TTL of 0 would tell the client that the lease has ended, so at least 1 is reported.
             Ok(ttl) => Ok(ttl.as_secs().max(1) as i64),
             Err(Error::Rejected(Rejection::LeaseNotFound(_))) => Ok(0),
             Err(error) => Err(unanswered(member, error)),
@@ -123,7 +123,7 @@ impl KeepingAlive {
         answers: Answers<LeaseKeepAliveResponse>,
     ) -> Result<(), Status> {
         let (mut under_way, mut waiting) = (InOrder(VecDeque::new()), VecDeque::new());
-        // Result of the stream once no more requests are read. Earlier requests are answered first.
+        // The result with which the stream ends once no more requests are read. Earlier requests are answered before.
         let mut end = None;
         loop {
             while under_way.0.len() < IN_HAND
@@ -169,7 +169,8 @@ impl KeepingAlive {
         if !self.kept.contains(&id) {
             self.who = self.member.again(&self.who)?;
         }
-        // Taken before the renewal: a lease that is then renewed existed at this revision.
+        // The header is created before the renewal. If the renewal succeeds, the lease existed at the header's
+        // revision.
         let header = self.member.header_now();
         let (member, who) = (Arc::clone(&self.member), self.who.clone());
         Ok(async move {
@@ -263,7 +264,8 @@ impl Lease for LeaseService {
             None => None,
         };
         if left.is_some() {
-            // Taken before the keys are read, so that a client that watches from the next revision misses no key.
+            // The header is created before the keys are read. A client that watches from the next revision therefore
+            // misses no key.
             response.header = self.0.header_now();
         }
         if let (Some(lease), Some(left)) = (lease, left)
@@ -284,7 +286,8 @@ impl Lease for LeaseService {
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
         let client = self.0.acting(&Identity::in_request(&request))?;
         let header = self.0.header_now();
-        // Compared before and after, so that a lease granted or revoked in between cannot conceal a hidden one.
+        // The numbers are compared before and after, so that a lease granted or revoked in between cannot conceal a
+        // hidden one.
         let all = self.0.client().leases();
         let leases = client.leases().map_err(refused)?;
         let hidden = |lease: &LeaseId| {

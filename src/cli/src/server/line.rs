@@ -1,12 +1,13 @@
-//! The queue of a lock or an election, in the layout of etcd's concurrency package: one key below the name for each
-//! lease, ordered by creation. The library's own locks and elections use the same keys, so all of them share one queue.
+//! The queue of a lock or an election, in the layout of etcd's concurrency package. Each lease in the queue has one
+//! key below the name of the lock, and the order of the queue is the order in which the keys were created. The
+//! library's own locks and elections use the same keys, so all clients share one queue.
 //!
-//! A lease has one key in a queue, shared by all calls with this lease. When the last call that created or adopted the
-//! key ends, and none of them was answered with it, the key is deleted:
+//! All calls with the same lease share the lease's key. If a call succeeds, the key stays. If no call that created or
+//! adopted the key succeeds, the last of these calls deletes the key:
 //!
 //! ```text
-//!   call ──▶ join or leave, one at a time ──▶ wait to be first ──▶ answered: the key stays
-//!                                                    └───────────▶ not answered: the last call deletes the key
+//!   call ──▶ join or leave, one call at a time ──▶ wait to be first ──▶ success: the key stays
+//!                                                         └───────────▶ no success: the last call deletes the key
 //! ```
 
 use std::collections::HashMap;
@@ -56,8 +57,8 @@ struct Spot(tokio::sync::Mutex<Made>);
 struct Made {
     /// Number of calls that have joined and not ended.
     entered: usize,
-    /// If one of the calls created the key: the revision of its creation, and the revision at which a call last joined
-    /// it. `None` if the key existed before and so belongs to another client.
+    /// If one of the calls created the key: the revision at which the key was created, and the revision at which a
+    /// call last joined it. `None` if the key existed before, so that it belongs to another client.
     own: Option<(Revision, Revision)>,
     /// Whether a call was answered with the key, so that it belongs to the client now.
     is_told: bool,
@@ -133,7 +134,7 @@ fn first_of(member: &Member, who: &Identity, name: &[u8]) -> RangeCall {
     call.sort(SortTarget::Create, SortOrder::Ascend)
 }
 
-/// As [`first`], for a call that waits anyway: repeated until a leader has confirmed it.
+/// Like [`first`], for a call that waits anyway: repeats the read until a leader has confirmed it.
 pub(super) async fn first_at_last(
     member: &Member,
     who: &Identity,
@@ -143,7 +144,7 @@ pub(super) async fn first_at_last(
     Ok((reply.kvs.into_iter().next(), reply.revision))
 }
 
-/// Repeats a read until a leader has confirmed it. For calls that wait anyway, which an election must not end.
+/// Repeats a read until a leader has confirmed it. Used by calls that wait anyway and that an election must not end.
 pub(super) async fn read_again<T, R>(mut read: impl FnMut() -> R) -> Result<T, Status>
 where
     R: IntoFuture<Output = Result<T, Error>>,
@@ -169,7 +170,7 @@ pub(super) async fn take_place(
 ) -> Result<Place, Status> {
     let (caller, place) = oneshot::channel();
     let (member, call) = (Arc::clone(member), Call { who, name, value, gone });
-    // A separate task, because it must not end with its caller.
+    // The request runs as a separate task, because it must not end when its caller does.
     let stands = async move { stand(&member, &call, lease, caller).await };
     tokio::spawn(stands.in_current_span());
     place.await.unwrap_or_else(|_| Err(Reason::Stopped.into()))
@@ -196,7 +197,7 @@ async fn stand(member: &Member, call: &Call, lease: i64, mut caller: Caller) {
     };
     let lease = match lease {
         Ok(lease) => lease,
-        // Fails if the caller is gone.
+        // Sending fails only if the caller no longer waits.
         Err(status) => return drop(caller.send(Err(status))),
     };
     let key = Bytes::from([&call.name, &b"/"[..], hexadecimal(lease).as_bytes()].concat());
@@ -219,7 +220,7 @@ async fn stand_at(
         () = sleep_until(in_time) => None,
         () = caller.closed() => return,
     };
-    // Nothing was sent so far.
+    // Nothing was sent to the cluster so far, so nothing needs to be undone.
     let Some(mut made) = made else { return drop(caller.send(Err(Reason::Timeout.into()))) };
     let mut caller = Some(caller);
     let entered = {
@@ -228,8 +229,8 @@ async fn stand_at(
             biased;
             entered = &mut entering => entered,
             () = sleep_until(in_time) => {
-                // The caller's call times out now. The attempt continues until its outcome is known, and then its key
-                // is deleted.
+                // The caller's call times out now. The attempt to join continues until its outcome is known. The key
+                // is deleted afterwards.
                 caller.take().map(|caller| caller.send(Err(Reason::Timeout.into())));
                 entering.await
             }
@@ -298,7 +299,7 @@ async fn enter(
 ) -> Result<Entered, Status> {
     let txn = member.acting(who)?.txn().when(Compare::create_revision(key.clone()).eq(0u64));
     let put = Put::new(key.clone(), value.clone()).lease(lease);
-    // Read the first entry in the same transaction, so that an uncontended lock needs only one.
+    // The first entry is read in the same transaction, so that acquiring a free lock takes only one transaction.
     let line = Range {
         limit: Some(1),
         sort: Sort { target: SortTarget::Create, order: SortOrder::Ascend },
@@ -317,7 +318,7 @@ async fn enter(
                 match &mut made.own {
                     // The key is shared with running calls, which will delete it.
                     Some((_, last)) if made.entered > 0 => *last = revision,
-                    // If this call created the key, then at this revision.
+                    // If this call created the key, the key was created at this revision.
                     _ => {
                         let place = Place { key, lease, created: revision, revision };
                         leave(member, &place, revision, revision).await;
@@ -373,8 +374,8 @@ async fn rename(
     if reply.succeeded { Ok(reply.revision) } else { Err(Status::unknown("election: not leader")) }
 }
 
-/// Deletes an entry if it is still the one created at that revision and no other call has joined it since. The member
-/// itself deletes it, whatever permissions the user has by now.
+/// Deletes an entry if it still has the same creation revision and no other call has joined it since then. The member
+/// itself deletes the entry, so the user's current permissions do not matter.
 async fn leave(member: &Member, place: &Place, created: Revision, last: Revision) {
     let held = || Compare::create_revision(place.key.clone()).eq(created);
     // A call at another member writes a new version of the row when it joins.
@@ -385,7 +386,8 @@ async fn leave(member: &Member, place: &Place, created: Revision, last: Revision
         let txn = txn.then(Op::delete(place.key.clone()));
         match txn.commit().await {
             Err(error) if error.is_transient() => {
-                // Overloaded, or no leader. At the latest the key is deleted when its lease expires.
+                // The server is overloaded, or there is no leader. The key is deleted when its lease expires, at the
+                // latest.
                 if !member.client().has_lease(place.lease) {
                     return;
                 }
@@ -409,7 +411,7 @@ async fn wait(
     }
     loop {
         let before = last_before(member, who, name, place).await?;
-        // Read after the queue: the replica is at least as recent.
+        // The row is read after the queue, so it is at least as recent as the queue.
         let row = member.acting_still(who).get(place.key.clone()).local().await.map_err(refused)?;
         if row.is_none_or(|row| row.create_revision != place.created) {
             return Err(Status::unknown(*gone));

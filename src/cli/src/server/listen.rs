@@ -1,7 +1,8 @@
 //! Accepts client connections, with TLS where the URL requires it, and closes them when the server stops.
 //!
-//! A client that has not authenticated must not be able to harm others; see [`super::newcomers`]. A share of the
-//! process's file descriptors is reserved, so that clients cannot use up those that the log needs.
+//! Clients that have not authenticated must not be able to harm other clients; see [`super::newcomers`]. The listener
+//! reserves some of the process's file descriptors, so that client connections cannot use up the descriptors that the
+//! log needs.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -41,8 +42,8 @@ const PROBE_EVERY: Duration = Duration::from_secs(15);
 /// Time limit for a client's first bytes and, with TLS, for the handshake.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 
-/// Time that an HTTP/1 connection may be idle, or that the headers of a request may take. Longer than for new
-/// connections, because the client has already proven itself.
+/// Maximum time that an HTTP/1 connection may be idle, or that the headers of a request may take. It is longer than
+/// the limit for new connections, because the client has already proven to be honest.
 const IDLE_MAX: Duration = Duration::from_secs(600);
 
 /// Number of file descriptors reserved for the log, snapshots and other members. With a low limit, half of the
@@ -53,9 +54,9 @@ const DESCRIPTORS_KEPT: usize = 512;
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
-/// Maximum number of calls on a connection that the client has reset before the server has accepted them. Beyond it the
-/// connection is closed with all its calls. The limit is high because a server that was suspended for longer than its
-/// clients' timeouts finds many resets, which are no attack.
+/// Maximum number of calls on a connection that the client has reset before the server accepted them. If the number is
+/// exceeded, the connection is closed with all its calls. The limit is high for this reason: if a server was suspended
+/// for longer than its clients' timeouts, it finds many resets that are not an attack.
 const UNSEEN_RESETS_MAX: usize = 4096;
 
 /// The listening sockets for clients.
@@ -66,8 +67,8 @@ pub(super) struct Doors {
 /// How connections at a port are handled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Manner {
-    /// Whether the port accepts TLS, and whether it accepts plain connections. Both are set if two URLs differ only in
-    /// that.
+    /// Whether the port accepts TLS, and whether it accepts plain connections. A port accepts both if two URLs differ
+    /// only in the scheme.
     tls: bool,
     plain: bool,
     offer: Offer,
@@ -163,7 +164,7 @@ async fn bind(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
     for address in addresses {
         match listen_at(*address) {
             Ok(listener) => return Ok(listener),
-            // Another server uses the address, and clients would reach that one.
+            // Another server uses this address, and clients would reach that server instead.
             Err(taken) if taken.kind() == io::ErrorKind::AddrInUse => return Err(taken),
             Err(refused) => error = refused,
         }
@@ -207,7 +208,7 @@ fn seats() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         limit.current = limit.maximum;
-        // If that fails, the old limit stays.
+        // If raising the limit fails, the old limit stays in force.
         setrlimit(Resource::Nofile, limit).ok();
         limit = getrlimit(Resource::Nofile);
     }
@@ -250,7 +251,8 @@ async fn accept(
                     hall.newcomers.complain(&"no connection slots left (see ulimit -n)");
                     continue;
                 };
-                // Counted before its task runs, so that the number is bounded even during a flood.
+                // The connection is counted before its task runs, so that the number is bounded even during a flood of
+                // connections.
                 let newcomer = hall.newcomers.enter();
                 let (hall, stop) = (Arc::clone(&hall), stop.clone());
                 connections.spawn(async move {
@@ -260,7 +262,7 @@ async fn accept(
                 // During a flood, lets connections that have sent something run before the next one is accepted.
                 tokio::task::yield_now().await;
             }
-            // The client is gone already, or no descriptors are left; the next accept may succeed.
+            // The client has disconnected already, or no descriptors are left. The next accept may succeed.
             Err(error) => {
                 hall.newcomers.complain(&error);
                 tokio::time::sleep(NO_ROOM_PAUSE).await;
@@ -273,8 +275,8 @@ async fn accept(
     connections.shutdown().await;
 }
 
-/// Returns a permit for another connection: a free one, or that of the pending connection that has been silent for
-/// longest.
+/// Returns a permit for another connection. If no permit is free, takes that of the pending connection that has been
+/// silent for the longest time.
 async fn seat(hall: &Hall) -> Option<OwnedSemaphorePermit> {
     let seats = || Arc::clone(&hall.seats);
     match seats().try_acquire_owned() {

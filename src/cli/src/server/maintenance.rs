@@ -78,7 +78,7 @@ impl Maintenance for MaintenanceService {
                 (revision, ended)
             }
             AlarmAction::Activate => match kind {
-                // As in etcd, a request without a kind succeeds without effect.
+                // As in etcd, an alarm request without a kind succeeds without effect.
                 None => {
                     self.0.again_root(&who)?;
                     (self.0.client().revision(), Vec::new())
@@ -150,7 +150,7 @@ impl Maintenance for MaintenanceService {
         Ok(Response::new(pb::HashKvResponse {
             header: self.0.header(now.max(at)),
             hash,
-            // As in etcd, -1 before the first compaction.
+            // As in etcd, -1 is reported before the first compaction.
             compact_revision: if compacted == 0 { -1 } else { compacted as i64 },
             hash_revision: at.get() as i64,
         }))
@@ -163,7 +163,7 @@ impl Maintenance for MaintenanceService {
         request: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
         let taken = taken(Arc::clone(&self.0)).await?;
-        // The snapshot may be newer than the permission that was checked, so check again.
+        // The snapshot may be newer than the permission that was checked, so the permission is checked again.
         self.0.again_root(&Identity::in_request(&request))?;
         Ok(Response::new(Driven::by(|answers| async move { send(taken, &answers).await })))
     }
@@ -215,11 +215,11 @@ impl Maintenance for MaintenanceService {
 async fn hash_at(client: &Client, asked: Option<Revision>) -> Result<(u32, Revision), Status> {
     let at = asked.unwrap_or_else(|| client.revision());
     let mut hash = Crc::default();
-    // Gives an empty store a nonzero hash, because JSON omits zeros.
+    // The prefix gives an empty store a nonzero hash, because JSON omits zeros.
     hash.part(b"bowline");
     let mut from = KeyRange::all();
     loop {
-        // Without the count, which would scan all following rows for each page.
+        // The page is read without the count, because counting would scan all following rows for each page.
         let page = client.range(from).revision(at).limit(PAGE_ROWS).skip_count().local();
         let page = page.await.map_err(refused)?;
         for row in &page.kvs {

@@ -72,7 +72,7 @@ pub(super) struct Member {
 impl Member {
     pub(super) fn new(node: Node, options: Options, tokens: Tokens) -> Arc<Self> {
         let client = node.client();
-        // The library's id is a hash of twice the size; either half would do.
+        // The library's cluster id is a hash of twice this size. Either half of the hash would do.
         let cluster_id = node.cluster().0 as u64;
         let id = node.status().id;
         let next_lease = AtomicU64::new(first_lease(id));
@@ -166,10 +166,12 @@ impl Member {
         who.again(&self.client.access(), &self.tokens)
     }
 
-    /// The same, and checks that the caller may administer the cluster according to this replica's users and roles.
+    /// Like [`Self::again`]. Also checks that the caller may administer the cluster, according to this replica's users
+    /// and roles.
     ///
     /// # Errors
-    /// Fails if the token has expired since, or without permission.
+    ///
+    /// Fails if the token has expired since then, or if the caller lacks permission.
     pub(super) fn again_root(&self, who: &Identity) -> Result<Identity, Status> {
         let access = self.client.access();
         let who = who.again(&access, &self.tokens)?;
@@ -234,13 +236,13 @@ impl Member {
         })
     }
 
-    /// The same, with this replica's current revision.
+    /// Returns the header of a response, with this replica's current revision.
     pub(super) fn header_now(&self) -> Option<ResponseHeader> {
         self.header(self.client.revision())
     }
 
-    /// Returns whether calls that require a leader are accepted. The last known leader counts until an election should
-    /// have replaced it, because clients treat a rejection as final and Go's sessions end with it.
+    /// Returns whether calls that require a leader are accepted. After the leader is lost, calls are accepted until an
+    /// election should have replaced it, because clients treat a rejection as final and Go's sessions end with it.
     pub(super) fn has_leader(&self) -> bool {
         self.node.health().has_leader
     }
@@ -250,8 +252,8 @@ impl Member {
         members.get(self.id).is_some_and(|own| own.role == MemberRole::Learner)
     }
 
-    /// Rejects callers who may not administer the cluster, according to the newest table of users. This replica may
-    /// lag, or may be too new to have any users.
+    /// Rejects callers who may not administer the cluster, according to the newest table of users. The table of this
+    /// replica alone would not suffice: it may be outdated, or may not have any users yet.
     pub(super) async fn administered_by<T>(&self, request: &Request<T>) -> Result<(), Status> {
         let access = self.client.read_access().await.map_err(refused)?;
         let who = Identity::in_request(request).again(&access, &self.tokens)?;
@@ -287,7 +289,7 @@ impl Member {
         loop {
             let next = self.next_lease.fetch_add(1, Ordering::Relaxed) & LEASE_ID_BITS;
             let Some(id) = LeaseId::new(next) else { continue };
-            // An existing lease belongs to another client.
+            // If a lease with this id exists, it belongs to another client, and the next id is tried.
             if let Ok(lease) = grant(id).await? {
                 return Ok(lease);
             }

@@ -1,5 +1,6 @@
-//! Metrics under etcd's names, for dashboards and alerts made for etcd, after the node's own metrics. Metrics without a
-//! counterpart are omitted instead of given another meaning. docs/operating/metrics.md lists both kinds.
+//! Metrics under etcd's names, for dashboards and alerts that were made for etcd. They are printed after the node's
+//! own metrics. If an etcd metric has no counterpart in Bowline, it is omitted instead of given another meaning.
+//! `docs/operating/metrics.md` lists the metrics of both kinds.
 
 use std::fmt::{Display, Write};
 

@@ -1,24 +1,24 @@
 //! `bowline serve`: a cluster member that speaks etcd's v3 protocol.
 //!
 //! ```text
-//!   flags        configuration: arguments, environment, file
+//!   flags        configuration from arguments, environment variables and a file
 //!     │
-//!   listen       sockets (`socket`: TCP or Unix), HTTP/1 and HTTP/2 on one port; `gone` detects clients that have
-//!     │          disconnected
-//!   greet        TLS detection and handshake; `tls` has the certificates
+//!   listen       accepts connections, with HTTP/1 and HTTP/2 on one port; `socket` has TCP and Unix sockets,
+//!     │          `gone` detects clients that have disconnected
+//!   greet        detects TLS and performs the handshake; `tls` has the certificates
 //!     │
-//!   dispatch     routing, and checks that apply to every request; `deadline` ends expired calls
+//!   dispatch     routes requests, and makes the checks that apply to every request; `deadline` cancels expired calls
 //!     │
 //!   identity     identifies the caller by token or certificate; `late` re-checks slow requests
 //!     │
-//!   kv ...       one file per gRPC service; `gateway` has the same services in JSON, `http_side` plain HTTP;
-//!     │          `aside` limits CPU-heavy work, `room` the memory for unread responses
+//!   kv ...       one file per gRPC service; `gateway` offers the same services in JSON, `http_side` has plain HTTP;
+//!     │          `aside` limits CPU-heavy work, `room` limits the memory for unread responses
 //!   wire         converts requests, responses and errors
 //!     │
 //!   member       the library's node, and state shared by all services
 //! ```
 //!
-//! Services use only the library's public interface. State that others depend on is in the node.
+//! Services use only the library's public interface. State that several services need is kept in `member`.
 //! `docs/etcd-compatibility.md` lists the differences from etcd.
 
 mod address;
@@ -106,9 +106,9 @@ enum ServeError {
     Runtime(#[source] io::Error),
     #[error("cannot listen for clients on {0}: {1}")]
     Listen(String, #[source] io::Error),
-    #[error("the TLS certificates for clients: {0}")]
+    #[error("cannot use the TLS certificates for clients: {0}")]
     Tls(#[from] TlsError),
-    #[error("the keys of --auth-token: {0}")]
+    #[error("cannot use the keys of --auth-token: {0}")]
     Tokens(#[from] TokenError),
     #[error(transparent)]
     Directory(#[from] DirectoryError),
@@ -138,7 +138,7 @@ pub(crate) fn serve_main(options: &ServeOptions) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if options.flags.iter().any(|flag| ["--version", "-version"].contains(&flag.as_str())) {
-        // Programs that start a server of either kind look for the first line.
+        // Programs that start a Bowline or an etcd server look for the first line of this text.
         let own = env!("CARGO_PKG_VERSION");
         drop(writeln!(io::stdout().lock(), "etcd Version: {VERSION}\nBowline Version: {own}"));
         return ExitCode::SUCCESS;
@@ -183,7 +183,7 @@ fn run(values: &Values, options: Options, log: &Log) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(ServeError::Runtime)?;
     let ended = runtime.block_on(serve(options, log));
-    // Does not wait for threads that are stuck on the disk or hash a password.
+    // The shutdown does not wait for threads that are blocked on the disk or are hashing a password.
     runtime.shutdown_timeout(HANGING_MAX);
     ended
 }
@@ -191,10 +191,10 @@ fn run(values: &Values, options: Options, log: &Log) -> Result<(), ServeError> {
 async fn serve(options: Options, log: &Log) -> Result<(), ServeError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::Runtime)?;
-    // Load all files before anything is changed.
+    // All files are loaded before anything is changed.
     let tls = options.client_tls.clone().map(Tls::load).transpose()?.map(Arc::new);
     let tokens = Tokens::load(&options.tokens)?;
-    // Bind the ports first: a second server on them must not touch the data.
+    // The ports are bound first: a second server with the same ports must not open the data directory.
     let doors = Doors::take(&options.doors)
         .await
         .map_err(|(address, error)| ServeError::Listen(address, error))?;
@@ -208,8 +208,8 @@ async fn serve(options: Options, log: &Log) -> Result<(), ServeError> {
     notify(Notifier::waiting);
     let node = tokio::select! {
         started = Node::start(config) => started?,
-        // A joining member may search for the cluster for a minute before it starts. Stopping here leaves on disk what
-        // a killed process would leave.
+        // A joining member may search for the cluster for a minute before it starts. If it is stopped here, the disk
+        // is in the same state as after a kill.
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };

@@ -1,9 +1,10 @@
-//! Connections that have not been identified yet.
+//! Connections whose client has not been identified yet.
 //!
-//! An attacker can open connections and send nothing, or perform TLS handshakes slowly. The number of such connections
-//! is limited. When the limit is exceeded, the oldest one is closed: honest clients need only milliseconds, so it is a
-//! silent one. Silent connections therefore keep no client out, and take a bounded amount of memory. Rejections are
-//! logged at a limited rate.
+//! An attacker can open connections and send nothing, or perform TLS handshakes slowly. The server limits the number
+//! of unidentified connections. When the limit is exceeded, the oldest of them is closed. An honest client identifies
+//! itself within milliseconds, so the oldest connection is almost certainly a silent one. Silent connections therefore
+//! cannot keep honest clients out, and take a bounded amount of memory. Closed connections are logged at a limited
+//! rate.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -81,7 +82,7 @@ impl Newcomers {
         drop(line);
         match withheld {
             0 => tracing::warn!("client connection rejected: {why}"),
-            more => tracing::warn!(more, "client connections rejected, the last one: {why}"),
+            more => tracing::warn!(more, "client connections rejected, most recently: {why}"),
         }
     }
 

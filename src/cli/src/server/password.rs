@@ -1,5 +1,5 @@
-//! Hashes and checks passwords on separate threads, a few at a time, because each takes long on purpose. When too many
-//! requests wait, more are rejected, so that logins cannot starve the server.
+//! Hashes and checks passwords. Each hash deliberately takes long, so hashes are computed on separate threads, a few
+//! at a time. When too many requests wait, further requests are rejected, so that logins cannot starve the server.
 
 use std::sync::Arc;
 
@@ -108,7 +108,7 @@ impl Turns {
             return Err(Reason::TooManyRequests.into());
         };
         let turn = Arc::clone(&self.turns).acquire_owned().await;
-        // Held until the work is done, even if the caller is gone.
+        // The permit is held until the work is done, even if the caller no longer waits.
         let work = tokio::task::spawn_blocking(move || {
             let _held = (place, turn);
             work()

@@ -1,9 +1,9 @@
-//! `/livez` and `/readyz`: runs checks in order, and reports the result of each.
+//! `/livez` and `/readyz`: run a list of checks in order, and report the result of each.
 //!
-//! `?verbose` lists all checks, `?exclude=NAME` skips one, and each can be requested alone, as in
-//! `/readyz/non_learner`. The names are etcd's, except for the first check of each probe, which is the member's own
-//! view of its health. A client that excludes an etcd check does not know Bowline's, so a check that would fail for the
-//! same reason is skipped with it.
+//! `?verbose` lists all checks, and `?exclude=NAME` skips one. Each check can also be requested alone, as in
+//! `/readyz/non_learner`. The names of the checks are etcd's, except for the first check of each probe, which reports
+//! the health that the member determines itself. A client that excludes an etcd check does not know about Bowline's
+//! check. Therefore Bowline's check is skipped too, if it would fail for the same reason as the excluded check.
 
 use bowline::{Health, HealthStatus, KeyRange, cluster::AlarmKind};
 
@@ -71,7 +71,8 @@ impl Check {
             }
             Check::SerializableRead if has_no_state_yet(&health) => None,
             Check::SerializableRead => read.local().await.err().map(|error| error.to_string()),
-            // A sole member can read without its driver thread.
+            // The only member of a cluster can read without its driver thread, so the health is checked before the
+            // read.
             Check::LinearizableRead if !health.is_alive() => Some(health.to_string()),
             Check::LinearizableRead => read.await.err().map(|error| error.to_string()),
             Check::NonLearner => member.is_learner().then(|| "the member is a learner".to_owned()),

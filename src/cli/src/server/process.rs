@@ -1,4 +1,5 @@
-//! Process metrics from the operating system, under the names of Prometheus' clients. On Linux; none elsewhere.
+//! Process metrics from the operating system, under the names of Prometheus' client libraries. They exist only on
+//! Linux.
 
 use std::fs;
 

@@ -1,14 +1,14 @@
-//! The memory budget for responses that clients have not read yet. Without it, a client could request everything on
-//! many streams and read nothing.
+//! The memory budget for responses that clients have not read yet. Without the budget, a client could exhaust the
+//! server's memory by sending requests on many streams and reading no response.
 //!
 //! ```text
-//!   request ──▶ response ──▶ room for its bytes? ──▶ sent; the room is free again after its last byte
-//!                  ▲                │ no: discarded
-//!                  └─ waits for it ◀┘
+//!   request ──▶ compute the response ──▶ fits the budget? ──▶ sent; its bytes are freed after the last byte is sent
+//!                     ▲                        │ no: the response is discarded
+//!                     └─ wait for free bytes ◀─┘
 //! ```
 //!
-//! A response larger than the whole budget is sent when no other is pending. Small responses are not counted, because
-//! they need no more memory than the stream itself.
+//! A response larger than the whole budget is sent when no other response is pending. Small responses are not counted,
+//! because they need no more memory than the stream itself.
 
 use std::sync::Arc;
 
@@ -37,11 +37,11 @@ const GATHERED_BYTES: usize = 128 << 20;
 #[derive(Clone)]
 pub(super) struct Room(Arc<Semaphore>);
 
-/// The room of one response, held until the last part of it is dropped.
+/// The reservation of one response in the budget. It is held until the last part of the response is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Held(Arc<OwnedSemaphorePermit>);
 
-/// Error: not enough room at the moment.
+/// Error: the budget has not enough free bytes at the moment.
 #[derive(Debug)]
 pub(super) struct Full;
 
@@ -59,7 +59,8 @@ impl Room {
         Self(Arc::new(Semaphore::new(GATHERED_BYTES / UNIT_BYTES)))
     }
 
-    /// Makes large frames of a body hold room until they are sent. A frame for which there is no room is sent without.
+    /// Makes the large frames of a body count against the budget until they are sent. A frame that does not fit the
+    /// budget is sent without being counted.
     pub(super) fn counting(self, body: Body) -> Body {
         Body::new(body.map_frame(move |frame| {
             frame.map_data(|bytes: Bytes| match self.keep(bytes.len(), None) {
@@ -69,8 +70,8 @@ impl Room {
         }))
     }
 
-    /// Returns room for a response: the reserved room, if it suffices, or new room. Returns `None` for a small
-    /// response.
+    /// Returns a reservation for a response of `bytes`. Uses the reservation `kept` if it suffices. Returns `None` for
+    /// a small response.
     pub(super) fn keep(&self, bytes: usize, kept: Option<Held>) -> Result<Option<Held>, Full> {
         if bytes < COUNTED_BYTES {
             return Ok(None);
@@ -82,10 +83,11 @@ impl Room {
         Ok(Some(Held(Arc::new(held))))
     }
 
-    /// Waits in line for room.
+    /// Waits for a reservation of `bytes`. Waiters are served in order.
     ///
     /// # Errors
-    /// Fails if there is none in time.
+    ///
+    /// Fails if the budget is not available in time.
     pub(super) async fn wait(&self, bytes: usize, until: Instant) -> Result<Held, Status> {
         let held = Arc::clone(&self.0).acquire_many_owned(units(bytes));
         match tokio::time::timeout_at(until, held).await {
@@ -94,22 +96,23 @@ impl Room {
         }
     }
 
-    /// Waits until there is some room, before a request whose response cannot be discarded.
+    /// Waits until the budget has some free bytes. Used before a request whose response cannot be discarded.
     ///
     /// # Errors
-    /// Fails if there is none in time.
+    ///
+    /// Fails if no bytes become free in time.
     pub(super) async fn wait_for_some(&self, until: Instant) -> Result<(), Status> {
         self.wait(COUNTED_BYTES, until).await.map(drop)
     }
 }
 
 impl Held {
-    /// Returns bytes that hold the room until dropped.
+    /// Returns bytes that keep the reservation until they are dropped.
     pub(super) fn by(&self, bytes: Bytes) -> Bytes {
         Bytes::from_owner(Kept { bytes, _held: self.clone() })
     }
 
-    /// Returns a body whose frames hold the room.
+    /// Returns a body whose frames keep the reservation until they are dropped.
     pub(super) fn by_body(self, body: Body) -> Body {
         Body::new(body.map_frame(move |frame| frame.map_data(|bytes| self.by(bytes))))
     }

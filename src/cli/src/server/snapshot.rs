@@ -1,12 +1,13 @@
-//! Streams the state: a backup made by the library, sent in the format in which etcd sends its database.
+//! Streams the state to a client as a backup. The library makes the backup, and the server sends it in the format in
+//! which etcd sends its database.
 //!
 //! ```text
-//!   backup            zeros up to a multiple of 512 bytes   sha256 of everything before
+//!   backup            zeros up to a multiple of 512 bytes   sha256 of all bytes before
 //!   blob blob ... blob ──────────────────────────────────▶  blob
 //!   remaining_bytes falls to 0                              0
 //! ```
 //!
-//! A client that writes all blobs into a file, as etcd's clients do, gets a file that `bowline snapshot` reads.
+//! A client that writes all blobs into a file, as etcd's clients do, gets a file that `bowline snapshot` can read.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -44,7 +45,7 @@ pub(super) async fn taken(member: Arc<Member>) -> Result<Sent, Status> {
     let (tell, taken) = oneshot::channel();
     let take = async move {
         let result = take(&member, &tell).await;
-        // Fails if the caller is gone.
+        // Sending fails only if the caller no longer waits.
         drop(tell.send(result.map(|(file, bytes)| Sent { file, bytes, _sending: sending })));
     };
     tokio::spawn(take.in_current_span());
@@ -64,7 +65,7 @@ async fn take(
     member: &Member,
     waits: &oneshot::Sender<Result<Sent, Status>>,
 ) -> Result<(File, u64), Status> {
-    // One at a time, because they use the same name.
+    // Backups are made one at a time, because they use the same file name.
     let _turn = member.takes_snapshot().await;
     if waits.is_closed() {
         return Err(Status::cancelled("the client has disconnected"));
@@ -104,7 +105,7 @@ pub(super) async fn send(
         in_file -= filled;
         left -= blob.len() as u64;
         if answers.send(Ok(part(left, blob))).await.is_err() {
-            // The client is gone.
+            // The client has disconnected.
             return Ok(());
         }
     }

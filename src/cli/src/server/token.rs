@@ -1,9 +1,9 @@
-//! Tokens, which a user gets at login and presents in place of the password.
+//! Tokens, which a user receives at login and presents in place of the password.
 //!
 //! ```text
 //!   signed   signed with a key that the cluster stores; expires when unused for a while
-//!   jwt      signed with a key from a file, so that other programs can issue and verify tokens; expires at a
-//!            fixed time and with every change of users and roles; `keys` has the keys
+//!   jwt      signed with a key from a file (see `keys`), so that other programs can issue and verify tokens;
+//!            expires at a fixed time and with every change of users and roles
 //! ```
 //!
 //! Tokens are not stored. A login writes nothing to the log, and every member can verify every token.

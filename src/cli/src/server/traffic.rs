@@ -118,7 +118,7 @@ impl<B: HttpBody + Unpin> HttpBody for Counted<B> {
                 Way::In => &this.traffic.received,
                 Way::Out => &this.traffic.sent,
             };
-            // A single chunk, whatever the source.
+            // The frame is a single chunk, whatever its source is.
             count.fetch_add(this.messages.count(data.chunk()), Ordering::Relaxed);
         }
         frame

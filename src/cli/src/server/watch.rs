@@ -1,13 +1,13 @@
-//! `etcdserverpb.Watch`: one stream with many watches.
+//! `etcdserverpb.Watch`: one stream carries many watches.
 //!
 //! ```text
 //!   requests ──▶ Desk ──commands──▶ one task per watch ──▶ the library's watch
 //!                 │                       │
-//!                 └────── answers ◀───────┘        one queue, in sending order
+//!                 └────── responses ◀─────┘        one queue, in sending order
 //! ```
 //!
-//! A watch whose client does not read waits for room in the queue and costs others nothing. When there is room, it
-//! continues from the history.
+//! If a client does not read, its watches wait for space in the queue and use no memory for further events. When there
+//! is space again, a watch continues by reading the missed events from the history.
 
 mod batch;
 mod course;
@@ -90,7 +90,7 @@ struct Desk {
 /// A running watch.
 struct Begun {
     serial: Serial,
-    /// Holds at most one progress request and the cancellation.
+    /// Channel to the watch. It contains at most one progress request and the cancellation.
     commands: mpsc::UnboundedSender<Command>,
     task: JoinHandle<()>,
 }
@@ -108,7 +108,8 @@ impl Desk {
         Self { member, who, answers, watches, next_id, next_serial, told, progress, course }
     }
 
-    /// Serves until the client is gone. A client that has ended its requests still receives responses.
+    /// Handles requests until the client disconnects. A client that has ended its request stream still receives
+    /// responses.
     async fn serve(mut self, mut requests: Streaming<pb::WatchRequest>) -> Result<(), Status> {
         let (mut more, mut taken) = (true, 0usize);
         loop {
@@ -118,7 +119,8 @@ impl Desk {
                         self.take(request).await?;
                         taken += 1;
                         if taken.is_multiple_of(REQUESTS_AT_ONCE) {
-                            // A hundred thousand requests may be available at once.
+                            // The task yields after this many requests, because a hundred thousand requests may be
+                            // available at once.
                             tokio::task::yield_now().await;
                         }
                     }
@@ -190,7 +192,7 @@ impl Desk {
         }
         let watch = match call.await {
             Ok(watch) => watch,
-            // With etcd's text, and only for this watch: other watches of the stream continue.
+            // The error has etcd's text and ends only this watch. The other watches of the stream continue.
             Err(error @ Error::Rejected(_)) => {
                 self.refuse(refused(error).message().to_owned()).await;
                 return Ok(());
@@ -255,7 +257,7 @@ impl Desk {
         self.answer(reached).await;
     }
 
-    /// Requests the progress of all watches. If a request is still open, a new one follows later.
+    /// Requests the progress of all watches. If a round is still open, another round follows it.
     fn ask(&mut self) {
         if self.progress.ask(self.watches.values().map(|begun| begun.serial)) {
             for begun in self.watches.values() {
@@ -281,7 +283,7 @@ impl Desk {
         self.answer(reached).await;
     }
 
-    /// Sends the result of a completed progress request, and starts the next one if one is due.
+    /// Sends the result of a completed progress round, and starts another round if one was requested.
     async fn answer(&mut self, reached: Option<Revision>) {
         if let Some(revision) = reached {
             let (header, watch_id) = (self.member.header(revision), NO_WATCH);

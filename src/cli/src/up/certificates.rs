@@ -115,7 +115,7 @@ fn for_now(mut params: CertificateParams) -> CertificateParams {
 
 /// Writes a file that only its owner can read.
 fn secret(path: &Path, text: &str) -> io::Result<()> {
-    // An existing file would keep its permissions.
+    // An existing file is removed first, because it would keep its permissions.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

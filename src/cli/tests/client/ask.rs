@@ -1,4 +1,4 @@
-//! Runs commands and collects their results.
+//! Test helpers that run a command and collect its output and exit code.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -59,7 +59,7 @@ pub(crate) fn command_at(endpoints: &str) -> Command {
 pub(crate) fn run(mut command: Command, input: &[u8]) -> Said {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // Fails if the command exits without reading its input.
+    // The write fails if the command exits without reading its input, which does not matter.
     drop(child.stdin.take().unwrap().write_all(input));
     let output = child.wait_with_output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -88,7 +88,7 @@ impl Going {
         let pid = Pid::from_child(&child);
         std::thread::spawn(move || {
             if gone.recv_timeout(GOING_MAX) == Err(RecvTimeoutError::Timeout) {
-                // Fails harmlessly if the command has ended.
+                // The call fails if the command has already ended, which does not matter.
                 kill_process(pid, Signal::KILL).ok();
             }
         });

@@ -1,4 +1,5 @@
-//! Unreachable or silent servers: a read goes to the next server, a change only if it provably was not applied.
+//! Tests with unreachable or silent servers: a read is repeated at the next server, a change only if the change was
+//! certainly not applied.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -94,7 +95,7 @@ fn silent_endpoint_does_not_block_the_next() {
     let silent = format!("127.0.0.1:{port}");
     let _silence = silence(&silent);
     let mut put = command_at(&format!("{silent},{}", server.address));
-    // Only the next endpoint ends the wait for the first.
+    // The put must go to the next endpoint although the connection attempt to the first has not timed out.
     put.env("BOWLINE_DIAL_TIMEOUT", "1000s");
     put.args(["put", "k", "v", "--command-timeout", "10s"]);
     assert_eq!(run(put, b"").done(), "OK\n");
@@ -167,7 +168,7 @@ fn open_watch_survives_server_failures() {
     assert_eq!(watch.lines(3), "PUT\nk\n0\n");
     let address = server.address.clone();
     server.stop();
-    // More often than one request is attempted.
+    // The server hangs up more often than one request is attempted.
     hang_up(&address, 6);
     let server = start();
     ask(&server, &["put", "k", "1"]).done();

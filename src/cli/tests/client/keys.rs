@@ -1,4 +1,4 @@
-//! Keys, transactions, watches and leases.
+//! Tests of the commands for keys, transactions, watches and leases.
 
 use std::ffi::OsString;
 use std::fs;
@@ -32,7 +32,7 @@ fn arbitrary_bytes_round_trip() {
     assert_eq!(only.out, [&value[..], b"\n"].concat());
     assert_eq!(ask(&server, &["get", "", "--prefix", "--count-only"]).done(), "2\n");
 
-    // Arguments cannot contain zero bytes.
+    // A key with zero bytes must be read from a file, because arguments cannot contain zero bytes.
     let key = dir.path().join("key");
     fs::write(&key, b"\x00k\x00").unwrap();
     let key = key.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! Commands for files and processes of this machine: snapshots, test clusters, completions.
+//! Tests of the commands for files and processes of this machine: snapshots, test clusters, shell completions.
 
 use std::fs;
 use std::time::Duration;
@@ -73,7 +73,7 @@ fn snapshot_has_no_timeout_unless_a_limit_is_given() {
     assert!(limited.err.contains("no response within 500ms"), "{limited:?}");
     let mut interrupted = Going::start(save(&[]));
     let mut patient = Going::start(save(&[]));
-    // Longer than the timeout of other requests.
+    // The pause is longer than the timeout of other requests, which must not apply to the download.
     std::thread::sleep(Duration::from_secs(6));
     kill_process(Pid::from_child(&interrupted.child), Signal::INT).unwrap();
     assert_eq!(interrupted.child.wait().unwrap().code(), Some(130));
@@ -89,7 +89,7 @@ fn snapshot_file_is_private_and_spares_other_files() {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
     let server = Server::alone(&dir, &[]);
     let at = |name: &str| place.path().join(name);
-    // A file of another process that saves to the same name.
+    // Another process that saves to the same name has created this file.
     fs::write(at("a.snap.part"), "of another").unwrap();
     ask(&server, &["snapshot", "save", at("a.snap").to_str().unwrap()]).done();
     assert_eq!(fs::metadata(at("a.snap")).unwrap().permissions().mode() & 0o777, 0o600);
@@ -182,7 +182,7 @@ fn up_command_with_tls_names_the_client_certificates() {
     let members = ask("bowline", &flags, &["member", "list"]).unwrap().1;
     let members = String::from_utf8(members).unwrap();
     assert_eq!(members.matches("https://127.0.0.1:").count(), 6, "{members}");
-    // Also with etcdctl, if installed.
+    // The same request is sent with etcdctl, if it is installed.
     if let Ok(found) = ask("etcdctl", &flags, &["get", "k"]) {
         assert_eq!(found, (true, b"k\nv\n".to_vec()));
     }

@@ -1,4 +1,5 @@
-//! Locks, semaphores and elections: who holds, which command runs, and that it has ended before another client holds.
+//! Tests of the commands for locks, semaphores and elections: the holder, the command that runs, and that the command
+//! has ended before another client holds the lock.
 
 use std::ffi::OsStr;
 use std::net::{SocketAddr, TcpStream};
@@ -102,7 +103,7 @@ fn child_environment_variables_are_not_read_as_options() {
     for hold in [lock, semaphore, elect] {
         assert_eq!(run(hold, b"").done(), "OK\n");
     }
-    // Names are arbitrary bytes.
+    // The name of a lock may consist of any bytes.
     let mut odd = command(&server);
     odd.arg("lock").arg(OsStr::from_bytes(b"m\xff"));
     odd.args(["--", "sh", "-c", "printf '%s' \"$BOWLINE_NAME $BOWLINE_LOCK_KEY\""]);
@@ -167,7 +168,7 @@ fn signals_are_forwarded_and_the_child_dies_with_the_holder() {
     signal(&told, Signal::TERM);
     assert_eq!((told.line(), code(&mut told)), ("got\n".to_owned(), 5));
 
-    // Killed without warning.
+    // The command is killed with SIGKILL, so it cannot release the lock.
     let begun = Instant::now();
     let (mut killed, pid) = loop {
         let arguments = ["m", "--ttl", "2", "--", "sh", "-c", "echo $$; exec sleep 1000"];
@@ -242,7 +243,7 @@ fn lock_started_with_nohup_survives_a_hangup() {
     assert_eq!(run(lock(&server, &["m", "--timeout", "0", "true"]), b"").code, 124);
     signal(&holds, Signal::TERM);
     assert_eq!(code(&mut holds), 0);
-    // So does its command.
+    // The command that runs under the lock ignores the signal, too.
     let ignores = run(nohup(&["--", "grep", "SigIgn", "/proc/self/status"]), b"").done();
     let mask = ignores.trim().strip_prefix("SigIgn:\t").unwrap();
     assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{mask}");
@@ -278,7 +279,7 @@ fn holder_ends_before_its_lease_when_servers_are_silent() {
     let server = Server::alone(&dir, &[]);
     let address = server.address.clone();
     let mut lock = lock(&server, &["m", "--ttl", "5", "--", "sh", "-c", "echo held; sleep 1000"]);
-    // A connection attempt would last longer than the test.
+    // With this timeout, a connection attempt would last longer than the test.
     lock.env("BOWLINE_DIAL_TIMEOUT", "1000s");
     let mut holds = Going::start(lock);
     assert_eq!(holds.line(), "held\n");
@@ -394,11 +395,11 @@ fn hold_survives_a_dead_or_paused_server() {
     let mut lock = command_at(&all.join(","));
     // With default timeouts, the command must switch away from a suspended server soon enough.
     lock.env_remove("BOWLINE_COMMAND_TIMEOUT").env_remove("BOWLINE_DIAL_TIMEOUT");
-    // Longer than the TTL.
+    // The command runs for longer than the TTL.
     lock.args(["lock", "m", "--ttl", "8", "--", "sh", "-c", "echo held; sleep 10; echo still"]);
     let mut holds = Going::start(lock);
     assert_eq!(holds.line(), "held\n");
-    // The server that the command is connected to.
+    // The paused server is the one that the command is connected to.
     servers[0].pause();
     assert_eq!(holds.line(), "still\n");
     assert_eq!(code(&mut holds), 0);
@@ -473,7 +474,7 @@ fn one_candidate_leads_and_observers_see_it() {
     waits_in_line(&server, "e", 2);
     signal(&first, Signal::TERM);
     assert_eq!(second.line(), "leads\n");
-    // It leads until the listener has printed it.
+    // The candidate leads until the listener has printed its value.
     assert!(listens.lines(2).ends_with("\ntwo\n"));
     let listed = ask(&server, &["locks", "e"]).done();
     assert!(listed.starts_with("e\n  holds election since "), "{listed}");
@@ -499,7 +500,7 @@ fn observer_survives_server_restarts() {
     assert_eq!(listens.lines(2), format!("{key}\none\n"));
     let address = server.address.clone();
     server.stop();
-    // More often than one request is attempted.
+    // The server hangs up more often than one request is attempted.
     hang_up(&address, 6);
     let server = start();
     ask(&server, &["put", "--lease", &lease, &key, "two"]).done();

@@ -1,4 +1,4 @@
-//! Members, servers, users and roles.
+//! Tests of the commands for members, servers, users and roles.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -28,7 +28,7 @@ fn members_and_servers_are_listed() {
         crate::ask::run(command, b"")
     };
     let leads = |line: &str| line.split(", ").nth(8) == Some("true");
-    // Waits until all agree, and returns the leader and the term.
+    // Waits until all servers agree on the leader, and returns the leader and the term.
     let led = || {
         let begun = Instant::now();
         loop {
@@ -372,7 +372,7 @@ fn compare(etcd: &Asked, formats: &[&str]) {
     ];
     for &format in formats {
         for line in lines {
-            // etcdctl cannot print these in this format.
+            // etcdctl cannot print the responses to these commands in this format.
             if format == "fields" && ["user get u1", "user list"].contains(&line) {
                 continue;
             }

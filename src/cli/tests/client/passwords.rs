@@ -1,4 +1,5 @@
-//! Password prompts: at a terminal, once, and without accepting an empty password that was typed.
+//! Tests of password prompts: the password is read from a terminal, the prompt appears once, and an empty typed
+//! password is rejected.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -78,7 +79,7 @@ fn interrupted_password_prompt_restores_the_terminal() {
         asks.args(arguments);
         let mut asks = asked(asks, &end, "Password of root: ");
         while shows(&end) {}
-        // As Ctrl-C does.
+        // The byte 3 is what Ctrl-C sends.
         keys.write_all(b"\x03").unwrap();
         assert_eq!(asks.child.wait().unwrap().code(), Some(130));
         assert!(shows(&end), "{arguments:?}");
@@ -103,7 +104,7 @@ fn empty_password_cannot_be_typed() {
     let nameless = of(&["user", "add", ":x"], b"");
     assert!(nameless.code == 2 && nameless.err.contains("empty user name"), "{nameless:?}");
     assert_eq!(ask(&server, &["user", "list"]).done(), "bob\n");
-    // Without a prompt the password is taken as given. Without a password the whole word is the name.
+    // Without a prompt, a password after a colon is used as given. With --no-password, a colon is part of the name.
     let read = "--interactive=false";
     let said: [(&[&str], &[u8]); 7] = [
         (&["user", "add", "a", read], b""),

@@ -1,4 +1,4 @@
-//! Restore procedures written for etcd.
+//! Tests that restore procedures written for etcd work with Bowline.
 
 use std::fs;
 use std::path::Path;
@@ -91,7 +91,7 @@ fn etcds_runbook_restores_three_members_from_one_file() {
 #[test]
 fn bump_revision_raises_the_revision_and_compacts_old_ones() {
     let (place, revision) = snapshot();
-    // Neither a name nor a directory, and flags before the command.
+    // The command has neither a name nor a directory, and flags precede it.
     let line = "--bump-revision 1000 snapshot --mark-compacted restore a.snap --json";
     let restored: Value = serde_json::from_str(&in_place(place.path(), line).done()).unwrap();
     assert_eq!((&restored["name"], &restored["dir"]), (&"default".into(), &"default.etcd".into()));

@@ -1,6 +1,6 @@
-//! Compares the output with etcdctl's byte for byte. Both commands run against servers of their own. Skipped if etcdctl
-//! is not installed. Output that exists only since etcd 3.6 (more columns, hexadecimal ids) has separate tests, because
-//! Debian's etcdctl is older.
+//! Compares the output with etcdctl's byte for byte. Bowline's command and etcdctl each run against a server of their
+//! own. The tests are skipped if etcdctl is not installed. Output that exists only since etcd 3.6 (more columns,
+//! hexadecimal ids) has separate tests, because Debian's etcdctl is older.
 
 use std::process::Command;
 
@@ -86,7 +86,7 @@ fn replies_are_printed_as_in_etcdctl() {
     pair.ask("", &["lease", "grant", "600"]);
     for format in ["simple", "json", "fields"] {
         let mut ask = |line: &str| {
-            // Rejections are the same in all formats.
+            // A rejection has the same text in all formats.
             if format != "simple" && REFUSED.contains(&line) {
                 return;
             }
@@ -233,7 +233,8 @@ fn watches_are_printed_as_in_etcdctl() {
                 Going::start(command)
             };
             let (mut theirs, mut ours) = (start(etcdctl(&server)), start(command(&server)));
-            // All changes have happened, so the lines are available at once. One more line would be the next change.
+            // All changes have happened, so all lines are available at once. A further line would belong to the next
+            // change.
             let lines = match format {
                 "json" => 1,
                 _ => 3,

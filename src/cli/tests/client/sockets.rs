@@ -1,4 +1,4 @@
-//! A server at a Unix socket, and commands that contact it there.
+//! Tests of a server that listens on a Unix socket, and of commands that connect to that socket.
 
 use std::os::unix::fs::FileTypeExt;
 

@@ -1,4 +1,4 @@
-//! Alarms raised by operators: responses, rejected requests, and where the alarms are reported.
+//! Tests of alarms that operators raise: responses, rejected requests, and the places where the alarms are reported.
 
 use tempfile::tempdir;
 use tonic::transport::Channel;
@@ -154,7 +154,8 @@ async fn alarm_rejects_only_forbidden_requests_on_all_servers() {
             for tried in &takes {
                 let is_due = match (kind, tried) {
                     (Nospace, Ok(())) => true,
-                    // There is no lease with that id, and a revision can be compacted only once.
+                    // The request fails for another reason: there is no lease with that id, or the revision is already
+                    // compacted.
                     (Nospace, Err(status)) => {
                         status.message().contains("lease not found")
                             || status.message().contains("has been compacted")
@@ -167,7 +168,7 @@ async fn alarm_rejects_only_forbidden_requests_on_all_servers() {
         }
         assert_eq!(ask(&channels[1], Deactivate, 0, kind).await.unwrap(), [alarm(0, kind)]);
         for channel in &channels {
-            // The rejected requests have raised no alarms of their own.
+            // The rejected requests have not raised any alarm.
             assert_eq!(listed(channel).await, []);
             KvClient::new(channel.clone()).put(put()).await.unwrap();
         }

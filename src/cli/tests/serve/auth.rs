@@ -1,4 +1,4 @@
-//! Users and roles: permissions of every method, for every kind of caller.
+//! Tests of users and roles: the permissions for every method and every kind of caller.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use bytes::{Buf, BufMut, Bytes};
@@ -206,7 +206,7 @@ async fn keys_are_accessible_only_with_a_permission() {
         says(kv.range(by(&ann, all.clone())).await, Code::PermissionDenied, denied);
         assert_eq!(kv.range(by(&root, all)).await.unwrap().into_inner().count, 2);
     }
-    // A transaction whose operations are nested, and one that only compares.
+    // One transaction has nested operations, and one only compares.
     let op = |request| pb::RequestOp { request: Some(request) };
     let inner = pb::TxnRequest {
         failure: vec![op(pb::request_op::Request::RequestRange(get("secret")))],
@@ -289,7 +289,7 @@ async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
     let (ask, asked) = tokio::sync::mpsc::channel(8);
     let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
     let mut told = watch.watch(by(&rob, asked)).await.unwrap().into_inner();
-    // To the end of the keys, as in GHSA-xg4h-6gfc-h4m8.
+    // The ranges extend to the end of all keys, as in GHSA-xg4h-6gfc-h4m8.
     for (key, end) in [("secret", ""), ("app/", "\0"), ("app/a", "\0"), ("", "\0")] {
         ask.send(create(key, end)).await.unwrap();
         let rejection = told.message().await.unwrap().unwrap();
@@ -304,7 +304,7 @@ async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
     let mut kv = KvClient::new(channel.clone());
     kv.put(by(&root, put("app/a"))).await.unwrap();
     assert_eq!(told.message().await.unwrap().unwrap().events.len(), 1);
-    // A change of another user has no effect; then rob loses the role.
+    // A change of another user has no effect on rob. Then rob loses the role.
     let mut auth = AuthClient::new(channel);
     let role = |user: &str, role: &str| pb::AuthUserRevokeRoleRequest {
         name: user.to_owned(),
@@ -412,7 +412,7 @@ async fn user_with_an_empty_password_cannot_log_in() {
         by(&root, pb::AuthUserChangePasswordRequest { name, password, ..Default::default() })
     };
     auth.user_change_password(change("ann", "")).await.unwrap();
-    // The user still has no password.
+    // The user `none` still has no password.
     auth.user_change_password(change("none", "none's")).await.unwrap();
     let failed = "etcdserver: authentication failed, invalid user ID or password";
     for name in ["none", "empty", "ann"] {
@@ -421,7 +421,7 @@ async fn user_with_an_empty_password_cannot_log_in() {
             says(auth.authenticate(request).await, Code::InvalidArgument, failed);
         }
     }
-    // The others can log in again with a new password.
+    // The other users can log in again with a new password.
     for name in ["empty", "ann"] {
         auth.user_change_password(change(name, &format!("{name}'s"))).await.unwrap();
         login(&channel, name).await.unwrap();

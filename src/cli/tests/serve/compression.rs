@@ -1,4 +1,5 @@
-//! gzip-compressed messages: calls and streams, and requests that are small only while compressed.
+//! Tests of gzip-compressed messages: unary calls and streams, and requests that exceed a size limit after
+//! decompression.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderName, TE};
@@ -90,7 +91,7 @@ fn zeros(compressed_bytes: usize) -> Vec<u8> {
         }
         file.len()
     };
-    // The last block, with the fixed codes: one zero, and then copies of 258 bytes from a distance of 1.
+    // The last block uses the fixed codes: one zero byte, followed by copies of 258 bytes from a distance of 1.
     write(0b011, 3);
     write(0b0000_1100, 8);
     while write(0b1010_0011, 8) + 2 < compressed_bytes {
@@ -132,7 +133,7 @@ async fn compression_bombs_are_rejected_by_every_method_in_bounded_memory() {
     for service in pool.unwrap().services() {
         for method in service.methods().filter(|method| method.name() != "RangeStream") {
             let path = format!("/{}/{}", service.full_name(), method.name());
-            // Small enough as sent, and too large after decompression.
+            // The compressed message is below the limit, and the decompressed message is above it.
             let (bytes, max) = match path.as_str() {
                 "/etcdserverpb.Auth/Authenticate" => (1 << 10, 16 << 10),
                 _ if path.starts_with("/grpc.health") => (1 << 10, 4 << 10),
@@ -153,7 +154,7 @@ async fn compression_bombs_are_rejected_by_every_method_in_bounded_memory() {
         }
     }
     assert!(methods > 40, "{methods}");
-    // 300 MB each, if accepted.
+    // If the server accepted these messages, each would take 300 MB of memory.
     let before = server.peak_memory_bytes();
     let bomb: Bytes = zeros(2 << 20).into();
     let mut sent = tokio::task::JoinSet::new();
@@ -177,7 +178,7 @@ async fn open_compressed_streams_keep_little_memory() {
     let before = server.peak_memory_bytes();
     let mut streams = Vec::new();
     for _ in 0..300 {
-        // A key of 200 KB, which takes about a hundred bytes on the wire.
+        // The key has 200 KB, and takes about a hundred bytes on the wire.
         let create = pb::WatchCreateRequest { key: vec![7; 200_000].into(), ..Default::default() };
         let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         let mut client = WatchClient::new(channel.clone()).send_compressed(Gzip);

@@ -1,6 +1,6 @@
 //! One lock with four kinds of clients: Go's concurrency package, `etcdctl lock`, `v3lockpb.Lock` over gRPC, and a
-//! program that embeds the library and is a member of the same cluster. All of them share one queue, and servers are
-//! killed meanwhile.
+//! program that embeds the library and is a member of the same cluster. All clients share one queue. Servers are
+//! killed while the clients run.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -179,7 +179,7 @@ fn lock_once(
     if !ended.success()
         && let Some((_, lease)) = key.rsplit_once('/')
     {
-        // Its server died. The lease would expire eventually; revoke it now.
+        // The server of the client was killed. The lease would expire eventually, but is revoked now to save time.
         runtime.block_on(revoke(channel, i64::from_str_radix(lease, 16).unwrap()));
     }
 }
@@ -192,7 +192,7 @@ fn embed(crew: &Crew) -> Node {
         .listen(address.clone())
         .advertise(address)
         .members(members)
-        // The default token of `bowline serve`.
+        // This is the default token of `bowline serve`.
         .cluster_token("etcd-cluster")
         .insecure_peers(true)
         // No session may expire while servers are killed.
@@ -218,7 +218,7 @@ fn all_client_kinds_share_one_lock_queue_during_server_kills() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let inside = runtime.enter();
     let crew = Crew::still(3, 4);
-    // Started before there is a quorum, like the others.
+    // The node is started before there is a quorum, like the other members.
     let node = embed(&crew);
     let mut crew = crew.begun();
     let (ring, addresses) = (Arc::new(Ring::default()), crew.addresses());
@@ -269,7 +269,7 @@ fn is_alive(name: &str) -> bool {
     /// Length to which Linux truncates thread names.
     const NAME_BYTES_MAX: usize = 15;
     let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    // A thread that has just ended cannot be read.
+    // A thread that has just ended cannot be read, so it is skipped.
     let mut names = threads.filter_map(|t| std::fs::read_to_string(t.path().join("comm")).ok());
     let kept = name.get(..NAME_BYTES_MAX).unwrap_or(name);
     names.any(|comm| comm.trim_end() == kept)

@@ -56,7 +56,7 @@ impl Crew {
     /// Starts all processes.
     pub(crate) fn begun(mut self) -> Self {
         let started: Vec<_> = (0..self.clients.len()).map(|at| self.start(at)).collect();
-        // None is ready before a quorum runs.
+        // No server is ready before a quorum runs, so all are started first.
         self.servers = started.into_iter().map(|server| Some(server.ready())).collect();
         self
     }
@@ -111,7 +111,7 @@ impl Crew {
                 Some(leads) if turn % 2 == 0 || others.is_empty() => leads,
                 _ => others[turn / 2 % others.len()],
             };
-            // Dropping kills the process with SIGKILL and waits for it.
+            // Dropping a server kills its process with SIGKILL and waits for it.
             drop(self.servers[at].take());
             missed();
             self.servers[at] = Some(self.start(at).ready());

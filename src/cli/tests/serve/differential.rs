@@ -1,7 +1,7 @@
-//! Sends the same random requests to etcd and to Bowline, and compares the responses, errors by code and text, and the
-//! events of watches. Ids of clusters and members, and terms, are masked. Uses the etcd named by `BOWLINE_ETCD` or
-//! Debian's `etcd-server`; skipped if neither is installed. `BOWLINE_DIFFERENTIAL` sets the number of requests,
-//! `BOWLINE_SEED` the first seed.
+//! Sends the same random requests to etcd and to Bowline, and compares the responses, the codes and texts of errors,
+//! and the events of watches. Cluster ids, member ids and terms are masked. The test uses the etcd binary named by
+//! `BOWLINE_ETCD` or Debian's `etcd-server`, and is skipped if neither is installed. `BOWLINE_DIFFERENTIAL` sets the
+//! number of requests, and `BOWLINE_SEED` sets the first seed.
 
 mod requests;
 mod watches;
@@ -164,7 +164,7 @@ impl Ask {
             }
             Ask::ToLive(request) => said(lease.lease_time_to_live(request).await, |r| {
                 unlike(&mut r.header);
-                // They were granted at different times.
+                // The leases were granted at different times, so the remaining TTLs differ.
                 r.ttl = r.ttl.signum();
                 r.keys.sort();
             }),
@@ -254,7 +254,7 @@ impl Pair {
     async fn watch(&mut self, chance: &mut Chance, newest: i64) {
         if self.open.len() < WATCHES_MAX {
             let mut request = chance.watch(newest, self.compacted);
-            // An id in use, a free one, or none, so that the server chooses.
+            // The watch id is either in use, or free, or missing, so that the server chooses it.
             request.watch_id = match chance.below(8) {
                 0 => self.open.first().copied().unwrap_or_default(),
                 1 => 1000 + self.made as i64,
@@ -320,7 +320,7 @@ async fn etcd_and_bowline_give_the_same_answers() {
         if chance.one_in(20) {
             pair.watch(&mut chance, newest).await;
         }
-        // Compacted events would not be delivered any more.
+        // A compaction would discard events that are not delivered yet, so they are awaited before it.
         if matches!(ask, Ask::Compact(_)) || pair.made.is_multiple_of(LOOK_EVERY) {
             pair.look(newest).await;
         }

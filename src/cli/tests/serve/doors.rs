@@ -1,4 +1,4 @@
-//! Client ports: what is served on which port, and which listeners may share a port.
+//! Tests of client ports: the services on each port, and the listeners that may share a port.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -43,7 +43,7 @@ async fn json_and_health_may_have_their_own_ports() {
     let (found, mut range) = http(&json, "POST", "/v3/kv/range", r#"{"key":"aw=="}"#);
     assert_eq!(found, 200);
     assert!(range.text().contains(r#""value":"dg==""#));
-    // The status codes on each of the three ports.
+    // Each row has the expected status codes on the three ports.
     for (path, codes) in [
         ("/metrics", [404, 200, 200]),
         ("/health", [404, 200, 200]),
@@ -136,7 +136,7 @@ fn service_manager_is_notified_of_ready_watchdog_and_stopping() {
         assert_eq!(code(&server.address, "/health"), 200);
         until("WATCHDOG=1");
         until("WATCHDOG=1");
-        // A paused process sends none. Lines that it sent before are read first.
+        // A paused process sends nothing. What it sent before the pause is read first.
         server.pause();
         socket.set_nonblocking(true).unwrap();
         while socket.recv(&mut [0; 256]).is_ok() {}
@@ -160,7 +160,7 @@ fn member_without_a_quorum_reports_its_health() {
     let start = |at: usize, more: &[&str]| {
         Server::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], more)
     };
-    // Whether or not there ever was a quorum.
+    // The status must be the same whether or not there ever was a quorum.
     for has_met_the_others in [false, true] {
         if has_met_the_others {
             drop([0, 1, 2].map(|at| start(at, &[])).map(Server::ready));
@@ -188,7 +188,7 @@ fn member_without_a_quorum_reports_its_health() {
             }
             assert!(begun.elapsed() < LIMIT, "{has_met_the_others}: {found:?}");
         }
-        // Nothing else is wrong.
+        // All other checks pass.
         assert_eq!(ask("/readyz?exclude=linearizable_read"), 200, "{has_met_the_others}");
         assert!(!alone.has_said("ready to serve client requests"));
         assert!(alone.stop().0.success());

@@ -1,4 +1,4 @@
-//! The JSON gateway: requests and responses as text.
+//! Tests of the JSON gateway, with requests and responses as text.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -27,7 +27,7 @@ const TABLE: &[(&str, &str, u16, &str, Where)] = &[
         r#"{"header":{"revision":"3"},"kvs":[{"key":"Zm9v","create_revision":"2","mod_revision":"3","version":"2","value":"YmF6"}],"count":"1"}"#,
         Both,
     ),
-    // Numbers as numbers and as strings, enums by name and by number, field names in either spelling.
+    // Numbers may be given as numbers or strings, enums by name or number, and field names in either spelling.
     (
         "kv/range",
         r#"{"key":"AA==","rangeEnd":"AA==","limit":"1","sort_order":"DESCEND","sortTarget":2,"revision":2,"keys_only":true}"#,
@@ -84,7 +84,7 @@ const TABLE: &[(&str, &str, u16, &str, Where)] = &[
     ("kv/range", r#"{"key":"Zm9v","limit":1.5}"#, 400, r#"{"code":3}"#, Both),
     ("kv/range", r#"{"key":"not base64"}"#, 400, r#"{"code":3}"#, Both),
     ("kv/range", r#"{"key":"Zm9v","sort_target":"BEAUTY"}"#, 400, r#"{"code":3}"#, Both),
-    // The URL-safe base64 alphabet, and base64 without padding.
+    // The URL-safe base64 alphabet and base64 without padding are accepted.
     ("kv/put", r#"{"key":"_-8","value":"_w=="}"#, 200, r#"{"header":{"revision":"4"}}"#, Ours),
     (
         "kv/range",
@@ -328,7 +328,7 @@ fn json_answers_match_grpc() {
     assert_eq!((code, body.contains("Method Not Allowed")), (501, true), "{body}");
     let old = server.http("POST", "/v3beta/kv/range", r#"{"key":"Zm9v"}"#);
     assert!(old.0 == 200 && old.1.contains("YmF6"), "{old:?}");
-    // Responses whose values vary: the status, and the member list.
+    // The values of these responses vary, so only some fields are compared: the status, and the member list.
     let status: Value =
         serde_json::from_str(&server.http("POST", "/v3/maintenance/status", "{}").1).unwrap();
     for number in ["dbSize", "leader", "raftIndex", "raftTerm", "raftAppliedIndex"] {
@@ -369,7 +369,7 @@ fn json_watch_sends_one_line_per_response() {
     let second = json!({"key": "YQ==", "create_revision": "2", "mod_revision": "3", "version": "2", "value": "Mg=="});
     let events = json!([{"kv": second, "prev_kv": first}]);
     assert_eq!(next(), json!({"result": {"header": {"revision": "3"}, "events": events}}));
-    // A client that disconnects in the middle of a stream affects nobody else.
+    // If a client disconnects in the middle of a stream, no other client is affected.
     drop(body);
     put("Mw==");
 }
@@ -441,12 +441,12 @@ fn oversized_json_is_rejected_and_the_largest_allowed_passes() {
         code == 429 && words.starts_with("bowline: cannot read the request, of at most"),
         "{code} {words}"
     );
-    // The limit for requests of a stream.
+    // A request of a stream that exceeds the limit is rejected.
     let long = format!(r#"{{"create_request":{{"key":"{}"#, "AAAA".repeat(100_000));
     let (code, mut body) = http(&server.address, "POST", "/v3/watch", &long);
     let line: Value = serde_json::from_str(&body.line().unwrap()).unwrap();
     assert_eq!((code, &line["error"]["http_code"]), (200, &json!(429)), "{line}");
-    // Deep nesting.
+    // Deeply nested JSON is rejected.
     let deep = format!("{}{{}}{}", r#"{"success":[{"request_txn":"#.repeat(200), "}]}".repeat(200));
     let (code, body) = server.http("POST", "/v3/kv/txn", &deep);
     assert!(code == 400 && body.contains("recursion limit"), "{code} {body}");
@@ -528,7 +528,7 @@ fn call_ends_at_its_grpc_timeout() {
         let header = format!("Grpc-Timeout: {timeout}\r\n");
         http_with(&server.address, "POST", path, &header, body)
     };
-    // Both calls lock `m`.
+    // Both calls request the lock `m`.
     let lock = |timeout: &str| ask("/v3/lock/lock", timeout, r#"{"name":"bQ=="}"#);
     let (code, mut held) = lock("60S");
     assert_eq!(code, 200, "{}", held.text());
@@ -545,7 +545,7 @@ fn call_ends_at_its_grpc_timeout() {
         }
         assert!(begun.elapsed() < Duration::from_secs(60), "its key is still there: {rows}");
     }
-    // A response stream ends in the middle.
+    // The deadline ends the response stream after the stream has begun.
     let (code, mut watch) = ask("/v3/watch", "300m", r#"{"create_request":{"key":"YQ=="}}"#);
     assert_eq!(code, 200);
     assert!(watch.line().unwrap().contains(r#""created":true"#));

@@ -1,5 +1,5 @@
-//! Go programs that use etcd's client and its concurrency package (`src/cli/tests/go`), while servers are killed. The
-//! tests are skipped if Go is not installed or etcd's modules cannot be downloaded.
+//! Runs Go programs that use etcd's client and its concurrency package (`src/cli/tests/go`) while servers are killed.
+//! The tests are skipped if Go is not installed or etcd's modules cannot be downloaded.
 
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -137,7 +137,7 @@ fn play(nodes: usize) {
     let begin = |scene| Scene::begin(program, scene, &addresses);
     let scenes = std::cell::RefCell::new(["mutex", "cron", "watch", "stm"].map(begin));
     let all_go_on = || scenes.borrow_mut().iter_mut().for_each(Scene::goes_on);
-    // Without a second member, nothing works while the only one is down.
+    // The cluster has no second member, so no request succeeds while the only member is down.
     let missed = || {
         if nodes > 1 {
             all_go_on()

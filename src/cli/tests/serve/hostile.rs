@@ -1,5 +1,5 @@
-//! Hostile clients: garbage, excess, and connections that only use resources. The server still serves its
-//! other clients, keeps its memory and its file descriptors bounded, and shuts down cleanly.
+//! Tests with hostile clients, which send garbage, send too much, or hold idle connections. Whatever these clients do,
+//! the server serves its other clients, keeps its memory and its file descriptors bounded, and shuts down cleanly.
 
 use std::future::poll_fn;
 use std::io::{Read, Write};
@@ -115,7 +115,7 @@ async fn garbage_ends_only_its_own_connection() {
         b"POST /v3/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"GET /",
         b"\x16\x03\x01",
-        // A HEADERS frame on stream 1.
+        // The bytes contain a HEADERS frame on stream 1.
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x40\x01\x05\0\0\0\x01",
     ];
     let address = server.address.clone();
@@ -131,14 +131,14 @@ async fn garbage_ends_only_its_own_connection() {
     });
     speaking.await.unwrap();
     answers(&channel).await;
-    // Random bytes as messages of every method, in valid frames.
+    // Random bytes are sent as messages of every method, in valid frames.
     let mut dice = Dice(7);
     let pool = prost_reflect::DescriptorPool::decode(
         include_bytes!("../../src/generated/descriptors.bin").as_slice(),
     );
     for service in pool.unwrap().services() {
         for method in service.methods() {
-            // These would stop the server or change its configuration.
+            // These methods would stop the server or change its configuration.
             if ["Snapshot", "Defragment", "AuthEnable"].contains(&method.name()) {
                 continue;
             }
@@ -152,7 +152,7 @@ async fn garbage_ends_only_its_own_connection() {
                     let answers = grpc.streaming(asked, path.parse().unwrap(), Raw).await?;
                     answers.into_inner().message().await
                 };
-                // Any response is fine, and so is none.
+                // Any response is acceptable, including none.
                 drop(tokio::time::timeout(Duration::from_millis(300), heard).await);
             }
         }
@@ -178,7 +178,7 @@ fn nested_txn(depth: usize) -> Bytes {
         field.freeze()
     };
     for _ in 1..depth {
-        // Field `success` of a transaction, and in it an operation that is a transaction.
+        // The field `success` of a transaction contains an operation that is a transaction.
         bytes = field(2, &field(4, &bytes));
     }
     bytes
@@ -250,12 +250,12 @@ async fn oversized_requests_are_rejected_before_they_use_memory() {
         assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
         assert!(refused.message().starts_with("grpc: received message larger than max"));
     }
-    // More operations, keys and members than the limits allow.
+    // The requests have more operations, keys and members than the limits allow.
     let op = || pb::RequestOp { request: Some(Op::RequestPut(pb::PutRequest::default())) };
     let many = pb::TxnRequest { success: (0..129).map(|_| op()).collect(), ..Default::default() };
     let refused = KvClient::new(channel.clone()).txn(many).await.unwrap_err();
     assert_eq!(refused.message(), "etcdserver: too many operations in txn request");
-    // JSON: too long by its declared length, too long by its content, and without an end.
+    // The JSON is too long by its declared length, or too long by its content, or has no end.
     let post = |head: &str, body: &[u8]| {
         let head =
             format!("POST /v3/kv/put HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{head}\r\n\r\n");
@@ -307,7 +307,7 @@ async fn absurd_headers_are_rejected_or_ignored() {
         let answer = ask(&format!("GET {path} HTTP/1.1"), "");
         assert!(!answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
     }
-    // Over HTTP/2.
+    // The same requests are sent over HTTP/2.
     let request = |name: &'static str, value: String| {
         let mut request = by("", pb::RangeRequest { key: "k".into(), ..Default::default() });
         request.metadata_mut().insert(name, value.parse().unwrap());
@@ -322,7 +322,7 @@ async fn absurd_headers_are_rejected_or_ignored() {
         ("grpc-encoding", "gzip".to_owned()),
         ("grpc-encoding", "nonsense".to_owned()),
     ] {
-        // Any answer is fine.
+        // Any answer is acceptable.
         let answered = tokio::time::timeout(IN_TIME, kv.range(request(name, value))).await;
         drop(answered.unwrap_or_else(|_| panic!("no response to {name}")));
     }
@@ -356,7 +356,7 @@ async fn dripping_json_request_costs_linear_time() {
     for _ in 0..60_000 {
         stream.write_all(b"4\r\n0,0,\r\n").unwrap();
     }
-    // A response shows that all of it was read.
+    // A response shows that the whole request was read.
     let end = "0]}}";
     write!(stream, "{:x}\r\n{end}\r\n", end.len()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -427,7 +427,7 @@ async fn unfinished_logins_and_unread_health_watches_are_cheap() {
     let before = server.memory_bytes();
     let path = "/etcdserverpb.Auth/Authenticate";
     let hostile = server.channel().await;
-    // Much too long: all of them are rejected by their declared length.
+    // The bodies are much too long, so all of them are rejected by their declared length.
     let begin = |_| half(&hostile, path, Half::of(2_000_000, 1 << 20));
     for call in (0..many).map(begin).collect::<Vec<_>>() {
         let refused = tokio::time::timeout(IN_TIME * 4, call)
@@ -437,7 +437,7 @@ async fn unfinished_logins_and_unread_health_watches_are_cheap() {
             assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
         }
     }
-    // Short enough: the server waits for the rest of some, and rejects the others.
+    // The declared lengths are allowed. The server waits for the rest of some bodies, and rejects the other requests.
     let begin = |_| half(&hostile, path, Half::of(16_000, 8_000));
     let calls: Vec<_> = (0..many).map(begin).collect();
     let begun = Instant::now();
@@ -445,7 +445,7 @@ async fn unfinished_logins_and_unread_health_watches_are_cheap() {
         assert!(begun.elapsed() < IN_TIME * 4, "the server waits for all of them");
         is_answered().await;
     }
-    // On a connection of their own, apart from the calls above.
+    // The watches are on a separate connection, apart from the calls above.
     let watches = server.channel().await;
     let mut watching = Vec::new();
     for _ in 0..many {
@@ -463,7 +463,7 @@ async fn unfinished_logins_and_unread_health_watches_are_cheap() {
     is_answered().await;
     let during = server.memory_bytes();
     assert!(during < before + LEFT_MAX, "{during} bytes, before {before}");
-    // Clients that disconnect free their places.
+    // When clients disconnect, further clients are accepted in their place.
     drop(watching);
     let begun = Instant::now();
     while HealthClient::new(watches.clone()).watch(HealthCheckRequest::default()).await.is_err() {
@@ -604,7 +604,7 @@ async fn client_that_disconnects_with_unread_bytes_leaves_nothing() {
             body.len()
         );
         let mut stream = TcpStream::connect(&server.address).unwrap();
-        // Also with more than one unread byte.
+        // In some cases the client leaves more than one byte unread.
         let unread = if at % 2 == 0 { "X".to_owned() } else { "GET / HTTP/1.1\r\n".repeat(1000) };
         stream.write_all(&[head, body, unread].concat().into_bytes()).unwrap();
         gone.push(stream);
@@ -638,7 +638,7 @@ fn canceled_unread_calls_do_not_end_the_connection() {
     let mut words = HTTP2.to_vec();
     for call in 0..500u32 {
         let stream = (2 * call + 1).to_be_bytes();
-        // The headers of `GET /` in HPACK's short form, and RST_STREAM.
+        // The bytes are the headers of `GET /` in HPACK's short form, followed by RST_STREAM.
         words.extend([&[0, 0, 3, 1, 4], &stream[..], &[0x82, 0x86, 0x84]].concat());
         words.extend([&[0, 0, 4, 3, 0], &stream[..], &8u32.to_be_bytes()].concat());
     }
@@ -701,7 +701,7 @@ async fn clients_never_get_the_last_file_descriptors() {
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let_in += usize::from(stream.read_exact(&mut [0; 9]).is_ok());
     }
-    // Half of the limit, minus the channel's own connection.
+    // The expected number is half of the limit, minus the channel's own connection.
     assert_eq!(let_in, 127);
     assert!(server.descriptors() < 200, "{} descriptors", server.descriptors());
     answers(&channel).await;
@@ -859,7 +859,7 @@ async fn unread_large_responses_stay_within_the_response_budget() {
             Err(refused) => assert_eq!(refused.message(), "etcdserver: too many requests"),
         }
     }
-    // Unread responses of 512 MiB in all.
+    // The unread responses have 512 MiB in total.
     assert_eq!(unread.len(), 512 / rows);
     let during = server.memory_bytes();
     assert!(during < before + (640 << 20) + LEFT_MAX, "{during} bytes, before {before}");
@@ -870,7 +870,7 @@ async fn unread_large_responses_stay_within_the_response_budget() {
     });
     waits.unwrap();
     drop(unread);
-    // The same in JSON.
+    // The JSON gateway must behave in the same way.
     for _ in 0..2 {
         let mut stream = TcpStream::connect(&server.address).unwrap();
         let body = r#"{"key":"cg==","range_end":"cw=="}"#;

@@ -1,4 +1,4 @@
-//! `--auth-token jwt`: tokens that any member, and etcd, can sign and verify with keys in files.
+//! Tests of `--auth-token jwt`: any member, and etcd, can sign and verify tokens with keys from files.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Keys: ranges, puts, deletes, transactions, compaction; starting and stopping a server.
+//! Tests of keys: ranges, puts, deletes, transactions and compaction. Also tests of starting and stopping a server.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -273,7 +273,7 @@ fn single_member_may_advertise_all_interfaces() {
         "--initial-cluster-token=tkn".to_owned(),
         "--initial-cluster-state=new".to_owned(),
     ];
-    // The first start, and a restart with the same data directory.
+    // The loop covers the first start, and a restart with the same data directory.
     for _ in 0..2 {
         let server = Server::start(&flags, client, &[]).ready();
         let (status, said) = server.stop();

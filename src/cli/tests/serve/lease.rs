@@ -1,4 +1,4 @@
-//! Leases: grants, keep-alives, expiry, revocation.
+//! Tests of leases: grants, keep-alives, expiry and revocation.
 
 use std::time::{Duration, Instant};
 
@@ -106,7 +106,7 @@ async fn keep_alive_stream_answers_in_order() {
     let (sender, requests) = mpsc::channel(1);
     let mut answers =
         lease.lease_keep_alive(ReceiverStream::new(requests)).await.unwrap().into_inner();
-    // More than are processed at a time, and some leases that do not exist.
+    // The stream has more renewals than are processed at a time, and some leases do not exist.
     let asked: Vec<_> = ids.iter().cycle().take(1000).chain(&[7, 0, -9]).copied().collect();
     let ask = asked.clone();
     let asks = tokio::spawn(async move {
@@ -139,7 +139,7 @@ async fn keep_alives_without_a_quorum_are_still_read() {
     let mut lease = LeaseClient::new(servers[0].channel().await);
     let id = grant(&mut lease, 600, 0).await.id;
     servers.truncate(1);
-    // One at a time, on one thread: each is a separate frame on the wire.
+    // The requests are sent one at a time on one thread, so that each is a separate frame on the wire.
     let (sender, requests) = mpsc::channel(1);
     let mut answers =
         lease.lease_keep_alive(ReceiverStream::new(requests)).await.unwrap().into_inner();
@@ -217,7 +217,7 @@ async fn lease_lives_while_any_member_renews_it() {
         assert!(began.elapsed() < Duration::from_secs(120), "this test is paused all the time");
     };
     let began = Instant::now();
-    // It is not renewed any more.
+    // The lease is not renewed any more, so it expires.
     while count(&mut kv).await > 0 {
         assert!(began.elapsed() < Duration::from_secs(30));
         tokio::time::sleep(Duration::from_millis(50)).await;

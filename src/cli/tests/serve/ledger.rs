@@ -1,4 +1,5 @@
-//! A record of the counts that lock holders made, and a check that no count was lost and none was made out of order.
+//! A record of the counter values that lock holders wrote. Its check finds values that were lost or written out of
+//! order.
 
 use tonic::transport::Channel;
 

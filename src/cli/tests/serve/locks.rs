@@ -1,4 +1,4 @@
-//! `v3lockpb` and `v3electionpb`: the lock queue is the same for every client.
+//! Tests of `v3lockpb` and `v3electionpb`: all kinds of clients share the same lock queue.
 
 use std::time::{Duration, Instant};
 
@@ -120,7 +120,7 @@ async fn canceled_lock_call_spares_the_next_call_of_its_lease() {
     locks.unlock(v3lockpb::UnlockRequest { key: held.key }).await.unwrap();
     let key = again.await.unwrap().expect("the call still waits").into_inner().key;
     assert_eq!(key, format!("m/{own:x}"));
-    // A deletion by the cancelled call would be applied before another lock is taken and released.
+    // If the cancelled call deletes its key, the deletion is applied before another lock is taken and released.
     for _ in 0..20 {
         let lock = locks.lock(lock("n", own)).await.unwrap().into_inner();
         locks.unlock(v3lockpb::UnlockRequest { key: lock.key }).await.unwrap();
@@ -162,7 +162,7 @@ async fn canceled_lock_calls_of_one_lease_leave_no_key() {
         }
         until(&channel, "m/", "m0", 1).await;
     }
-    // It is different if a call was answered: its key stays, even if later calls for it are cancelled.
+    // If a call was answered, its key stays, even if later calls with the same lease are cancelled.
     let holds = format!("m/{first:x}");
     assert_eq!(locks.lock(lock("m", first)).await.unwrap().into_inner().key, holds);
     for _ in 0..20 {
@@ -214,7 +214,7 @@ async fn timed_out_lock_calls_of_one_lease_hold_nothing() {
     let is_taken_back = async {
         loop {
             let response = told.message().await.unwrap().unwrap();
-            // A DELETE event.
+            // The event is a DELETE event.
             if response.events.iter().any(|event| event.r#type == 1) {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Where a server writes its log, and how log files are rotated.
+//! Tests of the outputs to which a server writes its log, and of the rotation of log files.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! `bowline serve` as a process, called over gRPC, over HTTP, and by etcd's own tools if they are installed.
+//! Tests of `bowline serve` as a process, called over gRPC, over HTTP, and by etcd's own tools if they are installed.
 
 #[path = "../../src/generated/mod.rs"]
 mod generated;

@@ -1,4 +1,5 @@
-//! Members that are added as in etcd: first announced, then started.
+//! Tests of adding members in etcd's way: a member is added to the cluster first, and its server is started
+//! afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -66,7 +67,8 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     assert!(added.members.iter().any(|member| member.id == second.id && member.is_learner));
     assert_eq!(added.members.len(), 2);
     put(&channel).await;
-    // A known URL, none, one without a scheme, two schemes, not HTTP, and one without a port.
+    // Invalid lists: a URL of another member, no URL, a URL without a scheme, two schemes, not HTTP, and a URL without
+    // a port.
     let again = add(&mut cluster, peers[1], true).await.unwrap_err();
     let expected = (Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
     assert_eq!((again.code(), again.message()), expected);
@@ -80,7 +82,7 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     let early = cluster.member_promote(early).await.unwrap_err();
     let words = "etcdserver: can only promote a learner member which is in sync with leader";
     assert_eq!(early.message(), words);
-    // A member that is removed before it has started.
+    // This member is removed before it has started.
     let spare = add(&mut cluster, 1, false).await.unwrap().member.unwrap();
     cluster.member_remove(pb::MemberRemoveRequest { id: spare.id }).await.unwrap();
     assert_eq!(list(&mut cluster).await.len(), 2);
@@ -99,8 +101,8 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     let last = start(2);
     let learner = until(&mut cluster, third.id, |member| member.name == "m2").await;
     assert!(learner.is_learner);
-    // The learner lags, another voter lags, or the change takes longer than a call may. In the last case it may be
-    // applied.
+    // The promotion may fail because the learner lags, because another voter lags, or because the change takes longer
+    // than the call's deadline. In the last case it may still be applied.
     let (begun, mut is_unknown) = (Instant::now(), false);
     loop {
         let promoted = cluster.member_promote(pb::MemberPromoteRequest { id: third.id }).await;
@@ -126,7 +128,7 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     {
         assert_eq!(cluster.member_update(moved(id)).await.unwrap_err().message(), said);
     }
-    // Its URL is unchanged, and it counts for the quorum.
+    // The promoted member has the same URL as before, and counts for the quorum.
     put(&last.channel().await).await;
     // Each member knows the client URLs of the others.
     for server in [&first, &other, &last] {
@@ -136,7 +138,7 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
             until(&mut cluster, member.id, |member| member.client_ur_ls == told).await;
         }
     }
-    // Two of three members go on without the first.
+    // The other two members continue without the first.
     drop(first);
     put(&last.channel().await).await;
     put(&other.channel().await).await;
@@ -211,7 +213,7 @@ fn founders_with_different_lists_or_tokens_report_the_difference() {
         let servers = [0, 1].map(start);
         for (server, port) in servers.iter().zip(health) {
             words.iter().for_each(|words| server.until_said(words));
-            // Health reports it within a tick.
+            // The health changes within one tick of the member.
             loop {
                 let address = format!("127.0.0.1:{port}");
                 let (code, mut body) = http(&address, "GET", "/readyz/serving?verbose", "");

@@ -1,5 +1,5 @@
-//! Metrics under etcd's names, compared with a real etcd's after the same requests; and the log of slow requests with
-//! the time of each step.
+//! Tests of the metrics under etcd's names, compared with a real etcd's metrics after the same requests. Also tests of
+//! the log line for a slow request, which contains the duration of each step.
 
 use std::collections::BTreeMap;
 

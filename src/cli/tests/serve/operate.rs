@@ -1,4 +1,4 @@
-//! Members, maintenance, health, and methods that are not supported.
+//! Tests of member management, maintenance, health, and methods that are not supported.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -68,7 +68,7 @@ async fn members_can_be_listed_hashed_led_and_removed() {
     let mut hashes = Vec::new();
     for server in &servers {
         let mut maintenance = MaintenanceClient::new(server.channel().await);
-        // A linearizable read, so that the member has applied what it hashes.
+        // This linearizable read ensures that the member has applied the writes before it computes the hash.
         let mut kv = KvClient::new(server.channel().await);
         kv.range(pb::RangeRequest { key: "k".into(), ..Default::default() }).await.unwrap();
         let hash =
@@ -101,7 +101,7 @@ async fn members_can_be_listed_hashed_led_and_removed() {
                 break members;
             }
         }
-        // Either another member leads by now, or the chosen one was paused.
+        // Either another member leads by now, or the intended leader was paused.
         let moved = led(&servers).await.term > term;
         assert!(moved || heard.last().unwrap().contains("timed out"), "{heard:?}");
         assert!(begun.elapsed() < LIMIT, "{heard:?}");
@@ -241,7 +241,7 @@ const STOPS_WITHIN: Duration = Duration::from_secs(30);
 #[test]
 fn joining_server_without_peers_stops_on_request() {
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
-    // A peer that accepts connections and never responds.
+    // The peer accepts connections and never responds.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     silent.set_nonblocking(true).unwrap();
     let peers = [peer, silent.local_addr().unwrap().port()];
@@ -264,7 +264,7 @@ fn joining_server_without_peers_stops_on_request() {
 #[tokio::test]
 async fn server_stops_while_it_hashes_a_password() {
     let dir = tempdir().unwrap();
-    // A cost for which the hash takes hours.
+    // With this cost, a hash would take hours.
     let server = Server::alone(&dir, &["--bcrypt-cost", "25"]);
     let channel = server.channel().await;
     let (name, password) = ("ann".to_owned(), "ann's".to_owned());

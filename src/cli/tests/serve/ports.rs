@@ -1,4 +1,4 @@
-//! Ports for test servers.
+//! Finds free ports for test servers.
 
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -10,7 +10,7 @@ const COUNT: u16 = 10_000;
 
 /// Returns free ports that stay free while nobody listens on them.
 pub(crate) fn lasting_ports(count: usize) -> Vec<u16> {
-    // Tests of one process never try the same port; tests of several processes rarely do.
+    // Tests of one process never try the same port. Tests of different processes rarely do.
     static TAKEN: AtomicU16 = AtomicU16::new(0);
     let some = std::process::id().wrapping_mul(97) % u32::from(COUNT);
     let some = u16::try_from(some).unwrap();
@@ -19,8 +19,8 @@ pub(crate) fn lasting_ports(count: usize) -> Vec<u16> {
         let step = TAKEN.fetch_add(1, Ordering::Relaxed);
         assert!(step < COUNT, "there are free ports");
         let port = FIRST + (some + step) % COUNT;
-        // Not tried by listening: a child process that another test starts at that moment would inherit the socket
-        // until it calls exec.
+        // The port is tested by connecting and not by listening. A child process that another test starts at that
+        // moment would inherit a listening socket until it calls exec.
         if TcpStream::connect(("127.0.0.1", port)).is_err() {
             ports.push(port);
         }

@@ -1,4 +1,4 @@
-//! A server process, Bowline's or etcd's, and channels to it.
+//! A server process, of Bowline or etcd, and gRPC channels to it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -79,7 +79,7 @@ fn listen_to_what_is_ignored() {
             }
         }
     };
-    // On a thread of its own: this one may already have a runtime.
+    // The runtime is created on a separate thread, because this thread may already have a runtime.
     ONCE.call_once(|| std::thread::spawn(listen).join().unwrap());
 }
 
@@ -213,7 +213,8 @@ pub(crate) const ETCD_IS_MISSING: &str = "etcd is not installed (Debian: etcd-se
 pub(crate) fn skip(why: &str) {
     let required = std::env::var_os("BOWLINE_REQUIRE_TOOLS").is_some();
     assert!(!required, "BOWLINE_REQUIRE_TOOLS is set, but {why}");
-    // Written to standard error directly: the test harness captures `eprintln!` and shows it only for failures.
+    // The line is written to standard error directly, because the test harness captures `eprintln!` and shows it only
+    // for failures.
     drop(writeln!(std::io::stderr(), "SKIPPED: {why}"));
 }
 

@@ -1,5 +1,6 @@
-//! Systemd units, configuration files and charts of public projects, reduced to what is special about each: a server
-//! starts with them as they are, serves a write, and stops. Host names, ports and paths are the test's own.
+//! Systemd units, configuration files and charts of public projects, reduced to the settings that are special about
+//! each. For each of them, a server must start with the settings unchanged, serve a write, and stop. Only host names,
+//! ports and paths are replaced by the test's own.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! Restarts with other first-start flags, and first starts in directories that are in use.
+//! Tests of restarts with changed flags that matter only at the first start, and of first starts in directories that
+//! are in use.
 
 use std::path::Path;
 

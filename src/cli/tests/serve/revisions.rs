@@ -1,4 +1,5 @@
-//! Revisions in response headers, and reads at members that are cut off from the others.
+//! Tests of the revisions in response headers, and of reads at members that are partitioned from the rest of the
+//! cluster.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

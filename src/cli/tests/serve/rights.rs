@@ -1,4 +1,5 @@
-//! A table of every method and every kind of caller, and whether the call is permitted. No method may be missing.
+//! Tests whether each kind of caller is permitted to call each method, by a table. The table must contain every
+//! method.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -237,7 +238,7 @@ fn rows_of_servers() -> Vec<Row> {
         row("/etcdserverpb.Cluster/MemberUpdate", Root, pb::MemberUpdateRequest::default()),
         row("/etcdserverpb.Cluster/MemberPromote", Root, pb::MemberPromoteRequest { id: 99 }),
         row("/etcdserverpb.Maintenance/Alarm", User, alarm(pb::alarm_request::AlarmAction::Get)),
-        // An alarm without a type: nothing is raised, and nothing can be disarmed.
+        // An alarm request without a type raises nothing and disarms nothing.
         row(
             "/etcdserverpb.Maintenance/Alarm",
             Root,
@@ -315,7 +316,7 @@ fn rows_of_users(caller: &str) -> Vec<Row> {
             Root,
             pb::AuthRoleRevokePermissionRequest { role: nobody(), ..Default::default() },
         ),
-        // The last call: as root it disables authentication.
+        // This call must be the last one, because as root it disables authentication.
         row("/etcdserverpb.Auth/AuthDisable", Root, pb::AuthDisableRequest {}),
     ]
 }
@@ -413,7 +414,7 @@ async fn each_method_is_open_only_to_the_users_of_the_table() {
     let mut named = BTreeSet::new();
     let (mut asked, mut wrong) = (0, Vec::new());
     for ((caller, rights), token) in CALLERS.iter().zip(tokens(&channel).await) {
-        // The leaders of both elections, for permitted `Resign` calls.
+        // Both elections need leaders, so that the permitted `Resign` calls succeed.
         for name in ["app/e/1", "no/e/1"] {
             kv.put(by(&root, put(name))).await.unwrap();
         }

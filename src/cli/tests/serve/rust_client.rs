@@ -1,5 +1,5 @@
-//! A Rust program that uses the crate `etcd-client` (`src/cli/tests/etcd-client`). The crate's build script compiles
-//! etcd's protocol with `protoc`, which may not be installed: this test binary takes its place.
+//! Runs a Rust program that uses the crate `etcd-client` (`src/cli/tests/etcd-client`). The crate's build script calls
+//! `protoc` to compile etcd's protocol. `protoc` may not be installed, so this test binary runs in place of `protoc`.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;

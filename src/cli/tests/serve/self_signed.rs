@@ -1,5 +1,5 @@
-//! Servers with self-signed certificates, in the forms that `openssl req -x509` makes, and clients that trust exactly
-//! that certificate.
+//! Tests with self-signed certificates, in the forms that `openssl req -x509` makes. The clients trust exactly the
+//! server's certificate.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

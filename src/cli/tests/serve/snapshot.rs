@@ -1,4 +1,4 @@
-//! Snapshots over the network: the received file is a backup.
+//! Tests of snapshots over the network: the file that a client receives is a backup that can be restored.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! TLS with clients: who is accepted, who is rejected and with which error, and what rejected connections cost.
+//! Tests of TLS with clients: which clients are accepted, which are rejected with which error, and that rejected
+//! connections cost the server little.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -146,7 +147,7 @@ async fn all_protocols_share_the_tls_listener() {
         .await
         .unwrap();
     assert_eq!(found.into_inner().kvs[0].value, "bar");
-    // Without ALPN, and with another protocol in ALPN.
+    // One connection uses no ALPN, and one uses another protocol in ALPN.
     let mut config = (*office.config(Some(&card), &BOTH)).clone();
     config.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
     let mut speak = |protocols: &[&[u8]]| {
@@ -212,7 +213,7 @@ async fn only_a_valid_client_certificate_connects_and_rejections_have_a_reason()
         }
         for (why, card) in &cards {
             let got = office.http(&server.address, card.as_ref(), &[version], &get("/health"));
-            // By a TLS alert, not by a broken connection.
+            // The client must receive a TLS alert, not only a broken connection.
             let refused = got.expect_err(why);
             assert!(refused.contains("received fatal alert: "), "{why}, {version:?}: {refused}");
         }
@@ -384,8 +385,8 @@ async fn certificate_names_the_user_of_a_call_without_a_token() {
     for none in ["x", &bearer.to_lowercase()] {
         assert_eq!(refused(kv.put(by("token", none)).await.map(drop)), void);
     }
-    // A proxying gateway's certificate is not that of its clients, whether the gateway is another process or this
-    // server.
+    // The certificate of a proxying gateway does not identify the gateway's clients. This holds for a gateway in
+    // another process and for the gateway of this server.
     assert_eq!(refused(kv.put(by("grpcgateway-accept", "*/*")).await.map(drop)), no_user);
     let body = r#"{"key":"c2VjcmV0"}"#;
     let answer =
@@ -453,13 +454,13 @@ async fn changed_tls_files_are_reloaded_and_broken_ones_ignored() {
     );
     put_key(&of_ann, "k").await.unwrap();
     put_key(&of_bob, "k").await.unwrap();
-    // An incomplete file. Connections meanwhile use the previous certificates.
+    // The file is incomplete. Until it is complete, new connections use the previous certificates.
     put(&files[0], b"-----BEGIN CERTIFICATE-----\n");
     let health = |office: &Office, card: &Card| {
         office.http(&server.address, Some(card), &BOTH, &get("/health")).is_ok()
     };
     assert!(health(&office, &bob));
-    // The certificate of another authority, and its key. Open connections stay.
+    // The server gets the certificate of another authority, and its key. Open connections stay open.
     let second = next.issue(GOOD);
     copy(&second.cert, &files[0]);
     copy(&second.key, &files[1]);
@@ -469,7 +470,7 @@ async fn changed_tls_files_are_reloaded_and_broken_ones_ignored() {
     });
     assert!(!health(&office, &bob), "the old certificate is still used");
     put_key(&of_ann, "k").await.unwrap();
-    // The connections of a revoked client are closed; others stay.
+    // The connections of a revoked client are closed. Other connections stay open.
     office.revoke(&[&ann]);
     let runtime = tokio::runtime::Handle::current();
     let is_out = || {
@@ -479,7 +480,7 @@ async fn changed_tls_files_are_reloaded_and_broken_ones_ignored() {
     until("the connection of the revoked client is closed", is_out);
     assert!(next.http(&server.address, Some(&ann), &BOTH, &get("/health")).is_err());
     put_key(&of_bob, "k").await.unwrap();
-    // Another authority for clients: certificates of the old one are rejected.
+    // The server gets another authority for clients. Certificates of the old authority are rejected from now on.
     next.revoke(&[]);
     copy(&next.crl(), &office.crl());
     copy(&next.ca(), &files[2]);
@@ -531,7 +532,7 @@ async fn tls_mismatch_is_reported_in_both_directions() {
     };
     let secure = server.address.clone();
     let plain = format!("127.0.0.1:{plain}");
-    // One server with both kinds of listener.
+    // The server has both kinds of listeners.
     let channel = Channel::from_shared(format!("http://{plain}")).unwrap().connect().await.unwrap();
     put_key(&channel, "k").await.unwrap();
     put_key(&office.channel(&secure, None).await, "k").await.unwrap();
@@ -552,7 +553,7 @@ async fn tls_mismatch_is_reported_in_both_directions() {
     assert!(format!("{status:?}").contains("use https://"), "{status:?}");
     let refused = office.http(&plain, None, &BOTH, &get("/health")).unwrap_err();
     assert!(refused.contains("received corrupt message"), "{refused}");
-    // Neither TLS nor HTTP.
+    // The bytes are neither TLS nor HTTP.
     for garbage in [&[0x16, 3, 1, 0xff, 0xff][..], &[0x16; 600], &[0; 600], &[0x80, 0x2e, 1, 0, 2]]
     {
         let mut stream = TcpStream::connect(&secure).unwrap();
@@ -591,7 +592,7 @@ fn unfinished_handshake_is_closed_at_its_deadline() {
     let (mut office, dirs) = (Office::new(), [tempdir().unwrap(), tempdir().unwrap()]);
     let server = mutual(&mut office, &dirs[0], &[]);
     let plain = Server::alone(&dirs[1], &[]);
-    // The beginning of a ClientHello that declares 512 bytes.
+    // The bytes are the beginning of a ClientHello that declares 512 bytes.
     let half: &[u8] = &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
     let silent: [(&str, &[u8]); 4] = [
         (&server.address, b""),

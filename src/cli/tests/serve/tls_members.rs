@@ -1,4 +1,4 @@
-//! TLS between members of `bowline serve`: which connections are accepted on the peer port.
+//! Tests of TLS between members of `bowline serve`: which connections the peer port accepts.
 
 use std::io::Read;
 use std::path::Path;

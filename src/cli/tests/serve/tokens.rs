@@ -1,4 +1,4 @@
-//! Tokens: an invalidated token permits nothing any more, wherever it was used while it was valid.
+//! Tests of tokens: after a token is invalidated, it permits nothing any more, wherever it was used before.
 
 use std::time::{Duration, Instant};
 
@@ -107,7 +107,7 @@ async fn invalid_token_opens_no_watch_and_open_watches_follow_permissions() {
     let mut watches = Watches::open(&channel, &rob).await;
     let first = watches.create("app/a").await.unwrap();
     assert_eq!(watches.create("secret").await, Err(DENIED.to_owned()));
-    // Another user's new password changes nothing.
+    // A new password of another user does not invalidate the tokens of this user.
     new_password(&channel, &root, "bob").await;
     let second = watches.create("app/b").await.unwrap();
     new_password(&channel, &root, "rob").await;
@@ -132,7 +132,7 @@ async fn expired_token_opens_no_watch_on_an_open_stream() {
     let server = Server::alone(&dir, &[&CHEAP[..], &["--auth-token-ttl", "1"]].concat());
     let channel = guarded(&server).await;
     let (_, mut watches) = signed_in(&channel, "rob").await;
-    // The TTL, and the rest of the second in which the token was made.
+    // The pause is the TTL, plus the rest of the second in which the token was made.
     tokio::time::sleep(Duration::from_millis(2100)).await;
     assert_eq!(watches.create("app/b").await, Err(VOID.to_owned()));
     let begun = Instant::now();
@@ -253,7 +253,7 @@ async fn message_after_its_token_expired_has_no_effect() {
         (send, answer)
     };
     let ann = login(&channel, "ann").await.unwrap();
-    // A second root user, who is about to lose the role.
+    // A second root user is about to lose the role.
     let grant = pb::AuthUserGrantRoleRequest { user: "bob".into(), role: "root".into() };
     auth.user_grant_role(by(&root, grant)).await.unwrap();
     let bob = login(&channel, "bob").await.unwrap();
@@ -313,13 +313,13 @@ async fn token_that_expires_during_hashing_changes_nothing() {
         let (mut auth, request) = (AuthClient::new(channel.clone()), by(&root, change));
         tokio::spawn(async move { auth.user_change_password(request).await.map(drop) })
     };
-    // Other changes in between do not matter.
+    // Other changes in between do not affect the result.
     let changes = change("bob's");
     until_begun(&server, "UserChangePassword", 1).await;
     auth.role_add(by(&root, pb::AuthRoleAddRequest { name: "other".into() })).await.unwrap();
     changes.await.unwrap().unwrap();
     login(&channel, "bob").await.unwrap();
-    // Enough logins to keep the hashing queue busy for a while.
+    // There are enough logins to keep the hashing queue busy for a while.
     let (_, metrics) = server.http("GET", "/metrics", "");
     let logins = begun(&metrics, "Authenticate");
     for _ in 0..4 {

@@ -1,4 +1,5 @@
-//! etcd's own command-line tools, as packaged by Debian. The tests are skipped if they are not installed.
+//! Tests with etcd's own command-line tools, as packaged by Debian. The tests are skipped if the tools are not
+//! installed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -46,7 +47,7 @@ fn two_terminals_take_turns_on_one_lock() {
     let mut two = etcdctl(&server).unwrap();
     let two = two.args(["lock", "mutex1", "--", "sh", "-c", "echo got $ETCD_LOCK_KEY"]);
     let mut two = two.stdout(Stdio::piped()).spawn().unwrap();
-    // It waits behind the first in the lock queue.
+    // The second request waits after the first in the lock queue.
     let waiting = || run(&server, &["get", "mutex1/", "--prefix", "--keys-only"]).unwrap();
     while waiting().lines().filter(|line| !line.is_empty()).count() < 2 {}
     assert!(

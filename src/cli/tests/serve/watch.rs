@@ -1,4 +1,4 @@
-//! Watches: which events they receive, when, and how they end.
+//! Tests of watches: the events that they receive, the times at which they receive them, and how watches end.
 
 use std::time::Duration;
 
@@ -136,7 +136,7 @@ async fn watch_starts_at_any_uncompacted_revision() {
     assert!(refused.canceled && refused.watch_id == -1);
     assert_eq!(refused.cancel_reason, "etcdserver: mvcc: required revision has been compacted");
 
-    // From a future revision: earlier events are not sent.
+    // The watch starts at a future revision, so earlier events are not sent.
     stream.create(from(6)).await;
     put(&mut kv, "k", "5").await;
     put(&mut kv, "k", "6").await;
@@ -275,13 +275,13 @@ async fn fragments_of_a_revision_are_contiguous() {
         let range_end = "b".into();
         let delete = pb::DeleteRangeRequest { key: "a".into(), range_end, ..Default::default() };
         kv.delete_range(delete).await.unwrap();
-        // Enough for several responses, so that one is always waiting.
+        // The events fill several responses, so that one response is always waiting.
         for _ in 0..12 {
             let put = kv.put(row("b", 60_000)).await.unwrap();
             newest = put.into_inner().header.unwrap().revision;
         }
     }
-    // Nothing was read so far.
+    // The client has read nothing so far.
     stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
     let (mut torn, mut deleted, mut heard_of_b) = (None, 0, 0);
     loop {
@@ -309,7 +309,7 @@ async fn progress_covers_watches_created_during_the_request() {
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
-    // Reading the past takes a while, and longer with the second watch.
+    // Reading the history takes a while, and longer with the second watch.
     for _ in 0..20 {
         kv.put(row("a", 100_000)).await.unwrap();
     }
@@ -331,7 +331,8 @@ async fn progress_covers_watches_created_during_the_request() {
         created += usize::from(response.created);
         if response.watch_id == -1 {
             if created == 1 {
-                // The first watch was finished before the second was created: this attempt proves nothing.
+                // The first watch had caught up before the second was created, so this attempt proves nothing and is
+                // repeated.
                 assert!(streams < 20, "the first watch is finished first every time");
                 stream = open().await;
                 (streams, created, bookmark, told) = (streams + 1, 0, None, 0);
@@ -424,7 +425,7 @@ async fn progress_never_precedes_uncovered_events() {
     for key in ["busy", "busy", "idle", "quiet"] {
         let notified = pb::WatchCreateRequest { progress_notify: true, ..on(key, "") };
         stream.ask(RequestUnion::CreateRequest(notified)).await;
-        // Another watch may send progress meanwhile.
+        // Another watch may send progress while this watch is created.
         while !stream.next().await.created {}
     }
     let mut writers = tokio::task::JoinSet::new();
@@ -437,7 +438,7 @@ async fn progress_never_precedes_uncovered_events() {
         });
     }
     let (mut newest, mut bookmark, mut bookmarks, mut told) = (0, 0, 0, 0);
-    // Progress is sent no matter how much is written.
+    // The progress response must arrive no matter how much is written.
     stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
     while bookmarks < 200 || told < 2000 {
         let response = stream.next().await;
@@ -465,7 +466,7 @@ async fn watch_with_a_future_start_is_silent_until_then() {
     let start = put(&mut kv, "other", "v").await + 5;
     let notified = |key| pb::WatchCreateRequest { progress_notify: true, ..on(key, "") };
     stream.create(pb::WatchCreateRequest { start_revision: start, ..notified("k") }).await;
-    // A watch that has caught up reports progress again and again.
+    // When a watch has caught up, it reports progress at regular intervals.
     let mut begun = Stream::open(channel, false).await;
     begun.create(notified("idle")).await;
     for _ in 0..4 {
@@ -495,7 +496,7 @@ async fn watch_past(
 ) -> Streaming<pb::WatchResponse> {
     let create = pb::WatchCreateRequest { start_revision: 2, fragment, ..on("large/", "large0") };
     let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-    // The stream stays open for responses.
+    // The request stream has ended, but the response stream stays open.
     client.watch(tokio_stream::iter([create])).await.unwrap().into_inner()
 }
 
@@ -550,10 +551,10 @@ async fn unread_watch_responses_take_bounded_memory() {
     let before = server.peak_memory_bytes();
     let mut streams = Vec::new();
     for _ in 0..60 {
-        // One connection each, so that they do not share a flow-control window.
+        // Each stream has its own connection, so that the streams do not share a flow-control window.
         streams.push(watch_past(taking(server.channel().await, usize::MAX), false).await);
     }
-    // Puts are answered meanwhile, and the server has time to fill all streams.
+    // While puts are answered, the server has time to fill all streams.
     for _ in 0..20 {
         put(&mut kv, "other", "v").await;
         tokio::time::sleep(Duration::from_millis(50)).await;

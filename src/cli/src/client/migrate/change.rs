@@ -1,8 +1,9 @@
 //! Writes to the target as transactions that take effect at most once, however often they are sent.
 //!
-//! Each transaction checks that no key it writes has changed since a known revision. If the response to an attempt is
-//! lost and a retry succeeds, the first attempt may still arrive; it then finds the keys changed and does nothing.
-//! Writes of other clients are detected in the same way and are not overwritten by accident.
+//! Each transaction checks that none of its keys has changed since a known revision. Suppose the response to an
+//! attempt is lost and a retry succeeds. If the first attempt arrives after the retry, it finds that the keys have
+//! changed and does nothing. A write of another client is detected in the same way, and is not overwritten by
+//! accident.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ use crate::generated::mvccpb::KeyValue;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 
-/// Protocol overhead for one key and value in a compare and a write, in bytes. Deliberately an overestimate.
+/// Estimated protocol overhead of one key and value in a compare and a write, in bytes. The real overhead is lower.
 const OVERHEAD_BYTES: usize = 64;
 
 /// A change of one key.
@@ -72,7 +73,8 @@ fn op(request: Request) -> pb::RequestOp {
     pb::RequestOp { request: Some(request) }
 }
 
-/// Returns a compare that no key in the range has changed after `known`. Missing keys pass.
+/// Returns a compare that succeeds if no key in the range has changed after `known`. A missing key counts as
+/// unchanged.
 fn unchanged_since(key: Bytes, range_end: Bytes, known: i64) -> pb::Compare {
     pb::Compare {
         result: CompareResult::Less.into(),
@@ -93,11 +95,12 @@ pub(crate) fn transaction(changes: &[Change], known: i64) -> pb::TxnRequest {
     }
 }
 
-/// Returns a transaction for more changes than a plain one can hold, or `None` if they do not fit even so.
+/// Returns a transaction for more changes than a plain transaction can hold, or `None` if the changes do not fit even
+/// so.
 ///
-/// Adjacent deletes are merged into one range. If there are still too many operations, they go into nested
-/// transactions, which have a budget of their own. `there` lists the target's keys from the first to the last change,
-/// in order.
+/// Adjacent deletes are merged into one range. If there are still too many operations, they are moved into nested
+/// transactions, which have a separate limit. `there` lists the target's keys from the first to the last change, in
+/// order.
 pub(crate) fn large_transaction(
     changes: &BTreeMap<Bytes, Change>,
     there: &[Bytes],
@@ -112,7 +115,7 @@ pub(crate) fn large_transaction(
     let puts = changes.values().filter(|change| matches!(change, Change::Put(_)));
     ops.extend(puts.map(|change| op(change.request())));
     if ops.len() > ops_max {
-        // A nested transaction may use the part of the budget that the outer one does not.
+        // A nested transaction may use the operations that the outer transaction does not use.
         let inside = ops_max / 2;
         let nested = |ops: &[pb::RequestOp]| {
             op(Request::RequestTxn(pb::TxnRequest { success: ops.to_vec(), ..Default::default() }))
@@ -126,7 +129,8 @@ pub(crate) fn large_transaction(
     Some(pb::TxnRequest { compare, success: ops, failure: Vec::new() })
 }
 
-/// Returns ranges that cover the keys to delete and no other key that exists or will be written.
+/// Returns key ranges that cover the keys to delete, and that contain no key that exists at the target or will be
+/// written.
 fn runs(changes: &BTreeMap<Bytes, Change>, there: &[Bytes]) -> Vec<Span> {
     let keys: BTreeSet<&Bytes> = there.iter().chain(changes.keys()).collect();
     let mut runs = Vec::new();

@@ -1,13 +1,13 @@
-//! Copies all keys at one revision of the source to the target, and verifies the result.
+//! Copies all keys from one revision of the source to the target, and verifies the result.
 //!
 //! ```text
-//!   survey    read what the target has already; nothing is written before conflicts are ruled out
-//!   copy      page by page: write what differs, leave what is equal
-//!   verify    page by page: read both sides again and compare
+//!   survey    read the target's keys; fail if there are conflicts, before anything is written
+//!   copy      page by page: write the keys that differ, skip the keys that are equal
+//!   verify    page by page: read both clusters again and compare
 //! ```
 //!
 //! Every step is decided from the target's contents, not from saved progress. An interrupted import can therefore be
-//! run again, and continues where it was.
+//! started again, and skips the keys that were copied already.
 
 use std::cell::Cell;
 
@@ -26,16 +26,17 @@ use crate::client::failure::Failure;
 use crate::data::Bar;
 use crate::generated::mvccpb::KeyValue;
 
-/// Maximum number of restarts because the source has compacted the revision.
+/// Maximum number of restarts of a copy. A copy restarts if the source has compacted the revision that is being
+/// copied.
 const RESTARTS_MAX: u32 = 5;
 
-/// Maximum number of attempts to write a stretch that other clients change.
+/// Maximum number of attempts to write a key range that other clients change at the same time.
 const RACES_MAX: u32 = 8;
 
-/// Number of rows to request from the target in addition to those that the source has.
+/// The target is asked for as many rows as the source has in the range, plus this number.
 const MORE_ROWS: usize = 16;
 
-/// The rows of both sides within a key range.
+/// The rows of both clusters within a key range.
 struct Stretch<'a> {
     span: Span,
     rows: &'a [Row],
@@ -60,14 +61,14 @@ pub(crate) struct Import {
     pub(crate) is_copied: Cell<bool>,
 }
 
-/// Result of a pass over both sides.
+/// Result of a pass over both clusters.
 #[derive(Default)]
 struct Found {
     keys: u64,
     bytes: u64,
     beside: Keys,
     left_out: Vec<(Bytes, i64)>,
-    /// Names of the left-out keys at the target.
+    /// Names at the target of the keys that were not copied.
     left_out_there: Vec<Bytes>,
     wrong: Keys,
     source: Sha256,
@@ -75,8 +76,8 @@ struct Found {
 }
 
 impl Import {
-    /// Copies the source's state at `named`, or its current state. Only without `named` may the copy restart at a newer
-    /// revision.
+    /// Copies the source's state at the revision `named`, or its current state. If the source compacts the revision
+    /// during the copy, the copy restarts at a newer revision. With `named`, it fails instead.
     pub(crate) async fn copy(&self, named: Option<i64>) -> Result<Copied, Halt> {
         for restart in 0.. {
             let revision = match named {
@@ -129,7 +130,7 @@ impl Import {
         Ok(false)
     }
 
-    /// Returns what an import would do, without doing it.
+    /// Returns what an import would change, without changing anything.
     pub(crate) async fn plan(&self, revision: i64) -> Result<Plan, Halt> {
         let mut plan = Plan::at(revision);
         self.pass("compares", revision, async |stretch: Stretch<'_>| {
@@ -144,7 +145,7 @@ impl Import {
         Difference::of(rows, there, self.rules, |revision| self.target.is_ours(revision))
     }
 
-    /// Walks over both sides in key order, and fetches the next page while the current one is processed.
+    /// Walks over both clusters in key order. Fetches the next page while the current page is processed.
     async fn pass(
         &self,
         what: &'static str,
@@ -183,8 +184,8 @@ impl Import {
         Ok(())
     }
 
-    /// Pairs a page of the source with the target's rows in the same range, in several pieces if the target has more
-    /// rows.
+    /// Pairs a page of the source with the target's rows in the same range. If the target has more rows than fit into
+    /// a page, the range is split into several.
     async fn stretches(
         &self,
         part: &Part,
@@ -217,13 +218,13 @@ impl Import {
         rows
     }
 
-    /// Writes a stretch of the target until it is as it should be.
+    /// Writes a key range of the target until the target's rows are as the copy demands.
     async fn settle(&self, stretch: Stretch<'_>) -> Result<(), Halt> {
         let Stretch { span, rows, mut there, mut known } = stretch;
         for _ in 0..RACES_MAX {
             let difference = self.difference(rows, &there);
             if !difference.refused.is_empty() {
-                // The survey found no conflict here, so another client must have written since.
+                // The survey found no conflict in this range, so another client must have written since then.
                 return Err(somebody_else(&difference.refused).into());
             }
             let changes: Vec<Change> = difference
@@ -251,7 +252,7 @@ impl Import {
         Err(somebody_else(&keys).into())
     }
 
-    /// Reads both sides again and checks that they are equal.
+    /// Reads both clusters again and checks that their rows are equal.
     pub(crate) async fn verify(&self, revision: i64) -> Result<Copied, Halt> {
         let target = self.target.side.header(&self.target.fence.key).await?;
         let source = self.source.header().await?;
@@ -261,7 +262,7 @@ impl Import {
             Ok(())
         })
         .await?;
-        // Check the count separately: a comparison cannot notice rows that were never read.
+        // The number of keys is checked separately, because a comparison cannot notice rows that were never read.
         let count = self.source.count(revision).await?;
         let seen = found.keys + found.left_out.len() as u64;
         if count != seen {
@@ -320,7 +321,7 @@ impl Import {
     }
 }
 
-/// Adds a row to the digest, length-prefixed so that different rows never produce the same bytes.
+/// Adds a row to the digest. Keys and values are length-prefixed, so that different rows never produce the same bytes.
 fn add(digest: &mut Sha256, row: &KeyValue) {
     for part in [&row.key, &row.value] {
         digest.update((part.len() as u64).to_le_bytes());

@@ -1,5 +1,5 @@
-//! Computes the changes that make a range of the target equal to the source. Pure; takes the rows of both sides in key
-//! order.
+//! Computes the changes that make a range of the target equal to the source, from the rows of both clusters in key
+//! order. The functions here do no I/O.
 
 use bytes::Bytes;
 
@@ -14,7 +14,7 @@ pub(crate) struct Row {
     pub(crate) row: KeyValue,
 }
 
-/// Permissions for changes at the target.
+/// The kinds of changes that an import may make at the target.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Rules {
     /// Overwrite keys that have another value at the target.
@@ -23,7 +23,7 @@ pub(crate) struct Rules {
     pub(crate) delete: bool,
 }
 
-/// The changes for a key range, and the keys that are left alone.
+/// The changes for a key range, and the keys that the import does not change.
 #[derive(Default, PartialEq, Debug)]
 pub(crate) struct Difference {
     /// Rows to put.
@@ -36,12 +36,12 @@ pub(crate) struct Difference {
     pub(crate) beside: Vec<Bytes>,
     /// Keys with a lease at the source, which are not copied.
     pub(crate) left_out: Vec<(Bytes, i64)>,
-    /// Number of rows that are equal already.
+    /// Number of rows that are equal in both clusters.
     pub(crate) equal: u64,
 }
 
 impl Difference {
-    /// Compares both sides. `ours` returns whether this import made the given revision of the target.
+    /// Compares the rows of both clusters. `ours` returns whether this import made the given revision of the target.
     pub(crate) fn of(
         source: &[Row],
         target: &[KeyValue],

@@ -1,10 +1,10 @@
 //! Prevents a write whose response was lost from taking effect late.
 //!
-//! A transaction compares the keys that it writes, so it does nothing if a later transaction has written them. A key
-//! that was deleted in between leaves nothing to compare. Therefore each transaction also compares one additional key,
-//! the fence, which normally does not exist. When a response is lost, the fence is put: all earlier transactions then
-//! fail because they expect another state of the fence. The fence is removed when no earlier transaction can arrive any
-//! more.
+//! A transaction compares the keys that it writes, so a late attempt does nothing if a later transaction has written
+//! these keys. But if the later transaction deleted a key, nothing is left to compare. Therefore each transaction also
+//! compares one additional key, the fence, which normally does not exist. When a response is lost, the fence key is
+//! written. All earlier transactions then fail, because they expect that the fence does not exist. The fence is
+//! removed when no earlier transaction can arrive any more.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -19,10 +19,11 @@ use crate::generated::etcdserverpb as pb;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 
-/// Time after a lost response during which the attempt might still arrive; several times a server's request timeout.
+/// Time after a lost response during which the lost request might still arrive. Several times a server's request
+/// timeout.
 const ON_ITS_WAY: Duration = Duration::from_secs(15);
 
-/// Value of the fence, as an explanation for a user who finds the key.
+/// Value of the fence key. The value explains the key to a user who finds it.
 const WORDS: &[u8] = b"`bowline import` was interrupted here; nothing needs this key any more";
 
 /// A key that invalidates transactions with lost responses.
@@ -34,7 +35,7 @@ pub(crate) struct Fence {
 }
 
 impl Fence {
-    /// Returns a fence, not yet put, with a key under the prefix.
+    /// Returns a fence with a key under the prefix. The key is not written yet.
     pub(crate) fn among(prefix: &[u8]) -> Self {
         let own = std::process::id();
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -43,12 +44,12 @@ impl Fence {
         Self { key: key.into(), stands: Cell::new(None) }
     }
 
-    /// Returns whether the fence exists.
+    /// Returns whether the fence key exists.
     pub(crate) fn stands(&self) -> bool {
         self.stands.get().is_some()
     }
 
-    /// Returns a compare that the fence is still in the state known now.
+    /// Returns a compare that succeeds if the fence key is still in the last known state.
     pub(crate) fn compare(&self) -> pb::Compare {
         pb::Compare {
             result: CompareResult::Equal.into(),
@@ -61,10 +62,10 @@ impl Fence {
         }
     }
 
-    /// Puts the fence after a lost response, so that no earlier transaction can take effect any more.
+    /// Writes the fence key after a lost response, so that no earlier transaction can take effect any more.
     pub(crate) async fn put(&self, side: &Side) -> Result<(), Failure> {
         if self.stands.get().is_none() {
-            // From here on the fence may exist even if the caller stops waiting.
+            // Set before the request is sent: from now on the fence key may exist, even if the caller stops waiting.
             self.stands.set(Some((0, Instant::now())));
         }
         let request =
@@ -72,11 +73,11 @@ impl Fence {
         let call = async |link: Link| link.kv().put(request.clone()).await;
         let revision = side.ask(call).await?.header.unwrap_or_default().revision;
         self.stands.set(Some((revision, Instant::now())));
-        // An earlier attempt to put the fence may have been applied later.
+        // An earlier attempt to write the fence key may have been applied after this one.
         self.look(side).await
     }
 
-    /// Reads the fence's revision, because a put whose response was lost may have been applied late.
+    /// Reads the revision of the fence key, because a put whose response was lost may have been applied late.
     pub(crate) async fn look(&self, side: &Side) -> Result<(), Failure> {
         let request = pb::RangeRequest { key: self.key.clone(), ..Default::default() };
         let call = async |link: Link| link.kv().range(request.clone()).await;
@@ -86,14 +87,15 @@ impl Fence {
                 let lost = stands.map_or_else(Instant::now, |(_, lost)| lost);
                 self.stands.set(Some((revision, lost)));
             }
-            // Another client has deleted the fence. Put it again; it gets a new revision.
+            // Another client has deleted the fence key. The fence key is written again, with a new revision.
             (None, Some(_)) => return Box::pin(self.put(side)).await,
             (None, None) => {}
         }
         Ok(())
     }
 
-    /// Removes the fence if no earlier transaction can arrive any more, or unconditionally with `at_once`.
+    /// Deletes the fence key if no earlier transaction can arrive any more. With `at_once`, deletes it
+    /// unconditionally.
     pub(crate) async fn take_down(&self, side: &Side, at_once: bool) -> Result<(), Failure> {
         while let Some((_, lost)) = self.stands.get() {
             if !at_once && lost.elapsed() < ON_ITS_WAY {
@@ -105,7 +107,7 @@ impl Fence {
                 success: vec![pb::RequestOp { request: Some(Request::RequestDeleteRange(delete)) }],
                 failure: Vec::new(),
             };
-            // If the fence is gone already, an attempt whose response was lost has removed it.
+            // If the fence key no longer exists, an attempt whose response was lost has removed it.
             side.ask(async |link: Link| link.kv().txn(request.clone()).await).await?;
             let request = pb::RangeRequest { key: self.key.clone(), ..Default::default() };
             let call = async |link: Link| link.kv().range(request.clone()).await;

@@ -1,18 +1,19 @@
-//! Applies the source's changes to the target after the copy: revision by revision, each in one transaction, in order,
-//! until it is stopped.
+//! Mirrors the source's changes to the target after the copy. Each revision is applied in one transaction, in order,
+//! until the import is stopped.
 //!
 //! ```text
 //!   watch from the last applied revision
-//!     │  whole revisions; fragments are reassembled
+//!     │  whole revisions; fragmented responses are reassembled
 //!     ▼
 //!   one transaction ── response ── next revision
 //!     │ response lost
-//!     └── is it applied? ── no: retry, fenced             `target`, `fence`
+//!     └── was it applied? ── no: retry, protected by the fence      `target`, `fence`
 //! ```
 //!
-//! A broken watch is reopened at the next server, from the last applied revision rather than the one after it. If a
-//! cluster has compacted exactly up to a delete, etcd opens a watch at that delete but omits the delete. A watch from
-//! an earlier revision is rejected instead, so the gap is noticed.
+//! When a watch breaks, a new watch is opened at the next server. The new watch starts at the last applied revision
+//! rather than the one after it, for this reason: if the source was compacted exactly at the revision of a delete,
+//! etcd opens a watch at that revision but omits the delete. A watch from an earlier revision is rejected instead, so
+//! the missing delete is noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -47,37 +48,37 @@ const REOPEN_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum time for which a watch may deliver nothing while the source's revision advances.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Time that a write in progress may take after a stop was requested.
+/// Maximum time that a write in progress may take after a stop was requested.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Carries the stop request, as the exit code of the signal.
+/// Receives the stop request, which is the exit code for the signal that was received.
 pub(crate) type Stop = watch::Receiver<Option<u8>>;
 
-/// Reason why a mirror ends.
+/// Reason for which a mirror ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
-    /// It was stopped by a signal.
+    /// A signal stopped the mirror.
     Stopped,
-    /// It has caught up, as requested.
+    /// The mirror has caught up, and the user requested that it end then.
     CaughtUp,
     /// The source has compacted the next revision.
     Forgotten,
 }
 
-/// Reason why a watch is abandoned.
+/// Reason for which a watch is abandoned.
 enum Heard {
     Lost,
     End(End),
 }
 
-/// A mirror from the source to the target.
+/// A mirror of the source's changes to the target.
 pub(crate) struct Follower<'a> {
     import: &'a Import,
     output: Output,
     live: Live,
     /// Last applied revision of the source.
     position: i64,
-    /// Revision of the target since which no other client has written.
+    /// Revision of the target after which no other client has written.
     known: i64,
     /// Target names of keys with leases, which are not copied.
     left_out: BTreeSet<Bytes>,
@@ -85,9 +86,9 @@ pub(crate) struct Follower<'a> {
     left_out_changes: u64,
     /// Newest revision of the source seen so far.
     head: i64,
-    /// Revision for which "in sync" was last reported.
+    /// Source revision for which "in sync" was last reported.
     said: Option<i64>,
-    /// Position and time since which the mirror has made no progress while behind the source.
+    /// While the mirror is behind the source: its position, and the time since which the position has not changed.
     behind: Option<(i64, Instant)>,
     until_caught_up: bool,
 }
@@ -193,7 +194,7 @@ impl<'a> Follower<'a> {
                     away.is_over(&self.import.source.side);
                     *away = Away::default();
                     if !answer.events.is_empty() {
-                        // A single revision may come in many fragments.
+                        // Received data counts as progress, because a single revision may arrive in many fragments.
                         self.behind = None;
                     }
                     if let Some(end) = self.heard(answer, &mut pieces, watch.sees_all, stop).await? {
@@ -242,7 +243,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    /// Reports the progress: at a terminal each time, otherwise only when in sync.
+    /// Reports the progress. At a terminal, each call reports; otherwise only when the mirror is in sync.
     fn tell(&mut self) -> Result<(), Failure> {
         self.live.at(self.position, self.head);
         if self.is_in_sync() && self.said != Some(self.head) {
@@ -286,7 +287,7 @@ impl<'a> Follower<'a> {
             }
         }
         if is_progress && !sees_all {
-            // A progress notification: every change up to this revision has been delivered.
+            // The response is a progress notification: every change up to this revision has been delivered.
             self.position = self.position.max(header.revision);
         }
         Ok(None)
@@ -391,14 +392,15 @@ fn lost(import: &Import, status: Status) -> Result<Heard, Failure> {
     let failure = Failure::Refused(status);
     match &failure {
         Failure::Refused(status) if status.code() == Code::Ok => Ok(Heard::Lost),
-        // The token has expired; the next login obtains a new one.
+        // The token has expired. A retry helps, because the next login obtains a new token.
         Failure::Refused(status) if status.code() == Code::Unauthenticated => Ok(Heard::Lost),
         _ if passes(&failure) => Ok(Heard::Lost),
         _ => Err(import.source.side.named(failure)),
     }
 }
 
-/// Polls the source's revision until the source turns out to be another cluster or to have gone back.
+/// Polls the source's revision. Returns if the source turns out to be another cluster, or if its revision has
+/// decreased.
 async fn ask_heads(import: &Import, tell: &watch::Sender<i64>) -> Failure {
     let (key, side) = (import.source.first_key(), &import.source.side);
     loop {

@@ -1,13 +1,13 @@
-//! `bowline import`: copies the keys of one cluster to another and mirrors changes until the switch. Both may be etcd
-//! or Bowline, because only etcd's protocol is used.
+//! `bowline import`: copies the keys of one cluster to another, and mirrors changes until the clients are switched
+//! over. Both clusters may be etcd or Bowline, because the import uses only etcd's protocol.
 //!
 //! ```text
 //!   parts        which keys to copy, and their names at the target
 //!   side         one of the two clusters; retries requests
-//!     ├ source   pages at one revision; a watch
-//!     └ target   transactions; a fence against late writes
-//!   difference   what to change, from the rows of both sides
-//!   change       changes as transactions that take effect at most once
+//!     ├ source   reads pages at one revision; watches for changes
+//!     └ target   sends transactions; uses a fence against late writes
+//!   difference   the changes to make, computed from the rows of both clusters
+//!   change       sends changes as transactions that take effect at most once
 //!   copy         copies and verifies all keys at one revision
 //!   follow       mirrors later changes, revision by revision
 //!   told         output
@@ -94,11 +94,11 @@ Exit codes: 0 everything was copied and verified, or the mirror was stopped; 1 r
 2 wrong arguments; 4 one of the clusters could not be reached, nothing was written; 130 or 143 interrupted before the \
 copy, or its last verification, was finished.";
 
-/// Copy the keys of another cluster, and mirror changes until the switch
+/// Copy the keys of another cluster, and mirror changes until clients switch over
 ///
-/// Copies all keys at one revision of the source in transactions, then reads both sides again and reports whether they
-/// are equal. The source (--from) and the target (--endpoints) may each be etcd or Bowline. Nothing is written to the
-/// source.
+/// Copies all keys at one revision of the source in transactions, then reads both clusters again and reports whether
+/// their keys are equal. The source (--from) and the target (--endpoints) may each be etcd or Bowline. Nothing is
+/// written to the source.
 #[derive(Args, Debug)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct ImportOptions {
@@ -110,11 +110,11 @@ pub(crate) struct ImportOptions {
     #[arg(long, value_name = "KEY")]
     prefix: Vec<OsString>,
 
-    /// Replace the prefix with this one at the target (empty: strip the prefix)
+    /// Replace the prefix with this one at the target (empty: remove the prefix)
     #[arg(long, value_name = "KEY")]
     dest_prefix: Option<OsString>,
 
-    /// Show what would be done without doing it
+    /// Show what an import would change without changing anything
     #[arg(long, conflicts_with = "mirror")]
     dry_run: bool,
 
@@ -229,7 +229,7 @@ pub(crate) struct MakeMirrorOptions {
     dest_insecure_transport: Option<bool>,
 }
 
-/// Reason why a copy stops.
+/// Reason for which a copy stops.
 enum Halt {
     Failed(Failure),
     /// The source has compacted the revision.
@@ -253,7 +253,7 @@ impl Halt {
     }
 }
 
-/// The work of `import` or `make-mirror`.
+/// The work of `bowline import` or `bowline make-mirror`.
 struct Task {
     source: Arc<Client>,
     target: Arc<Client>,
@@ -332,7 +332,7 @@ pub(crate) async fn run_make_mirror(
     task.run(output).await
 }
 
-/// Returns a client of the other cluster with the same timeouts as the first client.
+/// Returns a client of the other cluster, with the same timeouts as `client`.
 fn other(
     settings: &Settings,
     names: &str,
@@ -397,7 +397,7 @@ async fn plan(import: &Import, way: &Way, output: Output) -> Result<(), Failure>
     plan.rejection().map_or(Ok(()), |_| Err(Failure::Exit(1)))
 }
 
-/// Contacts both clusters for the first time. From then on each may be unreachable for a while.
+/// Contacts both clusters for the first time. After this succeeds, each may be unreachable for a while.
 async fn meet(import: &Import, way: &Way, dry_run: bool) -> Result<(), Failure> {
     tell_apart(import, dry_run).await?;
     if way.mirror {
@@ -407,7 +407,7 @@ async fn meet(import: &Import, way: &Way, dry_run: bool) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Copies, and mirrors if requested.
+/// Copies all keys, and mirrors changes if requested.
 async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> Result<(), Failure> {
     unless_stopped(stop, meet(import, way, false)).await?;
     let mut rev = way.rev;
@@ -460,7 +460,7 @@ impl Import {
         self.target.side.may_be_away(patience);
     }
 
-    /// Returns the failure, after printing how much was written.
+    /// Returns the failure, after printing how many changes were written.
     fn with_what_was_done(&self, failure: Failure) -> Failure {
         let (written, revision) = (self.written.get(), self.revision.get());
         if written > 0 && !self.is_copied.get() {
@@ -497,7 +497,7 @@ impl Import {
     }
 }
 
-/// Rejects copying a cluster onto itself. This also contacts both clusters for the first time.
+/// Rejects copying a cluster onto itself. For this check, both clusters are contacted for the first time.
 async fn tell_apart(import: &Import, dry_run: bool) -> Result<(), Failure> {
     let before = import.source.header().await?;
     let target = import.target.side.header(&import.target.fence.key).await?;
@@ -512,8 +512,8 @@ async fn tell_apart(import: &Import, dry_run: bool) -> Result<(), Failure> {
     if !looks_like_one || !meet || dry_run {
         return Ok(());
     }
-    // Clusters founded with the same names have the same id and may have similar revisions. So write a key to the
-    // target and check whether it appears at the source.
+    // Cluster ids cannot tell the clusters apart: clusters founded with the same names have the same id, and may have
+    // similar revisions. Therefore a key is written to the target, and must not appear at the source.
     let target = &import.target;
     target.fence.put(&target.side).await?;
     let key = target.fence.key.clone();
@@ -544,13 +544,13 @@ fn stop_signal() -> Result<Stop, Failure> {
             _ = terminate.recv() => EXIT_TERMINATED,
         };
         tell.send_replace(Some(code));
-        // Keep the sender alive, so that receivers do not see a closed channel.
+        // The sender is kept alive, so that receivers do not see a closed channel.
         tell.closed().await;
     });
     Ok(stop)
 }
 
-/// Runs `work`, unless a stop is requested.
+/// Runs `work` until it completes or a stop is requested.
 async fn unless_stopped<T>(
     stop: &mut Stop,
     work: impl Future<Output = Result<T, Failure>>,

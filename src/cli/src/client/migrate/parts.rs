@@ -8,10 +8,10 @@ use bytes::Bytes;
 use crate::client::failure::Failure;
 use crate::client::range::prefix_end;
 
-/// Range end that means "to the last key" in the protocol.
+/// Range end that means "up to the last key" in etcd's protocol.
 const TO_THE_END: &[u8] = b"\0";
 
-/// A key range with an exclusive end, as in the protocol.
+/// A key range with an exclusive end, as in etcd's protocol.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Span {
     pub(crate) first: Bytes,
@@ -89,7 +89,7 @@ impl Part {
         Span { first, end: prefix_end(&self.prefix) }
     }
 
-    /// Returns the same range at the target.
+    /// Returns the range at the target, starting at `from`.
     pub(crate) fn at_target(&self, from: Option<&Bytes>, until: Option<&Bytes>) -> Span {
         Span {
             first: from.map_or_else(|| beginning(&self.renamed), |key| self.rename(key)),
@@ -97,7 +97,8 @@ impl Part {
         }
     }
 
-    /// Returns whether the written keys could overlap the read keys if both sides were the same cluster.
+    /// Returns whether the keys that are written to the target could overlap the keys that are read from the source,
+    /// if both were the same cluster.
     pub(crate) fn meets(&self, other: &Part) -> bool {
         self.renamed.starts_with(&other.prefix) || other.prefix.starts_with(&self.renamed)
     }

@@ -1,4 +1,4 @@
-//! One of the two clusters. Requests are retried as long as the cluster may be unreachable.
+//! One of the two clusters of an import. Requests that fail because the cluster is unreachable are retried.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ const AGAIN: Duration = Duration::from_millis(300);
 /// A cluster as the source or target of an import.
 #[derive(Debug)]
 pub(crate) struct Side {
-    /// Name for messages.
+    /// Name of the cluster in messages.
     pub(crate) name: &'static str,
     pub(crate) client: Arc<Client>,
     /// Maximum time that the cluster may be unreachable; `None` for no limit.
@@ -30,7 +30,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Returns a side that must be reachable at once.
+    /// Returns a cluster whose requests fail at once if it is unreachable.
     pub(crate) fn new(name: &'static str, client: Arc<Client>) -> Self {
         let (patience, cluster, reached) = Default::default();
         let side = Self { name, client, patience, cluster, reached };
@@ -43,7 +43,7 @@ impl Side {
         self.patience.set(patience);
     }
 
-    /// Sends a request that is safe to repeat, and retries it.
+    /// Sends a request that is safe to repeat. Retries while the cluster may be unreachable.
     pub(crate) async fn ask<T>(
         &self,
         call: impl AsyncFn(Link) -> Result<Response<T>, Status>,
@@ -60,7 +60,7 @@ impl Side {
         }
     }
 
-    /// Adds the name of the side to a failure.
+    /// Adds the name of the cluster to the text of a failure.
     pub(crate) fn named(&self, failure: Failure) -> Failure {
         let name = self.name;
         match failure {
@@ -76,8 +76,8 @@ impl Side {
         }
     }
 
-    /// Returns the newest revision that the cluster is known to have reached. A linearizable response to a later
-    /// request has at least this revision.
+    /// Returns the newest revision that the cluster is known to have reached. A linearizable response to a request
+    /// sent after this call has at least this revision.
     pub(crate) fn reached(&self) -> i64 {
         self.reached.get()
     }
@@ -87,8 +87,8 @@ impl Side {
         self.reached.set(self.reached.get().max(revision));
     }
 
-    /// Checks from a response header that this is still the same cluster and that its revision is not below `had`,
-    /// which was known before the request.
+    /// Checks a response header: the cluster must still be the same cluster, and its revision must not be below `had`.
+    /// The caller knew that the cluster had reached `had` before the request.
     pub(crate) fn recognise(&self, header: &pb::ResponseHeader, had: i64) -> Result<(), Failure> {
         let name = self.name;
         if header.cluster_id == 0 {

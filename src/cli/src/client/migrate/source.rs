@@ -17,8 +17,9 @@ use crate::client::ordered::is_ordered;
 use crate::generated::etcdserverpb as pb;
 use pb::watch_request::RequestUnion;
 
-/// Maximum number of rows in a page, number in the first page, and wanted size of a page in bytes. The number of rows
-/// is chosen from the size of the rows seen so far, and at most doubles from one page to the next.
+/// Limits of a page: its maximum number of rows, the number of rows in the first page, and its target size in bytes.
+/// The number of rows is computed from the size of the rows seen so far, and at most doubles from one page to the
+/// next.
 const PAGE_ROWS_MAX: i64 = 512;
 const PAGE_ROWS_FIRST: i64 = 16;
 const PAGE_BYTES: usize = 1 << 20;
@@ -62,7 +63,7 @@ impl Source {
         self.side.header(&self.first_key()).await
     }
 
-    /// Returns a key that is readable with permission for all parts. It need not exist.
+    /// Returns a key that a user can read who has permission for all parts. The key need not exist.
     pub(crate) fn first_key(&self) -> Bytes {
         around(&self.parts).first
     }
@@ -131,8 +132,8 @@ impl Source {
         Ok(Page { rows, until })
     }
 
-    /// Returns the range to watch at a server, and whether it covers all keys. If the server's progress notifications
-    /// are unreliable, all keys are watched, so that unrelated changes show the progress.
+    /// Returns the range to watch at a server, and whether the range covers all keys. If the server's progress
+    /// notifications are unreliable, all keys are watched. Changes of unrelated keys then show the progress.
     async fn watched(&self, link: &Link) -> (Span, bool) {
         let is_everything = self.parts.iter().any(Part::is_everything);
         match is_everything || !is_ordered(link).await {
@@ -183,7 +184,7 @@ impl Source {
             };
             let (requests, stream) = mpsc::channel(REQUESTS);
             let union = Some(RequestUnion::CreateRequest(create));
-            // The channel has room.
+            // Sending does not wait, because the channel is empty.
             drop(requests.send(pb::WatchRequest { request_union: union }).await);
             let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
             Ok(tonic::Response::new(Watch { requests, answers, link, sees_all }))
@@ -191,7 +192,7 @@ impl Source {
         self.side.client.ask(Effect::Repeatable, open).await
     }
 
-    /// Maps a changed key to the target. Returns `None` if it is not copied.
+    /// Maps a changed key to the target. Returns `None` if the key is not copied.
     pub(crate) fn rename(&self, key: &[u8]) -> Option<Bytes> {
         self.parts.iter().find(|part| part.has(key)).map(|part| part.rename(key))
     }

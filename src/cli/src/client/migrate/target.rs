@@ -16,37 +16,37 @@ use crate::client::quote;
 use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb::KeyValue;
 
-/// Servers' default limits for one transaction. A server with lower limits rejects the transaction, and the values are
-/// reduced.
+/// Default limits that servers have for one transaction. If a server with lower limits rejects a transaction, the
+/// import reduces its own limits.
 const OPS_MAX: usize = 128;
 const BYTES_MAX: usize = 1 << 20;
 
 /// Number of keys in a page of a keys-only read.
 const KEYS: i64 = 10_000;
 
-/// Maximum number of attempts against concurrent writers, and the pause in between.
+/// Maximum number of attempts when other clients write the same keys, and the pause between two attempts.
 const RACES_MAX: u32 = 20;
 const RACE_PAUSE: Duration = Duration::from_millis(100);
 
 /// Outcome of one attempt.
 #[derive(Debug)]
 enum Attempt {
-    /// Applied, at this revision.
+    /// The transaction was applied at this revision.
     Done(i64),
-    /// Not applied: a compared key has changed.
+    /// The transaction was not applied, because a compared key has changed.
     Differs,
     /// The outcome is unknown.
     Lost(Failure),
-    /// Rejected: too many operations.
+    /// The transaction was rejected because of too many operations.
     TooMany,
-    /// Rejected: too many bytes.
+    /// The transaction was rejected because of too many bytes.
     TooLarge,
 }
 
 /// Outcome of writing a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Written {
-    /// Everything is applied.
+    /// All changes are applied.
     All,
     /// A key was not in the known state; the caller must read it again.
     Stale,
@@ -66,7 +66,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Returns a target without contacting it. `prefix` is a prefix of some of its future keys.
+    /// Returns a target without contacting it. `prefix` is a prefix of some keys that the import will write.
     pub(crate) fn new(side: Side, prefix: &[u8]) -> Self {
         Self {
             side,
@@ -140,8 +140,8 @@ impl Target {
         Ok(u64::try_from(self.side.ask(call).await?.count).unwrap_or_default())
     }
 
-    /// Writes changes in as few transactions as the server allows. Each is applied only if its keys have not changed
-    /// since `known`. `written` counts the changes that are certainly applied.
+    /// Writes changes in as few transactions as the server allows. A change is applied only if its keys have not
+    /// changed since the revision `known`. `written` counts the changes that are certainly applied.
     pub(crate) async fn write(
         &self,
         changes: &[Change],
@@ -181,7 +181,7 @@ impl Target {
         Ok(Written::All)
     }
 
-    /// Returns how many changes fit into one transaction; at least one.
+    /// Returns how many of the changes fit into one transaction. The result is at least one.
     fn fitting(&self, changes: &[Change]) -> usize {
         let mut bytes = 0;
         let fits = |change: &&Change| {
@@ -191,7 +191,7 @@ impl Target {
         changes.iter().take(self.changes_max()).take_while(fits).count().max(1)
     }
 
-    /// Returns the maximum number of changes in a transaction. The compare of the fence takes one operation.
+    /// Returns the maximum number of changes in a transaction. The compare of the fence key counts as one operation.
     fn changes_max(&self) -> usize {
         (self.ops_max.get() - 1).max(1)
     }
@@ -228,9 +228,9 @@ impl Target {
         Ok(Attempt::Lost(failure))
     }
 
-    /// Applies all changes of one source revision in one transaction, exactly once. `known` is a revision of the target
-    /// since which no other client may have written these keys. Returns the revision at which they are in place, or a
-    /// conflict with another writer.
+    /// Applies all changes of one source revision in one transaction, exactly once. `known` is a revision of the
+    /// target since which no other client may have written these keys. Returns the revision at which the changes are
+    /// in place, or a conflict with another client.
     pub(crate) async fn make(
         &self,
         changes: &BTreeMap<Bytes, Change>,
@@ -310,7 +310,8 @@ impl Target {
         let (mut there, mut oldest) = (Vec::new(), None);
         loop {
             let page = self.range(&span, KEYS, true).await?;
-            // The compare uses the revision of the first page, so it detects changes made since any page was read.
+            // The compare uses the revision of the first page. The compare therefore detects every change made since
+            // any page was read.
             oldest = oldest.or(page.header.map(|header| header.revision));
             let more = page.more;
             there.extend(page.kvs.into_iter().map(|row| row.key));
@@ -324,7 +325,7 @@ impl Target {
         Ok(large_transaction(changes, &there, *known, self.ops_max.get()))
     }
 
-    /// Returns the rows of these keys, and a revision not newer than any at which they were read.
+    /// Returns the rows of these keys, and a revision that is not newer than any revision at which they were read.
     async fn rows(
         &self,
         changes: &BTreeMap<Bytes, Change>,
@@ -354,15 +355,15 @@ impl Target {
 /// Outcome of applying one source revision.
 #[derive(Debug)]
 pub(crate) enum Made {
-    /// The changes are in place; this revision is at or after them.
+    /// The changes are in place at this revision. The changes were applied at this revision or before.
     At(i64),
     /// Another client has written one of the keys.
     Foreign(KeyValue),
-    /// Rejected: too many operations.
+    /// The transaction was rejected because of too many operations.
     TooMany,
-    /// Rejected: too many bytes.
+    /// The transaction was rejected because of too many bytes.
     TooLarge,
-    /// Other clients keep writing keys in between.
+    /// Other clients kept writing these keys until the attempts were used up.
     Disturbed,
 }
 

@@ -12,10 +12,10 @@ use crate::client::quote;
 /// Maximum number of keys named in a message.
 const NAMED_MAX: usize = 10;
 
-/// Maximum number of unaffected keys to remember, as there may be any number.
+/// Maximum number of names of unaffected keys to keep in memory, because the number of such keys is unlimited.
 const KEPT_MAX: usize = 1000;
 
-/// Formats keys after the text `before`; empty if there are no keys.
+/// Formats the keys after the text `before`. Returns an empty string if there are no keys.
 pub(crate) fn names(keys: &[Bytes], before: &str) -> String {
     named(keys, keys.len() as u64, before)
 }
@@ -32,7 +32,7 @@ fn named(keys: &[Bytes], count: u64, before: &str) -> String {
     format!("{before}{}{more}", named.join(", "))
 }
 
-/// A number of keys, some of them with names.
+/// A count of keys, with the names of some of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keys {
     pub(crate) count: u64,
@@ -51,7 +51,7 @@ impl Keys {
         self.count == 0
     }
 
-    /// As `names`.
+    /// Like the function `names`.
     pub(crate) fn names(&self, before: &str) -> String {
         named(&self.keys, self.count, before)
     }
@@ -90,7 +90,7 @@ impl Plan {
         self.left_out.append(&mut difference.left_out);
     }
 
-    /// Returns why the plan cannot be carried out, or `None`.
+    /// Returns the reason for which the plan cannot be carried out, or `None` if it can.
     pub(crate) fn rejection(&self) -> Option<String> {
         let revision = self.revision;
         (!self.refused.is_none()).then(|| {
@@ -152,14 +152,14 @@ pub(crate) struct Copied {
     pub(crate) target_cluster: u64,
     /// Revision of the source.
     pub(crate) revision: i64,
-    /// Revision of the target at which it was verified.
+    /// Revision of the target at which the copy was verified.
     pub(crate) target_revision: i64,
     pub(crate) keys: u64,
     pub(crate) bytes: u64,
     /// Number of changes written.
     pub(crate) written: u64,
     pub(crate) left_out: Vec<(Bytes, i64)>,
-    /// Names of the left-out keys at the target.
+    /// Names at the target of the keys that were not copied.
     pub(crate) left_out_there: Vec<Bytes>,
     pub(crate) beside: Keys,
     pub(crate) digest: String,
@@ -268,7 +268,7 @@ pub(crate) struct Mirrored {
     pub(crate) source_revision: i64,
     /// Number of revisions written.
     pub(crate) count: u64,
-    /// Number of skipped changes of keys with leases.
+    /// Number of changes that were skipped because their keys have leases.
     pub(crate) left_out: u64,
 }
 

@@ -137,7 +137,7 @@ impl Show for MemberDone {
         let (header, members) = (self.header, self.members.clone());
         Some(match self.member.clone() {
             member @ Some(_) => pb::MemberAddResponse { header, member, members }.encode_to_vec(),
-            // The other responses have the same fields.
+            // The responses to the other changes have the same fields as this one.
             None => pb::MemberRemoveResponse { header, members }.encode_to_vec(),
         })
     }

@@ -7,7 +7,7 @@ use super::{Page, Show, header_into, header_json};
 use crate::client::quote;
 use crate::generated::etcdserverpb as pb;
 
-/// Returns an object that starts with the fields of a header.
+/// Returns a JSON object that starts with the fields of a response header.
 fn headed(header: &Option<pb::ResponseHeader>) -> Object {
     header.as_ref().map(|header| header_into(Object::default(), header)).unwrap_or_default()
 }

@@ -1,5 +1,6 @@
-//! Prints responses as lines for people, as JSON objects, as one line per field, or as tables; byte for byte like
-//! etcdctl where etcdctl has the command. The formats of the responses are in `kv`, `leases`, `cluster` and `users`.
+//! Prints responses as lines for people, as JSON objects, as one line per field, or as tables. If etcdctl has the
+//! command, the output is equal to that of etcdctl byte for byte. The submodules `kv`, `leases`, `cluster` and `users`
+//! format the individual responses.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -32,7 +33,7 @@ pub(crate) trait Show {
     fn json_with_hex(&self) -> String {
         self.json()
     }
-    /// Encodes the value as a message of the protocol, if it is one.
+    /// Encodes the value as protobuf, if the value is a protobuf message.
     fn protobuf(&self) -> Option<Vec<u8>> {
         None
     }
@@ -59,7 +60,7 @@ impl Page {
         self.bytes.push(b'\n');
     }
 
-    /// Adds a key and its value on a line each.
+    /// Adds a key and its value, each on a line of its own.
     pub(crate) fn row(&mut self, row: &KeyValue) {
         if !self.values_only {
             self.raw(&row.key);
@@ -147,7 +148,7 @@ impl Output {
         Self { format: settings.format, hex: settings.hex, values_only: false }
     }
 
-    /// Returns whether the output is read by programs, so that nothing else may be printed.
+    /// Returns whether the output is read by programs. In that case nothing but responses may be printed.
     pub(crate) fn is_for_programs(&self) -> bool {
         self.format == Format::Json
     }

@@ -8,7 +8,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Returns a table. Titles are upper-cased, with spaces in place of underscores.
+    /// Returns a table. Titles are converted to upper case, with spaces in place of underscores.
     pub(crate) fn new(titles: &[&str], rows: Vec<Vec<String>>) -> Self {
         let titles = titles.iter().map(|title| title.to_uppercase().replace('_', " ")).collect();
         Self { titles, rows }
@@ -30,7 +30,7 @@ impl std::fmt::Display for Table {
         let line = format!("+{}+", dashes.join("+"));
         writeln!(f, "{line}")?;
         for (title, column) in self.titles.iter().zip(&widths) {
-            // Centered; an odd space goes to the right.
+            // Titles are centered. If the space is odd, the right side is one wider.
             let space = column - width(title);
             let left = space / 2;
             write!(f, "| {}{title}{} ", " ".repeat(left), " ".repeat(space - left))?;

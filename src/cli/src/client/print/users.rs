@@ -35,7 +35,7 @@ impl Show for Done {
     }
 }
 
-/// Whether authentication is on.
+/// The output of `bowline auth status`: whether authentication is on.
 pub(crate) struct Asks(pub(crate) pb::AuthStatusResponse);
 
 impl Show for Asks {

@@ -1,5 +1,5 @@
-//! Reads flags from a YAML configuration file with one key per flag. Its two TLS sections contain flags under shorter
-//! names.
+//! Reads flags from a YAML configuration file with one key per flag. The two TLS sections of the file have shorter
+//! names for the flags that they contain.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -123,7 +123,7 @@ impl Reading<'_> {
             );
             return Err(self.wrong(entry, why));
         }
-        // Generated files often contain all settings, with empty values.
+        // Empty values are ignored, because generated files often contain all settings.
         match self.text(entry)? {
             value if value.is_empty() => Ok(()),
             value => {
@@ -181,7 +181,7 @@ fn in_section(section: Section, name: &str) -> String {
     match (section, name) {
         (Section::Client, "allowed-hostname") => "client-cert-allowed-hostname".to_owned(),
         (Section::Client, _) if IN_SECTIONS.contains(&name) => name.to_owned(),
-        // This name matches no flag.
+        // The returned name matches no flag, so the setting is reported as unknown.
         (Section::Client, _) => format!("client-transport-security/{name}"),
         (Section::Peer, "allowed-cn" | "allowed-hostname") => format!("peer-cert-{name}"),
         (Section::Peer, _) => format!("peer-{name}"),

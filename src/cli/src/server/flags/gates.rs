@@ -1,4 +1,4 @@
-//! etcd's feature gates, and why they have no effect here.
+//! Accepts etcd's feature gates, and explains why each has no effect here.
 
 use super::options::{split, wrong};
 use super::{FlagError, Values};

@@ -98,7 +98,7 @@ fn level(word: &str) -> Result<Level, FlagError> {
         "debug" => Ok(Level::DEBUG),
         "info" => Ok(Level::INFO),
         "warn" => Ok(Level::WARN),
-        // The most severe level is ERROR.
+        // ERROR is the most severe level of this log, so etcd's more severe levels are mapped to it.
         "error" | "dpanic" | "panic" | "fatal" => Ok(Level::ERROR),
         _ => Err(wrong("log-level", word, "debug, info, warn or error")),
     }
@@ -114,7 +114,7 @@ fn format(word: &str) -> Result<LogFormat, FlagError> {
 
 fn output(word: &str, warnings: &mut Vec<String>) -> Result<LogOutput, FlagError> {
     let path = match word {
-        // These paths cannot be opened if they are sockets, as under systemd.
+        // The paths in /dev cannot be opened if they are sockets, as under systemd.
         "default" | "stderr" | "/dev/stderr" => return Ok(LogOutput::Stderr),
         "stdout" | "/dev/stdout" => return Ok(LogOutput::Stdout),
         "systemd/journal" => {
@@ -158,7 +158,7 @@ fn rotation(
     let must = "a JSON object such as {\"maxsize\": 100, \"maxbackups\": 5}";
     match serde_json::from_str(text) {
         Ok(Value::Object(fields)) => Ok(Some(Rotation::of(&fields)?)),
-        // As in Go.
+        // As in Go, `null` selects the defaults.
         Ok(Value::Null) => Ok(Some(Rotation::default())),
         Ok(_) => Err(wrong(NAME, text, must)),
         Err(error) => {

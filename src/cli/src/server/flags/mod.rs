@@ -1,7 +1,7 @@
 //! The server's configuration from etcd's flags, environment variables and configuration file.
 //!
-//! A flag without effect gets a warning. A flag for an unsupported feature is rejected with an alternative. No flag is
-//! ignored silently.
+//! If a flag has no effect, the server logs a warning. If a flag belongs to an unsupported feature, the server rejects
+//! the flag and names an alternative. No flag is ignored silently.
 
 mod file;
 mod gates;
@@ -51,9 +51,9 @@ pub(super) enum FlagError {
     Value { name: &'static str, value: String, must: &'static str },
     #[error("{0}")]
     Together(String),
-    #[error("{path}, line {line}: {why}")]
+    #[error("configuration file {path}, line {line}: {why}")]
     File { path: String, line: usize, why: String },
-    #[error("{path}: {why}")]
+    #[error("cannot read the configuration file {path}: {why}")]
     Unreadable { path: String, why: String },
 }
 

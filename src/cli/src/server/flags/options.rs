@@ -95,7 +95,8 @@ impl Options {
     pub(crate) fn new(values: &Values) -> Result<Self, FlagError> {
         let text = |name, default: &str| values.get(name).unwrap_or(default).to_owned();
         let name = text("name", "default");
-        // The library's limits, combined with etcd's: at least five heartbeats, and at most 50 s.
+        // The library's limits are combined with etcd's: at least five heartbeats per election timeout, and at most 50
+        // s.
         let millis = |name: &'static str, default: u64, least, most| {
             number(values, name, default, least, most).map(Duration::from_millis)
         };
@@ -109,9 +110,9 @@ impl Options {
         }
         let quota_bytes = match number(values, "quota-backend-bytes", 0, i64::MIN, i64::MAX)? {
             0 => 2 << 30,
-            // Negative means no quota, as in etcd.
+            // As in etcd, a negative number means no quota.
             negative if negative < 0 => u64::MAX,
-            // The library's minimum is 1024.
+            // The library requires at least 1024.
             few @ 1..1024 => {
                 let must = "at least 1024 bytes, 0 for 2 GiB, or less than 0 for no quota";
                 return Err(wrong("quota-backend-bytes", &few.to_string(), must));
@@ -220,11 +221,12 @@ impl Options {
     pub(crate) fn config(&self) -> Config {
         let Bootstrap { members, listen, advertise, joins, token, tls } = &self.bootstrap;
         let limits = Limits {
-            // etcd limits only the request as a whole. Limits below the library's minimum are enforced only on the
-            // wire.
+            // etcd limits only the request as a whole. If the configured limit is below the library's minimum, only
+            // the server enforces it.
             key_bytes_max: self.request_bytes_max.max(Limits::KEY_BYTES_LEAST),
             value_bytes_max: self.request_bytes_max.max(Limits::VALUE_BYTES_LEAST),
-            // The limit on the wire includes the encoding overhead, so a request that passes there must also pass here.
+            // The server's limit includes the encoding overhead. A request that passes the server's limit must also
+            // pass the library's.
             request_bytes_max: (self.request_bytes_max + self.request_bytes_max / 8)
                 .clamp(Limits::REQUEST_BYTES_LEAST, REQUEST_BYTES_CEILING),
             txn_ops_max: self.txn_ops_max.max(Limits::TXN_OPS_LEAST),
@@ -236,8 +238,8 @@ impl Options {
             .advertise(advertise)
             .endpoints(self.advertise_clients.iter().cloned())
             .cluster_token(token)
-            // Without certificates, the members' http:// URLs or --peer-auto-tls are the explicit choice of insecure
-            // connections.
+            // If there are no certificates, the operator has explicitly chosen insecure connections by http:// URLs or
+            // by --peer-auto-tls.
             .insecure_peers(tls.is_none() || self.makes_peer_files().is_some())
             .heartbeat(self.heartbeat)
             .election_timeout(self.election_timeout)

@@ -1,7 +1,7 @@
 //! Parses the TLS flags: which certificates the server presents, and which ones it requires.
 //!
-//! A combination that would admit more clients than it appears to is rejected. etcd ignores a certificate for an
-//! http:// URL with a warning; so does this server, if another URL uses the certificate.
+//! A combination of flags that would admit more clients than it appears to is rejected. A certificate has no effect on
+//! an http:// URL. Like etcd, the server ignores the certificate with a warning if another URL uses it.
 
 use std::path::{Path, PathBuf};
 
@@ -248,7 +248,7 @@ pub(super) fn peer_tls(
             urls[0].0
         )));
     }
-    // During the migration, members that have not moved may still be listed with http://.
+    // During a migration to TLS, members that have not been migrated may still be listed with http://.
     let is_odd = |url: &Url| url.is_secure != urls[0].1.is_secure;
     let odd =
         urls.iter().find(|(name, url)| is_odd(url) && !(migrates && *name == "initial-cluster"));
@@ -282,7 +282,7 @@ pub(super) fn peer_tls(
         ));
     }
     if makes_own {
-        // etcd uses the same path.
+        // etcd uses the same directory.
         let own = data_dir.join("fixtures").join("peer");
         return Ok(Some(PeerTls::unproven(own.join("cert.pem"), own.join("key.pem"))));
     }

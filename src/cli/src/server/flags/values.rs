@@ -89,7 +89,7 @@ impl Values {
         let mut rest = arguments.iter();
         let mut names = BTreeMap::new();
         while let Some(argument) = rest.next() {
-            // One dash or two: both are in use.
+            // A flag may begin with one dash or two, because both are in use.
             let name = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-'));
             let Some(name) = name.filter(|name| !name.is_empty()) else {
                 return Err(FlagError::NotAFlag(argument.clone()));
@@ -99,7 +99,7 @@ impl Values {
                 None => (name, None),
             };
             let flag = find(name).ok_or_else(|| FlagError::Unknown(name.to_owned()))?;
-            // It would be ambiguous which of the two counts.
+            // Two names of the same flag are rejected, because it would be ambiguous which of them counts.
             if names.insert(flag.name, name).is_some_and(|other| other != name) {
                 let own = flag.name;
                 return Err(FlagError::Together(format!(

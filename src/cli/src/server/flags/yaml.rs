@@ -1,6 +1,7 @@
-//! Reads YAML like etcd's parser (`sigs.k8s.io/yaml`): the syntax of YAML 1.2, which includes JSON, by `saphyr-parser`;
-//! the values of YAML 1.1, in which `yes` is true and `0o17`, `017` and `1_5` are 15; and keys merged with `<<`. A
-//! scalar becomes the text that a setting of type string gets there. Unlike in etcd, a duplicate key is an error.
+//! Reads YAML like etcd's parser (`sigs.k8s.io/yaml`). The syntax is that of YAML 1.2, which includes JSON, and is
+//! parsed by `saphyr-parser`. Scalars have the meaning of YAML 1.1: `yes` is true, and `0o17`, `017` and `1_5` are 15.
+//! Keys are merged with `<<`. A scalar is converted to the text that etcd's parser would pass to a setting of type
+//! string. Unlike in etcd, a duplicate key is an error.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

@@ -21,7 +21,8 @@ pub(super) fn first(
     of: &MessageDescriptor,
     text: &[u8],
 ) -> Result<Option<(Value, usize)>, serde_json::Error> {
-    // Only the stream deserializer reports how far it has read, but it takes no seed, so the text is read twice.
+    // Only the stream deserializer reports how far it has read, but it accepts no seed. The text is therefore parsed
+    // twice.
     let mut values = Deserializer::from_slice(text).into_iter::<IgnoredAny>();
     if values.next().transpose()?.is_none() {
         return Ok(None);

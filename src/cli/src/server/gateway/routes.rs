@@ -104,7 +104,7 @@ mod tests {
             .flat_map(|service| {
                 service.methods().map(|method| method.full_name().to_owned()).collect::<Vec<_>>()
             })
-            // etcd has no path for it either.
+            // etcd has no path for this method either.
             .filter(|name| name != "etcdserverpb.KV.RangeStream")
             .collect();
         assert_eq!(named, all);

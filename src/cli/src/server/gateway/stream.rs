@@ -74,13 +74,14 @@ impl Requests {
 
     /// Returns the next request if it is complete.
     fn next(&mut self) -> Result<Option<Bytes>, Status> {
-        // Invalid JSON is detected once twice as many bytes have arrived, at the latest.
+        // While JSON may be incomplete, it is parsed again only after its size has doubled. Invalid JSON is detected
+        // then.
         let is_due = self.ended || self.read.len() >= self.parsed_at * 2;
         if !self.shape.may_be_whole(&self.read) && !is_due {
             return self.wait();
         }
         match json_aside(self.read.len(), || json::first(&self.of, &self.read)) {
-            // Only white space so far.
+            // The buffer contains only white space so far.
             Ok(None) => {
                 self.read.clear();
                 (self.shape, self.parsed_at) = (Shape::default(), 0);
@@ -133,8 +134,8 @@ impl HttpBody for Requests {
                         this.read.extend_from_slice(&data);
                     }
                 }
-                // Not reported as `Cancelled`, which tonic treats as the normal end of the requests. The call would
-                // then continue to send responses to a client that is gone.
+                // The error is not reported as `Cancelled`, because tonic treats that as the normal end of the
+                // requests. The call would then continue to send responses to a client that has disconnected.
                 Some(Err(error)) => {
                     this.ended = true;
                     let words = format!("bowline: cannot read the request: {error}");

@@ -1,6 +1,6 @@
-//! A log file with the rotation of lumberjack, etcd's library. Before a line would make `etcd.log` too long, the file
-//! is renamed to `etcd-2026-11-27T18-30-00.000.log`, and a new one is created. A thread then compresses rotated files,
-//! and deletes those that are too old or too many.
+//! A log file with the rotation of lumberjack, the library that etcd uses. If the next line would make `etcd.log` too
+//! long, the file is renamed to `etcd-2026-11-27T18-30-00.000.log`, and a new `etcd.log` is created. A thread then
+//! compresses rotated files, and deletes the files that exceed the maximum age or number.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -90,7 +90,7 @@ impl RotatingFile {
         let mode = self.file.metadata()?.permissions().mode() & 0o7777;
         let backup = self.backup_path()?;
         match fs::rename(&self.path, &backup) {
-            // Moved away or deleted by another program.
+            // Another program has moved or deleted the file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed?,
         }
@@ -162,7 +162,7 @@ impl<'a> Names<'a> {
     fn of(path: &'a Path) -> Self {
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // Go's extension starts at the last dot, wherever it is.
+        // As in Go, the extension starts at the last dot, wherever that dot is.
         let (stem, extension) = name.split_at(name.rfind('.').unwrap_or(name.len()));
         let (prefix, extension) = (format!("{stem}-"), extension.to_owned());
         Self { dir: dir.unwrap_or(Path::new(".")), prefix, extension }

@@ -16,11 +16,11 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Reason why certificates cannot be used.
 #[derive(Debug, Error)]
 pub(in crate::server) enum TlsError {
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read the TLS file {}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("cannot use {}: {why}", path.display())]
+    #[error("invalid TLS file {}: {why}", path.display())]
     Content { path: PathBuf, why: String },
-    #[error("cannot write {}: {source}", path.display())]
+    #[error("cannot write the TLS file {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("cannot make a certificate: {0}")]
     Making(#[from] rcgen::Error),
@@ -85,13 +85,13 @@ pub(super) struct Seen {
 
 /// Result of a check.
 pub(super) enum Look<T> {
-    /// Unchanged.
+    /// The files are unchanged.
     Same,
-    /// Changed, and loaded.
+    /// The files have changed and were loaded.
     New(T),
-    /// Cannot be used, to be reported.
+    /// The files cannot be used. The reason is to be reported.
     Bad(TlsError),
-    /// Still cannot be read, already reported.
+    /// The files still cannot be read. The reason was reported already.
     StillBad,
 }
 

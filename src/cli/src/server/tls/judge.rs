@@ -1,5 +1,6 @@
-//! Verifies client certificates: signed by a trusted CA, within their validity, for client authentication, not revoked
-//! and, if hosts are configured, for one of them.
+//! Verifies client certificates. A certificate must be signed by a trusted CA, valid at the current time, intended for
+//! client authentication, and not revoked. If allowed hosts are configured, the certificate must be valid for one of
+//! them.
 
 use std::io;
 use std::sync::Arc;
@@ -87,7 +88,7 @@ pub(in crate::server) fn words(error: &io::Error) -> String {
     }
 }
 
-/// The same for a TLS error.
+/// Describes a TLS error for people.
 pub(in crate::server) fn words_of(error: &Error) -> String {
     let why = match error {
         Error::InvalidCertificate(why) => match why {

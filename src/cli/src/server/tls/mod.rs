@@ -7,11 +7,11 @@
 //!                                                                    verified again, closed if that fails
 //! ```
 //!
-//! Invalid files are reported, and the previous ones stay in use. Sessions are never resumed, so a returning client
-//! presents its certificate again.
+//! If the certificate files become invalid, the server logs the error and keeps using the previous certificates. TLS
+//! sessions are never resumed, so a returning client must present its certificate again.
 //!
-//! Sockets, timeouts and the limit of concurrent handshakes are in [`super::listen`]. Permissions of the user named in
-//! a certificate are in [`super::identity`].
+//! The sockets, the timeouts and the limit of concurrent handshakes are in [`super::listen`]. The permissions of the
+//! user that a certificate names are checked in [`super::identity`].
 
 mod files;
 mod judge;
@@ -57,7 +57,7 @@ impl Tls {
         if let Shown::Made { .. } = options.shown {
             tracing::warn!(
                 sha256 = trust.fingerprint(),
-                "using a self-signed certificate for clients, which changes at each start"
+                "using a self-signed certificate for clients; a new one is created at each start"
             );
         }
         Ok(Self { options, made, seen, trust: watch::Sender::new(Arc::new(trust)) })
@@ -78,7 +78,7 @@ impl Tls {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let tls = Arc::clone(&self);
-            // The file system may hang. A failed check is followed by the next one.
+            // The file system may hang, so the check runs on another thread. If a check fails, the next check follows.
             drop(tokio::task::spawn_blocking(move || tls.refresh()).await);
         }
     }

@@ -1,4 +1,4 @@
-//! TLS configuration from one version of the certificate files.
+//! Builds the TLS configuration from one version of the certificate files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ impl Trust {
         let fingerprint =
             Sha256::digest(&chain[0]).iter().map(|byte| format!("{byte:02x}")).collect();
         let mut server = builder.with_single_cert(chain, key).map_err(unusable)?;
-        // No resumption, so that returning clients are verified again.
+        // Sessions are not resumed, so that returning clients are verified again.
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         server.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();

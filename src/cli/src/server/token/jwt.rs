@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Each part is encoded in URL-safe base64 without padding. `revision` is the auth revision at which the token was
-//! issued. The next change of users or roles invalidates it, so that a user who lost a right needs a new token.
+//! issued. The next change of users or roles invalidates the token, so that a user who lost a right needs a new token.
 //!
 //! A token is verified with the one configured algorithm and key. The algorithm in its header must match but selects
 //! nothing.
@@ -61,7 +61,7 @@ impl Jwt {
         if user.is_empty() {
             return Err(Reason::NoUser);
         }
-        // A later revision comes from a member that is ahead of this one.
+        // A token with a later revision was issued by a member that is ahead of this one.
         if revision < access.revision() {
             return Err(Reason::OldRevision);
         }
@@ -82,7 +82,7 @@ impl Jwt {
             return None;
         }
         let claims = decoded(claims)?;
-        // If the claim exists, it must be a number.
+        // If a time claim exists, it must be a number.
         let time = |name| claims.get(name).map(|time| time.as_f64().ok_or(()));
         let ended = match time("exp").transpose().ok()? {
             Some(end) => now.as_secs_f64() >= end,

@@ -36,11 +36,11 @@ const P384: [u64; 5] = [1, 3, 132, 0, 34];
 /// Reason why token keys cannot be used.
 #[derive(Debug, Error)]
 pub(in crate::server) enum TokenError {
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read the key file {}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("{}: {why}", path.display())]
+    #[error("invalid key file {}: {why}", path.display())]
     Content { path: PathBuf, why: String },
-    #[error("{} is not the public key of {}", public.display(), private.display())]
+    #[error("the token keys do not match: {} is not the public key of {}", public.display(), private.display())]
     Mismatch { public: PathBuf, private: PathBuf },
 }
 

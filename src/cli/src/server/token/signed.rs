@@ -4,9 +4,10 @@
 //!   token = user in hex . revision of its password . expiry, in seconds since 1970 . signature in hex
 //! ```
 //!
-//! They are signed with a key shared by all members, so each member can verify tokens that another one issued, and a
-//! login writes nothing. A token expires when it is unused for its lifetime at the member that verifies it, when its
-//! user is deleted or gets another password, and when authentication is turned off.
+//! All members share the signing key, so each member can verify tokens that another member issued, and a login writes
+//! nothing to the log. A token is valid for its lifetime after it was issued. At a member at which the token is used,
+//! the lifetime starts again with each use. A token also becomes invalid when its user is deleted or gets another
+//! password, and when authentication is turned off.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -8,7 +8,8 @@ use crate::generated::etcdserverpb as pb;
 use crate::generated::mvccpb;
 use pb::watch_create_request::FilterType::{Nodelete, Noput};
 
-/// Returns the filter for the library. It supports one filter; if there are two, [`translate`] applies the other.
+/// Returns the filter for the library, which supports one filter. If the request has two, [`translate`] applies the
+/// other.
 pub(super) fn filter(request: &pb::WatchCreateRequest) -> Filter {
     let has = |wanted| request.filters().any(|filter| filter == wanted);
     match (has(Noput), has(Nodelete)) {
@@ -42,8 +43,8 @@ pub(super) fn split(
     (with(events), with(later))
 }
 
-/// Splits a response into fragments smaller than `bytes_max`, unless a single event is larger. All but the last are
-/// marked as fragments.
+/// Splits a response into fragments smaller than `bytes_max`. A fragment is larger only if a single event is. All
+/// fragments except the last are marked as fragments.
 pub(super) fn pieces(whole: pb::WatchResponse, bytes_max: usize) -> Vec<pb::WatchResponse> {
     if whole.encoded_len() < bytes_max || whole.events.len() < 2 {
         return vec![whole];
@@ -52,7 +53,7 @@ pub(super) fn pieces(whole: pb::WatchResponse, bytes_max: usize) -> Vec<pb::Watc
     let frame_bytes = frame.encoded_len();
     let (mut pieces, mut piece, mut bytes) = (Vec::new(), frame.clone(), frame_bytes);
     for event in whole.events {
-        // The event, its length and its tag.
+        // The size of an event in a response is its length plus the bytes of its length prefix and its tag.
         let more = event.encoded_len() + 8;
         if !piece.events.is_empty() && bytes + more >= bytes_max {
             pieces.push(std::mem::replace(&mut piece, frame.clone()));

@@ -1,12 +1,14 @@
 //! Coordinates the watches of a stream around progress notifications.
 //!
-//! A client treats a notification as the progress of all its watches, even of those that have delivered newer events.
-//! Therefore no event that a notification covers may be sent after it, and no event that it does not cover before it:
+//! A client applies the revision of a progress notification to all watches of the stream, even to watches that have
+//! delivered newer events. Therefore an event at or below the notification's revision must be sent before the
+//! notification, and an event above that revision must be sent after it:
 //!
 //! ```text
-//!   all watches have reached 5 ── nothing newer was sent ──────────────▶ notification 5
-//!                             └── one has sent 8: none may pass 8
-//!                                 until all have reached it ───────────▶ notification 8, then continue
+//!   all watches have reached revision 5
+//!     ├── no watch has sent a newer event ──▶ send notification 5
+//!     └── one watch has sent revision 8: no watch may send events above 8
+//!         until all watches have reached 8 ──▶ send notification 8, then continue
 //! ```
 
 use bowline::Revision;
@@ -22,7 +24,7 @@ pub(super) struct Course(watch::Sender<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Newest revision that was sent or notified.
+    /// Newest revision of the events and notifications that were sent.
     newest: Revision,
     /// If set, nothing newer than this revision may be sent.
     stop: Option<Revision>,
@@ -56,7 +58,7 @@ impl Course {
         outcome
     }
 
-    /// Records that a watch starts at this revision, even if the others must stop before it.
+    /// Records that a watch starts at this revision, even if the other watches must stop before it.
     pub(super) fn begin(&self, revision: Revision) {
         self.0.send_if_modified(|state| {
             state.newest = state.newest.max(revision);
@@ -64,8 +66,9 @@ impl Course {
         });
     }
 
-    /// Sends a notification that all watches have reached `revision`, and lets them continue. If something newer was
-    /// sent, makes them stop at that revision instead. Returns whether the notification was sent.
+    /// Sends a notification that all watches have reached `revision`, and lets the watches continue. If a watch has
+    /// sent something newer, makes all watches stop at that newer revision instead. Returns whether the notification
+    /// was sent.
     pub(super) fn bookmark(
         &self,
         room: Room<'_, pb::WatchResponse>,
@@ -85,7 +88,7 @@ impl Course {
         is_said
     }
 
-    /// Lets all watches continue. Returns whether they had to stop.
+    /// Lets all watches continue. Returns whether they were stopped before.
     pub(super) fn go_on(&self) -> bool {
         self.0.send_if_modified(|state| state.stop.take().is_some())
     }

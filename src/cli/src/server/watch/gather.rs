@@ -15,7 +15,7 @@ const REVISIONS_MAX: usize = 1000;
 /// Size of keys and values at which a response is full, in bytes. etcd has no such limit.
 const BYTES_MAX: usize = 16 << 20;
 
-/// The next item of a watch; `None` at its end.
+/// The next item of a watch, or `None` at the end of the watch.
 pub(super) type Outcome = Option<Result<WatchBatch, WatchError>>;
 
 /// The content of one response.
@@ -23,12 +23,12 @@ pub(super) struct Gathered {
     pub(super) batch: WatchBatch,
     /// The error or the end that was read after the batch.
     pub(super) next: Option<Outcome>,
-    /// Room for the batch, held until it is encoded.
+    /// Reserved part of the response budget, held until the batch is encoded.
     pub(super) held: Option<Held>,
 }
 
-/// Appends further pages to a batch if the watch lags behind the store and there is room for a large response. Never
-/// waits for new changes.
+/// Appends further pages of history to a batch, if the watch lags behind the store and the response budget permits a
+/// large response. Never waits for new changes.
 pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch) -> Gathered {
     let mut gathered = Gathered { batch, next: None, held: None };
     let batch = &mut gathered.batch;
@@ -49,8 +49,8 @@ pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch
                 batch.events.extend(page.events);
                 batch.revision = page.revision;
             }
-            // The response to a progress request. It would be outdated when the combined response is sent, so request
-            // it again.
+            // This is the response to a progress request. It would be outdated when the combined response is sent, so
+            // the progress is requested again.
             Some(Some(Ok(_))) => {
                 watch.request_progress();
                 break;
@@ -61,7 +61,7 @@ pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch
             }
         }
     }
-    // Exchange the room for the largest response for the room that this one needs.
+    // The reservation for the largest response is exchanged for a reservation of the size that this response needs.
     if let Ok(held) = member.watch_room().keep(bytes, None) {
         gathered.held = held;
     }

@@ -1,11 +1,11 @@
 //! Determines how far all watches of a stream have come: requests the progress of each watch and returns the minimum.
 //!
-//! One round is open at a time. Requests that arrive meanwhile are combined into one further round. However often a
-//! client asks, each watch has one request to answer.
+//! One round of these requests runs at a time. Client requests that arrive during a round are combined into one
+//! further round. However often a client requests progress, each watch therefore has at most one request to answer.
 //!
-//! A client treats the result as the progress of all its watches. Therefore a watch that starts during a round takes
-//! part in it, because it may have old events to deliver. If a watch waits for a future revision, there is no result,
-//! as in etcd: the client would later resume that watch from the result.
+//! A client applies the result to all watches of the stream. A watch that starts during a round therefore takes part
+//! in the round, because the watch may have old events to deliver. If a watch waits for a future revision, the round
+//! has no result, as in etcd. Otherwise the client would later resume that watch from a revision that is too low.
 
 use std::collections::HashSet;
 
@@ -53,12 +53,12 @@ impl Progress {
         is_open
     }
 
-    /// Adds a new watch. Returns whether to ask it.
+    /// Adds a new watch. Returns whether to request the progress of the watch.
     pub(super) fn begun(&mut self, serial: Serial) -> bool {
         self.open.as_mut().is_some_and(|question| question.left.insert(serial))
     }
 
-    /// Records a watch's answer. Returns the result if it was the last one.
+    /// Records the answer of a watch. If it was the last missing answer, returns the result of the round.
     pub(super) fn told(&mut self, serial: Serial, revision: Revision) -> Option<Revision> {
         if let Some(question) = &mut self.open
             && question.left.remove(&serial)
@@ -69,7 +69,7 @@ impl Progress {
         self.conclude()
     }
 
-    /// Removes a watch that has ended. Returns the result if all others have answered.
+    /// Removes a watch that has ended. If all other watches have answered, returns the result of the round.
     pub(super) fn ended(&mut self, serial: Serial) -> Option<Revision> {
         if let Some(question) = &mut self.open {
             question.left.remove(&serial);
@@ -92,12 +92,12 @@ impl Progress {
         self.open.is_some()
     }
 
-    /// Returns, once, whether a request arrived during the last round.
+    /// Returns whether a request arrived during the last round, and resets that flag.
     pub(super) fn wants_again(&mut self) -> bool {
         self.open.is_none() && std::mem::take(&mut self.again)
     }
 
-    /// Returns the result of a completed round; `None` if all its watches have ended.
+    /// Returns the result of a completed round, or `None` if all watches of the round have ended.
     fn conclude(&mut self) -> Option<Revision> {
         self.open.take_if(|question| question.left.is_empty())?.least
     }

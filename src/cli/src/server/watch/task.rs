@@ -22,20 +22,20 @@ use crate::generated::etcdserverpb as pb;
 pub(super) enum Command {
     /// Report the progress after everything so far has been sent. There is at most one such command at a time.
     Tell,
-    /// End, and send a response about it.
+    /// End the watch, and send a response about its end.
     Cancel,
 }
 
 /// Notification of a watch to the stream.
 pub(super) enum Told {
-    /// Everything up to a revision is in the queue: the answer to [`Command::Tell`].
+    /// Answer to [`Command::Tell`]: everything up to this revision is in the queue.
     UpTo { serial: Serial, revision: Revision },
-    /// The other answer: the watch waits for a future revision.
+    /// Answer to [`Command::Tell`]: the watch waits for a future revision.
     NotYet { serial: Serial },
     /// The watch has ended by itself.
     Ended {
         serial: Serial,
-        /// Its id, which another watch may have by now.
+        /// Id of the watch. Another watch may have the same id by now.
         id: i64,
     },
 }
@@ -50,7 +50,7 @@ pub(super) struct Task {
     told: mpsc::UnboundedSender<Told>,
     /// First requested revision; 0 for new changes only.
     start: Revision,
-    /// Response that waits until all watches have reached an earlier revision.
+    /// Response that must not be sent before all watches have reached an earlier revision.
     held: Option<Held>,
     /// Whether the client requested regular progress notifications.
     notifies: bool,
@@ -99,7 +99,7 @@ impl Task {
     ) -> Self {
         use pb::watch_create_request::FilterType::{Nodelete, Noput};
         let has = |wanted| request.filters().any(|filter| filter == wanted);
-        // The maximum message size of etcd's clients.
+        // This is the maximum message size of etcd's clients.
         let bytes_max = member.options().request_bytes_max + (512 << 10);
         Self {
             notifies: request.progress_notify,
@@ -135,7 +135,7 @@ impl Task {
                         Next::On
                     }
                     Some(Command::Cancel) => {
-                        // As in etcd, the newest revision, whatever the watch has delivered.
+                        // As in etcd, the header has the newest revision, whatever the watch has delivered.
                         let header = self.member.header_now();
                         self.say(pb::WatchResponse { header, canceled: true, ..self.response() }).await;
                         return;
@@ -181,7 +181,7 @@ impl Task {
         if let Some(room) = room
             && let Some(kv) = events.last_mut().and_then(|event| event.kv.as_mut())
         {
-            // The value is dropped when the response is encoded, and the room with it.
+            // When the response has been encoded, the value is dropped, which frees its part of the response budget.
             kv.value = room.by(std::mem::take(&mut kv.value));
         }
         if events.is_empty() {
@@ -202,8 +202,8 @@ impl Task {
         }
     }
 
-    /// Answers the stream's request, if there is one: everything up to a revision was sent. A revision before the start
-    /// is not reported, because a client would resume from it.
+    /// If the stream has requested the progress, answers that everything up to `revision` was sent. A revision before
+    /// the start of the watch is not reported, because a client would resume from it.
     fn be_heard(&mut self, revision: Revision) {
         let serial = self.serial;
         if std::mem::take(&mut self.asked) {
@@ -214,7 +214,8 @@ impl Task {
         }
     }
 
-    /// Reports that everything up to a revision was sent, to the stream and to the client if they have asked.
+    /// Reports that everything up to a revision was sent. Reports to the stream and to the client, if they have
+    /// requested it.
     async fn say_how_far(&mut self, revision: Revision) {
         self.be_heard(revision);
         if std::mem::take(&mut self.due) && self.start <= revision {
@@ -235,7 +236,7 @@ impl Task {
         }
     }
 
-    /// Sends a response that covers everything up to a revision, or the part that may be sent now, and holds the rest.
+    /// Sends a response that covers everything up to a revision. If only a part may be sent now, holds back the rest.
     async fn say_up_to(&mut self, revision: Revision, whole: pb::WatchResponse) {
         // If the client is gone, the stream and this task are about to be dropped.
         let Ok(room) = self.answers.room().await else { return };
@@ -252,8 +253,8 @@ impl Task {
         self.be_heard(told);
     }
 
-    /// Returns the messages of a response. They are sent in one row, because clients lose fragments if another response
-    /// comes in between.
+    /// Returns the messages of a response. All of them are sent in one row, because clients lose fragments if another
+    /// response is sent between two of them.
     fn row(
         &self,
         revision: Revision,
@@ -269,7 +270,7 @@ impl Task {
     async fn end(&mut self, error: WatchError) -> Next {
         match error {
             WatchError::Compacted { compacted, .. } => {
-                // As in etcd, without a revision and without a reason.
+                // As in etcd, the response has no revision and no reason.
                 let header = self.member.header(Revision(0));
                 let compact_revision = compacted.get() as i64;
                 let canceled = true;

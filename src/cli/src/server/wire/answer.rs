@@ -1,4 +1,4 @@
-//! Converts the library's replies to the protocol.
+//! Converts the library's results to etcd's protocol.
 
 use bowline::{
     Event, EventKind, KeyValue, PutReply, RangeReply, Revision, TxnReply, TxnResult,

@@ -1,5 +1,6 @@
-//! Checks that etcd makes before it looks at any state, in etcd's order, so that a request with several errors gets the
-//! same one. The exception is a duplicate key, which the library detects after these checks.
+//! The checks that etcd makes before it reads any state. These checks run in etcd's order, so that a request with
+//! several errors gets the same error as from etcd. The check for duplicate keys is the exception: the library makes
+//! it after these checks.
 
 use prost::Message;
 

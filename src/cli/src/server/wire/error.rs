@@ -1,4 +1,4 @@
-//! Errors with etcd's codes and texts, because clients compare both.
+//! Errors with etcd's codes and texts, because clients compare codes and texts.
 
 use std::sync::Arc;
 
@@ -158,7 +158,7 @@ pub(crate) fn refused(error: Error) -> Status {
         Error::Stopped { .. } => Reason::Stopped.into(),
         Error::NoTransferee => Reason::Unhealthy.into(),
         Error::Members(rejection) => members(rejection, &error),
-        // Applied: the code must not invite the client to retry.
+        // The change was applied, so the code must not make the client retry.
         _ if error.effect() == Effect::Applied => ours(Code::Unknown, &error),
         _ => ours(Code::Unavailable, &error),
     }

@@ -1,4 +1,5 @@
-//! Converts between the protocol and the library. Requests are checked as etcd checks them. Pure: no I/O.
+//! Converts between etcd's protocol and the library's types. Requests are checked as etcd checks them. The functions
+//! here do no I/O.
 
 mod answer;
 mod check;

@@ -20,17 +20,17 @@ pub(crate) fn key_range(key: Bytes, range_end: Bytes) -> KeyRange {
     }
 }
 
-/// Converts a lease id. 0 is none; negative ids are valid.
+/// Converts a lease id. The id 0 means no lease, and negative ids are valid.
 pub(crate) fn lease_id(id: i64) -> Option<LeaseId> {
     LeaseId::new(id as u64)
 }
 
-/// Converts a revision. 0 and negative numbers mean the newest.
+/// Converts a revision. 0 and negative numbers mean the newest revision.
 pub(crate) fn revision(revision: i64) -> Option<Revision> {
     u64::try_from(revision).ok().filter(|revision| *revision > 0).map(Revision)
 }
 
-/// Converts the sort order. A target without an order is ascending.
+/// Converts the sort order. If only the field to sort by is given, the order is ascending.
 pub(crate) fn sort(request: &pb::RangeRequest) -> Sort {
     use pb::range_request::{SortOrder as Order, SortTarget as Target};
     let target = match request.sort_target() {
@@ -47,8 +47,8 @@ pub(crate) fn sort(request: &pb::RangeRequest) -> Sort {
     Sort { target, order }
 }
 
-/// Converts bounds of revisions. Since revisions are positive, a nonpositive maximum selects nothing, and a nonpositive
-/// minimum everything.
+/// Converts the bounds of revisions. Because revisions are positive, a maximum of 0 or less selects no row, and a
+/// minimum of 0 or less selects every row.
 pub(crate) fn bounds(request: &pb::RangeRequest) -> RevisionBounds {
     let most = |revision: i64| (revision != 0).then(|| Revision(revision.max(0).unsigned_abs()));
     RevisionBounds {
@@ -201,7 +201,7 @@ fn finish<T>(builder: CompareBuilder<T>, result: CompareResult, with: T) -> Comp
     }
 }
 
-/// Compares with a number that may be negative. All numbers of rows are greater than a negative one.
+/// Compares with a number that may be negative. All numbers of rows are greater than a negative number.
 fn numeric<T>(
     range: KeyRange,
     builder: impl FnOnce(KeyRange) -> CompareBuilder<T>,
@@ -211,7 +211,7 @@ fn numeric<T>(
 ) -> Compare {
     match (u64::try_from(with), result) {
         (Ok(with), result) => finish(builder(range), result, number(with)),
-        // A condition that is always true, and one that is never true.
+        // The number is negative. `NotEqual` and `Greater` are then always true, and `Equal` and `Less` never.
         (Err(_), CompareResult::NotEqual | CompareResult::Greater) => {
             builder(range).ne(number(u64::MAX))
         }

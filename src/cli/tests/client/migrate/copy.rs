@@ -1,4 +1,4 @@
-//! Copies all keys at one revision, and verifies them.
+//! Tests that `bowline import` copies all keys at one revision and verifies them.
 
 use std::net::TcpListener;
 use std::process::Stdio;
@@ -109,7 +109,7 @@ fn import_rejects_the_same_cluster_and_a_missing_source() {
     let same = imported(&source, &source, &[]);
     assert_eq!(same.code, 2, "{same:?}");
     assert!(same.err.contains("are the same cluster"), "{}", same.err);
-    // Other names are other keys.
+    // The target names have another prefix, so they are different keys.
     imported(&source, &source, &["--prefix", "a/", "--dest-prefix", "b/"]).done();
     assert_eq!(source.get("b/k").as_deref(), Some("v"));
     let mut nobody = command_at(&target.address());
@@ -151,7 +151,7 @@ fn interrupted_import_resumes_on_the_next_run() {
     let rev = revision.to_string();
     let went_on = imported(&source, &target, &["--rev", &rev, "-w", "json"]).done();
     let written = went_on.split("\"written\":").nth(1).unwrap().split(',').next().unwrap();
-    // Writes in progress during the interruption may have been applied later.
+    // Writes that were in progress when the import was interrupted may have been applied afterwards.
     assert!((0..=20_000 - count).contains(&written.parse().unwrap()), "{went_on}");
     imported(&source, &target, &["--overwrite", "--delete"]).done();
     assert_equal(&source.rows(""), &target.rows(""));
@@ -213,7 +213,7 @@ fn lives_through_kills(keys: usize) -> bool {
     source.kill();
     source.start();
     until("more keys are copied", || target.count() > 5000);
-    // Keys already copied change, and their history is compacted, while the import is suspended.
+    // While the import is suspended, keys that were already copied change, and their history is compacted.
     kill_process(Pid::from_child(&begun), Signal::STOP).unwrap();
     let before = source.rows("");
     source.txn(vec![put(b"k/000001", b"new", 0), delete("k/000002", false), put(b"k/", b"new", 0)]);

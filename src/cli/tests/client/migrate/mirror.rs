@@ -1,4 +1,5 @@
-//! Mirrors the source's changes: whatever is killed meanwhile, each revision arrives once, whole, and in order.
+//! Tests that an import mirrors the source's changes. Whichever process is killed, each revision arrives exactly once,
+//! as a whole, and in order.
 
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -112,7 +113,8 @@ fn mirror_applies_each_revision_once_in_order_despite_kills() {
         let revision = source.revision();
         assert!(end(going).starts_with(&format!("mirrored up to revision {revision}: ")));
 
-        // Each revision of the source is one of the target: none lost, repeated or split.
+        // Each revision of the source corresponds to one revision of the target: no revision is lost, repeated or
+        // split.
         let [one, two] = ["one", "two"].map(|key| history(&target, key, began, b"599"));
         let told = |events: &[Event]| {
             let rows = events.iter().map(|event| event.kv.as_ref().unwrap());
@@ -134,7 +136,7 @@ fn mirror_keeps_up_with_a_writer_and_is_never_torn() {
     let looked = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Until enough is written and observed, with a limit.
+            // The loop runs until enough is written and observed, but not longer than a time limit.
             let is_enough = |at| at > 1500 && looked.load(Ordering::Relaxed) > 10;
             let last = (0..100_000).step_by(100).find(|at| {
                 write(&source, at + 1, at + 101);
@@ -169,7 +171,8 @@ fn large_source_transaction_is_mirrored_atomically() {
         let mut going = mirror(&source, &target, &[]);
         let before = target.revision();
         source.delete("a/");
-        // More than fits into one transaction of the target, with no adjacent deletes to merge.
+        // The changes do not fit into one transaction of the target, and have no adjacent deletes that could be
+        // merged.
         let one = |at: usize| Some(delete(&format!("mixed/{:06}", at * 2), false));
         let some = |from: usize| {
             let success = (from..from + 100).map(|at| pb::RequestOp { request: one(at) }).collect();
@@ -196,11 +199,11 @@ fn leased_keys_are_not_mirrored() {
     let lease = source.lease(600);
     source.txn(vec![put(b"alive", b"1", lease), put(b"plain", b"1", 0), put(b"moves", b"1", 0)]);
     let mut going = mirror(&source, &target, &[]);
-    // The program that owns `alive` has switched to the target already. Changes of the key at the source must not
-    // delete it there.
+    // The program that owns `alive` has already switched to the target. Changes of the key at the source must not
+    // delete the key at the target.
     target.put(&[(b"alive", b"here")]);
     source.txn(vec![put(b"alive", b"2", lease), put(b"moves", b"2", lease)]);
-    // A program that has moved before its key existed at the source.
+    // The program that owns `later` has switched to the target before its key existed at the source.
     target.put(&[(b"later", b"here")]);
     source.txn(vec![put(b"later", b"1", lease), put(b"plain", b"2", 0)]);
     in_sync(&mut going, &source);

@@ -1,4 +1,5 @@
-//! Imports and mirrors keys between clusters: between Bowline servers, and from and to etcd where it is installed.
+//! Tests of importing and mirroring keys between clusters: between Bowline servers, and from and to etcd where etcd is
+//! installed.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};

@@ -96,7 +96,7 @@ async fn watch(mut client: Client) -> Done {
     let all = [(EventType::Put, None), (EventType::Put, before(b"1"))];
     assert_eq!(told[..2], all);
     assert_eq!(told[2], (EventType::Delete, before(b"2")));
-    // A second watch on the same stream, the progress of both, and the cancellation of both.
+    // A second watch is created on the same stream. The progress of both is requested, and both are cancelled.
     stream.watch("other", Some(WatchOptions::new().with_watch_id(8))).await?;
     assert!(next(&mut stream).await.created());
     stream.request_progress().await?;

@@ -1,5 +1,5 @@
-//! Generates random requests from a seed. Requests for which different responses are documented in
-//! `docs/etcd-compatibility.md` are not generated.
+//! Generates random requests from a seed. Requests to which Bowline deliberately responds differently, as
+//! `docs/etcd-compatibility.md` documents, are not generated.
 
 use crate::generated::etcdserverpb as pb;
 use pb::compare::TargetUnion;
@@ -32,7 +32,8 @@ impl Chance {
     }
 
     pub(crate) fn key(&mut self) -> bytes::Bytes {
-        // Few keys, so that requests interact; at most as many as Go's sort keeps in order if equal.
+        // There are few keys, so that requests interact. There are at most as many as Go's sort keeps in order if they
+        // are equal.
         let keys = ["a", "ab", "abc", "b", "b/1", "b/2", "c", "\0", "\u{7f}"];
         match self.below(40) {
             0 => bytes::Bytes::new(),
@@ -95,7 +96,7 @@ impl Chance {
     pub(crate) fn put(&mut self) -> pb::PutRequest {
         let mut value = self.value();
         if self.one_in(400) {
-            // Too large for the store, or for a message.
+            // The value is too large for the store, or for a message.
             value = vec![b'v'; [1_600_000, 2_200_000][self.below(2) as usize]].into();
         }
         pb::PutRequest {
@@ -147,7 +148,7 @@ impl Chance {
             0..=2 => Request::RequestPut(self.put()),
             3 | 4 => {
                 let mut range = self.range(newest);
-                // Only here, etcd treats a negative revision as compacted.
+                // Only in this request, etcd treats a negative revision as compacted. Such requests are not generated.
                 range.revision = range.revision.max(0);
                 Request::RequestRange(range)
             }

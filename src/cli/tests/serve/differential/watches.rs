@@ -1,5 +1,5 @@
-//! A watch stream. Responses arrive asynchronously: events are collected for each watch, and compared once every watch
-//! must have received all of them.
+//! A watch stream. Responses arrive asynchronously. The test collects the events of each watch, and compares them when
+//! every watch must have received all of its events.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
