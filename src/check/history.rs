@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A moment in a history, by any clock that all processes share, in any unit.
 ///
-/// Only the order matters. An operation came before another if it completed at a *lower* moment than the other was
-/// invoked. Operations with equal moments count as concurrent, so that a coarse clock never causes a false violation.
+/// Only the order of moments matters. An operation came before another if it completed at a *lower* moment than the
+/// other was invoked. Operations with equal moments count as concurrent, so that a coarse clock never causes a false
+/// violation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct At(pub u64);
 
-/// The caller of an operation: a client or a thread. It is shown in reports. Only the verdict of
+/// The caller of an operation: a client or a thread. Reports show the process. Only the verdict of
 /// [`Level::SessionSerializable`](super::Level::SessionSerializable) depends on it, where each process is a session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Process(pub u64);
@@ -43,9 +44,10 @@ pub enum Outcome<R> {
 pub struct Operation<C, R> {
     /// The caller.
     pub process: Process,
-    /// The object of the call. Each object is checked on its own. Empty if there is only one.
+    /// The object of the call. Each object is checked on its own. Empty if the history has only one
+    /// object.
     pub object: Arc<str>,
-    /// Time of the call. The effect is never earlier.
+    /// Time of the call. The operation takes effect at this time or later.
     pub invoked: At,
     /// The requested operation.
     pub call: C,
@@ -100,7 +102,8 @@ pub type History<C, R> = Vec<Operation<C, R>>;
 /// The index of an operation in its [`History`], from 0.
 pub type Index = usize;
 
-/// An operation that was begun in a [`Recorder`] and has not ended. If dropped, its outcome stays unknown.
+/// An operation that was begun in a [`Recorder`] and has not ended. If this value is dropped, the outcome
+/// stays unknown.
 #[derive(Debug)]
 #[must_use]
 pub struct Begun(Index);
@@ -108,8 +111,8 @@ pub struct Begun(Index);
 /// A recorder for the calls and replies of a running program. Any number of threads may share it.
 ///
 /// The recorder counts moments itself, one for each call, so that no clock is needed. Begin an operation *before* the
-/// call and end it *after* the reply. Recording an operation as longer than it was can hide a violation; recording it
-/// as shorter can invent one.
+/// call and end it *after* the reply. If an operation is recorded as longer than it was, a violation may be hidden.
+/// If it is recorded as shorter, a false violation may be reported.
 ///
 /// ```
 /// use bowline::check::{Budget, Recorder, Register, RegisterCall, RegisterReply, linear};
@@ -152,7 +155,7 @@ impl<C, R> Recorder<C, R> {
         Self::default()
     }
 
-    /// Records a call. Must be called just before the call itself. The outcome is unknown until the operation is
+    /// Records a call. Must be called just before the operation. The outcome is unknown until the operation is
     /// ended.
     pub fn begin(&self, process: u64, object: &str, call: C) -> Begun {
         let mut book = self.book();

@@ -371,7 +371,7 @@ pub struct Lines<C, R> {
     pub history: History<C, R>,
     /// Line number of each operation, from 1.
     pub numbers: Vec<usize>,
-    /// The first line without a process. Its process counts as 0, which may be wrong.
+    /// The first line without a process. The process of this line counts as 0, which may be wrong.
     pub nameless: Option<usize>,
 }
 

@@ -1,7 +1,7 @@
 //! Checkers: given the calls, their times and their replies, could a correct system have produced this history?
 //!
-//! The checkers know nothing of Bowline. They check histories from any source: a test of your own program, or a file
-//! (`bowline check`). They are deterministic, read no clock and open no files.
+//! The checkers know nothing of Bowline. The checkers accept histories from any source: a test of your own program,
+//! or a file (`bowline check`). The checkers are deterministic, read no clock and open no files.
 //!
 //! ```text
 //! Recorder ─┐
@@ -28,8 +28,8 @@
 //!
 //! All checkers have the same interface:
 //!
-//! - The input is a [`History`] of calls and replies. Each checker has its own types for these. Types that implement
-//!   [`lines::Written`] can be read from a file and written to one.
+//! - The input is a [`History`] of calls and replies. Each checker has its own types for calls and replies. Types
+//!   that implement [`lines::Written`] can be read from a file and written to one.
 //! - The result is a [`Verdict`]. A violation is a [`Counterexample`]: the `rule` that is broken, the `operations`
 //!   that break it, by their indices in the history, a sentence `why` that refers to them as `#3`, and optionally
 //!   `links`, which are arrows from one operation to another.

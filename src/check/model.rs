@@ -7,8 +7,8 @@ use super::value::Value;
 
 /// A sequential object, as a single caller would see it.
 ///
-/// A model defines what is allowed, not what is likely. For a call of unknown outcome it may return several next
-/// states. It must be a pure function of its arguments.
+/// A model returns every allowed next state. For a call of unknown outcome it may return several next states.
+/// The step must be a pure function of its arguments.
 pub trait Model {
     /// A call on the object.
     type Call: Clone + Eq + Hash;

@@ -52,8 +52,8 @@ pub enum Undecided {
 ///
 /// If [`is_minimal`](Self::is_minimal) is true, the operations contradict each other regardless of all other
 /// operations of the object: each of those may take effect at any moment after its call, or never, with any reply.
-/// They are never simply removed. Therefore a read of a value that was never written is a counterexample on its own,
-/// and a stale read comes with the write that it missed.
+/// Operations are never simply removed. Therefore a read of a value that was never written is a counterexample on
+/// its own, and a stale read comes with the write that it missed.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Counterexample {
     /// The broken rule, as a short constant text.
@@ -63,8 +63,9 @@ pub struct Counterexample {
     /// The operations that contradict each other. [`linear`](super::linear) sorts them by the time of their calls,
     /// other checkers in the order of [`why`](Self::why).
     pub operations: Vec<Index>,
-    /// Whether they contradict each other regardless of all other operations, and each of them is needed. If false,
-    /// they show where the history has no explanation: fewer operations may be enough, or others may be part of it.
+    /// Whether the operations contradict each other regardless of all others, and each of them is needed. If false,
+    /// the operations show where the history has no explanation: fewer operations may be enough, or other
+    /// operations may be part of the contradiction.
     pub is_minimal: bool,
     /// The reason, as a sentence in which `#3` is the operation with index 3 in the history.
     pub why: String,
@@ -90,7 +91,8 @@ pub struct Link {
 pub struct DeadEnd {
     /// Number of operations of the object that were relaxed, that is, treated as if their outcome were unknown.
     pub let_off: usize,
-    /// The longest order that was found. It contains relaxed operations only where they are needed.
+    /// The longest order that was found. The order contains relaxed operations only where they are
+    /// needed.
     pub order: Vec<Index>,
     /// The state of the object after that order.
     pub state: String,

@@ -1,5 +1,5 @@
-//! The interface of the simulated programs to their node: its handles, with every error reduced to what it says about
-//! the request.
+//! The interface of the simulated programs to their node: the node's handles, with every error reduced to the effect
+//! of the request.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -38,7 +38,7 @@ impl From<Error> for Fate {
         match (error.effect(), error) {
             (_, Error::Rejected(rejection)) => Fate::Refused(rejection),
             (Effect::NotApplied, _) => Fate::NotApplied,
-            // An error after which the request is known to be applied has no reply, so it counts as unknown.
+            // If the request is known to be applied but the reply is lost, the outcome counts as unknown.
             (Effect::Unknown | Effect::Applied, _) => Fate::Unknown,
         }
     }

@@ -1,5 +1,5 @@
 //! Simulated time: one true timeline, and for each node a clock with an arbitrary start that runs slightly too fast
-//! or too slow. Nothing here reads a real clock.
+//! or too slow. This module reads no real clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

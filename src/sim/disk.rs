@@ -1,11 +1,12 @@
-//! The disk of a simulated machine. It keeps exactly the promises of `env::disk` and no more.
+//! The disk of a simulated machine. The simulated disk keeps exactly the promises of `env::disk`
+//! and no more.
 //!
 //! A file is an inode with three parts: the content that readers see, the durable content, and the unsynced writes
-//! between the two, in order. A directory is the same with names. A power cut ([`SimDisk::crash`]) keeps some prefix
-//! of the unsynced writes to each sector of 512 bytes, independently of other sectors, and some prefix of the
-//! unsynced changes to each directory. Killing the process ([`SimDisk::kill`]) loses nothing, because the operating
-//! system survives. After a failed sync, readers still see the earlier writes, but no later sync makes them durable,
-//! as on Linux.
+//! between the two, in order. A directory has the same three parts, with names instead of bytes. A power cut
+//! ([`SimDisk::crash`]) keeps some prefix of the unsynced writes to each sector of 512 bytes, independently of other
+//! sectors, and some prefix of the unsynced changes to each directory. Killing the process ([`SimDisk::kill`]) loses
+//! nothing, because the operating system survives. After a failed sync, readers still see the earlier writes, but no
+//! later sync makes them durable, as on Linux.
 //!
 //! The disk takes no time; the world simulates its latency. The seed and the operations determine which bytes a crash
 //! keeps.
@@ -128,7 +129,8 @@ impl SimDisk {
         self.state().next_life();
     }
 
-    /// Makes the next sync of a file fail. The writes to the file before that never become durable.
+    /// Makes the next sync of a file fail. Earlier unsynced writes to the file never become
+    /// durable.
     pub fn fail_next_sync(&self) {
         self.state().faults.sync_fails = true;
     }
@@ -154,13 +156,14 @@ impl SimDisk {
         self.state().faults.has_been_full
     }
 
-    /// Lets the next `steps` changes and syncs succeed. Everything after them fails until the machine crashes or the
-    /// process is killed.
+    /// Lets the next `steps` changes and syncs succeed. Every later change or sync fails until the machine crashes
+    /// or the process is killed.
     pub fn stop_after(&self, steps: u64) {
         self.state().faults.steps_left = Some(steps);
     }
 
-    /// Returns whether an operation has failed because of [`SimDisk::stop_after`]. If not, removes that limit.
+    /// Returns whether an operation has failed because of [`SimDisk::stop_after`]. If no operation has failed,
+    /// removes the limit of [`SimDisk::stop_after`].
     pub fn has_stopped(&self) -> bool {
         let faults = &mut self.state().faults;
         if !faults.has_stopped {
@@ -688,7 +691,7 @@ mod tests {
         let again = disk.open(path(), OpenMode::Read).unwrap();
         disk.sync_dir(Path::new("d")).unwrap();
         disk.remove(path()).unwrap();
-        // The removal is not durable yet.
+        // The removal of the file is not durable yet.
         drop(file);
         assert_eq!(disk.used(), 3);
         disk.sync_dir(Path::new("d")).unwrap();

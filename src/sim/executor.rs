@@ -1,6 +1,6 @@
 //! Runs the tasks of a world: futures on one thread, polled in an order that the seed determines. A task belongs to a
-//! node and ends with it; the tasks of a paused node wait. Tasks sleep in simulated time through [`Timers`], and
-//! nothing here blocks on anything real.
+//! node and ends with it; the tasks of a paused node wait. Tasks sleep in simulated time through [`Timers`], and this
+//! module never blocks on real time, threads or I/O.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! A disk that calls a hook before a file is opened, for tests of what may happen in between.
+//! A disk that calls a hook before a file is opened, so that tests can change files at that moment.
 
 use std::io;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Programs that keep sessions: they open them with or without a lock delay, detach them, resume sessions that others
-//! have detached or still keep, and tell the judge whenever they rely on one.
+//! Programs that keep sessions. They open sessions with or without a lock delay, detach them, and resume sessions
+//! that other programs have detached or still keep. They report to the judge when they rely on a session.
 
 use std::cell::Cell;
 use std::time::Duration;

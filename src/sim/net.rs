@@ -1,5 +1,5 @@
-//! The simulated network. Every message is encoded and decoded as on a real connection. In between it can be lost,
-//! duplicated, delayed and reordered, and a link can be cut in one or both directions.
+//! The simulated network. Every message is encoded and decoded as on a real connection. In the network, messages
+//! can be lost, duplicated, delayed and reordered, and a link can be cut in one or both directions.
 //!
 //! The world ([`super::world`]) makes connections and detects broken ones; this file decides which messages arrive
 //! when. Like TCP, the network never delivers a message of an old connection on a newer one.

@@ -1,6 +1,6 @@
-//! A reference implementation of requests: it applies one operation after the other to all rows of a store, so simply
-//! that it is obviously right, and slow. It is written from the documentation of etcd and from
-//! [`model`](crate::model), and shares no code with [`machine`](crate::machine), which is checked against it.
+//! A simple, slow reference implementation of requests: it applies one operation after the other to all rows of a
+//! store. The code follows the documentation of etcd and [`model`](crate::model). It shares no code with
+//! [`machine`](crate::machine), which tests compare with it.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl Draft {
         Self { base, state, events: Vec::new() }
     }
 
-    /// Returns the revision of the store if the request ended here.
+    /// Returns the revision of the store if the request has no further operations.
     pub fn now(&self) -> Revision {
         if self.events.is_empty() { self.base } else { self.base.next() }
     }
@@ -87,7 +87,8 @@ impl Draft {
         }
     }
 
-    /// Applies a transaction along its path. `past` returns the rows at older revisions.
+    /// Applies the operations of the branches that a transaction takes. `past` returns the rows at
+    /// older revisions.
     pub fn txn(&mut self, path: &Path<'_>, past: &dyn Fn(Revision) -> State) -> TxnReply {
         let mut results = Vec::new();
         for step in &path.steps {
@@ -154,8 +155,8 @@ impl<'a> Path<'a> {
     }
 }
 
-/// Returns the revision at which a range is to be read, or `None` for the newest. Revision 0 means the newest as
-/// well.
+/// Returns the revision at which a range is to be read, or `None` for the newest. Revision 0 means the newest
+/// revision too.
 pub fn asked(range: &Range) -> Option<Revision> {
     range.revision.filter(|revision| *revision > Revision(0))
 }

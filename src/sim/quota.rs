@@ -1,11 +1,11 @@
 //! A disk with a size limit: it wraps another disk, real or simulated, and rejects growth beyond a limit that a test
 //! may change at any time.
 //!
-//! It counts the lengths of the files in a directory and below. Removing a file frees its space at once. A write that
-//! does not fit is done as far as it fits and then fails with `StorageFull`, as file systems do. Overwriting needs no
-//! space.
+//! The size is the sum of the lengths of the files in a directory and below. Removing a file frees its space at once.
+//! A write that exceeds the limit writes the part that fits and then fails with `StorageFull`, as on file systems.
+//! Overwriting needs no space.
 //!
-//! Invariant: with a sufficient limit it changes nothing.
+//! Invariant: if the limit is not reached, this disk behaves like the wrapped disk.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,8 +35,8 @@ impl QuotaDisk {
         Self { disk: Arc::new(disk), state: Arc::default() }
     }
 
-    /// Sets the maximum total size in bytes of the files in a directory and below, or no limit if `None`. If they
-    /// already exceed it, no file can grow until enough is removed.
+    /// Sets the maximum total size in bytes of the files in a directory and below, or no limit if `None`. If the
+    /// files already exceed the limit, no file can grow until enough data is removed.
     pub fn limit(&self, dir: &Path, bytes_max: Option<u64>) {
         let mut state = self.state();
         match bytes_max {
@@ -155,7 +155,7 @@ impl File for QuotaFile {
     }
 
     fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        // Held during the write, so that two files cannot grow into the same space.
+        // The lock is held during the write, so that two files cannot grow into the same space.
         let state = lock(&self.state);
         let may_end_at = self.file.len()?.saturating_add(state.room(&self.dir));
         let fits = usize::try_from(may_end_at.saturating_sub(offset)).unwrap_or(usize::MAX);

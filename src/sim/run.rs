@@ -56,8 +56,8 @@ pub struct Report {
     pub leader_changes: u64,
     /// Number of crashes of processes and machines.
     pub crashes: u64,
-    /// Whether the remaining machines had a quorum at the end. If not, more were lost than the cluster tolerates, and
-    /// the last round was skipped.
+    /// Whether the remaining machines had a quorum at the end. If false, more machines were lost than the cluster
+    /// tolerates, and the last round was skipped.
     pub recoverable: bool,
     /// Number of grants of the lock that was granted least.
     pub grants_min: u64,
@@ -272,7 +272,7 @@ impl Run {
             }
             self.world.leave_alone(&core);
         }
-        // Nodes that may still be needed run as well.
+        // Nodes that a pending change may still need run as well.
         self.world.heal(&[&core[..], &self.world.leaving()].concat())?;
         let end = self.world.timeline().now() + CALM;
         self.world.run_until(end - CALM * 4 / 5)?;

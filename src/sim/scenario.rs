@@ -1,5 +1,6 @@
-//! Runs a program of your own in the simulator. It runs on every node of a cluster, in every incarnation of its
-//! process, under the faults that a seed draws. Your invariants are checked whenever the store changes.
+//! Runs a program of your own in the simulator. The program runs on every node of a cluster, in every
+//! incarnation of the node's process, under the faults that a seed draws. Your invariants are checked whenever
+//! the store changes.
 //!
 //! ```
 //! use bowline::sim::Scenario;
@@ -30,8 +31,8 @@
 //! scenario.run(7).unwrap();
 //! ```
 //!
-//! A failure has the name of the broken promise: one of Bowline's, one of yours under the name that you gave it, or
-//! `PANIC` if your program or the library has panicked.
+//! A failure has the name of the broken invariant: one of Bowline's, one of your own, or `PANIC` if your program or
+//! the library has panicked.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -75,8 +76,8 @@ pub struct Scenario {
 
 impl Scenario {
     /// Creates a scenario for a program, which is started on each node whenever its process starts. The program ends
-    /// with its process, at any await point. In the calm phase after the storm it should observe [`Host::is_closing`]
-    /// and end within five seconds; then it is dropped.
+    /// with its process, at any await point. In the calm phase after the faults, the program should observe
+    /// [`Host::is_closing`] and end within five seconds; then it is dropped.
     pub fn new<F>(program: impl Fn(Host) -> F + 'static) -> Self
     where
         F: Future<Output = ()> + 'static,
@@ -92,8 +93,8 @@ impl Scenario {
         self
     }
 
-    /// Adds a named invariant on the store, which is checked after every change. It sees the real history, regardless
-    /// of what any node knows at that time.
+    /// Adds a named invariant on the store, which is checked after every change. The invariant sees the real history,
+    /// regardless of what any node knows at that time.
     #[must_use]
     pub fn always(
         mut self,
@@ -105,7 +106,7 @@ impl Scenario {
     }
 
     /// Sets a check that must complete on every remaining node, one after the other, once everything has healed and
-    /// the programs have ended. It has a minute.
+    /// the programs have ended. The check has one minute of simulated time.
     #[must_use]
     pub fn finally<F>(mut self, check: impl Fn(Host) -> F + 'static) -> Self
     where
@@ -116,7 +117,7 @@ impl Scenario {
     }
 
     /// Requires that [`run_all`](Self::run_all) counts `what` ([`Host::count`]) at least this many times in all of
-    /// its seeds together. Runs in which too little happens prove nothing.
+    /// its seeds together. This detects runs in which too little happens.
     #[must_use]
     pub fn at_least(mut self, what: &'static str, times: u64) -> Self {
         self.floors.push((what, times));
@@ -142,9 +143,8 @@ impl Scenario {
     /// Runs many seeds and returns their reports. Minimizes the first failure: repeats the run without the faults
     /// that it does not need.
     ///
-    /// # Panics
-    /// If a seed fails. The message contains its timeline, the faults that it needs, and how to repeat it. Also
-    /// panics if a count is too low ([`at_least`](Self::at_least)).
+    /// # Panics If a seed fails. The message contains the timeline of the failure, the faults that it needs,
+    /// and the command that repeats it. Also panics if a count is too low ([`at_least`](Self::at_least)).
     pub fn run_all(&self, seeds: impl IntoIterator<Item = u64>) -> Vec<Report> {
         let mut reports = Vec::new();
         for seed in seeds {
@@ -252,13 +252,12 @@ impl Host {
         self.rng.below(bound)
     }
 
-    /// Returns whether the storm is over and the program should end.
+    /// Returns whether the faults have ended and the program should end.
     pub fn is_closing(&self) -> bool {
         self.scene.closing.get()
     }
 
-    /// Checks a condition that the store does not show but the program sees. If it is false, the run fails under this
-    /// name.
+    /// Checks a condition on something that only the program observes. If it is false, the run fails under this name.
     pub fn expect(&self, so: bool, name: &'static str, detail: impl FnOnce() -> String) {
         self.scene.judge.borrow_mut().expect(so, name, detail);
     }

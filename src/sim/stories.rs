@@ -1,6 +1,6 @@
-//! Published failures of similar systems, retold: each has a cluster, its programs and a schedule of faults. With the
-//! bug planted ([`mutant`](crate::mutant)), the judge must name it; without the bug, everything must hold.
-//! `docs/assurance/incidents.md` gives the sources.
+//! Simulations of published failures of similar systems: each test has a cluster, its programs and a schedule of
+//! faults. With the bug planted ([`mutant`](crate::mutant)), the judge must report the expected invariant. Without
+//! the bug, all invariants must hold. `docs/assurance/incidents.md` gives the sources.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

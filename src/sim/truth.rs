@@ -1,6 +1,6 @@
 //! The real history of the store, revision by revision, as the replicas apply it. The first replica that applies a
-//! revision defines it, every other one must agree, and every reply is checked against it. It is only a fold over
-//! events and shares no code with the state machine.
+//! revision defines it, every other one must agree, and every reply is checked against it. The history is only a
+//! fold over events and shares no code with the state machine.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 

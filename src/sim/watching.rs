@@ -46,7 +46,8 @@ pub(crate) async fn live(
                 None => return,
             }
             if slow {
-                // Sometimes so slow that the queue of the watch overflows and it must read the history.
+                // Sometimes the program reads so slowly that the queue of the watch overflows and the
+                // watch must read the history.
                 let most = if one_in(&rng, 20) { 20_000 } else { 500 };
                 scene
                     .timers

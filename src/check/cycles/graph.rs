@@ -1,8 +1,8 @@
 //! The graph of transactions. An edge states that one transaction comes before another.
 //!
 //! Nodes below [`Graph::txns`] are transactions. The other nodes are joints, which replace many edges by a few. An
-//! edge into a joint has a kind. The path continues at no cost from there, perhaps through more joints, to each
-//! transaction that the edge stands for. Real-time order needs one joint per moment instead of one edge per pair.
+//! edge into a joint has a kind. From a joint, the path continues at no cost, perhaps through more joints, to each
+//! transaction for which the edge stands. Real-time order needs one joint per moment instead of one edge per pair.
 //! "All transactions that read the end of the list come before all transactions whose append was never read" needs
 //! two joints for each of the latter.
 //!

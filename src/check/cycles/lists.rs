@@ -1,11 +1,11 @@
 //! Order of list-append transactions. A list shows all earlier appends to its key, in order.
 //!
 //! The longest list that any transaction read of a key is therefore the order of the writes to it, and every other
-//! list of the key must be a prefix of it. Values that are missing from it were appended later. The order of all
-//! relevant writes is then known, and "no cycle" means "some order explains the history".
+//! list of the key must be a prefix of it. Values that are missing from a list were appended later. The order of
+//! all relevant writes is then known, and "no cycle" means "some order explains the history".
 //!
-//! At levels where uncommitted values may be read, a list may contain values that are rolled back later. There only
-//! acknowledged values are compared and ordered.
+//! At levels where uncommitted values may be read, a list may contain values that are rolled back later. At these
+//! levels only acknowledged values are compared and ordered.
 
 use std::collections::BTreeMap;
 

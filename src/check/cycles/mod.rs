@@ -1,10 +1,10 @@
 //! Checks transactions: does some order exist in which executing them one at a time gives the same results? For a
-//! database that promises less, checks whether it keeps that weaker promise.
+//! database that promises a weaker level, the checker verifies that level.
 //!
 //! The values that transactions read and wrote show which of them must come before which. If these relations form a
 //! cycle, no order exists. The cycle is the reason that is reported, and its shape says which promise is broken. This
 //! is the method of Elle (Kingsbury and Alvaro, 2020: "Inferring Isolation Anomalies from Experimental
-//! Observations"). It takes seconds where a search for the order would never end:
+//! Observations"). This method takes seconds where a search for the order would never end:
 //!
 //! | edge | why one transaction comes before the other |
 //! |---|---|
@@ -27,8 +27,8 @@
 //! | [`lists`], at [`Level::Serializable`] and above | such an order exists |
 //! | [`lists`] below that level, and [`registers`] | no contradiction was found |
 //!
-//! A violation is certain with both checkers. Its operations are those of the cycle, followed by those whose reads
-//! reveal it.
+//! A violation is certain with both checkers. The operations of the counterexample are those of the cycle,
+//! followed by those whose reads reveal the cycle.
 
 mod book;
 mod graph;
@@ -300,7 +300,7 @@ impl CycleFound {
         if self.reason.operations.len() > SMALLER_MAX {
             return self.reason.perhaps(false);
         }
-        // Checks with the outcomes of all other transactions unknown.
+        // Checks the kept transactions with all other outcomes unknown.
         let again = |kept: &[Index]| {
             let (rest, members) = let_off::<D>(&book, history, kept);
             judge::<D>(&rest, &members, level).ok().flatten()
@@ -324,8 +324,8 @@ impl CycleFound {
         let Some(mut least) = alone(&self.reason.operations) else {
             return self.reason.perhaps(false);
         };
-        // Transactions outside the cycle come last in the list. They are tried first because they are most likely
-        // redundant.
+        // Transactions outside the cycle come last in the list. These are tried first, because they are most
+        // likely redundant.
         let mut place = least.reason.operations.len();
         while place > 0 {
             place -= 1;

@@ -6,7 +6,8 @@
 //! - the level promises something about time, and the writer of the first value had ended before the writer of the
 //!   second was called.
 //!
-//! "No cycle" therefore means only that none was found. To prove an order, use transactions that append to lists.
+//! "No cycle" therefore does not prove that an order exists. To prove an order, use transactions that append to
+//! lists.
 
 use std::collections::BTreeMap;
 

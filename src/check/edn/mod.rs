@@ -7,10 +7,10 @@
 //! {:type :info,   :f :cas, :value [7 8], :process 1, :time 99, :index 3, :error :timeout}
 //! ```
 //!
-//! The maps stand one after the other, or in one vector or list. Their order is the order of time. `:ok` took effect,
-//! `:fail` never does, and `:info` or a missing completion means that the outcome is unknown. Maps with `:process
-//! :nemesis` and all other keys of a map are ignored. Every other process must be a number: a map without one is an
-//! error, so that no operation is skipped by accident.
+//! The file contains the maps one after the other, or in one vector or list. The order of the maps is the order of
+//! time. `:ok` took effect, `:fail` never does, and `:info` or a missing completion means that the outcome is
+//! unknown. Maps with `:process :nemesis` and all other keys of a map are ignored. Every other process must be a
+//! number: a map without one is an error, so that no operation is skipped by accident.
 //!
 //! | dialect | `:f` | `:value` |
 //! |---|---|---|
@@ -23,7 +23,7 @@
 //!
 //! A history may contain many registers and sets, as `jepsen.independent` writes them: then each value, also that of
 //! a call, is `[k value]`. The value of a register may be `[version value]`, as in Jepsen's tests of etcd; versions
-//! are not checked. Values are integers and strings. Any other value is kept as its text.
+//! are not checked. Values are integers and strings. A value of any other type is kept as its text.
 
 mod form;
 
@@ -53,7 +53,7 @@ pub enum Dialect {
     Lock,
 }
 
-/// Reads a history up to the end of the input. The line of an operation is that of its call.
+/// Reads a history up to the end of the input. The line of an operation is the line of its call.
 ///
 /// # Errors
 ///

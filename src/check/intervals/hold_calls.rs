@@ -5,13 +5,14 @@
 //! | `hold` | `owner`: a value; `kind`: `write` (default), `read` or `permits`; `permits`: a number, with that kind, default 1; `token`: a number, if there are tokens | `lost`: true if the hold was not released by its owner, default false |
 //!
 //! `invoke` is the first moment at which the owner believed that it held the lock, and `complete` the last. With
-//! outcome `unknown`, the owner believed it at least until `complete`, or for a single moment if `complete` is
-//! missing: the owner crashed. With outcome `failed`, the owner never believed it.
+//! outcome `unknown`, the owner crashed. It believed that it held the lock at least until `complete`, or for a
+//! single moment if `complete` is missing. With outcome `failed`, the owner never believed that it held the
+//! lock.
 
 use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::value::Value;
 
-/// A hold, as its owner believed in it.
+/// The time in which an owner believed that it held a lock.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum HoldCall {
     /// A hold from one moment to another.

@@ -41,7 +41,7 @@ struct HoldBelief<'a> {
     lost: bool,
 }
 
-/// Checks whether the holds of each object, as their owners believed in them, keep the promises of a lock:
+/// Checks whether the recorded holds of each object keep the promises of a lock:
 ///
 /// - **exclusion**: no write hold overlaps another hold by more than the slack;
 /// - **permits**: the permits held at one time never exceed the limit;

@@ -42,12 +42,12 @@ pub enum LeaseCall {
 pub struct LeaseReply {
     /// Whether the lease existed. True after a grant.
     pub there: bool,
-    /// The current TTL, if it differs from the granted one.
+    /// The current TTL, if it differs from the granted TTL.
     pub ttl: Option<u64>,
 }
 
 impl LeaseCall {
-    /// Returns the lease that the call is about.
+    /// Returns the lease of the call.
     pub fn lease(&self) -> &Value {
         match self {
             Self::Grant { lease, .. }

@@ -34,7 +34,7 @@ struct LeaseFact<'a> {
 ///
 /// - **never early**: an unrevoked lease exists until its TTL, minus the drift, has passed since the call of its
 ///   grant or last renewal was *made*;
-/// - **gone is gone**: a lease that has expired or was revoked is never renewed or seen again;
+/// - **no return**: a lease that has expired or was revoked is never renewed or seen again;
 /// - **granted first**: no lease is renewed, revoked or seen before the call of its grant;
 /// - **used once**: no two grants use one name;
 /// - **not late**: checked if [`Leases::late`] is set.

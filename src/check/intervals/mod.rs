@@ -2,9 +2,9 @@
 //! live as long as promised?
 //!
 //! The hold of a lock can end without a call, so such a lock cannot be checked as an object with calls and replies.
-//! Its users rely on the promise that no two of them *believe* that they hold it at one time. The operation here is
-//! therefore the hold itself, from the first moment at which its holder believed in it to the last ([`holds`]).
-//! Leases are checked by moments in the same way ([`leases`]).
+//! The users of a lock rely on the promise that no two of them *believe* that they hold the lock at one time.
+//! Therefore the operation is the hold itself, from the first to the last moment at which its owner believed that
+//! it held the lock ([`holds`]). Leases are checked by moments in the same way ([`leases`]).
 //!
 //! ```text
 //! process 1   ├────── token 5 ──────┤             believed: its guard still said "held" afterwards
@@ -12,13 +12,13 @@
 //!                           └─────┘ both: a violation, if longer than the clocks may differ
 //! ```
 //!
-//! In these histories moments are also used as durations. They share one unit for the whole history, for instance
-//! nanoseconds of one clock. If the processes have different clocks, `slack` is the maximum difference between any
-//! two.
+//! In these histories moments are also used as durations. All moments and durations of a history have one unit,
+//! for instance nanoseconds of one clock. If the processes have different clocks, `slack` is the maximum
+//! difference between any two.
 //!
-//! Record a hold so that it never seems longer than it was: a hold that seems too long invents violations, while for
-//! calls it is the other way round. Read the clock first and ask the guard afterwards. If the guard says "held", the
-//! lock was held at that moment, regardless of any pause in between:
+//! Never record a hold as longer than it was, because this causes false violations. For calls, the opposite is true.
+//! Read the clock first and ask the guard afterwards. If the guard says "held", the lock was held at that moment,
+//! regardless of any pause in between:
 //!
 //! ```text
 //! acquire ─▶ t1 = now ─▶ held? ── yes ─▶ the hold begins at t1

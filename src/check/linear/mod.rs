@@ -7,9 +7,10 @@
 //!
 //! - each object is checked on its own, which is sufficient (Herlihy and Wing, 1990);
 //! - an operation that changes nothing is placed as soon as it fits, without backtracking ([`Model::observes`]);
-//! - an operation of unknown outcome may be placed at any moment after its call, or never. Of equal ones the earliest
-//!   is placed first. A configuration is not searched if another one reached the same state with fewer of them. An
-//!   operation whose effect no other operation needs is left out ([`Model::needs`]).
+//! - an operation of unknown outcome may be placed at any moment after its call, or never. Of equal operations the
+//!   earliest is placed first. A configuration is not searched if another one reached the same state with fewer
+//!   operations of unknown outcome. An operation whose effect no other operation needs is left out
+//!   ([`Model::needs`]).
 //!
 //! A history with many concurrent operations and ambiguous replies can take exponential time. The search therefore
 //! has a [`Budget`], and a verdict may be undecided.
@@ -26,13 +27,13 @@ use super::verdict::Verdict;
 use search::Answer;
 use steps::Meter;
 
-/// Limits of the search for each object. If one is reached, the verdict is undecided.
+/// Limits of the search for each object. If a limit is reached, the verdict is undecided.
 #[derive(Clone, Copy)]
 pub struct Budget<'a> {
     /// Maximum number of steps of the model.
     pub steps: u64,
-    /// Maximum number of configurations to remember. They use most of the memory: some hundred bytes each, plus the
-    /// state.
+    /// Maximum number of configurations to remember. Configurations use most of the memory: some hundred bytes
+    /// each, plus the state.
     pub configurations: usize,
     /// Called every few thousand steps. The search stops if it returns true, for example after a timeout.
     pub stop: Option<&'a dyn Fn() -> bool>,
@@ -117,8 +118,8 @@ pub(super) fn check_object<M: Model>(
     }
 }
 
-/// Returns an order that explains the operations of a history with one object, if the search finds one. It contains
-/// operations of unknown outcome if they are needed.
+/// Returns an order that explains the operations of a history with one object, if the search finds one. The order
+/// contains an operation of unknown outcome only if it is needed.
 pub fn order<M: Model>(
     model: &M,
     history: &History<M::Call, M::Reply>,

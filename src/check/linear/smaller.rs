@@ -1,10 +1,10 @@
 //! Minimizes a violation to a few operations that contradict each other regardless of all others.
 //!
 //! An operation is never simply removed to make the history smaller: without its write, every read of it would be a
-//! violation. Instead it is relaxed: it may take effect at any moment after its call, or never. An order that
-//! explains a history also explains it with some operations relaxed. So if a relaxed history has no order, the full
-//! one has none either. Relaxing more operations never restores a contradiction. So if no single operation can be
-//! relaxed, no two can be relaxed together.
+//! violation. Instead the operation is relaxed: it may take effect at any moment after its call, or never. An order
+//! that explains a history also explains it with some operations relaxed. So if a relaxed history has no order, the
+//! full one has none either. Relaxing more operations never restores a contradiction. So if no single operation can
+//! be relaxed, no two can be relaxed together.
 
 use std::collections::HashSet;
 
@@ -105,7 +105,8 @@ impl<M: Model> Shrinking<'_, M> {
         let mut kept: Vec<Index> = self.members.to_vec();
         kept.retain(|index| completed(&history[*index]).is_some());
         kept.sort_by_key(|index| (completed(&history[*index]), *index));
-        // The first `many` operations have no order. The first `few` have one, or the answer is unknown.
+        // The first `many` operations have no order. The first `few` operations have an order, or the
+        // search is undecided.
         let (mut few, mut many) = (0, kept.len());
         while many - few > 1 {
             let middle = few.midpoint(many);

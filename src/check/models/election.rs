@@ -11,10 +11,10 @@
 //! A `campaign` that waited and gave up is `failed`. A leader that campaigns again proclaims its value.
 //!
 //! Leadership that expires ends without a call, yet another candidate can lead afterwards. To record it, add an
-//! `expire` of unknown outcome for the candidate, invoked at the last moment at which it certainly led. It may have
-//! ended at any time from then on. This is why an election is an object here: the replies of `leader` and of
-//! campaigns must agree on one order. Whether two candidates *believed* to lead at one time is a question of moments,
-//! for [`intervals::holds`](crate::check::intervals::holds).
+//! `expire` of unknown outcome for the candidate, invoked at the last moment at which it certainly led. The
+//! leadership may have ended at any later time. An election is one object, because the replies of `leader` and of
+//! campaigns must agree on one order. Whether two candidates *believed* to lead at one time is a question of
+//! moments, for [`intervals::holds`](crate::check::intervals::holds).
 
 use super::mutex;
 use crate::check::lines::{FieldError, Fields, Written};
@@ -92,7 +92,7 @@ pub struct CurrentLeader {
 pub struct ElectionState {
     /// The current leader.
     pub leading: Option<CurrentLeader>,
-    /// A lower bound for the highest token of past leaders. It is not exact because some tokens may never have been
+    /// A lower bound of the highest token of past leaders. It is not exact because some tokens may never have been
     /// reported.
     pub token_before: Option<u64>,
 }

@@ -1,5 +1,5 @@
-//! Models of common objects. Each defines the sequential behavior of an object and the notation of its calls in a
-//! history.
+//! Models of common objects. Each model defines the sequential behavior of an object and the notation of its
+//! calls in a history.
 
 mod election;
 mod kv;

@@ -6,8 +6,8 @@
 //! | `release` | `owner`: a value | `released`: true (default) or false |
 //!
 //! A call that waited and gave up is `failed`. `acquired: false` is the reply to a call that does not wait, and
-//! `released: false` the reply to a caller that does not hold the lock. Both are observations of the holder at that
-//! moment.
+//! `released: false` the reply to a caller that does not hold the lock. Both replies are observations of the
+//! current holder.
 //!
 //! This model does not support holds that expire, as with a lease, because they end without a call.
 
@@ -15,13 +15,14 @@ use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::model::Model;
 use crate::check::value::Value;
 
-/// A lock that knows its owner. By default it is not re-entrant and has no tokens.
+/// A lock that knows its owner. By default the lock is not re-entrant and has no tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MutexModel {
-    /// Maximum number of times its owner may hold it at once, from 1. Further calls are rejected.
+    /// Maximum number of times its owner may hold it at once, from 1. Further calls of the owner
+    /// are rejected.
     pub holds_max: u32,
     /// Whether each hold has a token higher than all earlier ones. An owner that acquires the lock again gets the
-    /// token that it has. A reply without a token is then a violation. If false, tokens in replies are ignored.
+    /// same token. A reply without a token is then a violation. If false, tokens in replies are ignored.
     pub is_fenced: bool,
 }
 

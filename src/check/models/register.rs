@@ -10,7 +10,7 @@ use crate::check::lines::{FieldError, Fields, Written};
 use crate::check::model::{Model, Needs};
 use crate::check::value::Value;
 
-/// A register with compare-and-set. It is empty at first by default.
+/// A register with compare-and-set. By default the register is empty at first.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Register {
     /// The value before the first operation.

@@ -8,7 +8,7 @@
 //! A key is a string. Among the transactions that may have taken effect, only one may write a given value to a key:
 //! the checker matches reads with writers by value.
 //!
-//! Both are also sequential models, so that `linear` can check short histories of them by brute force.
+//! Both kinds are also sequential models, so that `linear` can check short histories by brute force.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 //! click reveals are also in the table, so that the page can be printed and read without its short script. The same
 //! history and reason always produce the same bytes.
 //!
-//! Of a long history, the page draws only the operations of the reason and those nearest to them. It states how many
-//! are left out.
+//! Of a long history, the page draws only the operations of the reason and those nearest to them. The page states
+//! how many operations are left out.
 //!
 //! ```text
 //! process 1  ├─ write 1 ─┤      ┌──────┐

@@ -1,8 +1,8 @@
 //! Compares the rules for leases with a search for a possible lifetime, on thousands of small random histories.
 //!
-//! The oracle does not use the rules. It tries each moment at which the lease may have been granted, each moment at
-//! which it may have ended, and each way to end. It then asks whether every reply is possible. If no lifetime
-//! explains the history, the history is a violation.
+//! The oracle does not use the rules. The oracle tries each moment at which the lease may have been granted, each
+//! moment at which it may have ended, and each way to end. The oracle then checks whether every reply is possible.
+//! If no lifetime explains the history, the history is a violation.
 
 use super::small::Random;
 use crate::check::intervals::{self, LeaseCall, LeaseReply, Leases};

@@ -1,5 +1,5 @@
-//! A brute-force oracle that tries every order of every subset of operations. It shares only the steps of the models
-//! with the search, not `observes`, `needs` and `gives`.
+//! A brute-force oracle that tries every order of every subset of operations. The oracle shares with the search only
+//! the steps of the models, not `observes`, `needs` and `gives`.
 
 use crate::check::{At, History, Index, Model, Operation, Outcome};
 

@@ -1,5 +1,5 @@
-//! Draws small random histories: a correct run, in which one detail may be changed afterwards. About half of them
-//! have no explanation.
+//! Draws small random histories: a correct run, in which one detail may be changed afterwards. About half of the
+//! histories have no explanation.
 
 use crate::check::{
     At, History, Kv, KvCall, KvReply, Model, MutexCall, MutexModel, MutexReply, Operation, Outcome,

@@ -1,15 +1,16 @@
 //! A fast checker for stores whose replies contain revisions, for histories with millions of operations.
 //!
-//! If every reply contains the revision of the store, no search for an order is needed: the revisions are one. The
-//! checker verifies in *n* log *n* time that the revisions are right:
+//! If every reply contains the revision of the store, no search for an order is needed: the revisions are the
+//! order. The checker verifies in *n* log *n* time that the revisions are right:
 //!
 //! - **one revision, one change**: and without [`Total::others`], every revision was made by an operation;
 //! - **real time**: an operation that had ended when another was called has a lower revision, or the same one if the
 //!   later operation only reads;
 //! - **replies**: replaying the operations in that order, each reply agrees with the store at its revision.
 //!
-//! Together these are linearizability plus correct revisions. The difficult part is the changes of *unknown outcome*.
-//! Such a change made no revision, or a free one, above those of all operations that had ended when it was called.
+//! Together these checks prove linearizability and correct revisions. The difficult part is the changes of *unknown
+//! outcome*. Such a change made no revision, or a free revision above those of all operations that had ended when the
+//! change was called.
 //!
 //! ```text
 //! revision    2     3     4     5     6     7       5: get(b) saw value y, changed at 4
@@ -17,11 +18,12 @@
 //! unknown     #2 put(b, y)   #4 put(c, z)           6: only #4 is left, if no read saw c without it
 //! ```
 //!
-//! Revisions that replies prove are assigned first. The remaining ones are matched with changes so that no reply is
-//! contradicted. Then the whole order is replayed. A pass is always backed by such an order. A violation is reported
-//! only if no choice can have caused it. If a choice may have, the verdict is [`Undecided::Ambiguous`], unless the
-//! store has few operations: then [`linear`] decides. Replies that contain the revision of a row's last change
-//! (`modified`), or values that are written only once, leave no choice.
+//! Revisions that replies prove are assigned first. The remaining revisions are matched with changes so that no
+//! reply is contradicted. Then the whole order is replayed. The verdict ok is given only if such an order was
+//! found. A violation is reported only if every choice of revisions leads to it. If another choice might explain
+//! the history, the verdict is [`Undecided::Ambiguous`], unless the store has few operations: then [`linear`]
+//! decides. Replies that contain the revision of a row's last change (`modified`), or values that are written only
+//! once, leave no choice.
 
 mod facts;
 mod gaps;
@@ -43,8 +45,9 @@ use order::TotalOrder;
 pub struct Total {
     /// The revision before the first operation. Default 1, as in a new etcd and a new Bowline.
     pub first: u64,
-    /// Whether programs outside the history also change the store. They must change *other* rows; a free revision may
-    /// then be theirs. By default they do not, and a revision that no operation made is a violation.
+    /// Whether programs outside the history also change the store. Other programs must change *other* rows. A free
+    /// revision may then be a change of another program. By default no other program changes the store, and a
+    /// revision that no operation made is a violation.
     pub others: bool,
 }
 

@@ -145,8 +145,8 @@ pub(super) fn kind(value: Option<&Value>) -> RecordedEventKind {
     if value.is_some() { RecordedEventKind::Put } else { RecordedEventKind::Delete }
 }
 
-/// Converts an operation on a store into the change that watch streams may report. Returns `None` if it changes
-/// nothing.
+/// Converts an operation on a store into the change that watch streams may report. Returns `None` if the
+/// operation changes nothing.
 ///
 /// This turns a history for [`total`](crate::check::total) into one half of a history for this checker.
 pub fn change(

@@ -17,18 +17,18 @@
 //! | compacted | compaction is reported only if it happened and only to a stream that needs the discarded history | W-COMPACT |
 //!
 //! Changes of unknown outcome are learned from the streams: if one stream reports the change, it took effect, and all
-//! other streams must report it as well. Its revision cannot have been passed before it was called. A revision is
-//! passed once it or a higher one was in a reply or a message.
+//! other streams must report it as well. The revision of a change cannot have been passed before the change was
+//! called. A revision is passed once it or a higher one was in a reply or a message.
 //!
 //! Deleting a missing row makes no event. If a row may have been missing, its deletion together with other changes
 //! must be reported only if some stream reports it.
 //!
-//! A stream "from now on" without a known revision begins with its first message. It must in any case report changes
-//! that were called after the reply to the watch. Changes that had ended before the call of the watch imply nothing:
-//! a store may watch on a replica that is behind.
+//! A stream "from now on" without a known revision begins with its first message. Such a stream must in any case
+//! report changes that were called after the reply to the watch. Changes that had ended before the call of the watch
+//! imply nothing: a store may watch on a replica that is behind.
 //!
-//! A stream that ends early or reports nothing breaks no rule. The test must make sure that it came far enough, by
-//! asking for progress at the end.
+//! A stream that ends early or reports nothing breaks no rule. The test must request progress at the end, to make
+//! sure that the stream has reported everything.
 
 mod calls;
 mod stream;
@@ -46,13 +46,13 @@ use truth::StreamTruth;
 /// Assumptions about a watched store.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct WatchRecord {
-    /// Whether the store is also changed from outside the history: by other programs, or by leases that expire. Such
-    /// changes are learned from the streams. By default there are none, and an event for a change that was not called
-    /// is a violation.
+    /// Whether the store is also changed from outside the history: by other programs, or by leases that expire.
+    /// Changes from outside are learned from the streams. By default there are no such changes, and an event for a
+    /// change that was not called is a violation.
     pub others: bool,
 }
 
-/// Checks whether each stream reported what it should.
+/// Checks whether each stream reported exactly the changes in its range.
 ///
 /// Each object is a separate store. Time grows with the number of messages, and with the number of changes times the
 /// number of concurrent streams. Deterministic; uses no clock and no thread.

@@ -1,5 +1,5 @@
-//! Judges requests about many keys: the whole reply must equal the result of applying the request at its place in the
-//! history.
+//! Judges requests about many keys: the whole reply must equal the result of the request when it is applied at its
+//! revision in the history.
 
 use super::super::plain::{self, Draft, Path, PlainStep, State};
 use super::Judge;

@@ -1,5 +1,5 @@
-//! Judges the duties of a node that no request triggers: it counts its ticks, ends leases when they expire, and does
-//! not keep leading with a disk that does not respond.
+//! Judges the duties of a node that no request triggers: the node counts its ticks, expires leases, and does not
+//! keep leading while its disk does not respond.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

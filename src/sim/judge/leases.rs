@@ -1,5 +1,5 @@
-//! Judges leases: none ends early, none is left that no session keeps, and the holder of a lease gets correct
-//! replies.
+//! Judges leases: no lease ends early, every lease without a session ends, and the holder of a lease gets
+//! correct replies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -109,7 +109,8 @@ impl Judge {
         ttl: Duration,
     ) {
         self.leases.session_ttls.insert(lease, ttl);
-        // Its node may have been told to stop before the program received the session.
+        // The node of the session may have been told to stop before the program received the
+        // session.
         let may_end = self.leases.counted.get(&lease).is_some_and(|counted| counted.may_end);
         let may_end = may_end || self.locks.stopping.contains(&node);
         let counted = CountedOn { from: sent, good_for: ttl, may_end, ended: None };
@@ -213,7 +214,7 @@ impl Judge {
 
     /// Records that a lease is about to be revoked.
     pub(crate) fn lease_may_end(&mut self, lease: LeaseId) {
-        // No program need have relied on it before.
+        // Before this time, perhaps no program relied on the lease.
         let (from, good_for) = (self.timeline.now(), Duration::ZERO);
         let unknown = CountedOn { from, good_for, may_end: false, ended: None };
         self.leases.counted.entry(lease).or_insert(unknown).may_end = true;

@@ -1,5 +1,5 @@
-//! Reconstructs the lock queues and who may hold each lock. It reads only the history and shares no code with the
-//! recipes.
+//! Reconstructs the lock queues and who may hold each lock. This module reads only the history and shares no code
+//! with the recipes.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! Judges the locks: which programs believe that they hold a lock, in true time, and how long others wait. The real
-//! queues are in [`lines`](super::lines).
+//! Judges the locks: which programs believe that they hold a lock, in true time, and how long others wait.
+//! [`lines`](super::lines) reconstructs the queues.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Judges the membership of the cluster as the log defines it. Members change one step at a time, so that the
-//! majorities before and after a step always intersect and only the current voters decide.
+//! Judges the membership of the cluster as the log defines it. Members change one step at a time. So the
+//! majorities before and after a step always intersect, and only the current voters decide.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -161,7 +161,7 @@ impl Judge {
         let members = self.members();
         let is_so = match membership_request {
             MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => true,
-            // It may have been removed since.
+            // The member may have been removed since.
             MembershipRequest::Promote(id) => members.is_voter(*id) || members.is_removed(*id),
             MembershipRequest::Remove(id) => members.is_removed(*id),
         };
@@ -253,7 +253,7 @@ impl Judge {
         has: impl Fn(NodeId) -> bool,
     ) {
         let index = look.commit;
-        // It may know older commits from its disk or from the votes that it received.
+        // The node may know older commits from its disk or from the votes that it received.
         let led_before = self.roll.led.insert(id, look.term) == Some(look.term);
         // Earlier commits were checked when they happened, against the voters of that time.
         if index <= before.commit {
@@ -267,9 +267,9 @@ impl Judge {
         if index > self.roll.committed.0 {
             self.roll.committed = (index, term, look.term);
         }
-        // A change is decided by the voters before it. So are the entries after it until the leader has applied the
-        // change, because the leader counts by the members that it knows. Any quorum of the voters after the change
-        // has these entries as well, since quorums before and after one step intersect.
+        // A change is decided by the voters before it. The same voters decide the entries after the change until
+        // the leader has applied it, because the leader counts the voters that it knows. Any quorum of the voters
+        // after the change has these entries as well, since quorums before and after one step intersect.
         let since = before.applied.min(LogIndex(index.get().saturating_sub(1)));
         let first =
             self.roll.deciders.range(..=since).next_back().map_or(LogIndex(0), |(at, _)| *at);

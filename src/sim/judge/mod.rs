@@ -222,8 +222,9 @@ impl Judge {
 
     /// Records that a process has started.
     pub(crate) fn started(&mut self, id: NodeId) {
-        // Its last state need not have been durable. The facts that its replies stated are durable. They are checked
-        // when this incarnation is first looked at.
+        // The last state of the ended incarnation need not have been durable. The facts that the replies of this
+        // incarnation stated are durable. These facts are checked when the judge first inspects the new
+        // incarnation.
         if self.seen.len() <= place(id) {
             self.seen.resize(place(id) + 1, JudgeSeen::default());
         }
@@ -407,9 +408,9 @@ impl Judge {
         self.check_entries(id, process, compared, applied);
     }
 
-    fn check_entries(&mut self, id: NodeId, process: &SimProcess, from: LogIndex, to: LogIndex) {
-        // A node that has just received a snapshot has not put it into its log yet. The entries that the log still contains up to
-        // there was not applied.
+    fn check_entries(&mut self, id: NodeId, process: &Process, from: LogIndex, to: LogIndex) {
+        // A node that has just received a snapshot has not put it into its log yet. Entries that the log still
+        // contains up to the snapshot were not applied.
         if process.look().term == Term(0) {
             return;
         }

@@ -141,13 +141,13 @@ mod tests {
             (&[2, 4], 0, false),
             (&[2, 6, 0], 3, true),
             (&[2, 6, 4], 3, false),
-            // After compaction it took a fresh look that showed no leader: after the first, the second or the third
-            // term.
+            // After the compaction the observer read the state again and saw no leader: after the first, the second
+            // or the third term.
             (&[2, 0, 4], 3, true),
             (&[2, 0, 6], 3, true),
             (&[2, 0, 4, 6], 3, false),
             (&[2, 0, 0], 3, false),
-            // The first look may also show no leader.
+            // The first event may also show no leader.
             (&[0, 2, 0, 4], 0, true),
             (&[0, 6], 0, true),
             (&[0, 4, 6], 0, false),

@@ -1,5 +1,5 @@
-//! Judges the queues: an item exists once, has at most one taker at a time, and is removed only by an acknowledgement
-//! of that taker.
+//! Judges the queues: an item exists once, has at most one consumer at a time, and is removed only by an
+//! acknowledgement of that consumer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

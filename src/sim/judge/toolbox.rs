@@ -80,7 +80,7 @@ impl Judge {
 
     /// Checks the reply that a key went from one number to another in one revision after `floor`.
     pub(crate) fn went(&mut self, key: &'static str, from: u64, to: u64, floor: Revision) {
-        // The number is 0 at first.
+        // The count is 0 at first.
         let mut before = 0;
         let is_it = |(at, row): (Revision, Option<&KeyValue>)| {
             let step = (std::mem::replace(&mut before, number(row)), number(row));
@@ -110,7 +110,7 @@ impl Judge {
                     self.follow_counter(event);
                     continue;
                 }
-                // A new round begins without a row.
+                // At the beginning of a new round the row does not exist.
                 b"tool/latch" if event.kv.version == 1 => continue,
                 b"tool/latch" => ("tool/latch", before.wrapping_sub(after)),
                 _ => {

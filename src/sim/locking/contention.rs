@@ -41,7 +41,7 @@ async fn live(player: Player, desk: Desk, lock: &'static str) {
         player.think().await;
         let session = desk.borrow().clone();
         let Some(session) = session.filter(|session| session.end().is_none()) else { continue };
-        // Takes it several times in a row, so that other tasks of the node must wait.
+        // Acquires the lock several times in a row, so that other tasks of the node must wait.
         for _ in 0..3 {
             turn(&player, &session, lock).await;
         }

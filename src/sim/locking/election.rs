@@ -1,4 +1,5 @@
-//! Programs that campaign, proclaim, resign, try to lead longer than they may, and observe who leads.
+//! Programs that campaign, proclaim, resign, try to lead longer than they may, and observe the
+//! leader.
 
 use super::super::judge::EntryShare;
 use super::super::plan::one_in;

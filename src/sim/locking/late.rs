@@ -1,6 +1,6 @@
 //! Programs that poll a lock acquisition at fixed times instead of when it is woken. Grants, losses and ends of
-//! sessions therefore wait for them. They also release a lost lock only some time after the loss. Most of them have a
-//! lock delay, which others must observe.
+//! sessions are therefore noticed late. These programs also release a lost lock only some time after the loss.
+//! Most sessions of these programs have a lock delay, during which no other program may acquire the lock.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

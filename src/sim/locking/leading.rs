@@ -67,7 +67,7 @@ async fn run(
     let leading = if one_in(&player.rng, 3) { leading.once() } else { leading };
     let patience = between(&player.rng, Duration::ZERO, PATIENCE);
     let grace = Duration::from_millis(player.rng.below(100));
-    // At its end it resigns and waits until the resignation is durable.
+    // At its end the recipe resigns and waits until the resignation is durable.
     let may_take = patience + grace + player.caller.deadline();
     let call = player.scene.judge.borrow_mut().call(player.node, "lead", may_take);
     let stop = player.scene.timers.sleep(patience);

@@ -1,6 +1,6 @@
-//! Programs that use locks: they wait, hold, write under a guard, release, give up half-way, try to hold longer than
-//! they may, and tell the judge whenever they believe that they hold a lock. Each primitive has its own file. This
-//! file has what they share.
+//! Programs that use locks. They wait, hold, write under a guard, release, drop requests, and try to hold longer
+//! than they may. They report to the judge whenever they believe that they hold a lock. Each primitive has its own
+//! file. This file contains the code that all programs share.
 
 mod contention;
 mod counting;
@@ -436,7 +436,7 @@ impl Player {
         judge.returned(call);
         match answer {
             Ok(Released::Now) => {
-                // If tasks share a queue entry, its key stays for the next one.
+                // If tasks share a queue entry, its key remains for the next task.
                 if !Program::Contention.locks().contains(&lock) {
                     keys.iter().for_each(|key| judge.left_the_line(key, since, lease));
                 }

@@ -95,9 +95,9 @@ pub(super) async fn take(
     if !one_in(&player.rng, 6) {
         let attempt = mutex.lock();
         let attempt = match index(&player.rng, 8) {
-            // In its own queue entry, with a short hold.
+            // Acquires the lock with its own queue entry and a short hold.
             0 => attempt.max_hold(between(&player.rng, SHORTEST, SHORT)).deadline(PATIENCE),
-            // In the queue entry that its session shares, with a short deadline.
+            // Acquires the lock with the queue entry that its session shares, and a short deadline.
             1 => attempt.deadline(between(&player.rng, SHORTEST, SHORT)),
             _ => attempt.deadline(PATIENCE),
         };

@@ -37,7 +37,8 @@ async fn live(player: Player, lock: &'static str) {
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {
     let mutex = session.mutex(lock);
-    // An acquisition with a reason gets its own queue entry. The others of a session share one.
+    // An acquisition with a reason gets its own queue entry. The other acquisitions of a session
+    // share an entry.
     let attempt = match one_in(&player.rng, 2) {
         true => mutex.lock().reason("to try it").deadline(PATIENCE),
         false => mutex.lock().deadline(PATIENCE),

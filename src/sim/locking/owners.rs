@@ -1,6 +1,6 @@
-//! Programs whose pieces of work take two locks, and one of them twice. Pieces of work that take locks in any order
-//! may deadlock, and one of them must be told. Those that take locks in a fixed order never deadlock and must never
-//! be told so.
+//! Programs whose lock owners take two locks, and one of these locks twice. Owners that take locks in any order
+//! may deadlock. One owner of each deadlock must get an error. Owners that take locks in a fixed order never
+//! deadlock and must never get this error.
 
 use super::super::plan::one_in;
 use super::{GaveUp, PATIENCE, Player};

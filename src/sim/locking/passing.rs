@@ -1,5 +1,5 @@
-//! Programs that write a key with a TTL: they put it if it is absent, rewrite it with another TTL, and delete it if
-//! it is unchanged. The key must exist for its TTL unless a program writes or deletes it.
+//! Programs that write a key with a TTL: they put the key if it is absent, rewrite it with another TTL, and delete
+//! it if it is unchanged. The key must exist for its TTL unless a program writes or deletes it.
 
 use std::time::Duration;
 

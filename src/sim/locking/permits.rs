@@ -1,5 +1,5 @@
-//! Programs that share the permits of a semaphore. Some take many permits, some ask for their slots, and sometimes
-//! one changes the limit.
+//! Programs that share the permits of a semaphore. Some programs take many permits, some read the slots of their
+//! permits, and sometimes a program changes the limit.
 
 use super::super::plan::one_in;
 use super::{GaveUp, Holding, PATIENCE, Player};

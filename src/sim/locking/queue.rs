@@ -1,5 +1,5 @@
-//! Programs that put items into a queue with priorities and delays, and programs that take them. Some acknowledge an
-//! item, with or without a result row, some return it, some forget it, and some acknowledge too late.
+//! Programs that put items into a queue with priorities and delays, and programs that take them. Some consumers
+//! acknowledge an item, with or without a result row. Others return the item, forget it, or acknowledge it too late.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

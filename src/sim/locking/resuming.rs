@@ -67,7 +67,7 @@ fn told(player: &Player, lock: &'static str, ticket: SavedHold, why: Option<Resu
             judge.is_over(ticket.key(), ticket.since(), ticket.lease());
             judge.count("hold over when it was to be taken up");
         }
-        // It may be tried again.
+        // The program may try to resume the hold again.
         Some(ResumeError::Store(_)) => {
             player.scene.tickets.borrow_mut().insert((player.node, lock), ticket);
         }

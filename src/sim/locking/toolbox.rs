@@ -1,5 +1,5 @@
-//! Programs that use the smaller recipes: they count down, wait for latches and barriers, meet in pairs, swap a cell,
-//! join and follow a group, run things once, and read a view.
+//! Programs that use the smaller recipes: latches, barriers, double barriers of two, cells, groups, `RunOnce` and
+//! cached views.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -89,7 +89,8 @@ async fn count_down(player: &Player) {
             drop(latch.try_set(ROUND).await);
             player.scene.judge.borrow_mut().returned(call);
         }
-        // The call found the latch at 0 or brought it there. The reply does not tell which.
+        // The call found the latch at 0 or brought it there. The reply does not distinguish these
+        // cases.
         Ok(0) => {}
         Ok(left) => {
             let mut judge = player.scene.judge.borrow_mut();

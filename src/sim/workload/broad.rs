@@ -131,13 +131,13 @@ impl WorkloadClient {
         drawing.puts.push((key.clone(), value.clone()));
         let lease = match self.rng.below(12) {
             0 => PutLease::Attach(LeaseId::new(NO_LEASE).expect("not zero")),
-            // A lease of another program, whose end deletes the key. It may have ended.
+            // A lease of another program, whose end deletes the key. That lease may have ended.
             1 | 2 => {
                 let known = self.scene.known_leases.borrow();
                 let lease = known.get(index(&self.rng, known.len().max(1)));
                 lease.map_or(PutLease::None, |(lease, _)| PutLease::Attach(*lease))
             }
-            // The key may not exist.
+            // The key may be missing.
             3 => PutLease::Keep,
             _ => PutLease::None,
         };

@@ -1,5 +1,5 @@
-//! Requests of clients about their own leases: they attach a key to each, renew it or not, and let it expire or
-//! revoke it.
+//! Requests of clients about their own leases: they attach a key to each lease, and then renew the lease,
+//! revoke it, or let it expire.
 
 use std::time::Duration;
 

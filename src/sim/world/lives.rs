@@ -141,7 +141,7 @@ impl World {
             Ending::PowerLost => node.disk.crash(),
         }
         self.judge.borrow_mut().ended(id);
-        // The effects of its destructors are invisible.
+        // No other node sees effects of the destructors of the dead process.
         drop(catch_unwind(AssertUnwindSafe(|| {
             self.executor.drop_tasks_of(at);
             drop(process);

@@ -80,7 +80,7 @@ impl World {
     pub(super) fn ask(&mut self, id: NewcomerId) {
         let wait = between(&self.rng, Duration::from_millis(200), Duration::from_millis(1_500));
         let Some(newcomer) = self.newcomers.get(&id) else { return };
-        // It sometimes crashes before it asks again.
+        // The machine sometimes crashes before it asks again.
         if one_in(&self.rng, 6) {
             newcomer.disk.crash();
         }

@@ -1,6 +1,7 @@
-//! A fault in three steps. Entries reach a follower with a slow disk. Before it has written them, another leader
-//! replaces them. Then the first leader comes back with the same entries. The write queue of the follower thus
-//! contains the entries, their replacements, and the entries again.
+//! A fault that replaces entries of a slow log writer twice, in three steps. Entries reach a follower with a
+//! slow disk. Before the follower has written them, another leader replaces them. Then the first leader comes
+//! back with the same entries. The write queue of the follower thus contains the entries, their replacements,
+//! and the entries again.
 //!
 //! ```text
 //!   step         links                      write queue of the follower
@@ -89,7 +90,7 @@ impl World {
             return;
         }
         if act == SeesawAct::Another {
-            // Its first messages reach only the follower.
+            // The first messages of the new leader reach only the follower.
             let apart = |at: usize, other: usize| [at, follower].contains(&other);
             let partition = self.only(|a, b| apart(at, a) == apart(at, b));
             let (other, term, act) = (at, look.term, SeesawAct::Again);

@@ -218,7 +218,7 @@ mod tests {
         let process = world.nodes[leader].running().unwrap();
         let look = process.look();
         assert!(look.leads && look.commit < process.last());
-        // All nodes have the committed entries.
+        // The committed entries are on all nodes.
         let Look { commit, applied, .. } = look;
         let before = Before { commit: LogIndex(commit.get() - 1), applied };
         world.check_leader(leader, before, &look);
