@@ -224,7 +224,7 @@ fn failed_commands_explain_themselves_and_set_the_exit_code() {
             1,
             "is not empty",
         ),
-        (restore(&["--member", "b=h:1"]), 2, "name it as one of them"),
+        (restore(&["--member", "b=h:1"]), 2, "use the name of a listed member"),
         (restore(&["--member", "a"]), 2, "expected NAME=HOST:PORT"),
         (restore(&["--member", "a=h"]), 2, "not of the form host:port"),
         (restore(&["--revision-jump", "0"]), 2, "of the backup by 0: the jump must be at least 1"),

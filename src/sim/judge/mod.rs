@@ -408,7 +408,7 @@ impl Judge {
         self.check_entries(id, process, compared, applied);
     }
 
-    fn check_entries(&mut self, id: NodeId, process: &Process, from: LogIndex, to: LogIndex) {
+    fn check_entries(&mut self, id: NodeId, process: &SimProcess, from: LogIndex, to: LogIndex) {
         // A node that has just received a snapshot has not put it into its log yet. Entries that the log still
         // contains up to the snapshot were not applied.
         if process.look().term == Term(0) {

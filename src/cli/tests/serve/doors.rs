@@ -136,7 +136,7 @@ fn service_manager_is_notified_of_ready_watchdog_and_stopping() {
         assert_eq!(code(&server.address, "/health"), 200);
         until("WATCHDOG=1");
         until("WATCHDOG=1");
-        // A paused process sends nothing. What it sent before the pause is read first.
+        // A paused process sends nothing. Data that it sent before the pause is read first.
         server.pause();
         socket.set_nonblocking(true).unwrap();
         while socket.recv(&mut [0; 256]).is_ok() {}

@@ -1,5 +1,5 @@
-//! Tests with hostile clients, which send garbage, send too much, or hold idle connections. Whatever these clients do,
-//! the server serves its other clients, keeps its memory and its file descriptors bounded, and shuts down cleanly.
+//! Tests with hostile clients, which send garbage, send too much, or hold idle connections. The server then still
+//! serves its other clients, keeps its memory and its file descriptors bounded, and shuts down cleanly.
 
 use std::future::poll_fn;
 use std::io::{Read, Write};

@@ -343,7 +343,7 @@ async fn json_log_has_one_object_per_line() {
     };
     assert_eq!(says("is ready to serve client requests")["level"], "info");
     let slow = says(SLOW_PUT);
-    assert_eq!((&slow["level"], &slow["outcome"]), (&"warn".into(), &"done".into()));
+    assert_eq!((&slow["level"], &slow["outcome"]), (&"warn".into(), &"ok".into()));
     let method = slow["spans"][0].as_str().unwrap();
     assert!(method.starts_with("request{method=\"/etcdserverpb.KV/Put\""), "{slow}");
 }
