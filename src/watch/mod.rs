@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A watcher is in one of two states. **Live**: it is in the hub's index, and each change of its
-//! range is added to its [`Inbox`](inbox::Inbox) as a shared pointer. **Behind**: it is not in the
+//! range is added to its [`WatchInbox`](inbox::WatchInbox) as a shared pointer. **Behind**: it is not in the
 //! index and costs the driver nothing. The consumer of such a watcher reads pages of the history
 //! until it has read everything that the hub has published. Then the watcher enters the index.
 //!
