@@ -46,7 +46,7 @@ const VOCABULARY: &str = "docs/contributing/vocabulary.md";
 /// Whether a line contains the word: a type's name as a whole identifier, any other word also as a part of a name.
 fn has_word(line: &str, word: &str) -> bool {
     let is_type = word.starts_with(char::is_uppercase);
-    line.split(|c: char| !c.is_alphanumeric() && !(is_type && c == '_')).any(|token| token == word)
+    line.split(|c: char| !(c.is_alphanumeric() || is_type && c == '_')).any(|token| token == word)
 }
 
 #[test]
