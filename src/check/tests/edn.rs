@@ -155,7 +155,7 @@ fn edn_register_txn_queue_and_lock_histories_are_checked() {
 fn malformed_edn_is_rejected_with_its_line() {
     let cases = [
         ("{:type :invoke", "line 1: missing } for the form that begins at line 1"),
-        ("\n\n]", "line 3: a ] that closes nothing"),
+        ("\n\n]", "line 3: unmatched ]"),
         ("{:type :invoke, :f}", "line 1: a map has a key without a value"),
         ("7", "line 1: 7 is not a map"),
         ("{:type :invoke, :process 0}", "line 1: :f is missing"),
