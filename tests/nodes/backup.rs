@@ -338,7 +338,7 @@ fn restored_directory_starts_only_with_its_own_configuration() {
     };
     let config = place.config("a", "a");
     refused(config.clone().cluster_token("t"), "another token");
-    refused(place.config("b", "a"), "use a separate directory for each member");
+    refused(place.config("b", "a"), "separate directory");
     refused(
         config.clone().members(place.addresses[..2].to_vec()),
         "has not founded its cluster yet",

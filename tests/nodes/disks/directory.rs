@@ -70,7 +70,7 @@ fn directory_of_another_cluster_or_member_is_rejected_unchanged() {
         match Node::start(of(name, token)).block() {
             Err(StartError::Data { kind: DataErrorKind::Foreign, why }) => {
                 for words in
-                    ["use a separate directory for each member", dir.path().to_str().unwrap()]
+                    ["separate directory", dir.path().to_str().unwrap()]
                 {
                     assert!(why.contains(words), "{why:?} lacks {words:?}");
                 }
@@ -125,7 +125,7 @@ fn directory_errors_have_distinct_kinds() {
     assert_eq!(fault(config(), "is in use by another node"), DataErrorKind::InUse);
     stop(node);
     let name = Config::new(dir.path(), "other");
-    assert_eq!(fault(name, "use a separate directory for each member"), DataErrorKind::Foreign);
+    assert_eq!(fault(name, "separate directory"), DataErrorKind::Foreign);
 
     files.with(1, |bytes| bytes[HEADER_BYTES + 48] ^= 1).put(dir.path());
     assert_eq!(fault(config(), "replace the member"), DataErrorKind::Damaged);
