@@ -36,7 +36,7 @@ pub struct Restore {
 /// The kinds of pieces in their order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum RestoreStage {
-    StoredRows,
+    Rows,
     Changes,
     Leases,
     Lives,
@@ -89,7 +89,7 @@ impl Restore {
             options,
             history: EventHistory::from(compacted.max(Revision::FIRST.next())),
             head,
-            stage: RestoreStage::StoredRows,
+            stage: RestoreStage::Rows,
             index: Index::default(),
             open: None,
             leases,
@@ -105,7 +105,7 @@ impl Restore {
     /// Fails if this piece is invalid, or cannot follow the pieces before it.
     pub fn add(&mut self, record: SnapshotRecord) -> Result<(), RestoreError> {
         let stage = match &record {
-            SnapshotRecord::Rows(_) => RestoreStage::StoredRows,
+            SnapshotRecord::Rows(_) => RestoreStage::Rows,
             SnapshotRecord::Changes(_) => RestoreStage::Changes,
             SnapshotRecord::Leases(_) => RestoreStage::Leases,
             SnapshotRecord::Lives(_) => RestoreStage::Lives,

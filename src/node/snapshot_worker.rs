@@ -91,14 +91,14 @@ pub(crate) enum ReceiveError {
     File(#[from] SnapshotError),
     /// The content is not a valid state.
     #[error(transparent)]
-    SnapshotWorkerState(#[from] RestoreError),
+    State(#[from] RestoreError),
 }
 
 impl ReceiveError {
     /// Returns whether only a newer build can read the snapshot, so that fetching it again is useless.
     pub(crate) fn needs_upgrade(&self) -> bool {
         matches!(self, Self::File(SnapshotError::Newer { .. }))
-            || matches!(self, Self::SnapshotWorkerState(RestoreError::Outgrown(_)))
+            || matches!(self, Self::State(RestoreError::Outgrown(_)))
     }
 }
 
@@ -648,8 +648,7 @@ mod tests {
                 assert_eq!(named(&bench), usize::from(is_sound && told.len() == 3));
             }
             let Some(Input::Snapshot(last)) = told.pop() else { panic!("news") };
-            let failed =
-                matches!(last, News::NotReceived { why: ReceiveError::SnapshotWorkerState(_), .. });
+            let failed = matches!(last, News::NotReceived { why: ReceiveError::State(_), .. });
             assert!(failed != is_sound && matches!(last, News::Loaded { .. }) == is_sound);
             assert_eq!(bench.worker.folder.unfinished().unwrap(), None);
         }

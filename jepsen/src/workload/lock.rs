@@ -32,7 +32,7 @@ pub(super) const MUTEX: Kind = Kind {
     least: LEAST,
     clients: 2,
     control: None,
-    make: || Box::new(Locks::new(Sort::MutexModel)),
+    make: || Box::new(Locks::new(Sort::Mutex)),
 };
 
 pub(super) const AGAIN: Kind = Kind {
@@ -79,7 +79,7 @@ const HOLD_MS: u64 = 12;
 /// The model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sort {
-    MutexModel,
+    Mutex,
     Again,
     Fenced,
     Permits,
@@ -126,7 +126,7 @@ impl Hold<'_> {
     /// Acquires the lock. Returns whether it is held.
     fn acquire(&mut self, caller: &mut Caller<'_>) -> bool {
         let kind = match self.locks.sort {
-            Sort::MutexModel | Sort::Fenced => calls::Kind::Mutex,
+            Sort::Mutex | Sort::Fenced => calls::Kind::Mutex,
             Sort::Again => calls::Kind::Again { owner: self.owner.clone() },
             Sort::Permits => calls::Kind::Permits { want: self.want, limit: LIMIT },
         };
@@ -207,7 +207,7 @@ impl Hold<'_> {
         };
         let kind = match self.locks.sort {
             Sort::Permits => HoldKind::Permits(self.want.into()),
-            Sort::MutexModel | Sort::Again | Sort::Fenced => HoldKind::Write,
+            Sort::Mutex | Sort::Again | Sort::Fenced => HoldKind::Write,
         };
         let owner = Value::from(self.owner.as_str());
         let call = HoldCall::Hold { owner, kind, token: Some(token) };
@@ -327,7 +327,7 @@ impl Workload for Locks {
         };
         let mutex = |check| Exhibit::new("mutexes", check, self.mutexes.history(), mutexes);
         let calls = match self.sort {
-            Sort::MutexModel => mutex("--model mutex"),
+            Sort::Mutex => mutex("--model mutex"),
             Sort::Again => mutex("--model reentrant --holds 3 --fenced"),
             Sort::Fenced => mutex("--model fenced"),
             Sort::Permits => {
@@ -371,7 +371,7 @@ mod tests {
     /// Checks a history in which a holder is asked, is paused, and answers this after the pause, when another one has
     /// the lock.
     fn after_a_pause(says: impl Fn(u64) -> Option<u64>) -> Judgement {
-        let (ledger, locks) = (Ledger::default(), Locks::new(Sort::MutexModel));
+        let (ledger, locks) = (Ledger::default(), Locks::new(Sort::Mutex));
         let mut first = hold(&locks, "a", (0, 5));
         let asked = ledger.now();
         thread::sleep(Duration::from_millis(2));

@@ -69,9 +69,7 @@ fn directory_of_another_cluster_or_member_is_rejected_unchanged() {
     for (name, token) in [("b", "red"), ("a", "blue"), ("c", "blue")] {
         match Node::start(of(name, token)).block() {
             Err(StartError::Data { kind: DataErrorKind::Foreign, why }) => {
-                for words in
-                    ["separate directory", dir.path().to_str().unwrap()]
-                {
+                for words in ["separate directory", dir.path().to_str().unwrap()] {
                     assert!(why.contains(words), "{why:?} lacks {words:?}");
                 }
             }

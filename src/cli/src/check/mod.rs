@@ -120,21 +120,21 @@ enum ModelName {
     /// A store of rows with revisions, like etcd's: put, get, delete, cas
     Kv,
     /// A FIFO queue: put, take
-    QueueModel,
+    Queue,
     /// A lock with one owner: acquire, release
-    MutexModel,
+    Mutex,
     /// A lock that its owner may hold several times
     Reentrant,
     /// A lock whose holds have increasing tokens
     Fenced,
     /// A semaphore: acquire, release
-    SemaphoreModel,
+    Semaphore,
     /// An election with one leader at a time: campaign, proclaim, resign, expire, leader
-    ElectionModel,
+    Election,
     /// Like kv, for replies with revisions; handles millions of operations
     Revisions,
     /// Watches of a store and the events they received: change, compact, watch, receive
-    WatchRecord,
+    Watch,
     /// Time intervals in which owners believed that they held a resource: hold
     Holds,
     /// Lifetimes of leases by the clock: grant, renew, revoke, look
@@ -152,12 +152,10 @@ impl ModelName {
         match self {
             Self::Register => "read, write and cas",
             Self::Kv | Self::Revisions => "put, get, delete and cas",
-            Self::QueueModel => "put and take",
-            Self::MutexModel | Self::Reentrant | Self::Fenced | Self::SemaphoreModel => {
-                "acquire and release"
-            }
-            Self::ElectionModel => "campaign, proclaim, resign, expire and leader",
-            Self::WatchRecord => "change, compact, watch and receive",
+            Self::Queue => "put and take",
+            Self::Mutex | Self::Reentrant | Self::Fenced | Self::Semaphore => "acquire and release",
+            Self::Election => "campaign, proclaim, resign, expire and leader",
+            Self::Watch => "change, compact, watch and receive",
             Self::Holds => "hold",
             Self::Leases => "grant, renew, revoke and look",
             Self::ListAppend | Self::WriteRead => "txn",
@@ -169,8 +167,8 @@ impl ModelName {
     fn dialect(self) -> Option<Dialect> {
         Some(match self {
             Self::Register => Dialect::Register,
-            Self::QueueModel => Dialect::Queue,
-            Self::MutexModel | Self::Reentrant | Self::SemaphoreModel => Dialect::Lock,
+            Self::Queue => Dialect::Queue,
+            Self::Mutex | Self::Reentrant | Self::Semaphore => Dialect::Lock,
             Self::ListAppend => Dialect::ListAppend,
             Self::WriteRead => Dialect::WriteRead,
             Self::Set => Dialect::Set,
@@ -188,7 +186,7 @@ impl CheckOptions {
     fn promise(&self) -> &'static str {
         match self.model {
             ModelName::ListAppend | ModelName::WriteRead | ModelName::Set => self.level.name(),
-            ModelName::WatchRecord => "every event was received once and in order",
+            ModelName::Watch => "every event was received once and in order",
             ModelName::Holds => "mutual exclusion",
             ModelName::Leases => "each lease lived for its TTL",
             _ => "linearizable",
@@ -244,14 +242,14 @@ fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
         ModelName::Kv => {
             by_order(options, read(options, from)?, &Kv { first: options.first_revision })
         }
-        ModelName::QueueModel => by_order(options, read(options, from)?, &QueueModel),
-        ModelName::MutexModel => locked(options, from, 1, options.fenced),
+        ModelName::Queue => by_order(options, read(options, from)?, &QueueModel),
+        ModelName::Mutex => locked(options, from, 1, options.fenced),
         ModelName::Fenced => locked(options, from, 1, true),
         ModelName::Reentrant => locked(options, from, options.holds, options.fenced),
-        ModelName::SemaphoreModel => {
+        ModelName::Semaphore => {
             by_order(options, read(options, from)?, &SemaphoreModel { permits: options.permits })
         }
-        ModelName::ElectionModel => {
+        ModelName::Election => {
             let lines = read(options, from)?;
             if options.fenced {
                 each_has_a_token(options, &lines, &ElectionReply::Elected { token: None })?;
@@ -262,7 +260,7 @@ fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
             let rules = Total { first: options.first_revision, others: options.others };
             judge::<KvCall>(options, &read(options, from)?, |history| total::check(&rules, history))
         }
-        ModelName::WatchRecord => {
+        ModelName::Watch => {
             let rules = WatchRecord { others: options.others };
             judge::<RecordedWatchCall>(options, &read(options, from)?, |history| {
                 watch::check(&rules, history)
