@@ -126,7 +126,7 @@ async fn counters_move_like_those_of_etcd() {
     // means all names with that prefix.
     let page = include_str!("../../../../docs/operating/metrics.md");
     let (_, there) = page.split_once("## Under etcd's names").unwrap();
-    let (there, _) = there.split_once("What is not there:").unwrap();
+    let (there, _) = there.split_once("These metrics do not exist:").unwrap();
     let is_name = |word: &&str| {
         ["etcd_", "grpc_", "process_", "os_"].iter().any(|start| word.starts_with(start))
     };
