@@ -75,8 +75,8 @@ pub(crate) enum StartError {
     OtherFounders { dir: PathBuf },
     /// The directory belongs to another member.
     #[error(
-        "the directory belongs to member {found:?}, but this node is named {own:?}: give each member a \
-         directory of its own"
+        "the directory belongs to member {found:?}, but this node is named {own:?}: use a separate \
+         directory for each member"
     )]
     OtherMember {
         /// Name of the member that owns the directory.
