@@ -120,12 +120,12 @@ impl TxnSteps for RegisterTxn {
 /// If a reply does not have one result for each read.
 ///
 /// ```
-/// use bowline::check::{Level, ListTxn, Operation, CycleStep, cycles};
+/// use bowline::check::{Level, ListTxn, Operation, TxnStep, cycles};
 ///
 /// // Neither transaction sees the write of the other, so no order explains both.
 /// let history = vec![
-///     Operation::ok(1, 9, ListTxn(vec![CycleStep::read("x"), CycleStep::write("y", 1)]), vec![vec![]]),
-///     Operation::ok(1, 9, ListTxn(vec![CycleStep::read("y"), CycleStep::write("x", 1)]), vec![vec![]]),
+///     Operation::ok(1, 9, ListTxn(vec![TxnStep::read("x"), TxnStep::write("y", 1)]), vec![vec![]]),
+///     Operation::ok(1, 9, ListTxn(vec![TxnStep::read("y"), TxnStep::write("x", 1)]), vec![vec![]]),
 /// ];
 /// let verdict = cycles::lists(&history, Level::Serializable);
 /// assert_eq!(verdict.violation().unwrap().rule, "anti-dependency cycle (G2)");
@@ -144,9 +144,9 @@ pub fn lists(history: &History<ListTxn, Vec<Vec<Value>>>, level: Level) -> Verdi
 /// If a reply does not have one result for each read.
 ///
 /// ```
-/// use bowline::check::{Level, Operation, RegisterTxn, CycleStep, cycles};
+/// use bowline::check::{Level, Operation, RegisterTxn, TxnStep, cycles};
 ///
-/// let update = |value: i64| RegisterTxn(vec![CycleStep::read("x"), CycleStep::write("x", value)]);
+/// let update = |value: i64| RegisterTxn(vec![TxnStep::read("x"), TxnStep::write("x", value)]);
 /// let history = vec![
 ///     Operation::ok(1, 9, update(1), vec![None]),
 ///     Operation::ok(1, 9, update(2), vec![None]),

@@ -58,7 +58,7 @@ pub struct WatchRecord {
 /// number of concurrent streams. Deterministic; uses no clock and no thread.
 ///
 /// ```
-/// use bowline::check::watch::{RecordedEvent, Keys, Received, Watch, RecordedWatchCall, WatchReply, check};
+/// use bowline::check::watch::{RecordedEvent, Keys, Received, RecordedWatchCall, WatchRecord, WatchReply, check};
 /// use bowline::check::Operation;
 ///
 /// let put = |value: i64| RecordedWatchCall::Change { rows: vec![("a".into(), Some(value.into()))] };
@@ -78,7 +78,7 @@ pub struct WatchRecord {
 ///     Operation::ok(5, 6, watch, WatchReply::Watching { at: None }),
 ///     Operation::ok(7, 7, receive, event(3, 8)),
 /// ];
-/// let verdict = check(&Watch::default(), &history);
+/// let verdict = check(&WatchRecord::default(), &history);
 /// // The stream omitted the change #0.
 /// assert_eq!(verdict.violation().unwrap().operations, [2, 0, 3]);
 /// ```
