@@ -10,7 +10,7 @@
 //! The log of the new cluster begins one entry later than that of other clusters. Therefore a
 //! member with an empty log is never mistaken for one with this state.
 //!
-//! - StoredRows keep their versions and the revisions at which they were created and modified.
+//! - Rows keep their versions and the revisions at which they were created and modified.
 //! - All leases end at the first revision of the new cluster, because their holders relied on
 //!   another leader. The keys of these leases are deleted, and the ids of the leases are not
 //!   assigned again.

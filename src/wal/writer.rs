@@ -4,7 +4,7 @@
 //! segment k                                     segment k+1
 //! | group | group | zeros ...                   | zeros ...
 //!                 ^ durable                              (made in slices, while k fills up)
-//! commit: does not fit -> | Roll |, sync k  ->  | header | LogState | group |, sync k+1
+//! commit: does not fit -> | Roll |, sync k  ->  | header | State    | group |, sync k+1
 //! ```
 //!
 //! The Roll record is written only when the file of segment k+1 is durable under its name. The
@@ -68,7 +68,7 @@ pub(crate) struct LogWriter {
     pub(super) durable: Position,
     /// Some durable data is not proven by a later record yet.
     pub(super) unvouched: bool,
-    /// LogState of the log including the current groups, durable or not.
+    /// State of the log including the current groups, durable or not.
     pub(super) state: LogState,
     /// Changes that are not visible to readers yet.
     pub(super) fresh: Vec<IndexChange>,

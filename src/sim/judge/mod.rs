@@ -80,7 +80,7 @@ pub(crate) struct Before {
     pub(crate) applied: LogIndex,
 }
 
-/// CounterCounts of operations and events.
+/// Counts of operations and events.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct JudgeTally {
     /// Operations with a definite reply, by name.
@@ -215,7 +215,7 @@ impl Judge {
         }
     }
 
-    /// CounterCounts an event.
+    /// Counts an event.
     pub(crate) fn count(&mut self, what: &'static str) {
         *self.tally.others.entry(what).or_default() += 1;
     }
