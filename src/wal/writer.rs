@@ -266,7 +266,7 @@ impl LogWriter {
         Ok(true)
     }
 
-    /// Starts to use the next segment. Its header and its LogState record are written with its first
+    /// Starts to use the next segment. Its header and its State record are written with its first
     /// group.
     pub(super) fn enter_next(&mut self, file: Box<dyn File>, length: u32) {
         let number = self.segment.number + 1;
