@@ -167,7 +167,7 @@ fn heard(node: &Node, name: &str, watch: &mut Watch, calls: u64) -> Latencies {
     for _ in 0..calls {
         latencies.time(|| {
             kv.put(name.to_owned(), value()).block().expect("a put");
-            watch.next().block().expect("it goes on").expect("nothing is compacted");
+            watch.next().block().expect("the watch yields a batch").expect("nothing is compacted");
         });
     }
     latencies

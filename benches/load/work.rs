@@ -241,7 +241,8 @@ impl Site {
             watchers.spawn(async move {
                 let mut measured = Measured::new(Duration::ZERO);
                 while let Ok(batch) = tokio::time::timeout_at(until.into(), watch.next()).await {
-                    let batch = batch.expect("it goes on").expect("nothing is compacted");
+                    let batch =
+                        batch.expect("the watch yields a batch").expect("nothing is compacted");
                     let now = begun.elapsed();
                     for event in &batch.events {
                         let sent = event.kv.value[..8].try_into().expect("eight bytes");

@@ -3,7 +3,7 @@
 //! healed or the session has ended, the lock must be free for others, and no key may be left below its name.
 //!
 //! ```text
-//!   rival holds (or nobody) ─▶ victim enqueues, is polled k times ─▶ dropped ─▶ the network heals
+//!   a rival holds or not    ─▶ victim enqueues, is polled k times ─▶ dropped ─▶ the network heals
 //!                              └ its n-th message, or all messages from there on, are lost ─┘
 //!   ─▶ rival releases ─▶ a third task gets the lock in time ─▶ the lock queue is empty
 //! ```

@@ -672,7 +672,7 @@ fn force_release_frees_a_detached_lock() {
         let place = locks.of("import").unwrap().queue.remove(0);
         let next = session(&cluster, one).mutex("import");
         if is_broken {
-            locks.force_release(&place, "nobody has it").block().unwrap();
+            locks.force_release(&place, "released by the test").block().unwrap();
             assert_eq!(next.resume(&ticket).block().unwrap_err(), ResumeError::Over);
         } else {
             locks.request_release(&place, "soon, please").block().unwrap();
@@ -697,7 +697,8 @@ fn force_release_frees_a_lost_lock_with_a_resumed_lease() {
     until_places(cluster.node(two), "import", 1);
     let locks = cluster.node(two).locks();
     let place = locks.of("import").unwrap().queue.remove(0);
-    let mut broken = Begun::new(async move { locks.force_release(&place, "nobody has it").await });
+    let mut broken =
+        Begun::new(async move { locks.force_release(&place, "released by the test").await });
     until_places(cluster.node(two), "import", 0);
     until_true(node, "the answer", || broken.wakes() > 0);
     assert!(broken.poll().is_none_or(|answer| answer.is_ok()));

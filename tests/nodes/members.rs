@@ -281,7 +281,7 @@ fn membership_change_that_loses_the_quorum_is_rejected() {
     .block();
 }
 
-/// Counts a key up by compare-and-set until it is told to stop.
+/// Increments a key by compare-and-set until the test stops it.
 fn count_up(client: Client, key: String, stop: Arc<AtomicBool>, done: Arc<AtomicU64>) {
     use bowline::{Compare, Op};
     let mut next = 1u64;

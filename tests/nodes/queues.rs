@@ -417,7 +417,7 @@ fn put_is_applied_once_despite_leader_changes() {
         let others = |status: &bowline::NodeStatus| {
             status.role == bowline::Role::Leader && status.name != format!("m{leader}")
         };
-        cluster.wait_until("nobody else leads", |all| all.iter().any(others)).block().unwrap();
+        cluster.wait_until("another member leads", |all| all.iter().any(others)).block().unwrap();
         cluster.heal();
         let kv = cluster.node(leader).client();
         kv.put("alive", "").block().unwrap();

@@ -92,7 +92,7 @@ pub(crate) fn another_leader(cluster: &Cluster, old: usize) -> usize {
         found = all.iter().find(|status| is_new(status)).map(|status| status.id);
         found.is_some()
     };
-    cluster.wait_until("nobody else leads", seen).block().unwrap();
+    cluster.wait_until("another member leads", seen).block().unwrap();
     // The leader may have changed again since the wait, so use the leader that the wait has found.
     let mut members = cluster.running();
     members.find(|(_, node)| Some(node.status().id) == found).expect("nobody was stopped").0

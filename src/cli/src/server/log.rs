@@ -34,7 +34,7 @@ pub(super) struct Log {
 pub(super) fn begin(options: &LogOptions) -> Result<Log, OpenError> {
     let outputs = Outputs::open(options)?;
     let writer = outputs.clone();
-    // Lines that cannot be written, because the disk is full or nobody reads the pipe, are lost. A panic would end the
+    // Lines that cannot be written, because the disk is full or the pipe has no reader, are lost. A panic would end the
     // member.
     let log = tracing_subscriber::fmt().log_internal_errors(false);
     let log = log

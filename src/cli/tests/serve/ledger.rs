@@ -60,7 +60,7 @@ pub(crate) async fn row(channel: &Channel, key: &str) -> (i64, i64, i64) {
     }
 }
 
-/// Counts once, as the holder of `key`. If the outcome of a put is not known, the counter is read again: nobody else
+/// Counts once, as the holder of `key`. If the outcome of a put is not known, the counter is read again: no other client
 /// writes it.
 pub(crate) async fn count(channel: &Channel, key: &str, counter: &str) -> Count {
     let (_, _, created) = row(channel, key).await;

@@ -240,7 +240,7 @@ impl Office {
     }
 }
 
-/// Replaces a file atomically, so that nobody reads half of it.
+/// Replaces a file atomically, so that no reader sees half of it.
 pub(crate) fn put(path: &Path, content: &[u8]) {
     let new = path.with_extension("new");
     fs::write(&new, content).unwrap();

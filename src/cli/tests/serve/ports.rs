@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 const FIRST: u16 = 19_000;
 const COUNT: u16 = 10_000;
 
-/// Returns free ports that stay free while nobody listens on them.
+/// Returns free ports that stay free until a process listens on them.
 pub(crate) fn lasting_ports(count: usize) -> Vec<u16> {
     // Tests of one process never try the same port. Tests of different processes rarely do.
     static TAKEN: AtomicU16 = AtomicU16::new(0);

@@ -158,9 +158,12 @@ async fn read_header_is_not_newer_than_the_read_data() {
     }
     tokio::time::sleep(Duration::from_secs(4)).await;
     // A busy machine needs longer for enough rounds.
-    while log[21].load(Ordering::Relaxed) == i64::MAX {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let enough = async {
+        while log[21].load(Ordering::Relaxed) == i64::MAX {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), enough).await.expect("21 rounds in a minute");
     done.store(true, Ordering::Relaxed);
     let written = writer.await.unwrap();
     let reads: usize = readers.join_all().await.iter().sum();
