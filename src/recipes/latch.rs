@@ -77,7 +77,7 @@ impl Client {
     /// loaded.count_down().block()?;
     /// assert_eq!(loaded.count().block()?, 1);
     /// loaded.count_down().block()?;
-    /// loaded.block().block()?;
+    /// loaded.wait().block()?;
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::coordination::LatchError>(())
     /// ```
