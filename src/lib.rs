@@ -57,6 +57,14 @@
 //! The modules are listed in the order in which a request passes through them.
 //! `docs/architecture.md` describes them.
 
+// First, because its macro `mutant!` is used by the modules below.
+#[cfg(not(feature = "mutants"))]
+#[macro_use]
+mod mutant;
+#[cfg(feature = "mutants")]
+#[macro_use]
+pub mod mutant;
+
 mod api;
 pub mod backup;
 mod node;
@@ -87,10 +95,6 @@ pub mod check;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzz;
-#[cfg(feature = "mutants")]
-pub mod mutant;
-#[cfg(not(feature = "mutants"))]
-mod mutant;
 mod recipes;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

@@ -1,9 +1,9 @@
 //! Mutants: deliberate faults in the code, which prove that the tests detect such faults.
 //!
-//! A mutant is a small fault at one place in the code. The code there calls [`is`] to check whether
-//! the mutant is planted (active), and if so, does the wrong thing. Unless the feature `mutants` is
-//! enabled or the library's own tests are compiled, [`is`] is a constant `false`, and the compiler
-//! removes the faulty code. A release therefore contains no mutants.
+//! A mutant is a small fault at one place in the code, marked there by the macro `mutant!`. If the
+//! mutant is planted (active), the code does the wrong thing. Unless the feature `mutants` is enabled
+//! or the library's own tests are compiled, no mutant is ever planted, and the compiler removes the
+//! faulty code. A release therefore contains no mutants.
 //!
 //! A mutant is planted either in one thread ([`Mutant::plant`]), which is enough for a simulated
 //! cluster, or in the whole process ([`Mutant::plant_everywhere`]), for real nodes, which have many
@@ -21,6 +21,19 @@
         reason = "public, and all of it used, with the feature alone"
     )
 )]
+
+/// Marks the place of a mutant. `mutant!(M01, statement)` runs the faulty statement if the mutant is
+/// planted. `mutant!(M01)` is the condition alone: whether the mutant is planted.
+macro_rules! mutant {
+    ($name:ident) => {
+        $crate::mutant::is($crate::mutant::Mutant::$name)
+    };
+    ($name:ident, $($fault:tt)+) => {
+        if $crate::mutant::is($crate::mutant::Mutant::$name) {
+            $($fault)+
+        }
+    };
+}
 
 /// Declares the mutants, each with a description of its fault.
 macro_rules! mutants {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::env::Entropy;
 use crate::model::{Members, NodeId};
-use crate::mutant::{self, Mutant};
 
 use super::fault::ConsensusFault;
 
@@ -87,9 +86,9 @@ impl ConsensusConfig {
             applied,
             max_size_per_msg: self.append_bytes_max,
             max_inflight_msgs: self.inflight_max,
-            check_quorum: !mutant::is(Mutant::M33),
-            pre_vote: !mutant::is(Mutant::M34),
-            read_only_option: match mutant::is(Mutant::M08) {
+            check_quorum: !mutant!(M33),
+            pre_vote: !mutant!(M34),
+            read_only_option: match mutant!(M08) {
                 false => raft::ReadOnlyOption::Safe,
                 true => raft::ReadOnlyOption::LeaseBased,
             },

@@ -5,7 +5,6 @@
 //! contents are accessible only with the log's proof that this group is durable. Therefore no code
 //! can send such a message too early by mistake.
 
-use crate::mutant::{self, Mutant};
 use crate::wal::Durable;
 
 /// A value that may be used once a certain group is durable.
@@ -28,7 +27,7 @@ impl<T> Sealed<T> {
     /// recovered state (group 0) can be opened.
     pub(super) fn open(self, proof: Option<&Durable>) -> Result<T, Self> {
         let proven = proof.map_or(0, Durable::number);
-        if self.group <= proven || mutant::is(Mutant::M02) { Ok(self.inside) } else { Err(self) }
+        if self.group <= proven || mutant!(M02) { Ok(self.inside) } else { Err(self) }
     }
 }
 

@@ -33,7 +33,6 @@ use crate::model::{
     AckWindow, DeleteReply, Incarnation, KeyValue, LifeRow, NodeId, Outcome, PutReply, RangeReply,
     Rejection, Reply, RequestId, TxnReply, TxnResult,
 };
-use crate::mutant::{self, Mutant};
 
 /// Number of request numbers of one node that the table tracks individually, starting at the lowest
 /// open one.
@@ -113,7 +112,7 @@ impl DedupTable {
             return DedupVerdict::Closed;
         }
         if let Some(outcome) = life.dedup.get(&id.seq)
-            && !mutant::is(Mutant::B28)
+            && !mutant!(B28)
         {
             return DedupVerdict::Answered(outcome.clone());
         }

@@ -14,7 +14,6 @@ use crate::model::{
     LeaseId, Limits, Members, NodeId, Op, Put, PutLease, PutReply, PutValue, Rejection, Reply,
     RequestId, Revision, RevokeReply, SessionInfo, Txn, TxnReply, TxnResult,
 };
-use crate::mutant::{self, Mutant};
 
 /// The limits that the state machine itself checks, independent of the configured limits: keys are
 /// not empty, no key is written twice, and the nesting depth cannot overflow the stack. The size
@@ -107,13 +106,13 @@ impl Machine {
             Command::Txn(txn) => {
                 let before = turn.hold.snapshot(newest.revision);
                 let path = TxnPath::judge(&txn, &before)?;
-                if !mutant::is(Mutant::B60) {
+                if !mutant!(B60) {
                     path.check(&txn, &before, newest)?;
                 }
                 let mut mutation = self.store.begin();
                 let operations = turn.done.tally.operations();
                 let reply = self.txn(turn, &mut mutation, &txn, &path);
-                if mutant::is(Mutant::B60) && reply.is_err() {
+                if mutant!(B60) && reply.is_err() {
                     self.commit(turn, mutation);
                     return reply.map(Reply::Txn);
                 }
@@ -291,7 +290,7 @@ impl Machine {
                     TxnResult::Range(snapshot.range(range, revision)?)
                 }
                 Op::Put(put) => {
-                    if mutant::is(Mutant::B60) {
+                    if mutant!(B60) {
                         check_put(put, &turn.hold.snapshot(mutation.revision()))?;
                     }
                     TxnResult::Put(self.put(turn, mutation, put)?)
@@ -299,7 +298,7 @@ impl Machine {
                 Op::Delete(delete) => TxnResult::Delete(self.delete(turn, mutation, delete)?),
                 Op::Txn(txn) => {
                     let path = nested.next().expect("a path for each nested transaction");
-                    let late = match mutant::is(Mutant::B58) {
+                    let late = match mutant!(B58) {
                         true => {
                             Some(TxnPath::judge(txn, &turn.hold.snapshot(mutation.revision()))?)
                         }
@@ -380,7 +379,7 @@ impl Machine {
         }
         turn.done.tally.deletes += deleted;
         self.commit(turn, mutation);
-        if mutant::is(Mutant::M28) {
+        if mutant!(M28) {
             turn.done.changes.pop();
         }
         turn.done.leases.push(LeaseChange::Ended { id });

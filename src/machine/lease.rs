@@ -17,7 +17,6 @@ use bytes::Bytes;
 
 use super::digest::Fingerprint;
 use crate::model::{Incarnation, LeaseId, LeaseRow, NodeId, SessionInfo};
-use crate::mutant::{self, Mutant};
 
 /// If a client chooses an id that is at most this far above the counter, the counter moves past the
 /// id. The counter never reaches ids that are further away, because that would take billions of
@@ -292,7 +291,7 @@ impl LeaseTable {
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = (LeaseId, Duration)> {
-        let forgotten = |lease: &Lease| mutant::is(Mutant::B37) && lease.keys.is_empty();
+        let forgotten = |lease: &Lease| mutant!(B37) && lease.keys.is_empty();
         let all = self.leases.iter();
         all.map(move |(&id, lease)| (id, if forgotten(lease) { Duration::ZERO } else { lease.ttl }))
     }

@@ -89,7 +89,7 @@ use crate::model::{
     MemberChange, Members, NodeId, Outcome, Proposal, Rejection, RequestId, Revision, SessionInfo,
     SnapshotRecord, StateHead, Term,
 };
-use crate::mutant::{self, Mutant};
+use crate::mutant::Mutant;
 
 /// Options for the memory management of the machine. The options do not affect results, so members
 /// may have different options.
@@ -399,7 +399,7 @@ impl Machine {
     pub fn image(&self) -> Image {
         let (shared, digest) = (self.store.shared(), self.digest());
         let leases = shared.leases();
-        let without = |part: Mutant| mutant::is(part);
+        let without = |part: Mutant| crate::mutant::is(part);
         let head = StateHead {
             version: self.version,
             index: self.applied,

@@ -9,7 +9,6 @@ use crate::model::{
     Compare, CompareOp, CompareTarget, LeaseId, Range, RangeReply, Rejection, Revision,
     RevisionBounds, Sort, SortOrder, SortTarget,
 };
-use crate::mutant::{self, Mutant};
 
 /// Returns the revision at which a range must be read, if that revision exists and is not
 /// compacted. As in etcd, 0 means the newest revision.
@@ -22,7 +21,7 @@ pub(super) fn resolve(
         return Err(Rejection::Future { asked, newest });
     }
     match compacted {
-        Some(compacted) if asked < compacted && !mutant::is(Mutant::M37) => {
+        Some(compacted) if asked < compacted && !mutant!(M37) => {
             Err(Rejection::Compacted { asked, compacted })
         }
         _ => Ok(asked),
@@ -109,8 +108,8 @@ pub(super) struct Collector<'a> {
 impl<'a> Collector<'a> {
     pub(super) fn new(range: &'a Range) -> Self {
         let limit = range.limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX));
-        let unbounded = range.bounds == RevisionBounds::default()
-            || (mutant::is(Mutant::B59) && range.limit.is_some());
+        let unbounded =
+            range.bounds == RevisionBounds::default() || (mutant!(B59) && range.limit.is_some());
         let direct = unbounded && range.sort == Sort::default();
         Self { range, limit, direct, rows: Vec::new(), more: false, count: 0 }
     }

@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::model::{LeaseId, Moment};
-use crate::mutant::{self, Mutant};
 
 use super::settings::Drift;
 
@@ -66,10 +65,10 @@ impl Lessor {
             leases: BTreeMap::new(),
             deadlines: BTreeSet::new(),
         };
-        for (id, ttl) in leases.into_iter().filter(|_| !mutant::is(Mutant::B38)) {
+        for (id, ttl) in leases.into_iter().filter(|_| !mutant!(B38)) {
             lessor.granted(id, ttl);
         }
-        if mutant::is(Mutant::M09) {
+        if mutant!(M09) {
             lessor.time += Duration::from_secs(2);
         }
         lessor
@@ -93,14 +92,14 @@ impl Lessor {
     pub(crate) fn ended(&mut self, id: LeaseId) {
         if let Some(lease) = self.leases.remove(&id) {
             self.deadlines.remove(&(lease.deadline, id));
-            self.expiring -= usize::from(lease.expiring && !mutant::is(Mutant::B42));
+            self.expiring -= usize::from(lease.expiring && !mutant!(B42));
         }
     }
 
     /// Renews a lease. Call this only after a quorum has confirmed, since the renewal arrived, that this node leads.
     pub(crate) fn renew(&mut self, id: LeaseId) -> Renewal {
         let Some(lease) = self.leases.get_mut(&id) else { return Renewal::Gone };
-        if lease.expiring && !mutant::is(Mutant::M10) {
+        if lease.expiring && !mutant!(M10) {
             return Renewal::Expiring;
         }
         self.deadlines.remove(&(lease.deadline, id));

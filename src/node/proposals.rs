@@ -18,7 +18,6 @@ use crate::model::{
     AckWindow, Command, Incarnation, LogIndex, Moment, NodeId, Outcome, Proposal, Rejection, Reply,
     Revision,
 };
-use crate::mutant::{self, Mutant};
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
 use super::inbox::Write;
@@ -189,7 +188,7 @@ impl Proposals {
             }
             self.sent.push_back((now, seq));
             bytes += encoded_len_hint(&open.command);
-            let seq = if mutant::is(Mutant::M39) && open.attempts > 1 {
+            let seq = if mutant!(M39) && open.attempts > 1 {
                 self.next += 1;
                 self.spans.push(self.next - 1);
                 self.next - 1
@@ -339,7 +338,7 @@ impl Proposals {
                 break;
             }
             let deadline = |open: &Open| {
-                let maybe_applied = open.maybe_applied && !mutant::is(Mutant::M38);
+                let maybe_applied = open.maybe_applied && !mutant!(M38);
                 Err(CallError::Deadline { maybe_applied })
             };
             closed.extend(self.close(seq, deadline));

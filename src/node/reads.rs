@@ -18,7 +18,6 @@ use tracing::Span;
 
 use crate::consensus::RoundId;
 use crate::model::{Incarnation, LeaseId, LogIndex, Moment, NodeId};
-use crate::mutant::{self, Mutant};
 
 use super::answer::{CallError, ReplyTo, StopReason};
 use super::lease_calls::LeaseQuestion;
@@ -70,7 +69,7 @@ impl Reads {
     /// callers of the question had asked before it was first sent.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<u64> {
         if self.waiting.is_empty() {
-            let late = |sent: Moment| now.since(sent) >= self.ask_again && !mutant::is(Mutant::B46);
+            let late = |sent: Moment| now.since(sent) >= self.ask_again && !mutant!(B46);
             let (round, (sent, _)) = self.asked.iter_mut().find(|(_, (sent, _))| late(*sent))?;
             *sent = now;
             return Some(*round);
@@ -96,7 +95,7 @@ impl Reads {
 
     /// Queues all unanswered questions again, for a new leader.
     pub(crate) fn leader_changed(&mut self) {
-        if mutant::is(Mutant::B46) || mutant::is(Mutant::B47) {
+        if mutant!(B46) || mutant!(B47) {
             return;
         }
         for (_, askers) in std::mem::take(&mut self.asked).into_values() {
@@ -196,7 +195,7 @@ impl Rounds {
 
     /// Adds a question.
     pub(crate) fn join(&mut self, asker: ReadOrigin) {
-        if mutant::is(Mutant::B29)
+        if mutant!(B29)
             && let Some(mut under_way) = self.flying.last_entry()
         {
             return under_way.get_mut().1.push(asker);
@@ -211,7 +210,7 @@ impl Rounds {
         if self.pending.is_empty() || self.flying.len() >= FLYING_MAX {
             return None;
         }
-        self.counter += u64::from(!mutant::is(Mutant::M07) || self.flying.is_empty());
+        self.counter += u64::from(!mutant!(M07) || self.flying.is_empty());
         self.flying.insert(self.counter, (now, std::mem::take(&mut self.pending)));
         Some(RoundId { node: self.node, incarnation: self.incarnation, counter: self.counter })
     }
@@ -220,7 +219,7 @@ impl Rounds {
     /// used again.
     pub(crate) fn not_started(&mut self, round: RoundId) {
         if let Some((_, askers)) = self.flying.remove(&round.counter)
-            && !mutant::is(Mutant::B48)
+            && !mutant!(B48)
         {
             self.pending.extend(askers);
         }
@@ -229,7 +228,7 @@ impl Rounds {
     /// Queues the questions of unconfirmed rounds again, for rounds with new numbers.
     pub(crate) fn start_again(&mut self, now: Moment) {
         while let Some(entry) = self.flying.first_entry()
-            && !mutant::is(Mutant::B49)
+            && !mutant!(B49)
         {
             if now.since(entry.get().0) < self.start_again {
                 break;

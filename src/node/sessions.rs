@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use crate::metrics::Meters;
 use crate::model::{Command, LeaseId, Moment, Rejection, SessionInfo};
-use crate::mutant::{self, Mutant};
 
 use super::answer::{CallError, CallResult, ReplyTo};
 use super::session::{
@@ -50,7 +49,7 @@ pub(crate) struct SessionOpening {
 impl SessionOpening {
     /// Returns the command that grants the lease. Its TTL is rounded up to whole milliseconds.
     pub(super) fn command(&self) -> Command {
-        let delay = if mutant::is(Mutant::B09) { Duration::ZERO } else { self.delay };
+        let delay = if mutant!(B09) { Duration::ZERO } else { self.delay };
         let millis = self.ttl.saturating_add(delay).as_nanos().div_ceil(1_000_000);
         let ttl = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
         Command::Grant { id: None, ttl, session: Some(self.info.clone()) }
@@ -164,7 +163,7 @@ impl Sessions {
             Some(_) => drop(self.sessions.remove(&lease)),
             None => {}
         }
-        if mutant::is(Mutant::B69) {
+        if mutant!(B69) {
             let terms = SessionTerms { ttl: lease_ttl - delay, delay, label, own: false };
             self.keep(lease, terms, now, 0);
             let kept = self.sessions.get_mut(&lease).expect("it was just put there");
@@ -289,7 +288,7 @@ impl Sessions {
         now: Moment,
     ) -> Vec<Resumed> {
         let Some((sent, asked)) = self.asked.remove(&round) else { return Vec::new() };
-        let sent = if mutant::is(Mutant::B21) { now } else { sent };
+        let sent = if mutant!(B21) { now } else { sent };
         let asked: BTreeSet<LeaseId> = asked.into_iter().collect();
         let mut resumed = Vec::new();
         for lease in renewed.iter().filter(|lease| asked.contains(lease)) {
@@ -312,7 +311,7 @@ impl Sessions {
     /// Starts the session of a lease that is to be resumed, after a renewal was confirmed.
     fn confirmed(&mut self, lease: LeaseId, sent: Moment, now: Moment) -> Vec<Resumed> {
         let Some(wanted) = self.resuming.remove(&lease) else { return Vec::new() };
-        let sent = if mutant::is(Mutant::B70) { now } else { sent };
+        let sent = if mutant!(B70) { now } else { sent };
         let ResumedLease { lease_ttl, label, ask_at, mut waiters } = wanted;
         // If all callers have gone away, the lease is not kept alive.
         waiters.retain(|waiter| !waiter.reply.is_gone());
@@ -337,7 +336,7 @@ impl Sessions {
         let mut revoke = Vec::new();
         self.sessions.retain(|lease, kept| match kept.state.notice(now, self.drift) {
             SessionState::Ended(why) => {
-                let is_ours = kept.own || mutant::is(Mutant::B23);
+                let is_ours = kept.own || mutant!(B23);
                 revoke.extend((is_ours && why == SessionEndReason::NotRenewed).then_some(*lease));
                 false
             }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::machine::MachineOptions;
 use crate::model::{ClusterId, ClusterVersion, Limits, NodeId};
-use crate::mutant::{self, Mutant};
 use crate::warm::WarmCopy;
 
 use super::retain::History;
@@ -128,11 +127,11 @@ impl Drift {
 
     /// Returns how long the holder of a lease relies on it, on a clock that may be slow.
     pub(crate) fn trust_for(self, ttl: Duration) -> Duration {
-        ttl / 100 * (100 - if mutant::is(Mutant::B39) { 0 } else { self.percent })
+        ttl / 100 * (100 - if mutant!(B39) { 0 } else { self.percent })
     }
 
     /// Returns how long the leader waits before it ends a lease, on a clock that may be fast.
     pub(crate) fn wait_for(self, ttl: Duration) -> Duration {
-        ttl.saturating_add(ttl / 100 * if mutant::is(Mutant::B40) { 0 } else { self.percent })
+        ttl.saturating_add(ttl / 100 * if mutant!(B40) { 0 } else { self.percent })
     }
 }

@@ -17,7 +17,6 @@ use crate::model::{
     Command, LeaseId, Limits, MembershipRequest, Moment, NodeId, Op, Range, RangeReply, Rejection,
     Reply, Revision, SessionInfo, SnapshotId, Txn, TxnReply,
 };
-use crate::mutant::{self, Mutant};
 use crate::watch::{Hub, waking};
 
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
@@ -299,7 +298,7 @@ impl Shared {
         };
         tracing::trace!(parent: &trace.span, bytes, "request admitted");
         let span = trace.span.clone();
-        let command = match mutant::is(Mutant::M36) {
+        let command = match mutant!(M36) {
             false => command,
             true => self.judged_here(command),
         };
@@ -466,7 +465,7 @@ impl Shared {
     /// another node and is not visible to readers here yet. This is the case before any message is
     /// sent to another member, and before an entry is applied.
     pub(crate) fn in_company(&self) {
-        if !mutant::is(Mutant::B53) {
+        if !mutant!(B53) {
             self.alone.store(false, Ordering::SeqCst);
         }
     }

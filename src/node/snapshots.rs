@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::model::{LogIndex, Members, Moment, NodeId, SnapshotId};
-use crate::mutant::{self, Mutant};
 
 /// Number of parts that are requested ahead.
 const WINDOW_PARTS: u64 = 4;
@@ -188,7 +187,7 @@ impl Snapshots {
         if log_bytes > HELD_LOG_FACTOR * self.due_bytes(state_bytes) {
             return Some(newest.index);
         }
-        if let Some(slowest) = slowest.filter(|_| mutant::is(Mutant::M45)) {
+        if let Some(slowest) = slowest.filter(|_| mutant!(M45)) {
             return Some(slowest);
         }
         let fetching = self.served(now).into_iter().map(|id| id.index);

@@ -12,7 +12,6 @@ use bytes::Bytes;
 
 use crate::api::{Effect, Error, Session};
 use crate::model::{Moment, Revision};
-use crate::mutant::{self, Mutant};
 
 use super::call::after_pause;
 use super::error::{LockError, LostReason};
@@ -234,7 +233,7 @@ impl Waits {
                 // A grant is delivered only while the session is valid.
                 let now = self.session.shared().now();
                 if let Some(end) = self.session.shared_session().end(now)
-                    && !mutant::is(Mutant::M24)
+                    && !mutant!(M24)
                 {
                     let why = LockError::SessionEnded(end).told(self.session.shared());
                     self.give_up(why.clone());
@@ -300,7 +299,7 @@ impl Waits {
         let is_late = || self.turn.until().is_some_and(|until| until <= now);
         let loss = self.turn.loss().or_else(|| is_late().then_some(LostReason::HeldTooLong))?;
         match loss {
-            LostReason::SessionEnded(_) if mutant::is(Mutant::M24) => None,
+            LostReason::SessionEnded(_) if mutant!(M24) => None,
             LostReason::SessionEnded(end) => Some(LockError::SessionEnded(end)),
             LostReason::NodeStopped(reason) => Some(LockError::NodeStopped(reason)),
             // Released by an admin request, or the key was deleted by another client.

@@ -29,7 +29,6 @@ use tokio::sync::watch;
 
 use crate::api::{Client, Error, Watch};
 use crate::model::{EventKind, KeyRange, KeyValue, Revision};
-use crate::mutant::{self, Mutant};
 use crate::node::{CallError, StopReason};
 use crate::watch::WatchError;
 
@@ -310,7 +309,7 @@ impl<T> CachedInner<T> {
                         let rows = Arc::make_mut(&mut kept.view.rows);
                         match parsed {
                             Some(parsed) => drop(rows.insert(row.key, parsed)),
-                            None if mutant::is(Mutant::B18) => {}
+                            None if mutant!(B18) => {}
                             None => drop(rows.remove(&row.key)),
                         }
                     }

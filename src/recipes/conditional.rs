@@ -11,7 +11,6 @@ use crate::api::{Client, Effect, Error, TxnCall};
 use crate::model::{
     Command, Compare, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Reply, Revision, TxnReply,
 };
-use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, Shared};
 
 use super::call::{Call, Until};
@@ -251,7 +250,7 @@ impl CompareAndSet {
             Ok(reply) => reply.succeeded,
             Err(error) => error.effect() != Effect::NotApplied,
         };
-        if let Some(lease) = lease.filter(|_| !is_made || mutant::is(Mutant::B63)) {
+        if let Some(lease) = lease.filter(|_| !is_made || mutant!(B63)) {
             client.shared.insist(Command::Revoke(lease), ReplyTo::Nobody);
         }
         swapped(&client, &reply?, key).await

@@ -18,7 +18,6 @@ use crate::api::{Effect, Error, Session};
 use crate::model::{
     Command, Compare, Op, Put, PutLease, PutValue, Rejection, Reply, Revision, Txn,
 };
-use crate::mutant::{self, Mutant};
 use crate::node::{CallResult, ReplyTo, SessionEndReason, Shared};
 use crate::watch::waking;
 
@@ -211,7 +210,7 @@ impl Entry {
     /// Reports whether the session was lost. The key then belongs to the lease, and stays for the
     /// lock delay.
     fn is_left_to_its_lease(&self) -> bool {
-        self.session.end() == Some(SessionEndReason::NotRenewed) && !mutant::is(Mutant::B36)
+        self.session.end() == Some(SessionEndReason::NotRenewed) && !mutant!(B36)
     }
 
     /// Deletes the key and waits until the deletion is durable. Returns `false` if the key was

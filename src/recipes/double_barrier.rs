@@ -24,7 +24,6 @@ use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyRange, KeyValue, Op, Revision, Txn};
-use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, SessionEndReason};
 
 use super::call::{Call, Until};
@@ -416,7 +415,7 @@ impl Round {
         }
         // Every entry of the previous round has a lower revision than the first entry of this one.
         let is_over = self.places[0].0 > self.last;
-        let enough = participants - usize::from(mutant::is(Mutant::B15) && participants > 1);
+        let enough = participants - usize::from(mutant!(B15) && participants > 1);
         let last = counted().nth(enough - 1).map(|(since, _)| *since);
         Ok(last.filter(|_| is_over).map(|last| {
             let (ready, last_before) = (self.ready, self.last);

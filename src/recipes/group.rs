@@ -17,7 +17,6 @@ use crate::api::{Client, Effect, Error, Session};
 use crate::model::{
     Compare, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision,
 };
-use crate::mutant::{self, Mutant};
 
 use super::call::Call;
 use super::chain::which_is_unknown;
@@ -320,7 +319,7 @@ impl GroupWatch {
     }
 
     fn left(&mut self, key: &Bytes) {
-        if !mutant::is(Mutant::B17) {
+        if !mutant!(B17) {
             self.to_tell.extend(self.members.remove(key).map(GroupEvent::Left));
         }
     }

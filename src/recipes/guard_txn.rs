@@ -10,7 +10,6 @@ use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult};
-use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo};
 
 use super::error::LostReason;
@@ -234,7 +233,7 @@ impl GuardTxn {
         let is_any = !items.deliveries.is_empty();
         let txn = items.around(txn);
         let mut still_held = grant.still_held(&place);
-        if mutant::is(Mutant::B27) {
+        if mutant!(B27) {
             still_held.clear();
         }
         let txn = Txn { compares: still_held, success: vec![Op::Txn(txn)], failure: Vec::new() };

@@ -10,7 +10,6 @@ use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Compare, KeyValue, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn};
-use crate::mutant::{self, Mutant};
 use crate::node::{CallResult, ReplyTo, SessionState, Shared};
 
 use super::error::LostReason;
@@ -308,7 +307,7 @@ impl Hold {
     /// than a reader, so it gets a new token.
     pub(crate) fn writes_since(&mut self, revision: Revision) {
         self.grant.value = self.restated(Rule::Write);
-        if !mutant::is(Mutant::B03) {
+        if !mutant!(B03) {
             self.grant.token = Token { revision, handoff: 0 };
         }
     }
@@ -477,7 +476,7 @@ impl Grant {
     /// key and lease, but no longer holds for writing.
     pub(super) fn still_held(&self, place: &Place) -> Vec<Compare> {
         let lease = place.session.lease;
-        let since = match mutant::is(Mutant::B56) {
+        let since = match mutant!(B56) {
             true => self.since.next(),
             false => self.since,
         };

@@ -12,7 +12,6 @@ use tokio::sync::Semaphore;
 
 use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, KeyRange, KeyValue, Op};
-use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
 use super::chain::{TRIES_MAX, Way, try_ways, ways_max};
@@ -167,7 +166,7 @@ impl Latch {
         Call::endless(&self.client, move |until| async move {
             let mut round = None;
             look_until(&client, KeyRange::key(key), &until, |rows| {
-                if mutant::is(Mutant::B14) {
+                if mutant!(B14) {
                     return Ok(Some(()));
                 }
                 count(rows.first())?;

@@ -22,7 +22,6 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Effect, Error, Node, OwnSession};
-use crate::mutant::{self, Mutant};
 use crate::node::Shared as NodeShared;
 
 use super::call::pause;
@@ -334,7 +333,7 @@ impl LeaderTask {
             shared.sleep_until(shared.now() + grace).await;
         };
         let lost = async {
-            match self.may_finish || mutant::is(Mutant::B61) {
+            match self.may_finish || mutant!(B61) {
                 true => pending().await,
                 false => leadership.lost().await,
             }
@@ -383,8 +382,7 @@ impl Stands {
 
     /// Reports whether the task continues with a new session after this error.
     fn outlives(&self, why: &LockError) -> bool {
-        matches!((self, why), (Stands::ByNode(..), LockError::SessionEnded(_)))
-            && !mutant::is(Mutant::B64)
+        matches!((self, why), (Stands::ByNode(..), LockError::SessionEnded(_))) && !mutant!(B64)
     }
 
     fn shared(&self) -> &NodeShared {

@@ -21,7 +21,6 @@ use crate::model::{
     Command, Compare, KeyRange, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Rejection,
     Reply, Revision, Txn, TxnReply, TxnResult,
 };
-use crate::mutant::{self, Mutant};
 use crate::node::{
     CallError, CallResult, Follower, ReplyTo, SessionEndReason, Shared, SharedSession, StopReason,
 };
@@ -569,7 +568,7 @@ impl Parting {
         // time.
         let (Some(held), _) = shared.reader.get(key) else { return leaving };
         let rule = Stance::rule_of(&held.key, &held.value);
-        if !rule.covers(&Stance::rule_of(successor, &row.value)) && !mutant::is(Mutant::B65) {
+        if !rule.covers(&Stance::rule_of(successor, &row.value)) && !mutant!(B65) {
             return leaving;
         }
         let mut compares = still_mine(key, self.since, lease).to_vec();
@@ -577,14 +576,14 @@ impl Parting {
         // This decision is based on the local replica. A downgrade of the row may be in flight. A
         // downgrade changes neither lease nor create revision, so the transaction must also compare
         // the row's revision.
-        if !mutant::is(Mutant::B34) {
+        if !mutant!(B34) {
             compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
         }
-        if !mutant::is(Mutant::B19) {
+        if !mutant!(B19) {
             compares.extend(still_mine(successor, row.create_revision, successor_lease));
             compares.push(Compare::mod_revision(successor.clone()).eq(row.mod_revision));
         }
-        if !mutant::is(Mutant::B66) {
+        if !mutant!(B66) {
             compares.extend(barred);
         }
         let taken = Put {
@@ -604,10 +603,10 @@ impl Parting {
         let mut parts: Vec<Txn> = self
             .keys
             .iter()
-            .take(if mutant::is(Mutant::B07) { 1 } else { self.keys.len() })
+            .take(if mutant!(B07) { 1 } else { self.keys.len() })
             .map(|key| Txn {
                 compares: still_mine(key, self.since, lease).to_vec(),
-                success: vec![match mutant::is(Mutant::M26) {
+                success: vec![match mutant!(M26) {
                     false => Op::delete(key.clone()),
                     true => Op::delete(KeyRange::prefix(parent(key).unwrap_or_default().to_vec())),
                 }],

@@ -25,7 +25,6 @@ use bytes::Bytes;
 
 use crate::api::Session;
 use crate::model::{KeyRange, LeaseId, Range, Revision};
-use crate::mutant::{self, Mutant};
 use crate::node::Shared;
 use crate::watch::waking;
 
@@ -275,7 +274,7 @@ impl Owner {
 
     /// Returns the cycle that a request of this owner has closed, if any, starting with this owner.
     pub(crate) fn deadlock(&self, place: &Place, since: Revision) -> Option<Vec<WaitsFor>> {
-        if mutant::is(Mutant::B30) {
+        if mutant!(B30) {
             return None;
         }
         let keys = Arc::clone(&place.lock().keys);

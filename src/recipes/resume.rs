@@ -22,7 +22,6 @@ use crate::api::{Effect, Error, Session};
 use crate::model::{
     Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Revision, Txn,
 };
-use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, Shared, SharedSession, StopReason};
 use crate::watch::waking;
 
@@ -215,7 +214,7 @@ async fn resume<G: OfHold + 'static>(
         return Err(ResumeError::AnotherLock { key: key.clone() });
     }
     let row = session.client().get(key.clone()).await?;
-    let made = |row: &KeyValue| match mutant::is(Mutant::B51) {
+    let made = |row: &KeyValue| match mutant!(B51) {
         false => row.create_revision,
         true => row.mod_revision,
     };

@@ -17,7 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 
 use crate::model::Revision;
-use crate::mutant::{self, Mutant};
 
 /// Queue position: create revision and key. A lower position is earlier in the queue.
 pub(crate) type Rank = (Revision, Bytes);
@@ -179,16 +178,14 @@ impl LockQueue {
     /// Reports whether the entry at this position, which must exist, may hold.
     pub(crate) fn may_hold(&self, rank: &Rank) -> bool {
         let Some(rule) = self.places.get(rank) else { return false };
-        if mutant::is(Mutant::M27) {
+        if mutant!(M27) {
             return true;
         }
         match rule {
             Rule::Alone | Rule::Write | Rule::Foreign => {
                 self.places.first_key_value().map(|(r, _)| r) == Some(rank)
             }
-            Rule::Read => {
-                self.barring.first().is_none_or(|bar| bar > rank) || mutant::is(Mutant::B01)
-            }
+            Rule::Read => self.barring.first().is_none_or(|bar| bar > rank) || mutant!(B01),
             Rule::Upgrade(of) => {
                 let mut line = self.places.iter();
                 let is_first = line.next().is_some_and(|(first, rule)| {
@@ -199,12 +196,11 @@ impl LockQueue {
                 // itself blocks the readers after it.
                 is_first
                     && !self.barring.range(..rank).any(|bar| self.places[bar].is_upgrade())
-                    && (line.next().is_none_or(|(_, rule)| *rule != Rule::Read)
-                        || mutant::is(Mutant::B02))
+                    && (line.next().is_none_or(|(_, rule)| *rule != Rule::Read) || mutant!(B02))
             }
             Rule::Permits { limit, wants } => {
                 let (mut least, mut sum) = (*limit, u64::from(*wants));
-                sum -= u64::from(mutant::is(Mutant::B04) && *wants > 0);
+                sum -= u64::from(mutant!(B04) && *wants > 0);
                 for (_, before) in self.places.range(..rank) {
                     let Rule::Permits { limit, wants } = before else { return false };
                     least = least.min(*limit);

@@ -13,7 +13,6 @@ use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Compare, KeyRange, KeyValue, Op};
-use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
 use super::error::{LockError, LostReason};
@@ -193,7 +192,7 @@ impl RunOnce {
             let guard = guard.await??;
             // This node has applied the changes of all earlier holders.
             Ok(match client.get(self.key.clone()).local().await? {
-                Some(row) if !mutant::is(Mutant::B16) => RunOnceTurn::Done(row.value),
+                Some(row) if !mutant!(B16) => RunOnceTurn::Done(row.value),
                 _ => RunOnceTurn::Mine(guard),
             })
         };
@@ -214,7 +213,7 @@ impl RunOnce {
     ) -> Result<RunOutcome, RunOnceError<E>> {
         let missing = Compare::missing(self.key.clone());
         let put = Op::put(self.key.clone(), result.clone());
-        let missing = Some(missing).filter(|_| !mutant::is(Mutant::B16));
+        let missing = Some(missing).filter(|_| !mutant!(B16));
         let txn = begun.txn().when_all(missing).then(put).deadline(until.left());
         match txn.commit().await {
             Ok(reply) if reply.succeeded => Ok(RunOutcome { result, is_here: true }),

@@ -10,7 +10,6 @@ use crate::model::{
     Command, Compare, CompareOp, CompareTarget, KeyRange, KeyValue, Op, Put, PutLease, PutValue,
     Txn,
 };
-use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
 use super::error::LockError;
@@ -312,7 +311,7 @@ impl Permit {
                 let claim = self.txn().deadline(until.left()).when(is_first);
                 let claim = free.into_iter().fold(claim, |txn, key| {
                     let is_free = Some(Compare::missing(key.clone()));
-                    let is_free = is_free.filter(|_| !mutant::is(Mutant::B05));
+                    let is_free = is_free.filter(|_| !mutant!(B05));
                     txn.when_all(is_free).then_while_held(key, stamp.clone())
                 });
                 claim.commit().await?;

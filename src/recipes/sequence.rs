@@ -12,7 +12,6 @@ use tokio::sync::Semaphore;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyValue, Op, Put, PutLease, PutValue, Reply, Revision};
-use crate::mutant::{self, Mutant};
 
 use super::call::{Call, Until};
 use super::chain::{TRIES_MAX, Way, chain, taken, try_ways, ways_max};
@@ -174,7 +173,7 @@ impl Sequence {
             while client.get(numbered(&prefix, first)?).local().await?.is_some() {
                 first += 1;
             }
-            if mutant::is(Mutant::B62) {
+            if mutant!(B62) {
                 let last = numbered(&prefix, first.saturating_sub(1))?;
                 let is_gone = client.get(last).local().await?.is_none();
                 first -= u64::from(is_gone && first > 0);

@@ -26,7 +26,6 @@ use tokio::sync::oneshot;
 
 use crate::api::Effect;
 use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision, Txn};
-use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
 use crate::watch::waking;
 
@@ -160,7 +159,7 @@ impl Upgrade {
         let bar = bar(read, &second)?;
         let mut txn = read.restating(Rule::Write);
         txn.compares.extend(second.conditions());
-        if !mutant::is(Mutant::B20) {
+        if !mutant!(B20) {
             txn.compares.push(Compare::mod_revision(bar.key).eq(bar.mod_revision));
         }
         txn.success.push(Op::delete(second.key().clone()));

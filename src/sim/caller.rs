@@ -17,7 +17,6 @@ use crate::model::{
     Command, Delete, DeleteReply, KeyRange, KeyValue, LeaseId, MembershipRequest, NodeId, Range,
     RangeReply, Rejection, Reply, Revision, SessionInfo, Txn, TxnReply,
 };
-use crate::mutant::{self, Mutant};
 use crate::node::CallError;
 use crate::recipes::Locks;
 use crate::watch::{WatchRequest, Watcher};
@@ -155,7 +154,7 @@ impl SimCaller {
     /// The fate of the request.
     pub(crate) async fn range(&self, range: KeyRange) -> Result<RangeReply, Fate> {
         let call = self.client.range(range);
-        let call = if mutant::is(Mutant::N02) { call.local() } else { call };
+        let call = if mutant!(N02) { call.local() } else { call };
         let known = self.judge.borrow().floor();
         let (answer, seen) = self.prompt(call.into_future()).await;
         let reply = answer?;

@@ -19,7 +19,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Rng;
 use crate::env::{Disk, DiskLock, Entropy, File, OpenMode};
-use crate::mutant::{self, Mutant};
 
 /// Size of a sector. A crash keeps or loses a write to a sector as a whole.
 pub(super) const SECTOR_BYTES: usize = 512;
@@ -323,7 +322,7 @@ impl SimDiskState {
         let fails = std::mem::take(&mut self.faults.sync_fails);
         self.faults.has_failed |= fails;
         let file = self.files.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
-        if mutant::is(Mutant::N03) {
+        if mutant!(N03) {
             return Ok(());
         }
         let writes = std::mem::take(&mut file.writes);

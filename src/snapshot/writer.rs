@@ -7,7 +7,6 @@ use super::format::Chunks;
 use super::{Check, SnapshotError};
 use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, SnapshotRecord, StateHead};
-use crate::mutant::{self, Mutant};
 
 /// Number of bytes after which the file is synced while it is being written. Syncing the whole file
 /// at the end would delay the syncs of the log on the same disk.
@@ -74,7 +73,7 @@ impl Writer {
     pub(crate) fn seal(mut self) -> Result<Check, SnapshotError> {
         let (bytes, id) = self.chunks.end();
         self.append(&bytes)?;
-        if !mutant::is(Mutant::M19) {
+        if !mutant!(M19) {
             self.sync()?;
         }
         Check::begin(self.temporary, self.path, id)

@@ -53,7 +53,6 @@ use crc32fast::Hasher;
 
 use super::Identity;
 use crate::model::{ClusterId, DiskId, NodeId};
-use crate::mutant::{self, Mutant};
 
 /// The format version that this code writes, and the newest that it reads.
 pub(super) const VERSION: u32 = 1;
@@ -229,7 +228,7 @@ impl Record {
         let mut hasher = Hasher::new_with_initial(before);
         hasher.update(&bytes[8..44]);
         hasher.update(payload);
-        hasher.finalize() == self.chain || mutant::is(Mutant::M21)
+        hasher.finalize() == self.chain || mutant!(M21)
     }
 }
 

@@ -11,7 +11,6 @@ use super::writer::{LogWriter, Segment, TAIL_BYTES};
 use super::{Examined, Identity, LogError, LogOptions, Opened, Recovered, TornTail};
 use crate::env::{DiskLock, Env, File, OpenMode};
 use crate::model::{DiskId, Incarnation};
-use crate::mutant::{self, Mutant};
 
 /// Name of the lock file, which shows that a node is running on the directory.
 pub(crate) const LOCK: &str = "LOCK";
@@ -101,7 +100,7 @@ impl LogWriter {
             folder.make(1, lengths.segment, &header.encode().0)?;
         }
         let mut numbers = folder.numbers()?;
-        if mutant::is(Mutant::M43) && numbers.len() > 1 {
+        if mutant!(M43) && numbers.len() > 1 {
             numbers.pop();
         }
         let recovery = recover::recover(&folder, identity, &numbers, OpenMode::Write)?;
@@ -214,7 +213,7 @@ impl Recovery {
         // An earlier incarnation may have failed to sync these bytes, so that they exist only in
         // the page cache. A later sync writes these bytes to the disk only if they are written
         // again.
-        if !mutant::is(Mutant::B55) {
+        if !mutant!(B55) {
             rewrite(&*tail.file, tail.unproven_from, tail.end)
                 .map_err(LogError::io("write", &path))?;
         }

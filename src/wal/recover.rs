@@ -16,7 +16,6 @@ use super::state::{Broken, LogState};
 use super::{Base, Founding, HardState, Identity, LogError};
 use crate::env::{File, OpenMode};
 use crate::model::{DiskId, LogIndex, NodeId, Term};
-use crate::mutant::{self, Mutant};
 
 /// The contents of the log, and the position at which it continues.
 pub(super) struct Recovery {
@@ -178,7 +177,7 @@ fn finish(
         let seed = format::seed(*disk, number);
         let rest = scan::search(file, seed, u64::from(from))
             .map_err(LogError::io("read", &folder.path_of(number)))?;
-        if rest.witness > Some(end) && !mutant::is(Mutant::M20) {
+        if rest.witness > Some(end) && !mutant!(M20) {
             let why = format!("{why}, and a later record proves that it had been synced");
             return Err(corrupt(folder, end.segment, stopped_at, &why));
         }

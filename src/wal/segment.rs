@@ -7,7 +7,6 @@ use std::sync::Arc;
 use super::LogError;
 use super::stock::NEXT_UNFINISHED;
 use crate::env::{Disk, Env, File, OpenMode, Point, Points};
-use crate::mutant::{self, Mutant};
 
 /// Number of bytes of a future segment that are zeroed and synced in one step.
 pub(super) const SLICE_BYTES: u32 = 256 << 10;
@@ -85,7 +84,7 @@ impl SegmentFolder {
             .rename(&self.path.join(name), path)
             .map_err(LogError::io("rename a file to", path))?;
         self.points.reach(Point::LogSegmentCreated);
-        if !mutant::is(Mutant::M22) {
+        if !mutant!(M22) {
             self.sync()?;
         }
         self.points.reach(Point::LogSegmentSynced);

@@ -34,7 +34,6 @@ use super::stock::Stock;
 use super::{Committed, Durable, Entry, EntryKind, Group, Identity, LogError, Space};
 use crate::env::{DiskLock, File, Point};
 use crate::model::DiskId;
-use crate::mutant::{self, Mutant};
 
 /// Maximum size of a group, with everything that the log adds.
 const GROUP_BYTES_MAX: usize = 1 << 30;
@@ -328,9 +327,9 @@ impl LogWriter {
         file.write_all_at(&self.buffer, u64::from(self.buffer_at))
             .map_err(|error| LogError::io("write", &path())(error))?;
         self.folder.points.reach(Point::LogAfterWrite);
-        if !mutant::is(Mutant::M01) {
+        if !mutant!(M01) {
             let synced = file.sync_data().map_err(|error| LogError::io("sync", &path())(error));
-            synced.or_else(|error| if mutant::is(Mutant::M23) { Ok(()) } else { Err(error) })?;
+            synced.or_else(|error| if mutant!(M23) { Ok(()) } else { Err(error) })?;
         }
         self.folder.points.reach(Point::LogAfterSync);
         self.durable = Position { segment: self.segment.number, offset: end };

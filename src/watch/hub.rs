@@ -13,7 +13,6 @@ use super::wake::waking;
 use super::watcher::Watcher;
 use crate::machine::Change;
 use crate::model::{Event, Revision};
-use crate::mutant::{self, Mutant};
 
 /// The watches of one replica. A single driver publishes; watchers are created, read and dropped on
 /// any thread.
@@ -143,7 +142,7 @@ impl Hub {
         for inbox in std::mem::take(&mut state.index).into_inboxes() {
             // Remove these watchers from the index before the new revision becomes visible.
             // Otherwise a live watcher would report the revision as delivered.
-            if inbox.miss(before.next(), visible) && !mutant::is(Mutant::B31) {
+            if inbox.miss(before.next(), visible) && !mutant!(B31) {
                 missed.push(inbox);
             } else {
                 state.index.insert(inbox);

@@ -10,7 +10,6 @@ use super::index::WatcherId;
 use super::request::{Filter, WatchLimits};
 use super::visible::{Raised, VisibleRevision};
 use crate::model::{Event, KeyRange, Revision};
-use crate::mutant::{self, Mutant};
 
 /// The queue between publications and a watcher.
 pub(super) struct WatchInbox {
@@ -146,7 +145,7 @@ impl WatchInbox {
         let room = queue.entries.is_empty()
             || (queue.entries.len() < limits.queue_revisions_max
                 && queue.bytes.saturating_add(bytes) <= limits.queue_bytes_max);
-        if !room && mutant::is(Mutant::M11) {
+        if !room && mutant!(M11) {
             return Push::Done;
         }
         if !room {

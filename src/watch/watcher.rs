@@ -12,7 +12,6 @@ use super::hub::Hub;
 use super::inbox::{WatchEntry, WatchInbox};
 use super::request::{WatchBatch, WatchError};
 use crate::model::{Event, Revision};
-use crate::mutant::{self, Mutant};
 
 /// A stream of the changes of a range: in order, without duplicates or gaps, and in complete
 /// revisions.
@@ -67,7 +66,7 @@ impl Watcher {
     /// Returns the revision from which another watch can continue this one: all changes before this
     /// revision have been yielded, and no later ones.
     pub fn resume(&self) -> Revision {
-        let off = i64::from(mutant::is(Mutant::M14)) - i64::from(mutant::is(Mutant::M13));
+        let off = i64::from(mutant!(M14)) - i64::from(mutant!(M13));
         self.start.max(Revision(self.delivered.next().get().saturating_add_signed(off)))
     }
 

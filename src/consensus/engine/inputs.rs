@@ -81,7 +81,7 @@ impl Consensus {
             | MessageType::MsgRequestPreVote
             | MessageType::MsgRequestPreVoteResponse => {
                 self.shorten_commit(&mut message);
-                if mutant::is(Mutant::M31) {
+                if mutant!(M31) {
                     message.log_term = message.term;
                 }
             }
@@ -180,7 +180,7 @@ impl Consensus {
             && raft.pending_read_count() < ROUNDS_MAX;
         if can_ask {
             self.rounds += 1;
-            let serial = if mutant::is(Mutant::M07) { 0 } else { self.rounds };
+            let serial = if mutant!(M07) { 0 } else { self.rounds };
             let context = RoundContext { serial, id };
             self.with_raft(|raw| raw.read_index(context.to_bytes()));
         }
@@ -228,7 +228,7 @@ impl Consensus {
         // first remove it from the disk and then write it again. Therefore this group is not
         // reported to raft. The later group is reported, and covers this one.
         let is_replaced = |last| self.oldest_pending().is_some_and(|first| first <= last);
-        if last.is_some_and(is_replaced) && !mutant::is(Mutant::M46) {
+        if last.is_some_and(is_replaced) && !mutant!(M46) {
             ready = None;
         }
         if self.proof.as_ref().is_none_or(|proof| proof.number() < number) {

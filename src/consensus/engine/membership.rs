@@ -98,7 +98,7 @@ impl Consensus {
         now: Configuration,
     ) -> Result<(), ConsensusFault> {
         let change = changes::member_change(entry)?;
-        if now == self.configuration || mutant::is(Mutant::M30) {
+        if now == self.configuration || mutant!(M30) {
             return Ok(());
         }
         let disagreement = |of: &str| ConsensusFault::Membership {

@@ -3,13 +3,14 @@
 //! build does not contain this code.
 
 use super::*;
+use crate::mutant::Mutant;
 
 const WRONG: [Mutant; 4] = [Mutant::M04, Mutant::M05, Mutant::M32, Mutant::M35];
 
 impl Consensus {
     /// As the leader, commits what a wrong count would commit.
     pub(super) fn miscount(&mut self) {
-        let wrong = WRONG.into_iter().find(|wrong| mutant::is(*wrong));
+        let wrong = WRONG.into_iter().find(|wrong| crate::mutant::is(*wrong));
         let Some(wrong) = wrong.filter(|_| self.is_leader()) else { return };
         let Configuration { voters, learners, .. } = &self.configuration;
         let learners = learners.iter().filter(|_| wrong == Mutant::M35);

@@ -25,7 +25,6 @@ use crate::model::{
     Lane, LogIndex, MemberChange, MemberRole, Members, MembershipError, NodeId, PeerMessage,
     ProposeRejection, SnapshotId, Term,
 };
-use crate::mutant::{self, Mutant};
 use crate::wal;
 
 use super::cache::entry_bytes;
@@ -170,7 +169,7 @@ impl Consensus {
         hard_state: wal::HardState,
         applied: LogIndex,
     ) -> Result<Self, ConsensusFault> {
-        let applied = LogIndex(applied.get() - u64::from(mutant::is(Mutant::M15)));
+        let applied = LogIndex(applied.get() - u64::from(mutant!(M15)));
         let raft_config = config.to_raft(applied.get())?;
         let last = older.last();
         let first = older.first();

@@ -69,7 +69,7 @@ impl Consensus {
         }
         let hard_state = (now != self.written).then(|| wal::HardState {
             term: Term(now.term),
-            vote: NodeId::new(now.vote).filter(|_| !mutant::is(Mutant::M03)),
+            vote: NodeId::new(now.vote).filter(|_| !mutant!(M03)),
             commit: LogIndex(now.commit),
         });
         self.written = now;

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::machine::Tally;
-use crate::mutant::{self, Mutant};
 
 impl Driver {
     /// Applies committed entries and reports them in the required order: first readers see the
@@ -22,7 +21,7 @@ impl Driver {
             let is_without_requests =
                 entry.kind == wal::EntryKind::Data && codec::are_no_items(&entry.data);
             self.snapshots.applied(entry.data.len());
-            let entry = match mutant::is(Mutant::M29) && self.shared.settings.node.get() > 1 {
+            let entry = match mutant!(M29) && self.shared.settings.node.get() > 1 {
                 false => entry,
                 true => backwards(entry),
             };
@@ -72,10 +71,10 @@ impl Driver {
         }
         self.committed(last, came);
         self.log_times.forget(last);
-        if mutant::is(Mutant::B67) {
+        if mutant!(B67) {
             self.reads.applied(last);
         }
-        if mutant::is(Mutant::B68) {
+        if mutant!(B68) {
             let times = BatchTimes { came, visible: came };
             self.tell_applied(std::mem::take(&mut closed), times, count);
         }

@@ -5,7 +5,6 @@ use tracing::Span;
 use super::*;
 use crate::codec::proposal_len;
 use crate::metrics;
-use crate::mutant::{self, Mutant};
 
 /// The error for a backup of a replica without any state of its cluster.
 const NO_STATE: &str = "this node has no state of its cluster yet: wait until its health reports that it is serving, or use another member";
@@ -41,7 +40,7 @@ impl Driver {
             }
             Input::LogFailed(why) => return Err(format!("the log has failed: {why}")),
             Input::Write(write) => self.take_write(write),
-            Input::Read(asking) if mutant::is(Mutant::M06) => asking.reply.send(Ok(now)),
+            Input::Read(asking) if mutant!(M06) => asking.reply.send(Ok(now)),
             Input::Read(asking) => self.reads.add(asking),
             Input::AtLeast { revision, deadline, reply } => {
                 if self.shared.has_state() && self.shared.reader.revision() >= revision {
@@ -180,7 +179,7 @@ impl Driver {
             PeerMessage::Renew { round, incarnation, leases } => {
                 if let Some(leading) = &mut self.leading {
                     let renewal = ReadOrigin::Renewal { node: from, incarnation, round, leases };
-                    if mutant::is(Mutant::B22) {
+                    if mutant!(B22) {
                         leading.renewals.entry(LogIndex(0)).or_default().push(renewal);
                         self.judge_renewals();
                         return Ok(());

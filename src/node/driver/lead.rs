@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::metrics;
-use crate::mutant::{self, Mutant};
 use crate::node::quota::growth;
 
 impl Driver {
@@ -97,7 +96,7 @@ impl Driver {
         if self.leading.is_none() || to == Some(self.shared.settings.node) {
             return reply.send(Ok(()));
         }
-        if mutant::is(Mutant::B57) {
+        if mutant!(B57) {
             return reply.send(Ok(()));
         }
         if self.transfers.len() >= TRANSFERS_MAX {
@@ -112,7 +111,7 @@ impl Driver {
     }
 
     pub(super) fn expire_transfers(&mut self, now: Moment) {
-        let is_over = |deadline: Moment| deadline <= now && !mutant::is(Mutant::B45);
+        let is_over = |deadline: Moment| deadline <= now && !mutant!(B45);
         for (.., reply) in self.transfers.extract_if(.., |(deadline, ..)| is_over(*deadline)) {
             reply.send(Err(CallError::Deadline { maybe_applied: false }));
         }
@@ -127,7 +126,7 @@ impl Driver {
             && stuck
             && self.leading.is_some()
             && !consensus.is_transferring()
-            && !mutant::is(Mutant::B43)
+            && !mutant!(B43)
             && let Some(peer) = consensus.best_transferee()
         {
             tracing::warn!(%peer, "log does not respond, transferring leadership");
@@ -387,7 +386,7 @@ impl Driver {
             if self.propose_items(std::slice::from_ref(&item)).is_err() {
                 let Item::Expire { leases, .. } = item else { unreachable!("it was just made") };
                 if let Some(lessor) = self.leading.as_mut().and_then(|l| l.lessor.as_mut())
-                    && !mutant::is(Mutant::B41)
+                    && !mutant!(B41)
                 {
                     lessor.not_proposed(&leases);
                 }

@@ -322,7 +322,7 @@ impl Driver {
 
     /// Applies the known members to all existing and future connections.
     fn introduce(&mut self) {
-        let settling = self.unsettled.is_some() && !mutant::is(Mutant::B52);
+        let settling = self.unsettled.is_some() && !mutant!(B52);
         self.identity.knows(Arc::clone(self.roster.members()), settling);
         self.network.set_peers(&self.roster.contacts());
     }

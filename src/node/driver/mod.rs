@@ -55,7 +55,6 @@ use crate::model::{
     MembershipError, MembershipRequest, Moment, NodeId, PeerMessage, Proposal, ProposeRejection,
     Rejection, Reply, RequestId, Revision, SnapshotId, Term, are_addresses,
 };
-use crate::mutant::{self, Mutant};
 use crate::transport::{JoinReply, Refused};
 use crate::watch::waking;
 use crate::{wal, warm};
@@ -465,7 +464,7 @@ impl Driver {
     fn tick(&mut self, now: Moment) -> Result<(), Fatal> {
         // Make at most one tick in each turn. After a stall, missed ticks are skipped.
         let tick = self.shared.settings.tick();
-        let has_stood_still = now.since(self.next_tick) > tick && !mutant::is(Mutant::B44);
+        let has_stood_still = now.since(self.next_tick) > tick && !mutant!(B44);
         self.next_tick = if has_stood_still { now + tick } else { self.next_tick + tick };
         if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.tick();
@@ -497,7 +496,7 @@ impl Driver {
         if let Some(follower) = self.shared.follower.get() {
             Arc::clone(follower).tick(now);
         }
-        if !mutant::is(Mutant::B50) {
+        if !mutant!(B50) {
             self.machine.scrub(SCRUB_ROWS).map_err(|fault| fault.to_string())?;
         }
         self.forget_history(now);

@@ -17,7 +17,6 @@ use super::super::view;
 use super::{Book, fail_all, no_more, queue_of};
 use crate::machine::Change;
 use crate::model::{Event, EventKind, KeyValue, Revision};
-use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, Shared};
 
 impl Book {
@@ -43,7 +42,7 @@ impl Book {
                 if event.kind == EventKind::Put
                     && let Some(key) = order::addressee(&event.kv.key)
                 {
-                    match mutant::is(Mutant::B35) {
+                    match mutant!(B35) {
                         false => orders.push((&event.kv, self.local(key).cloned())),
                         true => self.follow_order(&event.kv, None, acts),
                     }

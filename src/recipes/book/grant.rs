@@ -13,7 +13,6 @@ use super::super::rule::{LockKind, Misfit, Rank, Rule};
 use super::super::view::{self, LockEntry};
 use super::{Book, fail_all, no_more, queue_of, update_value};
 use crate::model::{KeyValue, Revision};
-use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, Shared};
 
 impl Book {
@@ -159,7 +158,7 @@ impl Book {
     }
 
     pub(super) fn is_its_turn(&self, place: &Place, keys: &[Bytes], since: Revision) -> bool {
-        let locks = if mutant::is(Mutant::B06) { 1 } else { keys.len() };
+        let locks = if mutant!(B06) { 1 } else { keys.len() };
         place.prefixes.iter().zip(keys).take(locks).all(|(prefix, key)| {
             let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
             queue.is_some_and(|queue| queue.may_hold(&(since, key.clone())))
@@ -174,7 +173,7 @@ impl Book {
         since: Revision,
         acts: &mut Acts,
     ) {
-        let granted = match mutant::is(Mutant::M25) {
+        let granted = match mutant!(M25) {
             false => shared.reader.revision(),
             true => Revision(place.session.lease.get()),
         };

@@ -29,7 +29,6 @@ use std::task::Waker;
 use bytes::Bytes;
 
 use crate::model::{Compare, LeaseId, Op, Rejection, Reply, Revision, Txn};
-use crate::mutant::{self, Mutant};
 use crate::node::{ReplyTo, SessionEndReason, SharedSession};
 
 mod inner;
@@ -301,7 +300,7 @@ impl Place {
         }
         inner.holder = None;
         (inner.successor, inner.is_told) = (Some(successor), true);
-        if !mutant::is(Mutant::B08) {
+        if !mutant!(B08) {
             turn.lose(LostReason::HandedOver, acts);
         }
         self.rest(&mut inner, reply, acts);
@@ -394,7 +393,7 @@ impl Place {
     pub(crate) fn pass_on(&self, turn: &Arc<Turn>, acts: &mut Acts) -> bool {
         let mut inner = self.lock();
         let Phase::Held { since, granted } = inner.phase else { return false };
-        let is_quiet = inner.open_txns == 0 || mutant::is(Mutant::B24);
+        let is_quiet = inner.open_txns == 0 || mutant!(B24);
         let is_due = inner.is_held_by(turn) && is_quiet && !inner.turns.is_empty();
         let is_plain = turn.cap.is_none() && self.session.ended().is_none();
         if !is_due || !is_plain || !self.may_pass(&mut inner) {
@@ -421,7 +420,7 @@ impl Place {
     /// Reports whether the session was lost. From then on the keys belong to the lease alone, which
     /// keeps the lock for the lock delay, even if local tasks have not been notified yet.
     fn is_left_to_its_lease(&self) -> bool {
-        self.session.ended() == Some(SessionEndReason::NotRenewed) && !mutant::is(Mutant::B32)
+        self.session.ended() == Some(SessionEndReason::NotRenewed) && !mutant!(B32)
     }
 
     pub(crate) fn is_held_by(&self, turn: &Arc<Turn>) -> bool {
@@ -510,12 +509,12 @@ impl Place {
             // When the outcome of the enqueue arrives, this method is called again.
             Phase::Entering | Phase::Gone => {}
             Phase::Waiting { since } => {
-                if inner.turns.is_empty() && !mutant::is(Mutant::B26) {
+                if inner.turns.is_empty() && !mutant!(B26) {
                     self.leave(inner, since, reply, acts);
                 }
             }
             // Only the releasing task waits for open transactions.
-            Phase::Held { .. } if inner.open_txns > 0 && !mutant::is(Mutant::B24) => {
+            Phase::Held { .. } if inner.open_txns > 0 && !mutant!(B24) => {
                 inner.releasing.get_or_insert(reply);
             }
             Phase::Held { since, granted } => {
@@ -558,7 +557,7 @@ impl Place {
             return true;
         }
         inner.passes += 1;
-        inner.passes <= PASSES_MAX || mutant::is(Mutant::B25)
+        inner.passes <= PASSES_MAX || mutant!(B25)
     }
 }
 

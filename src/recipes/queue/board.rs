@@ -25,7 +25,6 @@ use crate::model::{
     Command, Compare, Op, Put, PutLease, PutValue, Range, Rejection, Reply, Revision, Txn,
     TxnResult,
 };
-use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEndReason};
 use crate::watch::waking;
 
@@ -430,7 +429,7 @@ impl Board {
             Compare::missing(self.keys.key(KeyPart::Delay, id)),
         ];
         let mut compares = Vec::from(free);
-        if mutant::is(Mutant::B13) {
+        if mutant!(B13) {
             compares.remove(1);
         }
         Txn { compares, success: vec![taken.into(), counted.into()], failure: vec![] }

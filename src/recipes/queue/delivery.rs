@@ -11,7 +11,6 @@ use crate::model::{
     Command, Compare, KeyValue, Op, Put, PutLease, Rejection, Reply, Revision, Txn, TxnReply,
     TxnResult,
 };
-use crate::mutant::{self, Mutant};
 use crate::node::{CallError, CallResult, ReplyTo, SessionEndReason};
 use crate::recipes::call::Until;
 use crate::recipes::conditional::Granted;
@@ -58,7 +57,7 @@ impl DeliveryClaim {
     pub(super) fn give_back(&self, reply: ReplyTo<Reply>) {
         let compares = vec![self.is_ours()];
         let mut txn = Txn { compares, success: vec![Op::delete(self.key())], failure: vec![] };
-        if mutant::is(Mutant::B11) {
+        if mutant!(B11) {
             txn.success = self.done().into();
         }
         self.session.shared().insist(Command::Txn(txn), reply);
@@ -257,7 +256,7 @@ impl Delivery {
     ) -> Result<TxnReply, QueueError> {
         let ops = Txn { success: ops.into_iter().map(Into::into).collect(), ..Txn::default() };
         let mut txn = Txn {
-            compares: match mutant::is(Mutant::B10) {
+            compares: match mutant!(B10) {
                 false => vec![self.claim.is_ours()],
                 true => Vec::new(),
             },

@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 
 use crate::model::{Event, EventKind, KeyValue, LeaseId, Revision};
-use crate::mutant::{self, Mutant};
 
 use super::{KeyPart, QueueKeys};
 
@@ -169,7 +168,7 @@ impl ItemIndex {
     ///   with claims share these items by a hash of the item ids.
     pub(super) fn choose(&self, takers: usize, chooser: Chooser<'_>) -> Vec<Bytes> {
         let ids = self.free.iter().map(|(_, _, id)| id);
-        if mutant::is(Mutant::B54) {
+        if mutant!(B54) {
             return ids.rev().take(takers).cloned().collect();
         }
         if chooser.impatient {

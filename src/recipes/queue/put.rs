@@ -11,7 +11,6 @@ use crate::api::{Client, Effect, Error};
 use crate::model::{
     Command, LeaseId, Op, Put, PutLease, Range, Rejection, Revision, Txn, TxnResult,
 };
-use crate::mutant::{self, Mutant};
 use crate::node::ReplyTo;
 use crate::recipes::call::Until;
 use crate::recipes::conditional::Granted;
@@ -359,7 +358,7 @@ impl IntoFuture for PutMany {
             let millis = self.delay.as_nanos().div_ceil(1_000_000);
             let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
             let mut lease = None;
-            if delay > Duration::ZERO && !mutant::is(Mutant::B12) {
+            if delay > Duration::ZERO && !mutant!(B12) {
                 // Check the request first, so that no lease is granted for an invalid request.
                 let whole = Txn { success: ops(Some(PutLease::None)), ..Txn::default() };
                 let whole = Command::Txn(client.scope.txn(whole));

@@ -41,7 +41,6 @@ use super::workload::Scene;
 use crate::api::{Effect, Error, Session};
 use crate::env::Entropy;
 use crate::model::{KeyValue, NodeId, Op};
-use crate::mutant::{self, Mutant};
 use crate::recipes::{
     Guard, GuardError, GuardTxn, Hold, Leadership, LockEntry, LockError, LockState, LostReason,
     MultiGuard, Permit, ReadGuard, Released, WriteGuard,
@@ -370,7 +369,7 @@ impl Player {
         let may_take = self.caller.deadline();
         let id = self.scene.judge.borrow_mut().call(self.node, what, may_take);
         let call = Calling { scene: &self.scene, id };
-        let answer = match mutant::is(Mutant::N01) {
+        let answer = match mutant!(N01) {
             false => txn.commit().await,
             true => {
                 let [(key, value)] = puts.clone();
