@@ -36,10 +36,6 @@
 //! traits and the names of the crash points, and `mutant`, with the feature `mutants`. The crate uses no other
 //! internals.
 
-/// Protocol messages and clients, generated from the same files as those of the server.
-#[path = "../../src/cli/src/generated/mod.rs"]
-mod generated;
-
 pub mod client;
 pub mod driver;
 pub mod fault_injection;

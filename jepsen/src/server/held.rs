@@ -12,12 +12,12 @@ use super::kv::{created_at, get, put, revision_of, text};
 use super::watch::Watching;
 use super::{Clients, Miss, Session};
 use crate::calls::{Kind, Reply};
-use crate::generated::etcdserverpb::response_op::Response;
-use crate::generated::v3electionpb::election_client::ElectionClient;
-use crate::generated::v3electionpb::{CampaignRequest, LeaderKey, LeaderRequest, ResignRequest};
-use crate::generated::v3lockpb::lock_client::LockClient;
-use crate::generated::v3lockpb::{LockRequest, UnlockRequest};
 use crate::moment;
+use bowline_proto::etcdserverpb::response_op::Response;
+use bowline_proto::v3electionpb::election_client::ElectionClient;
+use bowline_proto::v3electionpb::{CampaignRequest, LeaderKey, LeaderRequest, ResignRequest};
+use bowline_proto::v3lockpb::lock_client::LockClient;
+use bowline_proto::v3lockpb::{LockRequest, UnlockRequest};
 
 /// A hold.
 pub(super) enum Holding {

@@ -46,7 +46,7 @@ impl Clients {
             ..Default::default()
         };
         let answer = self.kv().range(all).await?.into_inner();
-        let row = |row: &crate::generated::mvccpb::KeyValue| wire::Row {
+        let row = |row: &bowline_proto::mvccpb::KeyValue| wire::Row {
             key: text(&row.key),
             revision: row.mod_revision.cast_unsigned(),
             version: row.version.cast_unsigned(),
@@ -171,7 +171,7 @@ pub(super) fn swapped(answer: pb::TxnResponse) -> Reply {
 
 /// Returns the reply of a range.
 pub(super) fn rows(answer: pb::RangeResponse) -> Reply {
-    let row = |row: &crate::generated::mvccpb::KeyValue| Row {
+    let row = |row: &bowline_proto::mvccpb::KeyValue| Row {
         key: text(&row.key),
         value: text(&row.value),
         modified: row.mod_revision.cast_unsigned(),

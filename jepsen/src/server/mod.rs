@@ -28,9 +28,9 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::calls::{Call, Reply};
-use crate::generated::etcdserverpb as pb;
 use crate::slots::Shelf;
 use crate::wire::{Answer, Order};
+use bowline_proto::etcdserverpb as pb;
 
 pub(crate) use command::{Seat, command};
 use held::Holding;

@@ -141,9 +141,9 @@ mod tests {
             let free = crate::ports::free_addresses(1).unwrap().remove(0);
             let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{free}"));
             let channel = endpoint.unwrap().connect_lazy();
-            let mut kv = crate::generated::etcdserverpb::kv_client::KvClient::new(channel);
+            let mut kv = bowline_proto::etcdserverpb::kv_client::KvClient::new(channel);
             Miss::from(
-                kv.put(crate::generated::etcdserverpb::PutRequest::default()).await.unwrap_err(),
+                kv.put(bowline_proto::etcdserverpb::PutRequest::default()).await.unwrap_err(),
             )
         });
         assert!(matches!(&miss, Miss::Refused(why) if why.starts_with("not sent")), "{miss:?}");

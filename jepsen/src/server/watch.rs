@@ -13,7 +13,7 @@ use super::held::{Holding, empty};
 use super::kv::{prefix_end, revision_of, text};
 use super::{Clients, Miss, pb};
 use crate::calls::{Change, Reply};
-use crate::generated::mvccpb::event::EventType;
+use bowline_proto::mvccpb::event::EventType;
 use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;
 

@@ -12,8 +12,6 @@ mod client;
 mod crypto;
 mod data;
 mod demo;
-#[rustfmt::skip]
-mod generated;
 mod go_flags;
 mod server;
 mod up;

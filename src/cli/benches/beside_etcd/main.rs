@@ -13,9 +13,6 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
-#[path = "../../src/generated/mod.rs"]
-mod generated;
-
 #[path = "../../tests/serve/ports.rs"]
 mod ports;
 #[path = "../../tests/serve/process.rs"]

@@ -10,7 +10,7 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use crate::bed::Bed;
-use crate::generated::{etcdserverpb as pb, v3lockpb};
+use bowline_proto::{etcdserverpb as pb, v3lockpb};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::watch_client::WatchClient;

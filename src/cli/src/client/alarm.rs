@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use super::connect::{Client, Effect, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 use pb::alarm_request::AlarmAction;
 
 /// List or clear alarms

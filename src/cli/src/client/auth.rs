@@ -6,7 +6,7 @@ use super::connect::{Client, Effect, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::users::Asks;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Name of the administrator, and of the role that the administrator must have.
 const ROOT: &str = "root";

@@ -6,7 +6,7 @@ use super::connect::{Client, Effect, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::range::revision;
-use crate::generated::etcdserverpb::CompactionRequest;
+use bowline_proto::etcdserverpb::CompactionRequest;
 
 /// Discard history before a revision
 ///

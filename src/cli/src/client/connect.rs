@@ -17,7 +17,7 @@ use tonic::{Code, Request, Response, Status};
 use super::failure::{Failure, Outcome, outcome, root_cause};
 use super::options::Settings;
 use super::tls;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 use pb::auth_client::AuthClient;
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;

@@ -15,7 +15,7 @@ use super::perf::{Cleaning, Load, no_keys};
 use super::plain_http::measured;
 use super::print::Output;
 use crate::data::Bar;
-use crate::generated::etcdserverpb::PutRequest;
+use bowline_proto::etcdserverpb::PutRequest;
 
 /// Size of each key and value, as in `etcdctl check datascale`.
 const KEY_BYTES: usize = 512;

@@ -10,7 +10,7 @@ use super::endpoint::endpoints;
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::cluster::took;
-use crate::generated::etcdserverpb::DefragmentRequest;
+use bowline_proto::etcdserverpb::DefragmentRequest;
 
 /// Return free disk space to the file system
 ///

@@ -6,7 +6,7 @@ use super::connect::{Client, Effect, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::range::Keys;
-use crate::generated::etcdserverpb::DeleteRangeRequest;
+use bowline_proto::etcdserverpb::DeleteRangeRequest;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -19,9 +19,9 @@ use super::options::{duration, ttl};
 use super::print::Output;
 use super::range::prefix_end;
 use super::stance::{MARK, Rule};
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb::KeyValue;
-use crate::generated::mvccpb::event::EventType;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb::KeyValue;
+use bowline_proto::mvccpb::event::EventType;
 use pb::watch_request::RequestUnion;
 
 /// Pause before a retry after the servers could not be reached.

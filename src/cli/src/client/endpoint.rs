@@ -10,7 +10,7 @@ use super::options::Format;
 use super::print::Output;
 use super::print::cluster::{EndpointHealth, Hashes, Health, Statuses};
 use super::range::revision;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Check server endpoints
 #[derive(Args, Debug)]

@@ -8,8 +8,8 @@ use super::options::Format;
 use super::print::Output;
 use super::print::kv::Counted;
 use super::range::{Keys, revision};
-use crate::generated::etcdserverpb::RangeRequest;
-use crate::generated::etcdserverpb::range_request::{SortOrder, SortTarget};
+use bowline_proto::etcdserverpb::RangeRequest;
+use bowline_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 
 const EXAMPLES: &str = "\
 Examples:

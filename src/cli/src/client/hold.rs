@@ -26,7 +26,7 @@ use super::session::{Moment, Session};
 use super::signals::Signals;
 use super::stance::Rule;
 use super::supervisor::ended_by;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Exit code if the hold was lost or was about to be lost, and the command was therefore ended.
 pub(crate) const EXIT_LOST: u8 = 123;

@@ -11,7 +11,7 @@ use super::failure::{EXIT_CODES, Failure, passes};
 use super::options::{Format, ttl};
 use super::print::Output;
 use super::print::leases::{Life, Revoked};
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// The lease is renewed at intervals of its TTL divided by this number.
 const PATIENCE: u32 = 3;

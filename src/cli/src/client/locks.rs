@@ -13,8 +13,8 @@ use super::line::places;
 use super::print::{Object, Output, Page, Show, Table, header_json, list};
 use super::range::prefix_end;
 use super::stance::{MARK, Stance};
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb::KeyValue;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb::KeyValue;
 
 /// List locks, semaphores and elections with their holders, waiters and reasons
 ///

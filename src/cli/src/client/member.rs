@@ -7,7 +7,7 @@ use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::cluster::MemberDone;
 use super::quote;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// List and change cluster members
 #[derive(Args, Debug)]

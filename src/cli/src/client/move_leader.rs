@@ -7,7 +7,7 @@ use super::failure::{EXIT_CODES, Failure};
 use super::member::member_id;
 use super::print::Output;
 use super::print::users::Done;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Transfer leadership to another member
 ///

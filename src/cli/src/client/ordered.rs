@@ -3,7 +3,7 @@
 use tonic::Code;
 
 use super::connect::Link;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// First etcd version with reliable responses to progress requests: every event up to the response's revision has been
 /// delivered. In older versions the response may overtake events.

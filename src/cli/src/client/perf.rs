@@ -15,7 +15,7 @@ use super::options::duration;
 use super::print::Output;
 use super::range::prefix_end;
 use crate::data::Bar;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Size of each key and value, as in `etcdctl check perf`.
 const KEY_BYTES: usize = 256;

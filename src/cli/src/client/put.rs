@@ -12,7 +12,7 @@ use super::connect::{Client, Effect};
 use super::failure::{EXIT_CODES, Failure};
 use super::lease::lease_id;
 use super::print::Output;
-use crate::generated::etcdserverpb::PutRequest;
+use bowline_proto::etcdserverpb::PutRequest;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -11,9 +11,9 @@ use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::users::{Done, Names, Role};
 use super::range::Keys;
-use crate::generated::authpb::Permission;
-use crate::generated::authpb::permission::Type;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::authpb::Permission;
+use bowline_proto::authpb::permission::Type;
+use bowline_proto::etcdserverpb as pb;
 
 /// List and change roles
 #[derive(Args, Debug)]

@@ -20,7 +20,7 @@ use tonic::Response;
 use super::connect::{Client, Effect, Link};
 use super::failure::Failure;
 use super::lease::renewal;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Maximum difference between the speeds of two clocks, in percent.
 const DRIFT_PERCENT: u32 = 10;

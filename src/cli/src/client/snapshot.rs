@@ -18,7 +18,7 @@ use super::print::Output;
 use super::signals::Signals;
 use super::supervisor::ended_by;
 use crate::data::{self, Bar};
-use crate::generated::etcdserverpb::{SnapshotRequest, SnapshotResponse};
+use bowline_proto::etcdserverpb::{SnapshotRequest, SnapshotResponse};
 
 /// Maximum time to wait for the next part of a snapshot.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -13,8 +13,8 @@ use super::get::GetOptions;
 use super::print::Output;
 use super::put::{PutOptions, read};
 use super::quote;
-use crate::generated::etcdserverpb as pb;
 use crate::go_flags;
+use bowline_proto::etcdserverpb as pb;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 

@@ -7,8 +7,8 @@ use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::users::{Done, Names, User};
 use super::terminal::{read_line, secret};
-use crate::generated::authpb::UserAddOptions;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::authpb::UserAddOptions;
+use bowline_proto::etcdserverpb as pb;
 
 /// List and change users
 #[derive(Args, Debug)]

@@ -21,7 +21,7 @@ use super::ordered::is_ordered;
 use super::print::{Output, kv};
 use super::quote;
 use super::range::{prefix_end, revision};
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 use pb::watch_request::RequestUnion;
 
 /// Capacity of the queue of watch requests.

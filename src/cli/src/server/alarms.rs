@@ -8,7 +8,7 @@ use bowline::{
 };
 
 use super::member::Member;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Returns the active alarms that this member knows. The raised alarms come first, sorted by member, then this
 /// member's own.

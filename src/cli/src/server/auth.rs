@@ -12,10 +12,10 @@ use tonic::{Request, Response, Status};
 use super::identity::Identity;
 use super::member::Member;
 use super::wire::{Reason, access_refused, key_range, refused};
-use crate::generated::authpb;
-use crate::generated::etcdserverpb as pb;
-use crate::generated::etcdserverpb::auth_server::Auth;
 use authpb::permission::Type;
+use bowline_proto::authpb;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::etcdserverpb::auth_server::Auth;
 
 /// Length of the key that signs tokens, in bytes.
 const KEY_BYTES: usize = 32;

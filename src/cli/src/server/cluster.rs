@@ -8,8 +8,8 @@ use tonic::{Request, Response, Status};
 
 use super::member::Member;
 use super::wire::{Reason, refused};
-use crate::generated::etcdserverpb as pb;
-use crate::generated::etcdserverpb::cluster_server::Cluster;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::etcdserverpb::cluster_server::Cluster;
 
 #[derive(Clone)]
 pub(super) struct ClusterService(pub(super) Arc<Member>);

@@ -45,15 +45,15 @@ use super::room::Held;
 use super::traffic::{Counted, Way};
 use super::watch::WatchService;
 use super::wire::{Reason, access_refused};
-use crate::generated::etcdserverpb::auth_server::AuthServer;
-use crate::generated::etcdserverpb::cluster_server::ClusterServer;
-use crate::generated::etcdserverpb::kv_server::KvServer;
-use crate::generated::etcdserverpb::lease_server::LeaseServer;
-use crate::generated::etcdserverpb::maintenance_server::MaintenanceServer;
-use crate::generated::etcdserverpb::watch_server::WatchServer;
-use crate::generated::grpc::health::v1::health_server::HealthServer;
-use crate::generated::v3electionpb::election_server::ElectionServer;
-use crate::generated::v3lockpb::lock_server::LockServer;
+use bowline_proto::etcdserverpb::auth_server::AuthServer;
+use bowline_proto::etcdserverpb::cluster_server::ClusterServer;
+use bowline_proto::etcdserverpb::kv_server::KvServer;
+use bowline_proto::etcdserverpb::lease_server::LeaseServer;
+use bowline_proto::etcdserverpb::maintenance_server::MaintenanceServer;
+use bowline_proto::etcdserverpb::watch_server::WatchServer;
+use bowline_proto::grpc::health::v1::health_server::HealthServer;
+use bowline_proto::v3electionpb::election_server::ElectionServer;
+use bowline_proto::v3lockpb::lock_server::LockServer;
 
 /// Error for gRPC requests on ports without gRPC.
 const NO_GRPC: &str = "gRPC is not served on this port: use one of --listen-client-urls";

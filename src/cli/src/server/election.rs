@@ -13,8 +13,8 @@ use super::leader::{leader_lost, needs_leader};
 use super::line::{first, first_at_last, keys_of, take_place};
 use super::member::Member;
 use super::wire::{Reason, key_value, lease_id, refused};
-use crate::generated::v3electionpb::election_server::Election;
-use crate::generated::v3electionpb::{
+use bowline_proto::v3electionpb::election_server::Election;
+use bowline_proto::v3electionpb::{
     CampaignRequest, CampaignResponse, LeaderKey, LeaderRequest, LeaderResponse, ProclaimRequest,
     ProclaimResponse, ResignRequest, ResignResponse,
 };

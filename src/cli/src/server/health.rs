@@ -10,9 +10,9 @@ use tonic::{Request, Response, Status};
 
 use super::driven::Driven;
 use super::member::Member;
-use crate::generated::grpc::health::v1::health_check_response::ServingStatus;
-use crate::generated::grpc::health::v1::health_server::Health;
-use crate::generated::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse};
+use bowline_proto::grpc::health::v1::health_check_response::ServingStatus;
+use bowline_proto::grpc::health::v1::health_server::Health;
+use bowline_proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse};
 
 /// Maximum delay with which watchers learn of a change.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

@@ -22,9 +22,9 @@ use super::wire::{
     delete_response, is_local, is_long_delete, is_long_txn, key_range, only_reads, op, put,
     put_response, range_response, refused, revision, sort, txn_response,
 };
-use crate::generated::etcdserverpb::kv_server::Kv;
-use crate::generated::etcdserverpb::range_request::SortTarget;
-use crate::generated::etcdserverpb::{
+use bowline_proto::etcdserverpb::kv_server::Kv;
+use bowline_proto::etcdserverpb::range_request::SortTarget;
+use bowline_proto::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
     PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, TxnRequest, TxnResponse,
 };
@@ -277,7 +277,7 @@ mod tests {
     use super::super::flags::{Options, Values};
     use super::super::token::Tokens;
     use super::*;
-    use crate::generated::mvccpb::KeyValue;
+    use bowline_proto::mvccpb::KeyValue;
 
     #[test]
     fn only_large_responses_take_a_cpu_permit() {

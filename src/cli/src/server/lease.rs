@@ -16,8 +16,8 @@ use super::identity::Identity;
 use super::leader::{leader_lost, needs_leader};
 use super::member::Member;
 use super::wire::{Reason, access_refused, lease_id, refused};
-use crate::generated::etcdserverpb::lease_server::Lease;
-use crate::generated::etcdserverpb::{
+use bowline_proto::etcdserverpb::lease_server::Lease;
+use bowline_proto::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
     LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseStatus,
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,

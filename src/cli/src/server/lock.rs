@@ -10,8 +10,8 @@ use super::identity::Identity;
 use super::line::take_place;
 use super::member::Member;
 use super::wire::{Reason, refused};
-use crate::generated::v3lockpb::lock_server::Lock;
-use crate::generated::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse};
+use bowline_proto::v3lockpb::lock_server::Lock;
+use bowline_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse};
 
 #[derive(Clone)]
 pub(super) struct LockService(pub(super) Arc<Member>);

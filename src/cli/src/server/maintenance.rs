@@ -17,8 +17,8 @@ use super::identity::Identity;
 use super::member::{CLUSTER_VERSION, CLUSTER_VERSION_SHORT, Member, VERSION};
 use super::snapshot::{send, taken};
 use super::wire::{Reason, refused, revision};
-use crate::generated::etcdserverpb as pb;
-use crate::generated::etcdserverpb::maintenance_server::Maintenance;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::etcdserverpb::maintenance_server::Maintenance;
 use pb::alarm_request::AlarmAction;
 use pb::downgrade_request::DowngradeAction;
 

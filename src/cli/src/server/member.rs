@@ -24,7 +24,7 @@ use super::password::Passwords;
 use super::room::Room;
 use super::token::Tokens;
 use super::wire::{Reason, refused};
-use crate::generated::etcdserverpb::ResponseHeader;
+use bowline_proto::etcdserverpb::ResponseHeader;
 
 /// Version of etcd that this server emulates.
 pub(super) const VERSION: &str = "3.6.9";

@@ -13,7 +13,7 @@ use super::alarms;
 use super::calls::{Calls, MethodTimes, SECONDS};
 use super::member::{CLUSTER_VERSION_SHORT, Member, VERSION};
 use super::process::Process;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Returns all metrics of a member in Prometheus' text format, taken at one moment.
 pub(super) fn text(member: &Member) -> String {

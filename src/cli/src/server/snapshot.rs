@@ -23,7 +23,7 @@ use tracing::Instrument;
 use super::driven::Answers;
 use super::member::{CLUSTER_VERSION, Member};
 use super::wire::{Reason, refused};
-use crate::generated::etcdserverpb::SnapshotResponse;
+use bowline_proto::etcdserverpb::SnapshotResponse;
 
 /// Size of a blob, as in etcd.
 const BLOB_BYTES: usize = 32 << 10;

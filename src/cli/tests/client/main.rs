@@ -1,8 +1,5 @@
 //! Runs the client commands as processes against servers that are processes.
 
-#[path = "../../src/generated/mod.rs"]
-#[allow(dead_code, reason = "only the client types are used here")]
-mod generated;
 #[path = "../serve/ports.rs"]
 mod ports;
 #[path = "../serve/process.rs"]

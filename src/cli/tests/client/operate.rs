@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
 use crate::ask::ask;
-use crate::generated::etcdserverpb as pb;
 use crate::process::Server;
+use bowline_proto::etcdserverpb as pb;
 
 #[test]
 fn members_and_servers_are_listed() {

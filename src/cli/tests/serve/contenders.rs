@@ -15,10 +15,10 @@ use tokio::runtime::Handle;
 use tonic::transport::Channel;
 
 use crate::crew::Crew;
-use crate::generated::{etcdserverpb as pb, v3lockpb};
 use crate::go::{Scene, counts, program};
 use crate::ledger::{Count, count, judge, row};
 use crate::process::etcdctl_is_installed;
+use bowline_proto::{etcdserverpb as pb, v3lockpb};
 use pb::lease_client::LeaseClient;
 use v3lockpb::lock_client::LockClient;
 

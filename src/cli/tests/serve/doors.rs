@@ -8,9 +8,9 @@ use tempfile::tempdir;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use crate::generated::etcdserverpb as pb;
 use crate::office::{GOOD, Office};
 use crate::process::{HttpBody, Server, bowline, flags, free_ports, http};
+use bowline_proto::etcdserverpb as pb;
 use pb::kv_client::KvClient;
 
 async fn put_at(channel: Channel) -> Result<(), tonic::Status> {

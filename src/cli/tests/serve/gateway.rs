@@ -720,12 +720,9 @@ fn json_is_disabled_without_the_grpc_gateway() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let channel = server.channel().await;
-        let mut kv = crate::generated::etcdserverpb::kv_client::KvClient::new(channel);
-        kv.put(crate::generated::etcdserverpb::PutRequest {
-            key: "a".into(),
-            ..Default::default()
-        })
-        .await
-        .unwrap();
+        let mut kv = bowline_proto::etcdserverpb::kv_client::KvClient::new(channel);
+        kv.put(bowline_proto::etcdserverpb::PutRequest { key: "a".into(), ..Default::default() })
+            .await
+            .unwrap();
     });
 }

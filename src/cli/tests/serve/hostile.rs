@@ -21,10 +21,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::auth::{CHEAP, Raw, by, guarded, login};
-use crate::generated::etcdserverpb as pb;
-use crate::generated::grpc::health::v1::HealthCheckRequest;
-use crate::generated::grpc::health::v1::health_client::HealthClient;
 use crate::process::{Server, flags, free_ports, http, http_with, skip};
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::grpc::health::v1::HealthCheckRequest;
+use bowline_proto::grpc::health::v1::health_client::HealthClient;
 use pb::kv_client::KvClient;
 use pb::request_op::Request as Op;
 use pb::watch_client::WatchClient;

@@ -10,9 +10,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::auth::{by, guard, guarded, login};
-use crate::generated::etcdserverpb as pb;
 use crate::process::{Etcd, Server, bowline, flags, free_ports};
 use crate::tokens::{Watches, signed_in};
+use bowline_proto::etcdserverpb as pb;
 use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 

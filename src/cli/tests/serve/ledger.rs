@@ -3,7 +3,7 @@
 
 use tonic::transport::Channel;
 
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 use pb::kv_client::KvClient;
 
 /// How long to wait before a retry.

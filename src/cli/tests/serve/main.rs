@@ -1,8 +1,5 @@
 //! Tests of `bowline serve` as a process, called over gRPC, over HTTP, and by etcd's own tools if they are installed.
 
-#[path = "../../src/generated/mod.rs"]
-mod generated;
-
 mod alarms;
 mod auth;
 mod compression;

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use tempfile::tempdir;
 
-use crate::generated::etcdserverpb as pb;
 use crate::members::{Cluster, add, until};
 use crate::process::{Server, bowline, flags, free_ports};
+use bowline_proto::etcdserverpb as pb;
 
 /// The log line for first-start flags that have changed.
 const DIFFERS: &str = "configured members or token differ from the data directory";

@@ -12,10 +12,10 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use crate::auth::{by, login};
-use crate::generated::etcdserverpb as pb;
-use crate::generated::v3electionpb::election_client::ElectionClient;
-use crate::generated::{v3electionpb, v3lockpb};
 use crate::process::Server;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::v3electionpb::election_client::ElectionClient;
+use bowline_proto::{v3electionpb, v3lockpb};
 use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
@@ -179,7 +179,7 @@ async fn write(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBo
             return round;
         }
         let name = format!("{round:04}");
-        let options = Some(crate::generated::authpb::UserAddOptions { no_password: true });
+        let options = Some(bowline_proto::authpb::UserAddOptions { no_password: true });
         let user = pb::AuthUserAddRequest { name: name.clone(), options, ..Default::default() };
         auth.user_add(user).await.unwrap();
         auth.role_add(pb::AuthRoleAddRequest { name: name.clone() }).await.unwrap();

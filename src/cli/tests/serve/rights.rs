@@ -12,11 +12,11 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::auth::{CHEAP, Raw, by, guarded, login};
-use crate::generated::authpb;
-use crate::generated::etcdserverpb as pb;
-use crate::generated::v3electionpb as election;
-use crate::generated::v3lockpb as lock;
 use crate::process::{Server, http_with};
+use bowline_proto::authpb;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::v3electionpb as election;
+use bowline_proto::v3lockpb as lock;
 use pb::request_op::Request as Op;
 
 /// How long to wait for the first response of a stream.

@@ -13,10 +13,10 @@ use tempfile::{TempDir, tempdir};
 use tonic::transport::Channel;
 use tonic::{Code, Request};
 
-use crate::generated::etcdserverpb as pb;
 use crate::office::{Card, GOOD, Office, Says, put};
 use crate::process::{Server, bowline, flags, free_ports};
 use crate::tools::etcdctl;
+use bowline_proto::etcdserverpb as pb;
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
 
@@ -326,8 +326,8 @@ async fn guard(channel: &Channel) {
     }
     auth.role_add(pb::AuthRoleAddRequest { name: "app".into() }).await.unwrap();
     let (key, range_end) = (b"app/".to_vec(), b"app0".to_vec());
-    let perm_type = crate::generated::authpb::permission::Type::Readwrite.into();
-    let perm = Some(crate::generated::authpb::Permission { perm_type, key, range_end });
+    let perm_type = bowline_proto::authpb::permission::Type::Readwrite.into();
+    let perm = Some(bowline_proto::authpb::Permission { perm_type, key, range_end });
     let grant = pb::AuthRoleGrantPermissionRequest { name: "app".into(), perm };
     auth.role_grant_permission(grant).await.unwrap();
     for (user, role) in [("root", "root"), ("ann", "app")] {

@@ -10,9 +10,9 @@ use rustls::version::{TLS12, TLS13};
 use tempfile::{TempDir, tempdir};
 use tonic::transport::Channel;
 
-use crate::generated::etcdserverpb as pb;
 use crate::office::{Card, GOOD, Office, Says};
 use crate::process::{Server, bowline, free_ports};
+use bowline_proto::etcdserverpb as pb;
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
 

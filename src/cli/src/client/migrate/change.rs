@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 
 use super::parts::{Span, next_key};
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb::KeyValue;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb::KeyValue;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 

@@ -24,7 +24,7 @@ use super::target::{Target, Written};
 use super::told::{Copied, Keys, Plan, names};
 use crate::client::failure::Failure;
 use crate::data::Bar;
-use crate::generated::mvccpb::KeyValue;
+use bowline_proto::mvccpb::KeyValue;
 
 /// Maximum number of restarts of a copy. A copy restarts if the source has compacted the revision that is being
 /// copied.

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use crate::generated::mvccpb::KeyValue;
+use bowline_proto::mvccpb::KeyValue;
 
 /// A row of the source.
 #[derive(Clone, PartialEq, Debug)]

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::side::Side;
 use crate::client::connect::Link;
 use crate::client::failure::Failure;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 

@@ -34,9 +34,9 @@ use crate::client::connect::{Effect, Link};
 use crate::client::failure::{Failure, passes};
 use crate::client::print::Output;
 use crate::client::quote;
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb::Event;
-use crate::generated::mvccpb::event::EventType;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb::Event;
+use bowline_proto::mvccpb::event::EventType;
 use pb::watch_request::RequestUnion;
 
 /// Interval between queries of the source's current revision.

@@ -30,7 +30,7 @@ use super::options::{Login, Settings, Tls, duration, endpoints, login, variable}
 use super::print::Output;
 use super::range::revision;
 use super::terminal::known;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 mod change;
 mod copy;

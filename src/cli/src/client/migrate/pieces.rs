@@ -1,7 +1,7 @@
 //! Reassembles fragmented watch responses.
 
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb::Event;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb::Event;
 
 /// The fragments received so far of an incomplete response.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ mod tests {
 
     fn answer(versions: &[i64], fragment: bool) -> pb::WatchResponse {
         let event = |version: &i64| {
-            let kv = crate::generated::mvccpb::KeyValue { version: *version, ..Default::default() };
+            let kv = bowline_proto::mvccpb::KeyValue { version: *version, ..Default::default() };
             Event { kv: Some(kv), ..Default::default() }
         };
         let events = versions.iter().map(event).collect();

@@ -10,7 +10,7 @@ use tonic::{Response, Status};
 
 use crate::client::connect::{Client, Effect, Link};
 use crate::client::failure::{Failure, passes};
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Pause before a retry.
 const AGAIN: Duration = Duration::from_millis(300);

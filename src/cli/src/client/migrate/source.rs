@@ -14,7 +14,7 @@ use super::{EVERYTHING, Halt};
 use crate::client::connect::{Effect, Link};
 use crate::client::failure::Failure;
 use crate::client::ordered::is_ordered;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 use pb::watch_request::RequestUnion;
 
 /// Limits of a page: its maximum number of rows, the number of rows in the first page, and its target size in bytes.
@@ -115,7 +115,7 @@ impl Source {
         let mean = bytes / answer.kvs.len().max(1);
         let wanted = i64::try_from(PAGE_BYTES / mean.max(1)).unwrap_or(PAGE_ROWS_MAX);
         self.limit.set(wanted.clamp(1, PAGE_ROWS_MAX).min(limit * 2));
-        let named = |mut row: crate::generated::mvccpb::KeyValue| {
+        let named = |mut row: bowline_proto::mvccpb::KeyValue| {
             let key = part.rename(&row.key);
             let name = std::mem::replace(&mut row.key, key);
             Row { name, row }

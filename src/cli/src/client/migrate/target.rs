@@ -13,8 +13,8 @@ use super::side::{Away, Side};
 use crate::client::connect::{Effect, Link};
 use crate::client::failure::{Failure, passes};
 use crate::client::quote;
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb::KeyValue;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb::KeyValue;
 
 /// Default limits that servers have for one transaction. If a server with lower limits rejects a transaction, the
 /// import reduces its own limits.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::json::{Object, list};
 use super::{Page, Show, Table, header_json};
 use crate::client::quote;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 const MEMBER_TITLES: [&str; 6] =
     ["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"];

@@ -4,9 +4,9 @@ use prost::Message;
 
 use super::json::{Object, list};
 use super::{Page, Show, header_into, header_json};
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb::event::EventType;
-use crate::generated::mvccpb::{Event, KeyValue};
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb::event::EventType;
+use bowline_proto::mvccpb::{Event, KeyValue};
 use pb::response_op::Response;
 
 fn row_json(row: &KeyValue) -> Object {

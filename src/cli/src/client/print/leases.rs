@@ -5,7 +5,7 @@ use prost::Message;
 use super::json::{Object, base64, list};
 use super::{Page, Show, header_into, header_json};
 use crate::client::quote;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Returns a JSON object that starts with the fields of a response header.
 fn headed(header: &Option<pb::ResponseHeader>) -> Object {

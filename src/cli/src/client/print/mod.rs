@@ -4,8 +4,8 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use crate::generated::etcdserverpb::ResponseHeader;
-use crate::generated::mvccpb::KeyValue;
+use bowline_proto::etcdserverpb::ResponseHeader;
+use bowline_proto::mvccpb::KeyValue;
 
 use super::failure::Failure;
 use super::options::{Format, Settings};

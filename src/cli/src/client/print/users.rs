@@ -6,9 +6,9 @@ use super::json::Object;
 use super::{Page, Show, header_json};
 use crate::client::quote;
 use crate::client::range::prefix_end;
-use crate::generated::authpb::Permission;
-use crate::generated::authpb::permission::Type;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::authpb::Permission;
+use bowline_proto::authpb::permission::Type;
+use bowline_proto::etcdserverpb as pb;
 
 /// A message about a completed change.
 pub(crate) struct Done {

@@ -6,8 +6,7 @@ use prost_reflect::{DescriptorPool, MethodDescriptor};
 
 /// Descriptors of the protocol's messages and services.
 static PROTOCOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
-    let descriptors: &[u8] = include_bytes!("../../generated/descriptors.bin");
-    DescriptorPool::decode(descriptors).expect("the generated descriptors are valid")
+    DescriptorPool::decode(bowline_proto::DESCRIPTORS).expect("the generated descriptors are valid")
 });
 
 /// Paths below [`PREFIXES`] and their methods.

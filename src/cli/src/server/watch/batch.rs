@@ -4,8 +4,8 @@ use bowline::{Event, EventKind, Filter, Revision};
 use prost::Message;
 
 use super::super::wire::event;
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb;
 use pb::watch_create_request::FilterType::{Nodelete, Noput};
 
 /// Returns the filter for the library, which supports one filter. If the request has two, [`translate`] applies the

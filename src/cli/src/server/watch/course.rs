@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tonic::Status;
 
 use super::super::driven::Room;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Progress of a stream, shared by its watches.
 #[derive(Debug, Default)]

@@ -16,7 +16,7 @@ use super::batch::{pieces, split, translate};
 use super::course::Course;
 use super::gather::{Outcome, gather};
 use super::progress::Serial;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 
 /// Command of the stream to a watch.
 pub(super) enum Command {

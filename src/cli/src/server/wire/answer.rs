@@ -5,8 +5,8 @@ use bowline::{
     kv::DeleteReply,
 };
 
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb;
 use pb::response_op::Response;
 
 pub(crate) fn key_value(row: KeyValue) -> mvccpb::KeyValue {

@@ -5,9 +5,9 @@
 use prost::Message;
 
 use super::error::Reason;
-use crate::generated::etcdserverpb::range_request::{SortOrder, SortTarget};
-use crate::generated::etcdserverpb::request_op::Request;
-use crate::generated::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest};
+use bowline_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
+use bowline_proto::etcdserverpb::request_op::Request;
+use bowline_proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest};
 
 /// Bytes that etcd adds to a request before it measures it: an id and the user.
 const ENVELOPE_BYTES: usize = 24;
@@ -68,7 +68,7 @@ pub(crate) fn check_txn(request: &TxnRequest, budget: usize) -> Result<(), Reaso
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generated::etcdserverpb::RequestOp;
+    use bowline_proto::etcdserverpb::RequestOp;
 
     fn delete(key: &'static str, end: &'static str) -> RequestOp {
         let delete =

@@ -7,7 +7,7 @@ use bowline::{
 use bytes::Bytes;
 use tonic::Status;
 
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 

@@ -9,8 +9,8 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{PATIENCE, Place, assert_equal, delete, import, imported, pairs, put, until};
 use crate::ask::{Going, command_at, run};
-use crate::generated::etcdserverpb as pb;
-use crate::generated::mvccpb::Event;
+use bowline_proto::etcdserverpb as pb;
+use bowline_proto::mvccpb::Event;
 use pb::request_op::Request;
 use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;

@@ -1,7 +1,7 @@
 //! Generates random requests from a seed. Requests to which Bowline deliberately responds differently, as
 //! `docs/etcd-compatibility.md` documents, are not generated.
 
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 use pb::compare::TargetUnion;
 use pb::request_op::Request;
 

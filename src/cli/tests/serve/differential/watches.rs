@@ -10,7 +10,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 use super::unlike;
-use crate::generated::etcdserverpb as pb;
+use bowline_proto::etcdserverpb as pb;
 use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;
 

@@ -1,5 +1,5 @@
-//! Checks that `src/generated` matches the files in `proto`: the code of the services, and the descriptors that the
-//! gateway uses. `BOWLINE_REGENERATE=1` regenerates the files in `src/generated`.
+//! Checks that `src/generated` matches the files in `proto`: the code of the services, and the descriptors.
+//! `BOWLINE_REGENERATE=1` regenerates the files in `src/generated`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,8 +15,7 @@ const DESCRIPTORS: &str = "descriptors.bin";
 
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let files = entries.filter(|path| path.file_name().is_some_and(|name| name != "mod.rs"));
-    files
+    entries
         .map(|path| {
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
             (name, fs::read(&path).unwrap())
