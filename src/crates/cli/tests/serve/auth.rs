@@ -130,8 +130,7 @@ impl Decoder for Raw {
 async fn every_method_rejects_anonymous_callers_and_operator_methods_require_root() {
     let (_dir, _server, channel) = alone().await;
     let bob = login(&channel, "bob").await.unwrap();
-    let pool =
-        DescriptorPool::decode(include_bytes!("../../src/generated/descriptors.bin").as_slice());
+    let pool = DescriptorPool::decode(bowline_proto::DESCRIPTORS);
     let (mut methods, mut for_root) = (0, 0);
     for service in pool.unwrap().services() {
         if service.full_name().starts_with("grpc.health") {

@@ -127,8 +127,7 @@ async fn compression_bombs_are_rejected_by_every_method_in_bounded_memory() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let channel = server.channel().await;
-    let pool =
-        DescriptorPool::decode(include_bytes!("../../src/generated/descriptors.bin").as_slice());
+    let pool = DescriptorPool::decode(bowline_proto::DESCRIPTORS);
     let mut methods = 0;
     for service in pool.unwrap().services() {
         for method in service.methods().filter(|method| method.name() != "RangeStream") {

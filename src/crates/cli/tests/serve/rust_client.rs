@@ -1,4 +1,4 @@
-//! Runs a Rust program that uses the crate `etcd-client` (`src/cli/tests/etcd-client`). The crate's build script calls
+//! Runs a Rust program that uses the crate `etcd-client` (`src/crates/cli/tests/etcd-client`). The crate's build script calls
 //! `protoc` to compile etcd's protocol. `protoc` may not be installed, so this test binary runs in place of `protoc`.
 
 use std::ffi::OsStr;

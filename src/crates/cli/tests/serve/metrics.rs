@@ -124,7 +124,7 @@ async fn counters_move_like_those_of_etcd() {
     assert!(shared > 40, "{shared} families have a name of etcd's");
     // Every metric that the page names exists, and every other metric of etcd's is listed there as missing. `a_b_...`
     // means all names with that prefix.
-    let page = include_str!("../../../../docs/operating/metrics.md");
+    let page = include_str!("../../../../../docs/operating/metrics.md");
     let (_, there) = page.split_once("## Under etcd's names").unwrap();
     let (there, _) = there.split_once("These metrics do not exist:").unwrap();
     let is_name = |word: &&str| {
@@ -179,7 +179,7 @@ const MIXIN: [&str; 23] = [
 
 #[test]
 fn series_of_etcd_alerts_and_dashboard_are_served_or_documented() {
-    let page = include_str!("../../../../docs/operating/metrics.md");
+    let page = include_str!("../../../../../docs/operating/metrics.md");
     let (_, table) = page.split_once("### Alerts and dashboards made for etcd").unwrap();
     let (table, _) = table.split_once("## Slow requests").unwrap();
     let crew = Crew::of_three_with(&["--metrics=extensive"]);

@@ -103,7 +103,7 @@ fn run_page(page: &str, place: &Place, expected: usize) {
 #[test]
 fn commands_of_the_backup_page_work() {
     let place = Place::new("backup-page").with_data();
-    run_page(include_str!("../../../docs/operating/backup.md"), &place, 8);
+    run_page(include_str!("../../../../docs/operating/backup.md"), &place, 8);
     let of = |name: &str| place.json(&["inspect", "--json", name]);
     let (a, b, c) = (of("new/a"), of("new/b"), of("new/c"));
     assert!(a["cluster"] == b["cluster"] && b["cluster"] == c["cluster"]);
@@ -119,7 +119,7 @@ fn commands_of_the_backup_page_work() {
 #[test]
 fn commands_of_the_recovery_page_work() {
     let place = Place::new("recovery-page").with_data();
-    run_page(include_str!("../../../docs/operating/recovery.md"), &place, 5);
+    run_page(include_str!("../../../../docs/operating/recovery.md"), &place, 5);
     let made = place.json(&["inspect", "--json", "new/a"]);
     assert_eq!(made["founded"], false);
     assert_eq!(made["from_backup"]["revision_jump"], 1_000_000_000);

@@ -133,9 +133,7 @@ async fn garbage_ends_only_its_own_connection() {
     answers(&channel).await;
     // Random bytes are sent as messages of every method, in valid frames.
     let mut dice = Dice(7);
-    let pool = prost_reflect::DescriptorPool::decode(
-        include_bytes!("../../src/generated/descriptors.bin").as_slice(),
-    );
+    let pool = prost_reflect::DescriptorPool::decode(bowline_proto::DESCRIPTORS);
     for service in pool.unwrap().services() {
         for method in service.methods() {
             // These methods would stop the server or change its configuration.

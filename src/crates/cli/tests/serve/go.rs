@@ -1,4 +1,4 @@
-//! Runs Go programs that use etcd's client and its concurrency package (`src/cli/tests/go`) while servers are killed.
+//! Runs Go programs that use etcd's client and its concurrency package (`src/crates/cli/tests/go`) while servers are killed.
 //! The tests are skipped if Go is not installed or etcd's modules cannot be downloaded.
 
 use std::io::{self, BufRead, BufReader};

@@ -400,8 +400,7 @@ async fn each_method_is_open_only_to_the_users_of_the_table() {
     }
     let mut kv = pb::kv_client::KvClient::new(channel.clone());
     kv.put(by(&root, pb::PutRequest { lease: LEASE_OUTSIDE, ..put("secret") })).await.unwrap();
-    let pool =
-        DescriptorPool::decode(include_bytes!("../../src/generated/descriptors.bin").as_slice());
+    let pool = DescriptorPool::decode(bowline_proto::DESCRIPTORS);
     let methods: Vec<_> = pool
         .unwrap()
         .services()
