@@ -21,6 +21,17 @@ pub mod etcdserverpb {
     include!("generated/etcdserverpb.rs");
 }
 
+impl etcdserverpb::AlarmMember {
+    /// Formats the alarm for people as etcd does; Go omits a zero member id.
+    pub fn in_words(&self) -> String {
+        let member = match self.member_id {
+            0 => String::new(),
+            id => format!("memberID:{id} "),
+        };
+        format!("{member}alarm:{} ", self.alarm().as_str_name())
+    }
+}
+
 /// Locks.
 pub mod v3lockpb {
     include!("generated/v3lockpb.rs");

@@ -52,17 +52,6 @@ pub(super) fn end_own(member: &Member, change: &AlarmChange) -> Option<pb::Alarm
     (is_meant && member.no_space().end()).then(|| said(alarm))
 }
 
-impl pb::AlarmMember {
-    /// Formats the alarm for people as etcd does; Go omits a zero member id.
-    pub(crate) fn in_words(&self) -> String {
-        let member = match self.member_id {
-            0 => String::new(),
-            id => format!("memberID:{id} "),
-        };
-        format!("{member}alarm:{} ", self.alarm().as_str_name())
-    }
-}
-
 /// Converts a request to disarm alarms. Unlike in etcd, a request without a kind selects all kinds; in etcd it selects
 /// none.
 pub(super) fn ending(member_id: u64, kind: Option<AlarmKind>) -> AlarmChange {
