@@ -16,6 +16,7 @@ mod message;
 mod moment;
 mod open;
 mod outcome;
+mod random;
 mod range;
 mod request;
 mod snapshot_record;
@@ -49,6 +50,8 @@ pub use outcome::{
     DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Rejection, Reply, RevokeReply,
     TxnReply, TxnResult,
 };
+pub use random::SplitMix64;
+pub(crate) use random::{SPLIT_MIX_STEP, finalize};
 pub use range::{KeyRange, RangeEnd};
 pub use request::{
     Compare, CompareBuilder, CompareOp, CompareTarget, Delete, Op, Put, PutLease, PutValue, Range,
