@@ -332,9 +332,7 @@ impl SimDiskState {
         let fails = std::mem::take(&mut self.faults.sync_fails);
         self.faults.has_failed |= fails;
         let file = self.files.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
-        if mutant!(N03) {
-            return Ok(());
-        }
+        mutant!(N03, return Ok(()));
         let writes = std::mem::take(&mut file.writes);
         if fails {
             return Err(io::Error::other("the simulated disk failed a sync"));

@@ -81,9 +81,7 @@ impl Consensus {
             | MessageType::MsgRequestPreVote
             | MessageType::MsgRequestPreVoteResponse => {
                 self.shorten_commit(&mut message);
-                if mutant!(M31) {
-                    message.log_term = message.term;
-                }
+                mutant!(M31, message.log_term = message.term);
             }
             _ => {}
         }
@@ -180,7 +178,8 @@ impl Consensus {
             && raft.pending_read_count() < ROUNDS_MAX;
         if can_ask {
             self.rounds += 1;
-            let serial = if mutant!(M07) { 0 } else { self.rounds };
+            let mut serial = self.rounds;
+            mutant!(M07, serial = 0);
             let context = RoundContext { serial, id };
             self.with_raft(|raw| raw.read_index(context.to_bytes()));
         }

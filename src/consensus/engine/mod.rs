@@ -167,9 +167,9 @@ impl Consensus {
         config: ConsensusConfig,
         older: impl OlderEntries + 'static,
         hard_state: wal::HardState,
-        applied: LogIndex,
+        mut applied: LogIndex,
     ) -> Result<Self, ConsensusFault> {
-        let applied = LogIndex(applied.get() - u64::from(mutant!(M15)));
+        mutant!(M15, applied = LogIndex(applied.get() - 1));
         let raft_config = config.to_raft(applied.get())?;
         let last = older.last();
         let first = older.first();
