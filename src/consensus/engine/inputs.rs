@@ -1,7 +1,18 @@
 //! The inputs of the consensus: ticks, messages, proposals, read rounds, and reports of completed
 //! work.
 
-use super::*;
+use bytes::Bytes;
+use raft::eraftpb::{Message, MessageType};
+
+use super::{Consensus, Outbound, ROUNDS_MAX};
+use crate::consensus::config::ENTRY_BYTES_MAX;
+use crate::consensus::fault::ConsensusFault;
+use crate::consensus::gate::{self, GateRejection, Standpoint};
+use crate::consensus::round::{RoundContext, RoundId};
+use crate::consensus::snapshot::Stepped;
+use crate::consensus::wire;
+use crate::model::{LogIndex, NodeId, ProposeRejection, Term};
+use crate::wal;
 
 impl Consensus {
     /// Advances the clock by one tick.
