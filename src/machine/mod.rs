@@ -54,6 +54,8 @@ mod follow;
 mod history;
 mod image;
 mod index;
+#[cfg(any(test, feature = "sim"))]
+mod inspect;
 mod lease;
 mod page;
 mod range_set;
@@ -535,13 +537,6 @@ impl Machine {
     /// Returns a reader of the published state.
     pub fn reader(&self) -> Reader {
         Reader::new(Arc::clone(self.store.shared()))
-    }
-
-    /// Flips one bit of the newest version of `key` in memory, as failing memory would. Returns
-    /// true if the key exists.
-    #[cfg(any(test, feature = "sim"))]
-    pub(crate) fn rot(&mut self, key: &[u8]) -> bool {
-        self.store.rot(key)
     }
 }
 
