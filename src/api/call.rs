@@ -13,6 +13,21 @@ use crate::model::{
 
 use super::{Client, Error};
 
+/// Declares the option `deadline` of a call, which has a field `deadline: Option<Duration>`.
+macro_rules! deadline_option {
+    () => {
+        /// Limits how long the call may take. Default:
+        /// [`Config::call_deadline`](crate::Config::call_deadline).
+        #[doc(alias = "timeout")]
+        pub fn deadline(mut self, timeout: ::std::time::Duration) -> Self {
+            self.deadline = Some(timeout);
+            self
+        }
+    };
+}
+
+pub(crate) use deadline_option;
+
 /// The future of a call.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
@@ -68,13 +83,7 @@ impl PutCall {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
+    deadline_option!();
 }
 
 impl IntoFuture for PutCall {
@@ -115,13 +124,7 @@ impl DeleteCall {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
+    deadline_option!();
 }
 
 impl IntoFuture for DeleteCall {
@@ -180,13 +183,7 @@ impl GetCall {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
+    deadline_option!();
 }
 
 impl IntoFuture for GetCall {
@@ -301,13 +298,7 @@ impl RangeCall {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
+    deadline_option!();
 }
 
 impl IntoFuture for RangeCall {

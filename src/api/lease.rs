@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::machine::{LeaseHead, LeaseInfo};
 use crate::model::{Command, GrantReply, LeaseId, NodeId, Reply};
 
-use super::call::{Answer, Consistency};
+use super::call::{Answer, Consistency, deadline_option};
 use super::{Client, Error};
 
 /// A granted lease.
@@ -36,13 +36,7 @@ impl GrantCall {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
+    deadline_option!();
 }
 
 impl IntoFuture for GrantCall {

@@ -10,7 +10,7 @@ use crate::model::{Command, LeaseId, Limits, Moment, Rejection, SessionInfo};
 use crate::node::{Claim, Input, Parting, SessionEndReason, SessionState, Shared, SharedSession};
 
 use super::Client;
-use super::call::Answer;
+use super::call::{Answer, deadline_option};
 use super::{Effect, Error, Node};
 
 /// A lease that this node renews from its own thread, independent of the program's async executor.
@@ -260,13 +260,7 @@ impl OpenSession {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
+    deadline_option!();
 }
 
 impl IntoFuture for OpenSession {
@@ -319,13 +313,7 @@ impl ResumeSession {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
+    deadline_option!();
 }
 
 impl IntoFuture for ResumeSession {

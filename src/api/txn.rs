@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::model::{Command, Compare, Op, Reply, Txn, TxnReply};
 
-use super::call::Consistency;
+use super::call::{Consistency, deadline_option};
 use super::{Client, Error};
 
 /// An atomic transaction: if all compares hold, runs the first list of operations, otherwise the
@@ -73,13 +73,7 @@ impl TxnCall {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
+    deadline_option!();
 
     /// Runs the transaction. A transaction that writes nothing in either branch is a linearizable
     /// read and is not appended to the log.

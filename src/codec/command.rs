@@ -18,12 +18,12 @@
 
 use std::time::Duration;
 
-use super::member::{put_endpoints, take_endpoints};
-use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
+use super::field::{endpoints, millis, nested};
+use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink, choice, record};
 use crate::model::{
-    AccessChange, AlarmChange, Caller, ClusterVersion, Command, Compare, CompareOp, CompareTarget,
-    Delete, KeyRange, LeaseId, MemberAttributes, NodeId, Op, Put, PutLease, PutValue, Range,
-    RangeEnd, Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Txn,
+    Command, Compare, CompareOp, CompareTarget, Delete, KeyRange, LeaseId, MemberAttributes, Op,
+    Put, PutLease, PutValue, Range, RangeEnd, Revision, RevisionBounds, SessionInfo, Sort,
+    SortOrder, SortTarget, Txn,
 };
 
 /// Returns the encoded size of a command in a log entry. Visits the operations without copying
@@ -34,82 +34,40 @@ pub(crate) fn encoded_len_hint(command: &Command) -> usize {
     length.0
 }
 
-mod kind {
-    pub(super) const PUT: u8 = 1;
-    pub(super) const DELETE: u8 = 2;
-    pub(super) const TXN: u8 = 3;
-    pub(super) const COMPACT: u8 = 4;
-    pub(super) const GRANT: u8 = 5;
-    pub(super) const REVOKE: u8 = 6;
-    pub(super) const ANNOUNCE: u8 = 7;
-    pub(super) const RAISE: u8 = 8;
-    pub(super) const ACCESS: u8 = 9;
-    pub(super) const AS: u8 = 10;
-    /// Like [`ANNOUNCE`], but with endpoints.
-    pub(super) const ANNOUNCE_ENDPOINTS: u8 = 11;
-    pub(super) const ALARM: u8 = 12;
-    pub(super) const MOVE: u8 = 13;
-    /// Only valid inside a transaction.
-    pub(super) const RANGE: u8 = 4;
-}
+/// The number of [`Command::As`].
+const AS: u8 = 10;
 
 impl Encode for Command {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
         match self {
-            Command::Put(put) => {
-                to.byte(kind::PUT);
-                put.encode(to);
-            }
-            Command::Delete(delete) => {
-                to.byte(kind::DELETE);
-                delete.encode(to);
-            }
-            Command::Txn(txn) => {
-                to.byte(kind::TXN);
-                txn.encode(to);
-            }
-            Command::Compact(revision) => {
-                to.byte(kind::COMPACT);
-                to.number(revision.get());
-            }
+            Command::Put(put) => to.variant(1, put),
+            Command::Delete(delete) => to.variant(2, delete),
+            Command::Txn(txn) => to.variant(3, txn),
+            Command::Compact(revision) => to.variant(4, revision),
             Command::Grant { id, ttl, session } => {
-                to.byte(kind::GRANT);
-                encode_grant(*id, *ttl, session.as_ref(), to);
+                to.byte(5);
+                encode_grant(*id, ttl, session.as_ref(), to);
             }
-            Command::Revoke(lease) => {
-                to.byte(kind::REVOKE);
-                to.number(lease.get());
+            Command::Revoke(lease) => to.variant(6, lease),
+            Command::Announce(attributes) if attributes.endpoints.is_empty() => {
+                to.byte(7);
+                encode_addresses(attributes, to);
             }
-            Command::Announce(MemberAttributes { name, address, endpoints }) => {
-                let has_endpoints = !endpoints.is_empty();
-                to.byte(if has_endpoints { kind::ANNOUNCE_ENDPOINTS } else { kind::ANNOUNCE });
-                to.bytes(name.as_bytes());
-                to.bytes(address.as_bytes());
-                if has_endpoints {
-                    put_endpoints(endpoints, to);
-                }
-            }
-            Command::Move { member, address } => {
-                to.byte(kind::MOVE);
-                to.number(member.get());
-                to.bytes(address.as_bytes());
-            }
-            Command::Raise(version) => {
-                to.byte(kind::RAISE);
-                to.number(version.get());
-            }
-            Command::Access(change) => {
-                to.byte(kind::ACCESS);
-                change.encode(to);
-            }
-            Command::Alarm(change) => {
-                to.byte(kind::ALARM);
-                change.encode(to);
-            }
+            Command::Raise(version) => to.variant(8, version),
+            Command::Access(change) => to.variant(9, change),
             Command::As(caller, command) => {
-                to.byte(kind::AS);
-                caller.encode(to);
+                to.variant(AS, caller);
                 command.encode(to);
+            }
+            Command::Announce(attributes) => {
+                to.byte(11);
+                encode_addresses(attributes, to);
+                endpoints::encode(&attributes.endpoints, to);
+            }
+            Command::Alarm(change) => to.variant(12, change),
+            Command::Move { member, address } => {
+                to.variant(13, member);
+                address.encode(to);
             }
         }
     }
@@ -119,43 +77,43 @@ impl Decode for Command {
     const BYTES_MIN: usize = 2;
 
     fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        match from.byte()? {
-            kind::AS => {
-                let caller = Caller::decode(from)?;
-                let kind = from.byte()?;
-                Ok(Command::As(caller, Box::new(decode_deed(kind, from)?)))
+        Ok(match from.byte()? {
+            1 => Command::Put(Decode::decode(from)?),
+            2 => Command::Delete(Decode::decode(from)?),
+            3 => Command::Txn(nested::decode(from)?),
+            4 => Command::Compact(Decode::decode(from)?),
+            5 => decode_grant(from)?,
+            6 => Command::Revoke(Decode::decode(from)?),
+            7 => Command::Announce(decode_addresses(from)?),
+            8 => Command::Raise(Decode::decode(from)?),
+            9 => Command::Access(Decode::decode(from)?),
+            AS => {
+                let caller = Decode::decode(from)?;
+                if from.next_is(AS) {
+                    return Err(from.malformed("a caller is nested in a caller"));
+                }
+                Command::As(caller, Box::new(Command::decode(from)?))
             }
-            kind => decode_deed(kind, from),
-        }
+            11 => {
+                let attributes = decode_addresses(from)?;
+                let endpoints = endpoints::decode(from)?;
+                Command::Announce(MemberAttributes { endpoints, ..attributes })
+            }
+            12 => Command::Alarm(Decode::decode(from)?),
+            13 => Command::Move { member: Decode::decode(from)?, address: from.text()? },
+            found => return Err(CodecError::Newer { what: "command", found: found.into() }),
+        })
     }
 }
 
-/// Reads a command without a caller.
-fn decode_deed(kind: u8, from: &mut Decoder) -> Result<Command, CodecError> {
-    Ok(match kind {
-        kind::PUT => Command::Put(Put::decode(from)?),
-        kind::DELETE => Command::Delete(Delete::decode(from)?),
-        kind::TXN => Command::Txn(Txn::decode(from)?),
-        kind::COMPACT => Command::Compact(Revision(from.number()?)),
-        kind::GRANT => decode_grant(from)?,
-        kind::REVOKE => Command::Revoke(LeaseId::decode(from)?),
-        kind::ANNOUNCE => Command::Announce(MemberAttributes {
-            name: from.text()?,
-            address: from.text()?,
-            endpoints: Vec::new(),
-        }),
-        kind::ANNOUNCE_ENDPOINTS => Command::Announce(MemberAttributes {
-            name: from.text()?,
-            address: from.text()?,
-            endpoints: take_endpoints(from)?,
-        }),
-        kind::RAISE => Command::Raise(ClusterVersion(from.number()?)),
-        kind::ACCESS => Command::Access(AccessChange::decode(from)?),
-        kind::ALARM => Command::Alarm(AlarmChange::decode(from)?),
-        kind::MOVE => Command::Move { member: NodeId::decode(from)?, address: from.text()? },
-        kind::AS => return Err(from.malformed("a caller is nested in a caller")),
-        found => return Err(CodecError::Newer { what: "command", found: found.into() }),
-    })
+fn encode_addresses<S: Sink>(attributes: &MemberAttributes, to: &mut Encoder<'_, S>) {
+    attributes.name.encode(to);
+    attributes.address.encode(to);
+}
+
+fn decode_addresses(from: &mut Decoder) -> Result<MemberAttributes, CodecError> {
+    let (name, address) = (from.text()?, from.text()?);
+    Ok(MemberAttributes { name, address, endpoints: Vec::new() })
 }
 
 mod grant_flag {
@@ -166,7 +124,7 @@ mod grant_flag {
 
 fn encode_grant<S: Sink>(
     id: Option<LeaseId>,
-    ttl: Duration,
+    ttl: &Duration,
     session: Option<&SessionInfo>,
     to: &mut Encoder<'_, S>,
 ) {
@@ -181,8 +139,7 @@ fn encode_grant<S: Sink>(
         }
     }
     to.number(flags);
-    // `Limits` rejects TTLs that are anywhere near this value.
-    to.number(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+    millis::encode(ttl, to);
     if let Some(id) = id {
         to.number(id.get());
     }
@@ -197,7 +154,7 @@ fn decode_grant(from: &mut Decoder) -> Result<Command, CodecError> {
     if flags & (SESSION | OWN) == OWN {
         return Err(from.malformed("a lease without a session is marked as an own session"));
     }
-    let ttl = Duration::from_millis(from.number()?);
+    let ttl = millis::decode(from)?;
     let id = if flags & ID != 0 { Some(LeaseId::decode(from)?) } else { None };
     let session = if flags & SESSION != 0 {
         Some(SessionInfo { label: from.text()?, own: flags & OWN != 0 })
@@ -316,60 +273,14 @@ impl Decode for Delete {
     }
 }
 
-impl Encode for Txn {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        to.list(&self.compares);
-        to.list(&self.success);
-        to.list(&self.failure);
-    }
-}
+record!(Txn, 3, { compares, success, failure });
 
-impl Decode for Txn {
-    const BYTES_MIN: usize = 3;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        from.nested(|from| {
-            Ok(Txn { compares: from.list()?, success: from.list()?, failure: from.list()? })
-        })
-    }
-}
-
-impl Encode for Op {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        match self {
-            Op::Put(put) => {
-                to.byte(kind::PUT);
-                put.encode(to);
-            }
-            Op::Delete(delete) => {
-                to.byte(kind::DELETE);
-                delete.encode(to);
-            }
-            Op::Txn(txn) => {
-                to.byte(kind::TXN);
-                txn.encode(to);
-            }
-            Op::Range(range) => {
-                to.byte(kind::RANGE);
-                range.encode(to);
-            }
-        }
-    }
-}
-
-impl Decode for Op {
-    const BYTES_MIN: usize = 3;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        Ok(match from.byte()? {
-            kind::PUT => Op::Put(Put::decode(from)?),
-            kind::DELETE => Op::Delete(Delete::decode(from)?),
-            kind::TXN => Op::Txn(Txn::decode(from)?),
-            kind::RANGE => Op::Range(Range::decode(from)?),
-            found => return Err(CodecError::Newer { what: "operation", found: found.into() }),
-        })
-    }
-}
+choice!(Op, "operation", 3, {
+    1 => Put(put),
+    2 => Delete(delete),
+    3 => Txn(txn as nested),
+    4 => Range(range),
+});
 
 impl Encode for Compare {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 
 use super::CodecError;
-use crate::model::{LeaseId, Limits, NodeId};
+use crate::model::Limits;
 
 /// A value that can be decoded. [`Encode`](super::Encode) is the counterpart.
 pub(crate) trait Decode: Sized {
@@ -15,6 +15,20 @@ pub(crate) trait Decode: Sized {
 
     /// Reads one value.
     fn decode(from: &mut Decoder) -> Result<Self, CodecError>;
+}
+
+/// Decodes a version byte, which must be between 1 and `known`, and one value that reaches to the
+/// end of the bytes.
+pub(super) fn decode_versioned<T: Decode>(
+    what: &'static str,
+    known: u8,
+    bytes: Bytes,
+) -> Result<T, CodecError> {
+    let mut from = Decoder::new(what, bytes);
+    from.version(known)?;
+    let value = T::decode(&mut from)?;
+    from.finish()?;
+    Ok(value)
 }
 
 /// A reader of the primitive encodings, from front to back.
@@ -34,6 +48,11 @@ impl Decoder {
     /// Returns the number of unread bytes.
     pub(crate) fn left(&self) -> usize {
         self.input.len() - self.at
+    }
+
+    /// Returns whether the next byte is this one, without reading it.
+    pub(super) fn next_is(&self, byte: u8) -> bool {
+        self.input.get(self.at) == Some(&byte)
     }
 
     /// Reads the version byte. It must be between 1 and `known`.
@@ -174,29 +193,5 @@ impl Decoder {
 
     fn cut_short(&self, needed: u64) -> CodecError {
         CodecError::CutShort { what: self.what, needed, left: self.left() }
-    }
-}
-
-impl Decode for u64 {
-    const BYTES_MIN: usize = 1;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        from.number()
-    }
-}
-
-impl Decode for NodeId {
-    const BYTES_MIN: usize = 1;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        NodeId::new(from.number()?).ok_or_else(|| from.malformed("member 0"))
-    }
-}
-
-impl Decode for LeaseId {
-    const BYTES_MIN: usize = 1;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        LeaseId::new(from.number()?).ok_or_else(|| from.malformed("lease 0"))
     }
 }

@@ -1,6 +1,6 @@
 //! The encoder: writes numbers, bytes and lists to a buffer, or only counts their length.
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
 /// A destination of encoded bytes.
 pub(crate) trait Sink {
@@ -88,23 +88,17 @@ impl<'a, S: Sink> Encoder<'a, S> {
         self.sink.put(bytes);
     }
 
+    /// Writes the number of a variant and its contents.
+    pub(super) fn variant(&mut self, kind: u8, contents: &impl Encode) {
+        self.byte(kind);
+        contents.encode(self);
+    }
+
     /// Writes a length-prefixed list.
     pub(crate) fn list<T: Encode>(&mut self, items: &[T]) {
         self.number(items.len() as u64);
         for item in items {
             item.encode(self);
         }
-    }
-}
-
-impl Encode for u64 {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        to.number(*self);
-    }
-}
-
-impl Encode for Bytes {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        to.bytes(self);
     }
 }

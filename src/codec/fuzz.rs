@@ -43,7 +43,7 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
     let mut sample = Sample::new(1);
     let mut seeds = Vec::new();
     for _ in 0..60 {
-        let message = sample.message();
+        let message = sample.draw();
         seeds.push(written(|out| {
             out.push(0);
             encode_message(&message, out);
@@ -66,9 +66,9 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
         }));
     }
     for _ in 0..8 {
-        let change = encode_member_change(&sample.member_change());
+        let change = encode_member_change(&sample.draw());
         seeds.push([&[3], &change[..]].concat());
-        let (head, piece) = (sample.head(), sample.snapshot_record());
+        let (head, piece) = (sample.draw(), sample.draw());
         seeds.push(written(|out| {
             out.push(4);
             encode_head(&head, out);
@@ -138,7 +138,7 @@ pub(crate) fn command_seeds() -> Vec<Vec<u8>> {
     while seeds.len() < 40 {
         let mut seed = vec![sample.below(3) as u8];
         for _ in 0..1 + sample.below(4) {
-            let entry = encode_items(&sample.items());
+            let entry = encode_items(&sample.draw::<Vec<Item>>());
             if entry.len() <= 4096 {
                 seed.extend((entry.len() as u16).to_le_bytes());
                 seed.extend(entry);

@@ -9,15 +9,14 @@
 
 use bytes::Bytes;
 
-use super::{CodecError, Decode, Decoder, Encode, Encoder, Length, Sink};
-use crate::model::{AckWindow, Command, Incarnation, Item, LeaseId, NodeId, Proposal, Term};
+use super::{
+    CodecError, Decode, Decoder, Encode, Encoder, Length, Sink, choice, decode_versioned, record,
+};
+use crate::model::{AckWindow, Item, Proposal};
 
 /// The format version of log entries that this build writes. It is also the newest version that
 /// this build reads.
 const VERSION: u8 = 1;
-
-const PROPOSAL: u8 = 1;
-const EXPIRE: u8 = 2;
 
 /// Encodes the payload of a log entry.
 pub(crate) fn encode_items(items: &[Item]) -> Vec<u8> {
@@ -41,69 +40,15 @@ pub(crate) fn proposal_len(proposal: &Proposal) -> usize {
 
 /// Decodes the payload of a log entry. Keys and values are slices of `bytes`.
 pub(crate) fn decode_items(bytes: Bytes) -> Result<Vec<Item>, CodecError> {
-    let mut from = Decoder::new("log entry", bytes);
-    from.version(VERSION)?;
-    let items = from.list()?;
-    from.finish()?;
-    Ok(items)
+    decode_versioned("log entry", VERSION, bytes)
 }
 
-impl Encode for Item {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        match self {
-            Item::Proposal(proposal) => {
-                to.byte(PROPOSAL);
-                proposal.encode(to);
-            }
-            Item::Expire { term, leases } => {
-                to.byte(EXPIRE);
-                to.number(term.get());
-                to.list(leases);
-            }
-        }
-    }
-}
+choice!(Item, "log item", 3, {
+    1 => Proposal(proposal),
+    2 => Expire { term, leases },
+});
 
-impl Decode for Item {
-    const BYTES_MIN: usize = 3;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        Ok(match from.byte()? {
-            PROPOSAL => Item::Proposal(Proposal::decode(from)?),
-            EXPIRE => Item::Expire { term: Term(from.number()?), leases: from.list()? },
-            found => return Err(CodecError::Newer { what: "log item", found: found.into() }),
-        })
-    }
-}
-
-impl Encode for Proposal {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        to.number(self.node.get());
-        to.number(self.incarnation.get());
-        self.window.encode(to);
-        to.number(self.requests.len() as u64);
-        for (seq, command) in &self.requests {
-            to.number(*seq);
-            command.encode(to);
-        }
-    }
-}
-
-impl Decode for Proposal {
-    const BYTES_MIN: usize = 5;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        let node = NodeId::decode(from)?;
-        let incarnation = Incarnation(from.number()?);
-        let window = AckWindow::decode(from)?;
-        let count = from.count(1 + Command::BYTES_MIN)?;
-        let mut requests = Vec::with_capacity(count);
-        for _ in 0..count {
-            requests.push((from.number()?, Command::decode(from)?));
-        }
-        Ok(Proposal { node, incarnation, window, requests })
-    }
-}
+record!(Proposal, 5, { node, incarnation, window, requests });
 
 impl Encode for AckWindow {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
@@ -142,11 +87,5 @@ impl Decode for AckWindow {
             last_end = end;
         }
         Ok(AckWindow { frontier, open })
-    }
-}
-
-impl Encode for LeaseId {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        to.number(self.get());
     }
 }

@@ -8,98 +8,59 @@
 
 use bytes::Bytes;
 
-use super::message::{decode_founding, encode_founding};
-use super::{CodecError, Decode, Decoder, Encode, Encoder};
-use crate::model::{ClusterId, DiskId, JoinAnswer, JoinAsk, Joined, Members, NodeId};
+use super::{CodecError, Encode, Encoder, choice, decode_versioned, record};
+use crate::model::{JoinAnswer, JoinAsk, Joined};
 
 /// The format version that this build writes. It is also the newest version that this build reads.
 const VERSION: u8 = 1;
 
+record!(JoinAsk, 19, { disk, name as limited, address as limited, replaces });
+
+record!(Joined, 21, { cluster, node, founding, members });
+
+choice!(JoinAnswer, "join answer", 2, {
+    1 => Joined(joined),
+    2 => NotLeader(address as or_empty),
+    3 => Later(why),
+    4 => Refused(why),
+});
+
 /// Appends the encoding of a join request.
 pub(crate) fn encode_join_ask(ask: &JoinAsk, sink: &mut Vec<u8>) {
-    let mut to = Encoder::new(sink);
+    let to = &mut Encoder::new(sink);
     to.byte(VERSION);
-    to.fixed_u128(ask.disk.0);
-    to.bytes(ask.name.as_bytes());
-    to.bytes(ask.address.as_bytes());
-    match &ask.replaces {
-        None => to.byte(0),
-        Some(voter) => {
-            to.byte(1);
-            to.bytes(voter.as_bytes());
-        }
-    }
+    ask.encode(to);
 }
 
 /// Decodes a join request and checks the lengths of its texts.
 pub(crate) fn decode_join_ask(bytes: Bytes) -> Result<JoinAsk, CodecError> {
-    let mut from = Decoder::new("join request", bytes);
-    from.version(VERSION)?;
-    let ask = JoinAsk {
-        disk: DiskId(from.fixed_u128()?),
-        name: from.text()?,
-        address: from.text()?,
-        replaces: (from.flags("join", 1)? == 1).then(|| from.text()).transpose()?,
-    };
-    let texts = [&ask.name, &ask.address].into_iter().chain(&ask.replaces);
-    if texts.into_iter().any(|text| text.len() > JoinAsk::TEXT_BYTES_MAX) {
-        return Err(from.malformed("a name or an address is too long"));
+    let what = "join request";
+    let ask: JoinAsk = decode_versioned(what, VERSION, bytes)?;
+    let is_too_long = |text: &String| text.len() > JoinAsk::TEXT_BYTES_MAX;
+    match ask.replaces.as_ref().is_some_and(is_too_long) {
+        false => Ok(ask),
+        true => Err(CodecError::Malformed { what, why: "a name is too long" }),
     }
-    from.finish()?;
-    Ok(ask)
 }
 
 /// Appends the encoding of the reply to a join request.
 pub(crate) fn encode_join_answer(answer: &JoinAnswer, sink: &mut Vec<u8>) {
-    let mut to = Encoder::new(sink);
+    let to = &mut Encoder::new(sink);
     to.byte(VERSION);
-    match answer {
-        JoinAnswer::Joined(Joined { cluster, node, founding, members }) => {
-            to.byte(1);
-            to.fixed_u128(cluster.0);
-            to.number(node.get());
-            encode_founding(founding, &mut to);
-            members.encode(&mut to);
-        }
-        JoinAnswer::NotLeader(address) => {
-            to.byte(2);
-            to.bytes(address.as_deref().unwrap_or_default().as_bytes());
-        }
-        JoinAnswer::Later(why) => {
-            to.byte(3);
-            to.bytes(why.as_bytes());
-        }
-        JoinAnswer::Refused(why) => {
-            to.byte(4);
-            to.bytes(why.as_bytes());
-        }
-    }
+    answer.encode(to);
 }
 
 /// Decodes the reply to a join request.
 pub(crate) fn decode_join_answer(bytes: Bytes) -> Result<JoinAnswer, CodecError> {
-    let mut from = Decoder::new("join reply", bytes);
-    from.version(VERSION)?;
-    let answer = match from.byte()? {
-        1 => JoinAnswer::Joined(Joined {
-            cluster: ClusterId(from.fixed_u128()?),
-            node: NodeId::decode(&mut from)?,
-            founding: decode_founding(&mut from)?,
-            members: Members::decode(&mut from)?,
-        }),
-        2 => JoinAnswer::NotLeader(Some(from.text()?).filter(|address| !address.is_empty())),
-        3 => JoinAnswer::Later(from.text()?),
-        4 => JoinAnswer::Refused(from.text()?),
-        found => return Err(CodecError::Newer { what: "join answer", found: found.into() }),
-    };
-    from.finish()?;
-    Ok(answer)
+    decode_versioned("join reply", VERSION, bytes)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::model::{ClusterId, DiskId, Members, NodeId};
 
     fn ask(text: usize, replaces: Option<&str>) -> JoinAsk {
         JoinAsk {

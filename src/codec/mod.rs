@@ -17,6 +17,7 @@
 //! bytes      number of bytes | the bytes
 //! list       number of items | the items
 //! choice     kind u8 | the contents of that kind
+//! optional   0 | 1 the value
 //! flags      a number whose bits tell which optional parts follow
 //! ```
 //!
@@ -32,6 +33,9 @@
 //! be larger in memory than its encoding: an empty operation, for example, takes only four bytes
 //! encoded. A test bounds this ratio, and the size limit of message frames bounds the total.
 //!
+//! **Declarations.** The macros in [`declare`] declare most encodings, one line a variant. Values whose
+//! optional parts are marked by flags are encoded by hand.
+//!
 //! **Copies.** Decoding takes [`Bytes`](bytes::Bytes) and returns slices of this buffer. Keys and
 //! values are not copied, so they keep the whole input buffer in memory.
 //!
@@ -40,15 +44,18 @@
 mod access;
 mod alarm;
 mod command;
+pub(crate) mod declare;
 mod decoder;
 mod encoder;
 mod error;
+pub(crate) mod field;
 mod item;
 mod join;
 mod member;
 mod message;
 mod outcome;
 mod snapshot_record;
+mod value;
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzz;
@@ -59,6 +66,9 @@ pub(crate) mod sample;
 mod tests;
 
 pub(crate) use command::encoded_len_hint;
+use declare::choice;
+pub(crate) use declare::record;
+use decoder::decode_versioned;
 pub(crate) use decoder::{Decode, Decoder};
 pub(crate) use encoder::{Encode, Encoder, Length, Sink};
 pub(crate) use error::CodecError;

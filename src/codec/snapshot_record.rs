@@ -12,16 +12,12 @@
 //! counts   = rows | changes | leases | lives | answers
 //! ```
 
-use std::time::Duration;
-
 use bytes::Bytes;
 
-use super::outcome::yes_or_no;
-use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
+use super::{CodecError, Decode, Decoder, Encode, Encoder, Sink, choice, decode_versioned, record};
 use crate::model::{
-    Access, AckWindow, Alarms, ClusterVersion, Incarnation, KeyValue, LeaseId, LeaseRow, LifeRow,
-    LogIndex, Members, NodeId, Outcome, PieceCounts, RequestId, Revision, RowChange, SessionInfo,
-    SnapshotRecord, StateHead, Term,
+    Access, Alarms, ClusterVersion, LeaseRow, LifeRow, LogIndex, Members, PieceCounts, RequestId,
+    Revision, RowChange, SessionInfo, SnapshotRecord, StateHead, Term,
 };
 
 /// The format version of pieces that this build writes. It is also the newest version that this
@@ -34,17 +30,6 @@ const HEAD_WITH_ACCESS: u8 = 2;
 /// The newest version of heads, which adds alarms. Written if any alarms are active, with or
 /// without users.
 const HEAD_WITH_ALARMS: u8 = 3;
-
-mod kind {
-    pub(super) const ROWS: u8 = 1;
-    pub(super) const CHANGES: u8 = 2;
-    pub(super) const LEASES: u8 = 3;
-    pub(super) const LIVES: u8 = 4;
-    pub(super) const ANSWERS: u8 = 5;
-    /// Kind of a change.
-    pub(super) const PUT: u8 = 1;
-    pub(super) const DELETE: u8 = 2;
-}
 
 /// Appends the encoding of the head of a state to `sink`.
 pub(crate) fn encode_head(head: &StateHead, sink: &mut impl Sink) {
@@ -109,182 +94,44 @@ pub(crate) fn decode_head(bytes: Bytes) -> Result<StateHead, CodecError> {
 pub(crate) fn encode_piece(record: &SnapshotRecord, sink: &mut impl Sink) {
     let to = &mut Encoder::new(sink);
     to.byte(VERSION);
-    match record {
-        SnapshotRecord::Rows(rows) => {
-            to.byte(kind::ROWS);
-            to.list(rows);
-        }
-        SnapshotRecord::Changes(changes) => {
-            to.byte(kind::CHANGES);
-            to.list(changes);
-        }
-        SnapshotRecord::Leases(leases) => {
-            to.byte(kind::LEASES);
-            to.list(leases);
-        }
-        SnapshotRecord::Lives(lives) => {
-            to.byte(kind::LIVES);
-            to.list(lives);
-        }
-        SnapshotRecord::DedupTable(answers) => {
-            to.byte(kind::ANSWERS);
-            to.number(answers.len() as u64);
-            for (id, outcome) in answers {
-                to.number(id.node.get());
-                to.number(id.incarnation.get());
-                to.number(id.seq);
-                outcome.encode(to);
-            }
-        }
-    }
+    record.encode(to);
 }
 
 /// Decodes a piece of a state. Keys and values are slices of `bytes`.
 pub(crate) fn decode_piece(bytes: Bytes) -> Result<SnapshotRecord, CodecError> {
-    let mut from = Decoder::new("state record", bytes);
-    from.version(VERSION)?;
-    let record = match from.byte()? {
-        kind::ROWS => SnapshotRecord::Rows(from.list::<KeyValue>()?),
-        kind::CHANGES => SnapshotRecord::Changes(from.list()?),
-        kind::LEASES => SnapshotRecord::Leases(from.list()?),
-        kind::LIVES => SnapshotRecord::Lives(from.list()?),
-        kind::ANSWERS => {
-            let count = from.count(3 + Outcome::BYTES_MIN)?;
-            let mut answers = Vec::with_capacity(count);
-            for _ in 0..count {
-                let id = RequestId {
-                    node: NodeId::decode(&mut from)?,
-                    incarnation: Incarnation(from.number()?),
-                    seq: from.number()?,
-                };
-                answers.push((id, Outcome::decode(&mut from)?));
-            }
-            SnapshotRecord::DedupTable(answers)
-        }
-        found => {
-            return Err(CodecError::Newer { what: "state record", found: found.into() });
-        }
-    };
-    from.finish()?;
-    Ok(record)
+    decode_versioned("state record", VERSION, bytes)
 }
 
-impl Encode for PieceCounts {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        let Self { rows, changes, leases, lives, answers } = self;
-        for count in [rows, changes, leases, lives, answers] {
-            to.number(*count);
-        }
-    }
-}
+choice!(SnapshotRecord, "state record", 2, {
+    1 => Rows(rows),
+    2 => Changes(changes),
+    3 => Leases(leases),
+    4 => Lives(lives),
+    5 => DedupTable(answers),
+});
 
-impl Decode for PieceCounts {
-    const BYTES_MIN: usize = 5;
+choice!(RowChange, "change", 3, {
+    1 => Put(kv),
+    2 => Delete { revision, key },
+});
 
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        Ok(Self {
-            rows: from.number()?,
-            changes: from.number()?,
-            leases: from.number()?,
-            lives: from.number()?,
-            answers: from.number()?,
-        })
-    }
-}
-
-impl Encode for RowChange {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        match self {
-            RowChange::Put(kv) => {
-                to.byte(kind::PUT);
-                kv.encode(to);
-            }
-            RowChange::Delete { revision, key } => {
-                to.byte(kind::DELETE);
-                revision.encode(to);
-                to.bytes(key);
-            }
-        }
-    }
-}
-
-impl Decode for RowChange {
-    const BYTES_MIN: usize = 3;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        Ok(match from.byte()? {
-            kind::PUT => RowChange::Put(KeyValue::decode(from)?),
-            kind::DELETE => {
-                RowChange::Delete { revision: Revision::decode(from)?, key: from.bytes()? }
-            }
-            found => return Err(CodecError::Newer { what: "change", found: found.into() }),
-        })
-    }
-}
-
-impl Encode for LeaseRow {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        self.id.encode(to);
-        self.ttl.encode(to);
-        match &self.session {
-            None => to.byte(0),
-            Some((node, incarnation, info)) => {
-                to.byte(1);
-                to.number(node.get());
-                to.number(incarnation.get());
-                to.byte(u8::from(info.own));
-                to.bytes(info.label.as_bytes());
-            }
-        }
-    }
-}
-
-impl Decode for LeaseRow {
-    const BYTES_MIN: usize = 4;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        let (id, ttl) = (LeaseId::decode(from)?, Duration::decode(from)?);
-        let session = if yes_or_no(from)? {
-            let (node, incarnation) = (NodeId::decode(from)?, Incarnation(from.number()?));
-            let own = yes_or_no(from)?;
-            Some((node, incarnation, SessionInfo { label: from.text()?, own }))
-        } else {
-            None
-        };
-        Ok(LeaseRow { id, ttl, session })
-    }
-}
-
-impl Encode for LifeRow {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        to.number(self.node.get());
-        to.number(self.incarnation.get());
-        self.window.encode(to);
-    }
-}
-
-impl Decode for LifeRow {
-    const BYTES_MIN: usize = 4;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        Ok(LifeRow {
-            node: NodeId::decode(from)?,
-            incarnation: Incarnation(from.number()?),
-            window: AckWindow::decode(from)?,
-        })
-    }
-}
+record!(LeaseRow, 4, { id, ttl, session });
+record!(SessionInfo, 2, { own, label });
+record!(LifeRow, 4, { node, incarnation, window });
+record!(RequestId, 3, { node, incarnation, seq });
+record!(PieceCounts, 5, { rows, changes, leases, lives, answers });
 
 #[cfg(test)]
 mod tests {
     use std::fmt::Write;
+    use std::time::Duration;
 
     use super::super::sample::Sample;
     use super::*;
     use crate::model::{
-        AccessChange, AccessGrant, Alarm, AlarmKind, AuthError, DeleteReply, GrantReply, KeyRange,
-        Member, MemberRole, PutReply, ROOT, RangeReply, Rejection, Reply, RevokeReply, Rights,
-        Secret, TxnReply, TxnResult,
+        AccessChange, AccessGrant, AckWindow, Alarm, AlarmKind, AuthError, DeleteReply, GrantReply,
+        Incarnation, KeyRange, KeyValue, LeaseId, Member, MemberRole, NodeId, Outcome, PutReply,
+        ROOT, RangeReply, Rejection, Reply, RevokeReply, Rights, Secret, TxnReply, TxnResult,
     };
 
     /// One case per line: a description, then the bytes. Lines are added but never changed, because
@@ -535,7 +382,8 @@ mod tests {
     #[test]
     fn snapshot_records_round_trip_and_truncated_ones_are_errors() {
         for seed in 0..2000 {
-            let (head, record) = (Sample::new(seed).head(), Sample::new(seed).snapshot_record());
+            let (head, record) =
+                (Sample::new(seed).draw::<StateHead>(), Sample::new(seed).draw::<SnapshotRecord>());
             let (head_bytes, piece_bytes) = (written_head(&head), written(&record));
             if seed % 20 == 0 {
                 for end in 0..head_bytes.len() {
@@ -554,8 +402,8 @@ mod tests {
     fn damaged_snapshot_records_never_panic() {
         for seed in 0..4000 {
             let mut sample = Sample::new(seed);
-            let mut head = written_head(&sample.head()).to_vec();
-            let mut record = written(&sample.snapshot_record()).to_vec();
+            let mut head = written_head(&sample.draw()).to_vec();
+            let mut record = written(&sample.draw()).to_vec();
             for bytes in [&mut head, &mut record] {
                 for _ in 0..1 + sample.below(4) {
                     let at = sample.below(bytes.len() as u64) as usize;

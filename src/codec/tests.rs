@@ -319,9 +319,9 @@ fn hex(bytes: &[u8]) -> String {
 fn entries_and_messages_round_trip() {
     for seed in 0..3000 {
         let mut sample = Sample::new(seed);
-        let items = sample.items();
+        let items = sample.draw::<Vec<Item>>();
         assert_eq!(decode_items(encode_items(&items).into()).as_ref(), Ok(&items), "seed {seed}");
-        let message = sample.message();
+        let message = sample.draw::<PeerMessage>();
         let bytes = message_bytes(&message);
         assert_eq!(message_len(&message), bytes.len(), "seed {seed}");
         assert_eq!(decode_message(bytes).as_ref(), Ok(&message), "seed {seed}");
@@ -331,7 +331,7 @@ fn entries_and_messages_round_trip() {
 #[test]
 fn command_length_is_known_before_encoding() {
     for seed in 0..500 {
-        let command = Sample::new(seed).command();
+        let command = Sample::new(seed).draw::<Command>();
         let mut bytes = Vec::new();
         command.encode(&mut Encoder::new(&mut bytes));
         assert_eq!(encoded_len_hint(&command), bytes.len(), "seed {seed}");
@@ -342,11 +342,11 @@ fn command_length_is_known_before_encoding() {
 fn truncated_bytes_are_an_error() {
     for seed in 0..300 {
         let mut sample = Sample::new(seed);
-        let entry = Bytes::from(encode_items(&sample.items()));
+        let entry = Bytes::from(encode_items(&sample.draw::<Vec<Item>>()));
         for len in 0..entry.len() {
             assert!(decode_items(entry.slice(..len)).is_err(), "seed {seed}, {len} bytes");
         }
-        let message = sample.message();
+        let message = sample.draw::<PeerMessage>();
         let bytes = message_bytes(&message);
         for len in 0..bytes.len() {
             let cut = decode_message(bytes.slice(..len));
@@ -366,8 +366,8 @@ fn truncated_bytes_are_an_error() {
 fn damaged_bytes_never_panic() {
     for seed in 0..4000 {
         let mut sample = Sample::new(seed);
-        let mut entry = encode_items(&sample.items());
-        let mut message = message_bytes(&sample.message()).to_vec();
+        let mut entry = encode_items(&sample.draw::<Vec<Item>>());
+        let mut message = message_bytes(&sample.draw::<PeerMessage>()).to_vec();
         for bytes in [&mut entry, &mut message] {
             for _ in 0..1 + sample.below(4) {
                 let at = sample.below(bytes.len() as u64) as usize;
@@ -389,7 +389,7 @@ fn damaged_bytes_never_panic() {
 fn random_bytes_are_never_a_panic() {
     for seed in 0..20_000 {
         let mut sample = Sample::new(seed);
-        let mut bytes = sample.bytes().to_vec();
+        let mut bytes = sample.draw::<Bytes>().to_vec();
         if let Some(first) = bytes.first_mut() {
             *first = 1;
         }
@@ -457,7 +457,7 @@ fn a_decoded_list_is_not_much_larger_than_its_bytes() {
     assert!(ratio(size_of::<(u64, Command)>(), 1 + <Command as Decode>::BYTES_MIN) <= 64);
     // Checks the declared minimum sizes: no value may have a shorter encoding.
     for seed in 0..2000 {
-        let command = Sample::new(seed).command();
+        let command = Sample::new(seed).draw::<Command>();
         assert!(encoded_len_hint(&command) >= <Command as Decode>::BYTES_MIN);
     }
 }
@@ -535,7 +535,7 @@ fn decoded_keys_and_values_are_slices_of_the_input() {
 #[test]
 fn membership_changes_round_trip() {
     for seed in 0..300 {
-        let change = Sample::new(seed).member_change();
+        let change = Sample::new(seed).draw::<MemberChange>();
         let bytes = encode_member_change(&change);
         assert_eq!(decode_member_change(bytes.clone().into()), Ok(change));
         for end in 0..bytes.len() {

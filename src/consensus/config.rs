@@ -79,19 +79,16 @@ impl ConsensusConfig {
         if self.members.voters().next().is_none() {
             return Err(ConsensusFault::Config("there are no voters".to_owned()));
         }
-        let config = raft::Config {
+        let mut config = raft::Config {
             id: self.id.get(),
             election_tick: self.election_ticks,
             heartbeat_tick: self.heartbeat_ticks,
             applied,
             max_size_per_msg: self.append_bytes_max,
             max_inflight_msgs: self.inflight_max,
-            check_quorum: !mutant!(M33),
-            pre_vote: !mutant!(M34),
-            read_only_option: match mutant!(M08) {
-                false => raft::ReadOnlyOption::Safe,
-                true => raft::ReadOnlyOption::LeaseBased,
-            },
+            check_quorum: true,
+            pre_vote: true,
+            read_only_option: raft::ReadOnlyOption::Safe,
             // Broadcast a new commit index at once, because callers at followers wait for it.
             skip_bcast_commit: false,
             batch_append: true,
@@ -99,6 +96,9 @@ impl ConsensusConfig {
             max_committed_size_per_ready: self.commit_bytes_max,
             ..raft::Config::default()
         };
+        mutant!(M33, config.check_quorum = false);
+        mutant!(M34, config.pre_vote = false);
+        mutant!(M08, config.read_only_option = raft::ReadOnlyOption::LeaseBased);
         config.validate().map_err(|error| ConsensusFault::Config(error.to_string()))?;
         Ok(config)
     }

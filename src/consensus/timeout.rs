@@ -5,7 +5,7 @@
 //! computes the timeout from the fields of [`ElectionTimeouts`] alone, and it is set again after
 //! every call of the crate.
 
-use crate::model::{NodeId, Term};
+use crate::model::{NodeId, SplitMix64, Term};
 
 /// Generates election timeouts between T and 2 T.
 #[derive(Clone, Copy, Debug)]
@@ -43,19 +43,12 @@ impl ElectionTimeouts {
     }
 
     fn draw(&self, term: Term) -> usize {
+        let mix = |number| SplitMix64::new(number).next_u64();
         let mixed = [self.node.get(), term.get(), self.attempts]
             .into_iter()
             .fold(self.seed, |mixed, number| mix(mixed ^ mix(number)));
         (self.ticks_min + mixed % self.ticks_min) as usize
     }
-}
-
-/// The finalizer of splitmix64: every bit of the input affects every bit of the output.
-fn mix(mut z: u64) -> u64 {
-    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -290,20 +290,17 @@ impl Machine {
                     TxnResult::Range(snapshot.range(range, revision)?)
                 }
                 Op::Put(put) => {
-                    if mutant!(B60) {
-                        check_put(put, &turn.hold.snapshot(mutation.revision()))?;
-                    }
+                    mutant!(B60, check_put(put, &turn.hold.snapshot(mutation.revision()))?);
                     TxnResult::Put(self.put(turn, mutation, put)?)
                 }
                 Op::Delete(delete) => TxnResult::Delete(self.delete(turn, mutation, delete)?),
                 Op::Txn(txn) => {
                     let path = nested.next().expect("a path for each nested transaction");
-                    let late = match mutant!(B58) {
-                        true => {
-                            Some(TxnPath::judge(txn, &turn.hold.snapshot(mutation.revision()))?)
-                        }
-                        false => None,
-                    };
+                    let mut late = None;
+                    mutant!(B58, {
+                        let now = turn.hold.snapshot(mutation.revision());
+                        late = Some(TxnPath::judge(txn, &now)?);
+                    });
                     let path = late.as_ref().unwrap_or(path);
                     TxnResult::Txn(self.txn(turn, mutation, txn, path)?)
                 }
@@ -379,9 +376,7 @@ impl Machine {
         }
         turn.done.tally.deletes += deleted;
         self.commit(turn, mutation);
-        if mutant!(M28) {
-            turn.done.changes.pop();
-        }
+        mutant!(M28, drop(turn.done.changes.pop()));
         turn.done.leases.push(LeaseChange::Ended { id });
         Ok(Some(deleted))
     }

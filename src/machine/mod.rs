@@ -54,6 +54,8 @@ mod follow;
 mod history;
 mod image;
 mod index;
+#[cfg(any(test, feature = "sim"))]
+mod inspect;
 mod lease;
 mod page;
 mod range_set;
@@ -89,7 +91,6 @@ use crate::model::{
     MemberChange, Members, NodeId, Outcome, Proposal, Rejection, RequestId, Revision, SessionInfo,
     SnapshotRecord, StateHead, Term,
 };
-use crate::mutant::Mutant;
 
 /// Options for the memory management of the machine. The options do not affect results, so members
 /// may have different options.
@@ -399,23 +400,26 @@ impl Machine {
     pub fn image(&self) -> Image {
         let (shared, digest) = (self.store.shared(), self.digest());
         let leases = shared.leases();
-        let without = |part: Mutant| crate::mutant::is(part);
-        let head = StateHead {
+        let mut head = StateHead {
             version: self.version,
             index: self.applied,
             term: self.term,
             revision: self.store.revision(),
-            compacted: self.store.compacted().filter(|_| !without(Mutant::M18c)),
+            compacted: self.store.compacted(),
             past: self.store.past(),
-            next_lease: if without(Mutant::M18b) { 1 } else { leases.next() },
+            next_lease: leases.next(),
             members: Members::clone(&self.members),
             access: Access::clone(&self.access),
             alarms: Alarms::clone(&self.alarms),
             digest,
         };
-        let copy = if without(Mutant::M18a) { Default::default() } else { leases.copy() };
+        mutant!(M18b, head.next_lease = 1);
+        mutant!(M18c, head.compacted = None);
+        let mut copy = leases.copy();
+        mutant!(M18a, copy = Default::default());
         drop(leases);
-        let dedup = if without(Mutant::M16) { Default::default() } else { self.dedup.copy() };
+        let mut dedup = self.dedup.copy();
+        mutant!(M16, dedup = Default::default());
         Image::new(head, shared, copy, dedup)
     }
 
@@ -533,13 +537,6 @@ impl Machine {
     /// Returns a reader of the published state.
     pub fn reader(&self) -> Reader {
         Reader::new(Arc::clone(self.store.shared()))
-    }
-
-    /// Flips one bit of the newest version of `key` in memory, as failing memory would. Returns
-    /// true if the key exists.
-    #[cfg(any(test, feature = "sim"))]
-    pub(crate) fn rot(&mut self, key: &[u8]) -> bool {
-        self.store.rot(key)
     }
 }
 

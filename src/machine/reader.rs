@@ -332,13 +332,6 @@ impl Reader {
         self.shared.leases().ids().collect()
     }
 
-    /// Returns a fingerprint of the leases and their attached keys. If the leases or keys change,
-    /// the fingerprint almost certainly changes too.
-    #[cfg(any(test, feature = "sim"))]
-    pub(crate) fn leases_fingerprint(&self) -> [u64; 2] {
-        self.shared.leases().fingerprint()
-    }
-
     /// Returns the memory of the stored versions of all keys and of the leases, in bytes. A
     /// snapshot of these versions and leases has about the same size. Compacted versions count
     /// until the sweep has freed them.

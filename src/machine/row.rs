@@ -63,8 +63,8 @@ pub(super) enum StoredRow {
 #[derive(Debug)]
 pub(super) struct RowSplit {
     /// The row in the layout of the module page, without the value.
-    head: Bytes,
-    value: Bytes,
+    pub(super) head: Bytes,
+    pub(super) value: Bytes,
 }
 
 impl StoredRow {
@@ -106,24 +106,6 @@ impl StoredRow {
         match self {
             StoredRow::Packed(row) => RowRef::Packed(row),
             StoredRow::RowSplit(row) => RowRef::RowSplit(row),
-        }
-    }
-
-    /// Returns the row with one bit of its value flipped (of its key, if the value is empty), and
-    /// an unchanged checksum.
-    #[cfg(any(test, feature = "sim"))]
-    pub(super) fn rotten(&self) -> Self {
-        let flip = |bytes: &[u8]| {
-            let mut bytes = bytes.to_vec();
-            *bytes.last_mut().expect("a row is not empty") ^= 1;
-            bytes
-        };
-        match self {
-            StoredRow::Packed(row) => StoredRow::Packed(flip(row).into()),
-            StoredRow::RowSplit(row) => StoredRow::RowSplit(Arc::new(RowSplit {
-                head: row.head.clone(),
-                value: flip(&row.value).into(),
-            })),
         }
     }
 }
@@ -389,21 +371,6 @@ impl StoredRows {
                     rows.shrink_to(2 * rows.len());
                 }
                 false
-            }
-        }
-    }
-
-    #[cfg(any(test, feature = "sim"))]
-    pub(super) fn rot_newest(&mut self) {
-        match self {
-            StoredRows::One(row) => {
-                if let StoredRow::Packed(rotten) = StoredRow::Packed(Arc::clone(row)).rotten() {
-                    *row = rotten;
-                }
-            }
-            StoredRows::Many(rows) => {
-                let newest = rows.back_mut().expect("never none");
-                *newest = newest.rotten();
             }
         }
     }

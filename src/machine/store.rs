@@ -325,14 +325,6 @@ impl RowStore {
     pub(super) fn fingerprint(&self) -> [u64; 2] {
         [self.live, self.past]
     }
-
-    /// Flips a bit of the newest version of `key`. Returns true if there is one.
-    #[cfg(any(test, feature = "sim"))]
-    pub(super) fn rot(&mut self, key: &[u8]) -> bool {
-        let mut state = self.shared.state_mut();
-        let rows = state.index.get_mut(key);
-        rows.map(StoredRows::rot_newest).is_some()
-    }
 }
 
 /// Checks that a row has not changed.

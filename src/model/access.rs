@@ -20,7 +20,7 @@ use std::fmt;
 use bytes::Bytes;
 use thiserror::Error;
 
-use super::open::OpenKeys;
+use super::key_set::OpenKeys;
 use super::{KeyRange, RangeEnd};
 
 /// The name of the administrator user, and the name of the role that has all rights.

@@ -9,13 +9,14 @@ mod alarm;
 mod command;
 mod id;
 mod join;
+mod key_set;
 mod kv;
 mod limits;
 mod member;
 mod message;
 mod moment;
-mod open;
 mod outcome;
+mod random;
 mod range;
 mod request;
 mod snapshot_record;
@@ -33,6 +34,7 @@ pub use id::{
     Revision, Term,
 };
 pub use join::{JoinAnswer, JoinAsk, Joined};
+pub(crate) use key_set::OpenKeys;
 pub use kv::{Event, EventKind, KeyValue};
 pub use limits::Limits;
 pub use member::{
@@ -44,11 +46,12 @@ pub use message::{
     FoundingState, Hello, Lane, LeaseLife, MemberAnswer, PeerMessage, ProposeRejection,
 };
 pub use moment::Moment;
-pub(crate) use open::OpenKeys;
 pub use outcome::{
     DeleteReply, Fault, GrantReply, Outcome, PutReply, RangeReply, Rejection, Reply, RevokeReply,
     TxnReply, TxnResult,
 };
+pub use random::SplitMix64;
+pub(crate) use random::{SPLIT_MIX_STEP, finalize};
 pub use range::{KeyRange, RangeEnd};
 pub use request::{
     Compare, CompareBuilder, CompareOp, CompareTarget, Delete, Op, Put, PutLease, PutValue, Range,

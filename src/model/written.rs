@@ -6,10 +6,11 @@
 //! the order of their keys. The cost is O(n log n) for n writes, because the driver runs this check
 //! on requests of other members.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Excluded, Included, Unbounded};
+use std::collections::BTreeSet;
+use std::ops::Bound::{Included, Unbounded};
 
-use super::{KeyRange, Op, RangeEnd, Rejection, Txn};
+use super::key_set::KeySet;
+use super::{KeyRange, Op, Rejection, Txn};
 
 /// Checks both branches.
 pub(super) fn check(txn: &Txn) -> Result<(), Rejection> {
@@ -22,7 +23,7 @@ pub(super) fn check(txn: &Txn) -> Result<(), Rejection> {
 #[derive(Default)]
 struct Written<'a> {
     puts: BTreeSet<&'a [u8]>,
-    deletes: Spans<'a>,
+    deletes: KeySet,
     /// The deletes, in order.
     ranges: Vec<&'a KeyRange>,
 }
@@ -66,7 +67,7 @@ impl<'a> Written<'a> {
     }
 
     fn put(&mut self, key: &'a [u8]) -> Result<(), Rejection> {
-        if !self.puts.insert(key) || self.deletes.contain(key) {
+        if !self.puts.insert(key) || self.deletes.has(key) {
             return Err(Rejection::DuplicateKey(key.to_vec().into()));
         }
         Ok(())
@@ -82,53 +83,6 @@ impl<'a> Written<'a> {
 fn first_within<'a>(keys: &BTreeSet<&'a [u8]>, range: &KeyRange) -> Option<&'a [u8]> {
     let from = keys.range::<[u8], _>((Included(&range.start()[..]), Unbounded)).next();
     from.copied().filter(|key| range.contains(key))
-}
-
-/// The end of a span, exclusive or inclusive. An unbounded end sorts last.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum SpanEnd<'a> {
-    At(&'a [u8], bool),
-    Never,
-}
-
-/// The union of some ranges as spans that do not overlap, by their first key.
-#[derive(Default)]
-struct Spans<'a>(BTreeMap<&'a [u8], SpanEnd<'a>>);
-
-impl<'a> Spans<'a> {
-    fn contain(&self, key: &[u8]) -> bool {
-        self.before(key).is_some_and(|(_, end)| end > SpanEnd::At(key, false))
-    }
-
-    /// Returns the last span that begins at or before this key.
-    fn before(&self, key: &[u8]) -> Option<(&'a [u8], SpanEnd<'a>)> {
-        self.0.range::<[u8], _>((Unbounded, Included(key))).next_back().map(|(s, e)| (*s, *e))
-    }
-
-    fn add(&mut self, range: &'a KeyRange) {
-        let mut start = &range.start()[..];
-        let mut end = match range.end() {
-            RangeEnd::Single => SpanEnd::At(start, true),
-            RangeEnd::Before(end) => SpanEnd::At(end, false),
-            RangeEnd::Unbounded => SpanEnd::Never,
-        };
-        if end <= SpanEnd::At(start, false) {
-            return;
-        }
-        if let Some((first, last)) =
-            self.before(start).filter(|(_, e)| *e > SpanEnd::At(start, false))
-        {
-            (start, end) = (first, end.max(last));
-        }
-        while let Some((&next, &last)) =
-            self.0.range::<[u8], _>((Excluded(start), Unbounded)).next()
-            && end > SpanEnd::At(next, false)
-        {
-            end = end.max(last);
-            self.0.remove(next);
-        }
-        self.0.insert(start, end);
-    }
 }
 
 #[cfg(test)]

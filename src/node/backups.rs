@@ -232,7 +232,7 @@ mod tests {
     use crate::machine::{Machine, MachineOptions};
     use crate::model::ClusterId;
     use crate::node::CallResult;
-    use crate::sim::{HookedDisk, SimDisk};
+    use crate::sim::SimDisk;
 
     /// A clock that never advances.
     struct Still;
@@ -277,7 +277,7 @@ mod tests {
         // Every access to one directory blocks.
         let is_back = Arc::new((Mutex::new(false), Condvar::new()));
         let back = Arc::clone(&is_back);
-        let away: Arc<dyn Disk> = Arc::new(HookedDisk::new(disk, move |path, _| {
+        let away: Arc<dyn Disk> = Arc::new(disk.hooked(move |path, _| {
             if path.starts_with("/away") {
                 let (is_back, comes) = &*back;
                 drop(comes.wait_while(is_back.lock().unwrap(), |is_back| !*is_back).unwrap());

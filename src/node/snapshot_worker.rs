@@ -540,7 +540,7 @@ mod tests {
     use crate::env::{Clock, Disk, NoPoints, OsEntropy};
     use crate::metrics::Meters;
     use crate::model::{ClusterId, LogIndex, Term};
-    use crate::sim::{HookedDisk, SimDisk};
+    use crate::sim::SimDisk;
 
     /// A clock that the test advances, in seconds.
     #[derive(Default)]
@@ -568,7 +568,7 @@ mod tests {
             let disk = Arc::new(SimDisk::new(7));
             disk.create_dir(Path::new("/data")).unwrap();
             let count = Arc::clone(&opened);
-            let hooked: Arc<dyn Disk> = Arc::new(HookedDisk::new(disk.clone(), move |_, _| {
+            let hooked: Arc<dyn Disk> = Arc::new(disk.hooked(move |_, _| {
                 count.fetch_add(1, Ordering::Relaxed);
             }));
             let env = Env {

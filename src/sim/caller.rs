@@ -153,8 +153,8 @@ impl SimCaller {
     /// # Errors
     /// The fate of the request.
     pub(crate) async fn range(&self, range: KeyRange) -> Result<RangeReply, Fate> {
-        let call = self.client.range(range);
-        let call = if mutant!(N02) { call.local() } else { call };
+        let mut call = self.client.range(range);
+        mutant!(N02, call = call.local());
         let known = self.judge.borrow().floor();
         let (answer, seen) = self.prompt(call.into_future()).await;
         let reply = answer?;

@@ -24,10 +24,13 @@ use crate::env::{Disk, DiskLock, Entropy, File, OpenMode};
 pub(super) const SECTOR_BYTES: usize = 512;
 
 /// A simulated disk. Files that were opened before a crash or kill return errors after it.
-#[derive(Debug)]
 pub struct SimDisk {
     state: Arc<Mutex<SimDiskState>>,
+    before_open: Option<Box<OpenHook>>,
 }
+
+/// A function that is called with the path and the mode of each opening of a file.
+type OpenHook = dyn Fn(&Path, OpenMode) + Send + Sync;
 
 #[derive(Clone, Debug)]
 struct SimDiskState {
@@ -92,7 +95,7 @@ impl SimDisk {
             faults: Faults::default(),
             seed,
         };
-        Self { state: Arc::new(Mutex::new(state)) }
+        Self { state: Arc::new(Mutex::new(state)), before_open: None }
     }
 
     /// Returns an independent disk with the same durable and unsynced content, without open files and locks.
@@ -100,7 +103,14 @@ impl SimDisk {
     pub fn copy(&self) -> Self {
         let mut state = self.state().clone();
         state.next_life();
-        Self { state: Arc::new(Mutex::new(state)) }
+        Self { state: Arc::new(Mutex::new(state)), before_open: None }
+    }
+
+    /// Returns the same disk with a hook that is called before each opening of a file, so that a test
+    /// can change files at that moment.
+    #[cfg(test)]
+    pub(crate) fn hooked(&self, hook: impl Fn(&Path, OpenMode) + Send + Sync + 'static) -> Self {
+        Self { state: Arc::clone(&self.state), before_open: Some(Box::new(hook)) }
     }
 
     /// Cuts the power: of the unsynced writes, some are kept and some are lost. Ends open files, locks and faults,
@@ -322,9 +332,7 @@ impl SimDiskState {
         let fails = std::mem::take(&mut self.faults.sync_fails);
         self.faults.has_failed |= fails;
         let file = self.files.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
-        if mutant!(N03) {
-            return Ok(());
-        }
+        mutant!(N03, return Ok(()));
         let writes = std::mem::take(&mut file.writes);
         if fails {
             return Err(io::Error::other("the simulated disk failed a sync"));
@@ -409,6 +417,12 @@ fn split(path: &Path) -> io::Result<(PathBuf, String)> {
     }
 }
 
+impl std::fmt::Debug for SimDisk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SimDisk").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
 impl Disk for SimDisk {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
         let mut state = self.state();
@@ -424,6 +438,9 @@ impl Disk for SimDisk {
     }
 
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Box<dyn File>> {
+        if let Some(hook) = &self.before_open {
+            hook(path, mode);
+        }
         let mut state = self.state();
         let file = match (mode, state.find(path)) {
             (OpenMode::CreateNew, Ok(_)) => return Err(io::ErrorKind::AlreadyExists.into()),

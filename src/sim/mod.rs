@@ -43,8 +43,6 @@ mod world;
 mod clock;
 mod disk;
 mod executor;
-#[cfg(test)]
-mod hooked;
 mod net;
 mod point;
 mod quota;
@@ -53,8 +51,6 @@ mod rot;
 
 pub use cancellation::{Break, Cancellation, Endings, LockAttemptKind, run_cancellation};
 pub use disk::SimDisk;
-#[cfg(test)]
-pub(crate) use hooked::HookedDisk;
 pub use minimise::minimise;
 pub use quota::QuotaDisk;
 pub use rng::Rng;

@@ -101,7 +101,7 @@ struct NetLink {
     /// No message arrives before this time.
     clogged_until: Duration,
     /// State of each lane.
-    lanes: [LaneState; transport::LANES.len()],
+    lanes: [LaneState; transport::inspect::LANES.len()],
 }
 
 /// The state of one lane of a link.
@@ -255,7 +255,7 @@ impl SimNet {
         let lane = state.link(flight.from, flight.to).lane(flight.lane);
         lane.in_flight = lane.in_flight.saturating_sub(1);
         if flight.damaged {
-            let body = transport::unframed(&flight.frame, flight.lane);
+            let body = transport::inspect::unframed(&flight.frame, flight.lane);
             let message = body.and_then(|body| codec::decode_message(body).ok());
             return message.map_or(Arrival::Broken, Arrival::Message);
         }
@@ -299,7 +299,7 @@ impl NetState {
         }
         let damaged = self.chance(self.conditions.damage_ppm);
         let frame = match damaged {
-            true => self.damage(transport::framed(message)),
+            true => self.damage(transport::inspect::framed(message)),
             false => {
                 let mut frame = BytesMut::with_capacity(FRAME_BYTES);
                 codec::encode_message(message, &mut frame);

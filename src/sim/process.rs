@@ -25,7 +25,8 @@ use crate::node::{
     Assembled, Assembly, Bells, CallResult, Contact, Drift, History, Input, Joined, Lessor,
     LogTurn, Look, Next, ReplyTo, Settings, SnapshotTurn, StartError, StopReason,
 };
-use crate::transport::{Introducer, JoinReply, Receiver, Refused, judge};
+use crate::transport::inspect::judge;
+use crate::transport::{Introducer, JoinReply, Receiver, Refused};
 use crate::wal::{EntryKind, LogReader};
 
 /// The cluster id in every world. Worlds never meet, so one id is enough.

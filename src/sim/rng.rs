@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::env::Entropy;
+use crate::model::{SPLIT_MIX_STEP, finalize};
 
-/// A random number generator with a seed.
+/// A random number generator with a seed that threads can share. It returns the numbers of
+/// [`SplitMix64`](crate::model::SplitMix64), one step earlier.
 #[derive(Debug)]
 pub struct Rng(AtomicU64);
 
@@ -17,9 +19,6 @@ impl Rng {
 
 impl Entropy for Rng {
     fn next_u64(&self) -> u64 {
-        let mut z = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        finalize(self.0.fetch_add(SPLIT_MIX_STEP, Ordering::Relaxed))
     }
 }

@@ -3,7 +3,9 @@
 
 use bytes::Bytes;
 
-use crate::codec::{CodecError, Decode, Decoder, Encode, Encoder, encode_head, encode_piece};
+use crate::codec::{
+    CodecError, Decode, Decoder, Encode, Encoder, encode_head, encode_piece, record,
+};
 use crate::model::{ClusterId, PieceCounts, SnapshotId, SnapshotRecord, StateHead};
 
 const MAGIC: [u8; 8] = *b"bowlsnap";
@@ -122,14 +124,9 @@ pub(super) struct Footer {
     pub(super) checksum: u64,
 }
 
-impl Footer {
-    fn encode(&self, to: &mut Encoder<'_, Vec<u8>>) {
-        self.counts.encode(to);
-        to.number(self.chunks);
-        to.fixed_u64(self.bytes);
-        to.fixed_u64(self.checksum);
-    }
+record!(Footer, 22, { counts, chunks, bytes as fixed, checksum as fixed });
 
+impl Footer {
     /// Returns the encoded footer.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn encoded(&self) -> Vec<u8> {
@@ -138,14 +135,9 @@ impl Footer {
         bytes
     }
 
-    pub(super) fn decode(content: Bytes) -> Result<Self, CodecError> {
+    pub(super) fn decoded(content: Bytes) -> Result<Self, CodecError> {
         let mut from = Decoder::new("footer", content);
-        let footer = Self {
-            counts: PieceCounts::decode(&mut from)?,
-            chunks: from.number()?,
-            bytes: from.fixed_u64()?,
-            checksum: from.fixed_u64()?,
-        };
+        let footer = Self::decode(&mut from)?;
         from.finish()?;
         Ok(footer)
     }

@@ -120,7 +120,7 @@ fn forged(feed: &mut Feed<'_>) -> Vec<u8> {
 fn machine(seed: u64) -> Machine {
     let (mut machine, mut sample) = (Machine::new(MachineOptions::default()), Sample::new(seed));
     for _ in 0..seed {
-        let items: Vec<Item> = sample.items();
+        let items: Vec<Item> = sample.draw();
         let index: LogIndex = machine.applied().next();
         if machine.apply(index, Term(3), items).is_err() {
             break;

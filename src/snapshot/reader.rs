@@ -252,7 +252,7 @@ fn next_chunk(
         (kind::HEAD, _) => Ok(Chunk::Head(body)),
         (kind::PIECE, _) => Ok(Chunk::SnapshotRecord(body)),
         (kind::FOOTER, Some(head)) => {
-            let footer = Footer::decode(body).map_err(SnapshotError::codec(path, offset))?;
+            let footer = Footer::decoded(body).map_err(SnapshotError::codec(path, offset))?;
             let counts = footer.counts;
             if (Footer { counts, ..before }) != footer {
                 return Err(damaged("the footer does not match the file"));

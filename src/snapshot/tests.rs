@@ -58,12 +58,12 @@ fn dir() -> &'static Path {
 }
 
 fn head(index: u64) -> StateHead {
-    StateHead { index: LogIndex(index), term: Term(3), ..Sample::new(index).head() }
+    StateHead { index: LogIndex(index), term: Term(3), ..Sample::new(index).draw() }
 }
 
 fn some_pieces(seed: u64, count: u64) -> Vec<SnapshotRecord> {
     let mut sample = Sample::new(seed);
-    (0..count).map(|_| sample.snapshot_record()).collect()
+    (0..count).map(|_| sample.draw()).collect()
 }
 
 /// Writes a snapshot.

@@ -145,23 +145,6 @@ pub(super) fn put_frame(out: &mut Vec<u8>, kind: FrameKind, body: impl FnOnce(&m
     header[8..].copy_from_slice(&crc32fast::hash(checked).to_le_bytes());
 }
 
-/// Returns a message in a frame, as it is sent.
-#[cfg(any(test, feature = "sim"))]
-pub(crate) fn framed(message: &crate::model::PeerMessage) -> Vec<u8> {
-    let mut out = Vec::new();
-    put_frame(&mut out, FrameKind::Message, |out| crate::codec::encode_message(message, out));
-    out
-}
-
-/// Returns the body of the message in a frame, or `None` if the frame is invalid or incomplete.
-#[cfg(any(test, feature = "sim"))]
-pub(crate) fn unframed(bytes: &[u8], lane: Lane) -> Option<Bytes> {
-    let mut reader = FrameReader::new(body_bytes_max(lane));
-    reader.buffer().extend_from_slice(bytes);
-    let frame = reader.next().ok()??;
-    (frame.kind == FrameKind::Message).then_some(frame.body)
-}
-
 /// Returns the length of kind and body that a header announces, and checks that it is within
 /// `body_bytes_max`.
 pub(super) fn announced(

@@ -115,7 +115,7 @@ pub(crate) fn frame_seeds() -> Vec<Vec<u8>> {
     while seeds.len() < 30 {
         let mut seed = vec![0, sample.below(256) as u8];
         for _ in 0..1 + sample.below(3) {
-            seed.extend(frame::framed(&sample.message()));
+            seed.extend(inspect::framed(&sample.draw()));
         }
         if seed.len() < 1500 {
             seeds.push(seed);

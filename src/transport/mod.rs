@@ -71,6 +71,8 @@ mod frame;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzz;
 mod handshake;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) mod inspect;
 mod join;
 mod memory;
 mod names;
@@ -93,16 +95,9 @@ use thiserror::Error;
 use crate::model::{Hello, JoinAsk, Members, NodeId, PeerMessage};
 
 use handshake::HelloRejection;
-#[cfg(any(test, feature = "sim"))]
-pub(crate) use {
-    frame::{framed, unframed},
-    handshake::judge,
-};
 
 pub(crate) use join::{JoinError, JoinReply, join};
 pub(crate) use memory::MemoryHub;
-#[cfg(any(test, feature = "sim"))]
-pub(crate) use peers::LANES;
 pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
 #[cfg(feature = "tls")]
 pub use tls::{MemberUri, PeerProof, PeerTls};

@@ -329,7 +329,9 @@ impl LogWriter {
         self.folder.points.reach(Point::LogAfterWrite);
         if !mutant!(M01) {
             let synced = file.sync_data().map_err(|error| LogError::io("sync", &path())(error));
-            synced.or_else(|error| if mutant!(M23) { Ok(()) } else { Err(error) })?;
+            if !mutant!(M23) {
+                synced?;
+            }
         }
         self.folder.points.reach(Point::LogAfterSync);
         self.durable = Position { segment: self.segment.number, offset: end };

@@ -25,8 +25,8 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use crate::codec::{
-    CodecError, Decode, Decoder, Encode, Encoder, Sink, decode_head, decode_piece, encode_head,
-    encode_piece,
+    CodecError, Decode, Decoder, Encode, Encoder, decode_head, decode_piece, encode_head,
+    encode_piece, record,
 };
 use crate::model::{ClusterId, DiskId, NodeId, Revision, SnapshotRecord, StateHead};
 
@@ -43,25 +43,7 @@ pub(crate) struct CopyRestoredFrom {
     pub(crate) disk: DiskId,
 }
 
-impl Encode for CopyRestoredFrom {
-    fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        to.fixed_u128(self.cluster.0);
-        to.number(self.node.get());
-        to.fixed_u128(self.disk.0);
-    }
-}
-
-impl Decode for CopyRestoredFrom {
-    const BYTES_MIN: usize = 33;
-
-    fn decode(from: &mut Decoder) -> Result<Self, CodecError> {
-        Ok(Self {
-            cluster: ClusterId(from.fixed_u128()?),
-            node: NodeId::decode(from)?,
-            disk: DiskId(from.fixed_u128()?),
-        })
-    }
-}
+record!(CopyRestoredFrom, 33, { cluster, node, disk });
 
 /// The kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

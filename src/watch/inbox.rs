@@ -145,10 +145,8 @@ impl WatchInbox {
         let room = queue.entries.is_empty()
             || (queue.entries.len() < limits.queue_revisions_max
                 && queue.bytes.saturating_add(bytes) <= limits.queue_bytes_max);
-        if !room && mutant!(M11) {
-            return Push::Done;
-        }
         if !room {
+            mutant!(M11, return Push::Done);
             queue.position = WatchPosition::Behind(revision);
             return Push::Full;
         }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::inbox::WatchInbox;
-use crate::model::{KeyRange, RangeEnd};
+use crate::model::{KeyRange, RangeEnd, SPLIT_MIX_STEP, finalize};
 
 /// The id of a watcher within its hub. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -140,12 +140,9 @@ impl TreeNode {
     }
 }
 
-/// Distributes ids evenly (the finalizer of splitmix64), which keeps the treap balanced.
+/// Distributes ids evenly, which keeps the treap balanced.
 fn priority(id: WatcherId) -> u64 {
-    let mut bits = id.0.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
+    finalize(id.0.wrapping_add(1).wrapping_mul(SPLIT_MIX_STEP))
 }
 
 fn insert(link: &mut Link, mut node: Box<TreeNode>) {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use bowline::model::{
     AckWindow, Alarm, AlarmChange, AlarmKind, Command, Compare, CompareOp, CompareTarget, Delete,
     Incarnation, Item, KeyRange, LeaseId, Limits, NodeId, Op, Proposal, Put, PutLease, PutValue,
-    Range, RequestId, Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Term,
-    Txn,
+    Range, RequestId, Revision, RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget,
+    SplitMix64, Term, Txn,
 };
 use bytes::Bytes;
 
@@ -24,7 +24,7 @@ const DEPTH_MAX: u64 = 3;
 /// bytes first.
 #[derive(Clone)]
 pub(crate) struct Random {
-    state: u64,
+    random: SplitMix64,
     is_wide: bool,
     /// The remaining bytes of a fuzzer, in reverse order.
     bytes: Vec<u8>,
@@ -32,7 +32,7 @@ pub(crate) struct Random {
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { state: seed, is_wide: false, bytes: Vec::new() }
+        Self { random: SplitMix64::new(seed), is_wide: false, bytes: Vec::new() }
     }
 
     /// Returns a generator for a wide history.
@@ -56,11 +56,7 @@ impl Random {
         if let Some(byte) = self.bytes.pop() {
             return u64::from(byte);
         }
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.random.next_u64()
     }
 
     /// Returns a number below `end`.

@@ -1,7 +1,12 @@
 //! Reports for health checks how long ago this member was in contact with a quorum or the leader,
 //! and how far its log lags behind. The consensus itself does not use these values.
 
-use super::*;
+use raft::eraftpb::{Message, MessageType};
+
+use super::Consensus;
+use crate::consensus::gate::Standpoint;
+use crate::consensus::membership::Configuration;
+use crate::model::{LogIndex, NodeId, Term};
 
 impl Consensus {
     /// Returns the index of the last entry in this member's log.

@@ -1,7 +1,18 @@
 //! The inputs of the consensus: ticks, messages, proposals, read rounds, and reports of completed
 //! work.
 
-use super::*;
+use bytes::Bytes;
+use raft::eraftpb::{Message, MessageType};
+
+use super::{Consensus, Outbound, ROUNDS_MAX};
+use crate::consensus::config::ENTRY_BYTES_MAX;
+use crate::consensus::fault::ConsensusFault;
+use crate::consensus::gate::{self, GateRejection, Standpoint};
+use crate::consensus::round::{RoundContext, RoundId};
+use crate::consensus::snapshot::Stepped;
+use crate::consensus::wire;
+use crate::model::{LogIndex, NodeId, ProposeRejection, Term};
+use crate::wal;
 
 impl Consensus {
     /// Advances the clock by one tick.
@@ -81,9 +92,7 @@ impl Consensus {
             | MessageType::MsgRequestPreVote
             | MessageType::MsgRequestPreVoteResponse => {
                 self.shorten_commit(&mut message);
-                if mutant!(M31) {
-                    message.log_term = message.term;
-                }
+                mutant!(M31, message.log_term = message.term);
             }
             _ => {}
         }
@@ -180,7 +189,8 @@ impl Consensus {
             && raft.pending_read_count() < ROUNDS_MAX;
         if can_ask {
             self.rounds += 1;
-            let serial = if mutant!(M07) { 0 } else { self.rounds };
+            let mut serial = self.rounds;
+            mutant!(M07, serial = 0);
             let context = RoundContext { serial, id };
             self.with_raft(|raw| raw.read_index(context.to_bytes()));
         }

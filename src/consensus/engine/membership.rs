@@ -5,7 +5,18 @@
 //! the change is valid, it is then passed to raft. Afterwards, raft's configuration is compared
 //! with the members in the state machine, because the two must agree.
 
-use super::*;
+use raft::eraftpb;
+
+use super::Consensus;
+use crate::consensus::fault::ConsensusFault;
+use crate::consensus::gate::Standpoint;
+use crate::consensus::membership as changes;
+use crate::consensus::membership::Configuration;
+use crate::consensus::status::PeerState;
+use crate::model::{
+    LogIndex, MemberChange, Members, MembershipError, NodeId, ProposeRejection, Term,
+};
+use crate::wal;
 
 /// Maximum number of committed entries that a learner that counts as caught up may lack. In a busy
 /// cluster, about this many entries are always in flight.

@@ -2,7 +2,10 @@
 //! need a wrong count. Without a mutant, the raft crate counts the acknowledgements. A release
 //! build does not contain this code.
 
-use super::*;
+use super::Consensus;
+use crate::consensus::gate::Standpoint;
+use crate::consensus::membership::Configuration;
+use crate::model::LogIndex;
 use crate::mutant::Mutant;
 
 const WRONG: [Mutant; 4] = [Mutant::M04, Mutant::M05, Mutant::M32, Mutant::M35];

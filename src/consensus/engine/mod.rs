@@ -9,6 +9,8 @@
 
 mod contact;
 mod inputs;
+#[cfg(any(test, feature = "sim"))]
+mod inspect;
 mod membership;
 mod miscount;
 mod outputs;
@@ -17,31 +19,21 @@ mod standing;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bytes::Bytes;
-use raft::eraftpb::{self, Message, MessageType};
-use raft::{RawNode, StateRole};
+use raft::RawNode;
+use raft::eraftpb;
 
-use crate::model::{
-    Lane, LogIndex, MemberChange, MemberRole, Members, MembershipError, NodeId, PeerMessage,
-    ProposeRejection, SnapshotId, Term,
-};
+use crate::model::{Lane, LogIndex, Members, NodeId, PeerMessage, SnapshotId};
 use crate::wal;
 
-use super::cache::entry_bytes;
-use super::config::{ConsensusConfig, ENTRY_BYTES_MAX};
+use super::config::ConsensusConfig;
 use super::drain;
 use super::fault::ConsensusFault;
-use super::gate::{self, GateRejection, Standpoint};
-use super::membership::{self as changes, Configuration};
-use super::round::{RoundContext, RoundId};
+use super::gate::Standpoint;
+use super::membership::Configuration;
+use super::round::RoundId;
 use super::seal::Sealed;
-use super::snapshot::{self, Offer, Stepped, Taken};
-#[cfg(test)]
-use super::status::Status;
-use super::status::{PeerState, PeerStatus, RaftRole};
-use super::store::{OlderEntries, RaftStore, to_wal};
+use super::store::{OlderEntries, RaftStore};
 use super::timeout::ElectionTimeouts;
-use super::wire;
 
 /// Maximum number of read rounds in progress. One round serves all waiting reads, so this number is
 /// reached only if no quorum replies.
@@ -167,9 +159,9 @@ impl Consensus {
         config: ConsensusConfig,
         older: impl OlderEntries + 'static,
         hard_state: wal::HardState,
-        applied: LogIndex,
+        mut applied: LogIndex,
     ) -> Result<Self, ConsensusFault> {
-        let applied = LogIndex(applied.get() - u64::from(mutant!(M15)));
+        mutant!(M15, applied = LogIndex(applied.get() - 1));
         let raft_config = config.to_raft(applied.get())?;
         let last = older.last();
         let first = older.first();

@@ -1,7 +1,18 @@
 //! The outputs of the consensus: the work that a turn returns, and the messages that may be sent
 //! because the state that they depend on is durable.
 
-use super::*;
+use raft::eraftpb::{Message, MessageType};
+
+use super::{Consensus, Outbound, Pending, SEALED_MAX, Turn};
+use crate::consensus::cache::entry_bytes;
+use crate::consensus::fault::ConsensusFault;
+use crate::consensus::gate::Standpoint;
+use crate::consensus::round::RoundContext;
+use crate::consensus::seal::Sealed;
+use crate::consensus::store::to_wal;
+use crate::consensus::wire;
+use crate::model::{Lane, LogIndex, NodeId, PeerMessage, Term};
+use crate::wal;
 
 impl Consensus {
     /// Returns the work that the caller must do, or `None` if there is no work until the next

@@ -12,7 +12,16 @@
 //! After raft has accepted a snapshot, the next turn happens only when the snapshot is installed,
 //! because raft cannot handle a second snapshot while the first one is being written to the disk.
 
-use super::*;
+use raft::eraftpb::Message;
+
+use super::{Consensus, Install, InstallStage};
+use crate::consensus::fault::ConsensusFault;
+use crate::consensus::gate::{self, Standpoint};
+use crate::consensus::membership::Configuration;
+use crate::consensus::snapshot::{self, Offer, Stepped, Taken};
+use crate::consensus::status::PeerState;
+use crate::model::{LogIndex, Members, NodeId, SnapshotId, Term};
+use crate::wal;
 
 impl Consensus {
     /// Sets the snapshot to offer to followers that need entries which the log no longer contains.

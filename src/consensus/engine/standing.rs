@@ -1,7 +1,14 @@
 //! Queries for the state of the consensus: role, leader, term, indexes and peers, as this member
 //! knows them.
 
-use super::*;
+use raft::StateRole;
+
+use super::Consensus;
+use crate::consensus::gate::Standpoint;
+#[cfg(test)]
+use crate::consensus::status::Status;
+use crate::consensus::status::{PeerState, PeerStatus, RaftRole};
+use crate::model::{LogIndex, MemberRole, NodeId, Term};
 
 impl Consensus {
     /// Returns the role of this member.
@@ -30,36 +37,9 @@ impl Consensus {
         !self.pending.is_empty()
     }
 
-    /// Returns whether a committed entry that a turn has returned is still being written to the
-    /// disk, or is being replaced there.
-    #[cfg(any(test, feature = "sim"))]
-    pub(crate) fn is_ahead_of_disk(&self) -> bool {
-        self.oldest_pending().is_some_and(|first| first <= self.handed)
-    }
-
     /// Returns the term.
     pub(crate) fn term(&self) -> Term {
         Term(self.raw.raft.term)
-    }
-
-    /// Returns the member that this one has voted for in this term.
-    #[cfg(any(test, feature = "sim"))]
-    pub(crate) fn vote(&self) -> Option<NodeId> {
-        NodeId::new(self.raw.raft.vote)
-    }
-
-    /// Drops the rounds in progress, as raft does in some situations.
-    #[cfg(test)]
-    pub(crate) fn forget_rounds(&mut self) {
-        let rounds = &mut self.raw.raft.read_only;
-        rounds.pending_read_index.clear();
-        rounds.read_index_queue.clear();
-    }
-
-    /// Returns the number of ticks since the start.
-    #[cfg(any(test, feature = "sim"))]
-    pub(crate) fn ticks(&self) -> u64 {
-        self.ticks
     }
 
     /// Returns the leader of the term, if known.

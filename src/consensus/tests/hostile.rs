@@ -4,14 +4,14 @@
 use raft::eraftpb::{Entry, Message, MessageType};
 
 use super::machine::Machine;
-use super::world::{ELECTION, Flying, World, draw, members_of, node};
+use super::world::{ELECTION, Flying, World, members_of, node};
 use crate::consensus::fault::ConsensusFault;
 use crate::consensus::gate::GateRejection;
 use crate::consensus::membership::Configuration;
 use crate::consensus::snapshot;
 use crate::consensus::wire::{self, WireError};
 use crate::consensus::{Outbound, RaftRole, RoundId, Stepped, Taken};
-use crate::model::{Incarnation, LogIndex, PeerMessage, SnapshotId, Term};
+use crate::model::{Incarnation, LogIndex, PeerMessage, SnapshotId, SplitMix64, Term};
 use crate::wal;
 
 /// Returns a cluster of three voters and a learner, in which node 1 leads term 2 and entries up to
@@ -449,26 +449,26 @@ fn garbage_is_rejected() {
 /// Changes bytes of real messages. No accepted message may cause a panic.
 #[test]
 fn mutated_messages_never_panic() {
-    let mut rng = 1;
+    let mut rng = SplitMix64::new(1);
     let (mut refused, mut taken) = (0, 0);
     for seed in 0..30 {
         let mut world = World::new(3, 0, seed);
         world.elect(1);
         for _ in 0..60 {
-            let id = 1 + draw(&mut rng) % 3;
+            let id = 1 + rng.below(3);
             let _ = world.at(id).propose(b"some data".to_vec());
-            let (incarnation, counter) = (Incarnation(1), draw(&mut rng));
+            let (incarnation, counter) = (Incarnation(1), rng.next_u64());
             world.at(id).read_round(RoundId { node: node(id), incarnation, counter });
             for id in 1..=3 {
                 world.at(id).tick();
             }
             for Flying { from, to, bytes } in drain(&mut world) {
                 // Only the second member receives changed messages.
-                if to == node(2) && draw(&mut rng).is_multiple_of(2) {
+                if to == node(2) && rng.next_u64().is_multiple_of(2) {
                     let mut changed = bytes.to_vec();
-                    for _ in 0..1 + draw(&mut rng) % 3 {
-                        let place = (draw(&mut rng) % changed.len() as u64) as usize;
-                        changed[place] ^= 1 << (draw(&mut rng) % 8);
+                    for _ in 0..1 + rng.below(3) {
+                        let place = rng.below(changed.len() as u64) as usize;
+                        changed[place] ^= 1 << rng.below(8);
                     }
                     match world.at(2).step(from, changed.into()) {
                         Ok(_) => taken += 1,
@@ -503,19 +503,19 @@ fn generated_messages_never_panic() {
         M::MsgRequestPreVoteResponse,
         M::MsgSnapshot,
     ];
-    let mut rng = 7;
+    let mut rng = SplitMix64::new(7);
     let (mut taken, mut roles, mut installs) = ([0; 10], [0; 4], 0);
     for seed in 0..60 {
         let mut world = World::new(3, 0, seed);
         for _ in 0..800 {
             let me = world.at(2).status();
             roles[me.role as usize] += 1;
-            let place = (draw(&mut rng) % 10) as usize;
-            let mut near = |value: u64| match draw(&mut rng) % 12 {
+            let place = rng.below(10) as usize;
+            let mut near = |value: u64| match rng.below(12) {
                 0 => 0,
-                1 => u64::MAX - draw(&mut rng) % 3,
-                2 => 1 << (draw(&mut rng) % 64),
-                _ => (value + draw(&mut rng) % 4).saturating_sub(1 + draw(&mut rng) % 2),
+                1 => u64::MAX - rng.below(3),
+                2 => 1 << rng.below(64),
+                _ => (value + rng.below(4)).saturating_sub(1 + rng.below(2)),
             };
             let covered = LogIndex(near(me.last.get() + 2));
             let mut message = Message { to: 2, ..Message::default() };
@@ -526,18 +526,18 @@ fn generated_messages_never_panic() {
             message.commit = near(me.commit.get());
             message.commit_term = near(me.term.get());
             message.reject_hint = near(me.last.get());
-            let from = 1 + 2 * (draw(&mut rng) % 2);
+            let from = 1 + 2 * rng.below(2);
             message.from = from;
-            message.reject = draw(&mut rng).is_multiple_of(4);
-            if draw(&mut rng).is_multiple_of(2) {
+            message.reject = rng.next_u64().is_multiple_of(4);
+            if rng.next_u64().is_multiple_of(2) {
                 // Use the current term, so that members do get elected.
                 message.term = me.term.get() + u64::from(me.role == RaftRole::PreCandidate);
             }
             if kinds[place] == M::MsgAppend {
                 let first = message.index.wrapping_add(1);
                 let term = message.log_term;
-                let places: Vec<_> = (0..draw(&mut rng) % 4)
-                    .map(|n| (first.wrapping_add(n), term.saturating_add(draw(&mut rng) % 8 / 7)))
+                let places: Vec<_> = (0..rng.below(4))
+                    .map(|n| (first.wrapping_add(n), term.saturating_add(rng.below(8) / 7)))
                     .collect();
                 message.set_entries(entries(&places).into());
             }
@@ -550,11 +550,11 @@ fn generated_messages_never_panic() {
             for field in 0..5 {
                 // In most cases, only fields that the kind uses are set, so that the message is
                 // accepted.
-                if !draw(&mut rng).is_multiple_of(10) {
+                if !rng.next_u64().is_multiple_of(10) {
                     blank(&mut message, field);
                 }
             }
-            if kinds[place] == M::MsgTimeoutNow && draw(&mut rng).is_multiple_of(2) {
+            if kinds[place] == M::MsgTimeoutNow && rng.next_u64().is_multiple_of(2) {
                 message.context = "CampaignTransfer".into();
             }
             match world.at(2).step(node(from), wire::encode(&message)) {
@@ -572,9 +572,9 @@ fn generated_messages_never_panic() {
                 }
                 Err(_) => {}
             }
-            match draw(&mut rng) % 4 {
+            match rng.below(4) {
                 0 => {
-                    for _ in 0..draw(&mut rng) % (2 * ELECTION as u64) {
+                    for _ in 0..rng.below(2 * ELECTION as u64) {
                         world.at(2).tick();
                     }
                 }

@@ -2,8 +2,8 @@
 //! members crash during disk writes, networks are partitioned, disks are slow, members are added
 //! and removed, logs are truncated, and snapshots are fetched.
 
-use super::world::{World, add, draw, node};
-use crate::model::{MemberChange, NodeId};
+use super::world::{World, add, node};
+use crate::model::{MemberChange, NodeId, SplitMix64};
 
 /// Number of short runs, and of runs with membership changes.
 const SEEDS: u64 = 240;
@@ -43,7 +43,7 @@ impl Outcome {
 
 fn run(seed: u64, changing: bool) -> Outcome {
     let (voters, learners) = SHAPES[(seed % SHAPES.len() as u64) as usize];
-    let mut rng = seed;
+    let mut rng = SplitMix64::new(seed);
     let mut world = World::dark(voters, learners, seed);
     if seed.is_multiple_of(3) {
         // Small enough that old entries are read from disk.
@@ -60,16 +60,16 @@ fn run(seed: u64, changing: bool) -> Outcome {
     let mut cut: Option<NodeId> = None;
     for step in 0..if changing { CHANGING_STEPS } else { STEPS } {
         let ids = world.ids();
-        let id = ids[(draw(&mut rng) % ids.len() as u64) as usize];
-        match draw(&mut rng) % 100 {
+        let id = ids[rng.below(ids.len() as u64) as usize];
+        match rng.below(100) {
             0..20 => world.tick(id),
             20..60 if !world.flying.is_empty() => {
-                let place = (draw(&mut rng) % world.flying.len() as u64) as usize;
-                let flying = match draw(&mut rng) % 20 {
+                let place = rng.below(world.flying.len() as u64) as usize;
+                let flying = match rng.below(20) {
                     0 => world.flying[place].clone(),
                     _ => world.flying.remove(place),
                 };
-                let is_lost = draw(&mut rng).is_multiple_of(12);
+                let is_lost = rng.next_u64().is_multiple_of(12);
                 if !is_lost && cut != Some(flying.from) && cut != Some(flying.to) {
                     world.deliver(flying);
                 }
@@ -79,7 +79,7 @@ fn run(seed: u64, changing: bool) -> Outcome {
             }
             80..88 => {
                 if let Some(leader) = world.leader() {
-                    for n in 0..1 + draw(&mut rng) % 4 {
+                    for n in 0..1 + rng.below(4) {
                         world.propose(leader, format!("{seed}.{step}.{n}").as_bytes());
                     }
                 }
@@ -89,11 +89,11 @@ fn run(seed: u64, changing: bool) -> Outcome {
             }
             93 => {
                 let queued = world.members[&id].disk.look().queued.len() as u64;
-                world.crash(id, (draw(&mut rng) % (queued + 1)) as usize);
+                world.crash(id, rng.below(queued + 1) as usize);
                 outcome.crashes += 1;
             }
             94..97 if !world.is_up(id) => world.start(id),
-            97 => cut = draw(&mut rng).is_multiple_of(2).then_some(id),
+            97 => cut = rng.next_u64().is_multiple_of(2).then_some(id),
             98 => {
                 if let Some(consensus) = world.consensus(id) {
                     consensus.campaign();
@@ -131,8 +131,8 @@ fn run(seed: u64, changing: bool) -> Outcome {
 
 /// Random events of the third phase: membership changes, snapshots and transfers of them, and log
 /// truncation.
-fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
-    match draw(rng) % 40 {
+fn live_on(world: &mut World, rng: &mut SplitMix64, id: NodeId) {
+    match rng.below(40) {
         0..10 => {
             if let Some(leader) = world.leader()
                 && let Some(change) = propose_change(world, rng, leader)
@@ -142,11 +142,11 @@ fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
         }
         10 => world.snapshot(id),
         11..13 => {
-            let keep = draw(rng) % 10;
+            let keep = rng.below(10);
             world.cut(id, keep);
             // The consensus may be informed of the truncated log later, or never.
             if let Some(consensus) = world.consensus(id)
-                && draw(rng).is_multiple_of(2)
+                && rng.next_u64().is_multiple_of(2)
             {
                 consensus.log_cut().unwrap();
             }
@@ -166,21 +166,21 @@ fn live_on(world: &mut World, rng: &mut u64, id: NodeId) {
 }
 
 /// Returns a membership change that is reasonable in most cases.
-fn propose_change(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<MemberChange> {
+fn propose_change(world: &mut World, rng: &mut SplitMix64, leader: NodeId) -> Option<MemberChange> {
     let members = world.members[&leader].machine.members.clone();
     let rows: Vec<NodeId> = members.rows().keys().copied().collect();
     let (voters, learners): (Vec<_>, Vec<_>) =
         (members.voters().collect(), members.learners().collect());
     let mut pick = |ids: &[NodeId]| match ids.len() as u64 {
         0 => None,
-        len => Some(ids[(draw(rng) % len) as usize]),
+        len => Some(ids[rng.below(len) as usize]),
     };
     let (voter, learner, anybody) = (pick(&voters), pick(&learners), pick(&rows));
-    let change = match draw(rng) % 10 {
+    let change = match rng.below(10) {
         // An invalid change.
-        0 => {
-            MemberChange::Promote(voter.filter(|_| draw(rng).is_multiple_of(2)).unwrap_or(node(99)))
-        }
+        0 => MemberChange::Promote(
+            voter.filter(|_| rng.next_u64().is_multiple_of(2)).unwrap_or(node(99)),
+        ),
         1..3 => MemberChange::Remove(anybody?),
         3 if rows.len() < MEMBERS_MAX => add(members.next()),
         _ if learner.is_none() && rows.len() < MEMBERS_MAX => add(members.next()),
@@ -195,7 +195,7 @@ fn propose_change(world: &mut World, rng: &mut u64, leader: NodeId) -> Option<Me
     let is_wise = consensus.would_lose_quorum(&change).is_none()
         && comes.is_none_or(|new| consensus.is_caught_up(new));
     // An unreasonable change may cost time, but must have no other effect.
-    (is_wise || draw(rng).is_multiple_of(2)).then_some(change)
+    (is_wise || rng.next_u64().is_multiple_of(2)).then_some(change)
 }
 
 /// Ends all faults. All members must then agree, although removed members continue to send

@@ -27,14 +27,6 @@ pub(super) fn node(id: u64) -> NodeId {
     NodeId::new(id).unwrap()
 }
 
-/// Returns a pseudo-random number derived from `state`.
-pub(super) fn draw(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// Returns a membership with these voters and learners.
 pub(super) fn members_of(voters: &[u64], learners: &[u64]) -> Members {
     let founders = voters.iter().map(|id| (node(*id), DiskId(u128::from(*id)))).collect();

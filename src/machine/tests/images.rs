@@ -317,8 +317,8 @@ fn misordered_snapshot_records_never_panic() {
                 0 => drop(pieces.remove(at)),
                 1 => pieces.insert(at, pieces[other].clone()),
                 2 => pieces.swap(at, other),
-                3 => pieces.insert(at, sample.snapshot_record()),
-                4 => head = StateHead { digest: head.digest, ..sample.head() },
+                3 => pieces.insert(at, sample.draw()),
+                4 => head = StateHead { digest: head.digest, ..sample.draw() },
                 5 => head.revision = Revision(sample.below(60)),
                 6 => head.compacted = Some(Revision(sample.below(60))),
                 7 => head.next_lease = sample.below(9),
@@ -326,7 +326,7 @@ fn misordered_snapshot_records_never_panic() {
                     SnapshotRecord::Rows(rows) => rows[0].mod_revision = Revision(sample.below(60)),
                     SnapshotRecord::Changes(changes) => match &mut changes[0] {
                         RowChange::Put(kv) => kv.create_revision = Revision(sample.below(60)),
-                        RowChange::Delete { key, .. } => *key = sample.bytes(),
+                        RowChange::Delete { key, .. } => *key = sample.draw(),
                     },
                     SnapshotRecord::Leases(leases) => {
                         leases[0].id = LeaseId::new(sample.below(5) + 1).unwrap()

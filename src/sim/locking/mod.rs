@@ -369,13 +369,12 @@ impl Player {
         let may_take = self.caller.deadline();
         let id = self.scene.judge.borrow_mut().call(self.node, what, may_take);
         let call = Calling { scene: &self.scene, id };
-        let answer = match mutant!(N01) {
-            false => txn.commit().await,
-            true => {
-                let [(key, value)] = puts.clone();
-                let plain = self.caller.client().txn().then(Op::put(key, value));
-                plain.commit().await.map_err(GuardError::Store)
-            }
+        let answer = if mutant!(N01) {
+            let [(key, value)] = puts.clone();
+            let plain = self.caller.client().txn().then(Op::put(key, value));
+            plain.commit().await.map_err(GuardError::Store)
+        } else {
+            txn.commit().await
         };
         drop(call);
         let mut judge = self.scene.judge.borrow_mut();

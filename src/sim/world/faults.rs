@@ -1,11 +1,18 @@
 //! Starts and ends faults.
 
 use std::path::Path;
+use std::time::Duration;
 
 use tokio::sync::oneshot::error::TryRecvError;
 
-use super::*;
+use super::{DIR, Ending, Happening, Transfer, World, drift, place};
+use crate::env::Entropy;
 use crate::node::CallError;
+use crate::sim::net::NetConditions;
+use crate::sim::plan::{PlanFault, Split, Who, between, index, one_in};
+use crate::sim::process::SimProcess;
+use crate::sim::rot::Rot;
+use crate::sim::violation::Violation;
 
 /// Maximum number of disk changes and syncs after which a machine loses power again during its start.
 const STEPS_OF_STARTS: u64 = 10;

@@ -1,6 +1,8 @@
 //! Makes and breaks connections between nodes, and delivers messages.
 
-use super::*;
+use super::{DIAL_EVERY, Happening, SILENCE_MAX, World, place};
+use crate::sim::net::{Arrival, Flight};
+use crate::sim::plan::{between, one_in};
 
 impl World {
     pub(super) fn arrive(&mut self, flight: Flight) {

@@ -1,6 +1,17 @@
 //! Starts, ends, pauses and resumes processes.
 
-use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Ending, Happening, STOPS_WITHIN, Started, World, WorldRestoredFrom, drift};
+use crate::node::StartError;
+use crate::sim::clock::SimClock;
+use crate::sim::plan::{between, index, one_in};
+use crate::sim::process::{ProcessParts, SimBeginning, SimProcess};
+use crate::sim::violation::Violation;
+use crate::wal::LogError;
 
 impl World {
     /// Starts the process of every node.

@@ -3,8 +3,12 @@
 //! A machine may be lost with its disk only if the others can do without it: fewer than half of the voters are lost
 //! or damaged at any time ([`World::can_lose`]).
 
-use super::*;
+use std::time::Duration;
+
+use super::{Ending, SimNode, World, WorldRestoredFrom, place};
 use crate::api::{Effect, Error};
+use crate::model::{MemberRole, MembershipRequest, NodeId};
+use crate::sim::plan::{between, index, one_in};
 
 impl World {
     /// Returns whether the cluster survives the loss of this voter's disk.

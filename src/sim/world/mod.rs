@@ -25,7 +25,7 @@ mod turns;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,21 +37,18 @@ use super::caller::SimCaller;
 use super::clock::{DriftPpm, SimClock, Timeline};
 use super::disk::SimDisk;
 use super::executor::{Executor, Owner, Spawner, Timers};
-use super::judge::{Before, CallId, Judge};
-use super::net::{Arrival, Flight, NetConditions, SimNet};
-use super::plan::{DRIFT_PPM_MAX, PlanFault, Split, Who, between, index, one_in};
-use super::point::{CutOff, SimPoints};
-use super::process::{ProcessParts, SimBeginning, SimDurable, SimProcess, TurnEnd, Wakes};
+use super::judge::{CallId, Judge};
+use super::net::{Flight, NetConditions, SimNet};
+use super::plan::{DRIFT_PPM_MAX, Split, between};
+use super::point::SimPoints;
+use super::process::{SimDurable, SimProcess, Wakes};
 use super::rng::Rng;
 use super::rot::Rot;
 use super::trace::Trace;
 use super::violation::Violation;
-use crate::env::{Entropy, Env};
-use crate::model::{
-    JoinAnswer, Joined, LeaseId, LogIndex, MemberRole, MembershipRequest, NodeId, Term,
-};
-use crate::node::{CallResult, Contact, Look, StartError, StopReason};
-use crate::wal::LogError;
+use crate::env::Entropy;
+use crate::model::{JoinAnswer, Joined, LeaseId, NodeId, Term};
+use crate::node::{CallResult, Contact, Look};
 
 use agenda::{Agenda, When};
 use newcomers::{Newcomer, NewcomerId};

@@ -8,10 +8,20 @@
 //! ```
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::*;
-use crate::model::JoinAsk;
-use crate::node::{contacts, disk_to_join, is_joining, told_of, was_told, whose};
+use super::{DIR, Happening, World, WorldRestoredFrom, new_node, place};
+use crate::env::{Entropy, Env};
+use crate::model::{JoinAnswer, JoinAsk, Joined};
+use crate::node::{Contact, contacts, disk_to_join, is_joining, told_of, was_told, whose};
+use crate::sim::clock::SimClock;
+use crate::sim::disk::SimDisk;
+use crate::sim::plan::{between, index, one_in};
+use crate::sim::point::SimPoints;
+use crate::sim::process::SimBeginning;
+use crate::sim::rng::Rng;
+use crate::sim::violation::Violation;
 use crate::transport::JoinReply;
 
 /// Maximum number of ids that are assigned in a world. Later newcomers are not admitted.

@@ -10,7 +10,13 @@
 //!   again        all but the other leader   5(t2) 6(t2) 5(t3) 5(t2) 6(t2) 7(t4)
 //! ```
 
-use super::*;
+use std::time::Duration;
+
+use super::{Happening, World};
+use crate::model::Term;
+use crate::node::Look;
+use crate::sim::plan::index;
+use crate::sim::process::SimProcess;
 
 /// Time of a write to the disk of the follower: longer than two elections.
 const WRITE: Duration = Duration::from_secs(5);

@@ -1,6 +1,16 @@
 //! Runs the turns of the threads of a node: its driver, its log and its snapshots.
 
-use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
+
+use super::{Ending, Happening, World, place, scheduling};
+use crate::model::{LogIndex, NodeId, Term};
+use crate::node::{Look, StopReason};
+use crate::sim::judge::Before;
+use crate::sim::plan::between;
+use crate::sim::point::CutOff;
+use crate::sim::process::TurnEnd;
+use crate::sim::violation::Violation;
 
 impl World {
     pub(super) fn driver_by(&mut self, at: usize, due: Duration) {

@@ -27,7 +27,7 @@ fn messages_arrive_in_order_on_each_lane() {
 fn every_message_kind_arrives_unchanged() {
     let [mut one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     let sent: Vec<_> = (0..300)
-        .map(|seed| codec::sample::Sample::new(seed).message())
+        .map(|seed| codec::sample::Sample::new(seed).draw())
         .filter(|message| !matches!(message, PeerMessage::Hello(_)))
         .collect();
     for message in &sent {

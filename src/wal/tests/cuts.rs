@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use super::model::read_all;
 use super::*;
 use crate::env::OpenMode;
-use crate::sim::HookedDisk;
 
 /// Returns a log of a dozen segments with 100 committed entries of 150 bytes, and the entries.
 fn long(disk: &Arc<SimDisk>) -> (Opened, Vec<Entry>) {
@@ -197,7 +196,7 @@ fn reader_reports_entries_truncated_during_its_read() {
         // files to open before the truncation, and the writer.
         let cutter = Arc::new(Mutex::new((opened_before, None::<LogWriter>)));
         let cuts = Arc::clone(&cutter);
-        let disk = HookedDisk::new(Arc::new(disk.copy()), move |_, mode| {
+        let disk = disk.copy().hooked(move |_, mode| {
             let (openings, writer) = &mut *cuts.lock().unwrap();
             if mode != OpenMode::Read {
                 return;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::World;
-use crate::model::{Event, KeyRange, Op, Revision};
+use crate::model::{Event, KeyRange, Op, Revision, SplitMix64};
 use crate::watch::{Filter, WatchBatch, WatchError, WatchLimits, WatchRequest, Watcher};
 
 const SEEDS: u64 = 400;
@@ -52,15 +52,11 @@ struct Tally {
 }
 
 #[derive(Clone)]
-struct Dice(u64);
+struct Dice(SplitMix64);
 
 impl Dice {
     fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (bits ^ (bits >> 31)) % bound
+        self.0.below(bound)
     }
 
     fn once_in(&mut self, times: u64) -> bool {
@@ -124,7 +120,7 @@ struct Play {
 
 impl Play {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice(seed);
+        let mut dice = Dice(SplitMix64::new(seed));
         let limits = WatchLimits {
             queue_revisions_max: 1 + dice.below(5) as usize,
             queue_bytes_max: dice.below(3_000) as usize,
@@ -157,7 +153,7 @@ impl Play {
             return;
         }
         let (store, hub) = (Arc::clone(&self.world.store), Arc::downgrade(&self.world.hub));
-        let mut dice = Dice(self.dice.below(u64::MAX));
+        let mut dice = Dice(SplitMix64::new(self.dice.below(u64::MAX)));
         let act = move || {
             if dice.once_in(4) {
                 let mut store = store.lock().unwrap();
