@@ -14,14 +14,14 @@ use crate::api::{Effect, Error, Session};
 use crate::model::{Moment, Revision};
 
 use super::call::after_pause;
+use super::entry::{QueueEntry, Waiter, WaiterStage};
 use super::error::{LockError, LostReason};
 use super::guard::OfHold;
 use super::hold::Hold;
-use super::line::{Ask, Lines};
-use super::owner::{Mode, Owner};
-use super::place::{Place, Stage, Turn};
-use super::rule::Rule;
-use super::stance::{self, Stance};
+use super::lock_table::{Ask, LockTable};
+use super::metadata::{self, EntryMetadata};
+use super::mode::LockMode;
+use super::owner::{Owner, OwnerMode};
 
 /// Maximum number of names in one request. It keeps the request's transaction within
 /// [`Limits`](crate::Limits).
@@ -30,7 +30,7 @@ pub(crate) const NAMES_MAX: usize = 30;
 /// The parameters of a lock request of any kind.
 pub(crate) struct Asked {
     pub(crate) names: Vec<Bytes>,
-    pub(crate) rule: Rule,
+    pub(crate) mode: LockMode,
     pub(crate) caller: &'static Location<'static>,
     pub(crate) why: Bytes,
     pub(crate) owner: Option<Owner>,
@@ -56,10 +56,10 @@ enum AcquireInner {
 
 struct Waits {
     session: Session,
-    lines: Arc<Lines>,
-    place: Arc<Place>,
-    turn: Arc<Turn>,
-    owner: Option<(Owner, Vec<Bytes>, Mode)>,
+    table: Arc<LockTable>,
+    entry: Arc<QueueEntry>,
+    waiter: Arc<Waiter>,
+    owner: Option<(Owner, Vec<Bytes>, OwnerMode)>,
     /// State of the last deadlock search: the create revision of the entry, and the owner's
     /// acquisition count at that time.
     looked: Option<(Revision, u64)>,
@@ -76,29 +76,29 @@ impl<G: OfHold> Acquire<G> {
     /// Returns a request for an entry that is already queued.
     pub(super) fn of(
         session: &Session,
-        lines: Arc<Lines>,
-        place: Arc<Place>,
-        turn: Arc<Turn>,
+        table: Arc<LockTable>,
+        entry: Arc<QueueEntry>,
+        waiter: Arc<Waiter>,
     ) -> Self {
         let (session, owner) = (session.clone(), None);
-        let waits = Waits { session, lines, place, turn, owner, looked: None, is_over: false };
+        let waits = Waits { session, table, entry, waiter, owner, looked: None, is_over: false };
         Self { inner: AcquireInner::Waits(waits), guard: PhantomData }
     }
 
     /// Enqueues a request.
     pub(crate) fn enqueue(session: &Session, asked: Asked) -> Result<Self, LockError> {
-        let Asked { names, rule, caller, why, owner, is_shared, only_try, deadline, cap } = asked;
-        let mode = Mode::of(&rule);
+        let Asked { names, mode, caller, why, owner, is_shared, only_try, deadline, cap } = asked;
+        let owner_mode = OwnerMode::of(&mode);
         let signer = owner.clone();
         let value = || {
-            let mut stance = Stance::new(rule.clone(), stance::site(caller));
-            stance.why = why.clone();
+            let mut metadata = EntryMetadata::new(mode.clone(), metadata::site(caller));
+            metadata.why = why.clone();
             if let Some(owner) = &signer {
-                owner.sign(&mut stance);
+                owner.sign(&mut metadata);
             }
-            stance.to_value()
+            metadata.to_value()
         };
-        Self::enter_with(session, names, &value, owner.map(|owner| (owner, mode)), |ask| {
+        Self::enter_with(session, names, &value, owner.map(|owner| (owner, owner_mode)), |ask| {
             (ask.is_shared, ask.only_try, ask.deadline, ask.cap) =
                 (is_shared, only_try, deadline, cap);
         })
@@ -109,11 +109,11 @@ impl<G: OfHold> Acquire<G> {
         session: &Session,
         names: Vec<Bytes>,
         value: &dyn Fn() -> Bytes,
-        owner: Option<(Owner, Mode)>,
+        owner: Option<(Owner, OwnerMode)>,
         more: impl FnOnce(&mut Ask<'_>),
     ) -> Result<Self, LockError> {
         check(&names)?;
-        let lines = Lines::of(session.shared());
+        let table = LockTable::of(session.shared());
         let mut ask = Ask {
             names: &names,
             session: session.shared_session(),
@@ -125,10 +125,10 @@ impl<G: OfHold> Acquire<G> {
             is_owned: owner.is_some(),
         };
         more(&mut ask);
-        let (place, turn) = lines.enter(&ask).map_err(|why| why.told(session.shared()))?;
+        let (entry, waiter) = table.enter(&ask).map_err(|why| why.into_public(session.shared()))?;
         let session = session.clone();
-        let owner = owner.map(|(owner, mode)| (owner, names, mode));
-        let waits = Waits { session, lines, place, turn, owner, looked: None, is_over: false };
+        let owner = owner.map(|(owner, owner_mode)| (owner, names, owner_mode));
+        let waits = Waits { session, table, entry, waiter, owner, looked: None, is_over: false };
         Ok(Self { inner: AcquireInner::Waits(waits), guard: PhantomData })
     }
 }
@@ -150,9 +150,11 @@ impl<G> Acquire<G> {
     pub fn position(&self) -> Option<usize> {
         match &self.inner {
             AcquireInner::True(_) => None,
-            AcquireInner::Waits(waits) => match waits.turn.stage(None) {
-                Stage::Asked | Stage::Stands(_) => waits.lines.before(&waits.place, &waits.turn),
-                Stage::Holds(_) | Stage::Failed(_) => None,
+            AcquireInner::Waits(waits) => match waits.waiter.stage(None) {
+                WaiterStage::Requested | WaiterStage::Waiting(_) => {
+                    waits.table.before(&waits.entry, &waits.waiter)
+                }
+                WaiterStage::Granted(_) | WaiterStage::Failed(_) => None,
             },
         }
     }
@@ -203,91 +205,91 @@ impl Waits {
 
     /// Reports whether the entry has a key in a queue, or may still get one.
     fn has_keys(&self) -> bool {
-        let book = self.lines.lock();
-        let keys = Arc::clone(&self.place.lock().keys);
-        keys.iter().any(|key| book.local(key).is_some_and(|known| Arc::ptr_eq(known, &self.place)))
+        let state = self.table.lock();
+        let keys = Arc::clone(&self.entry.lock().keys);
+        keys.iter().any(|key| state.local(key).is_some_and(|known| Arc::ptr_eq(known, &self.entry)))
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Hold, LockError>> {
         if self.is_over {
             return Poll::Pending;
         }
-        let stage = self.turn.stage(Some(context.waker()));
+        let stage = self.waiter.stage(Some(context.waker()));
         match stage {
-            Stage::Failed(why) => {
+            WaiterStage::Failed(why) => {
                 self.is_over = true;
                 if let Some((owner, ..)) = &self.owner {
-                    owner.waits_no_more(&self.turn);
+                    owner.waits_no_more(&self.waiter);
                 }
-                self.lines.forget_deadline(&self.turn);
+                self.table.forget_deadline(&self.waiter);
                 // The key was deleted because the session ended: report that instead.
                 let ended = self.session.shared_session().end(self.session.shared().now());
                 let why = match (why, ended) {
                     (LockError::Evicted, Some(end)) => LockError::SessionEnded(end),
                     (why, _) => why,
                 };
-                return Poll::Ready(Err(why.told(self.session.shared())));
+                return Poll::Ready(Err(why.into_public(self.session.shared())));
             }
-            Stage::Asked => {}
-            Stage::Stands(_) | Stage::Holds(_) => {
+            WaiterStage::Requested => {}
+            WaiterStage::Waiting(_) | WaiterStage::Granted(_) => {
                 // A grant is delivered only while the session is valid.
                 let now = self.session.shared().now();
                 if let Some(end) = self.session.shared_session().end(now)
                     && !mutant!(M24)
                 {
-                    let why = LockError::SessionEnded(end).told(self.session.shared());
+                    let why = LockError::SessionEnded(end).into_public(self.session.shared());
                     self.give_up(why.clone());
                     return Poll::Ready(Err(why));
                 }
             }
         }
         match stage {
-            Stage::Holds(grant) => {
+            WaiterStage::Granted(grant) => {
                 if let Some(why) = self.missed() {
                     self.give_up(why.clone());
-                    return Poll::Ready(Err(why.told(self.session.shared())));
+                    return Poll::Ready(Err(why.into_public(self.session.shared())));
                 }
                 self.is_over = true;
-                self.lines.forget_deadline(&self.turn);
-                if let Some(handed) = self.turn.handed() {
+                self.table.forget_deadline(&self.waiter);
+                if let Some(handed) = self.waiter.handed() {
                     let shared = self.session.shared();
                     shared.meters.lock_handoff_seconds.add(shared.now().since(handed));
                 }
-                let (session, lines) = (self.session.clone(), Arc::clone(&self.lines));
-                let (place, turn) = (Arc::clone(&self.place), Arc::clone(&self.turn));
+                let (session, table) = (self.session.clone(), Arc::clone(&self.table));
+                let (entry, waiter) = (Arc::clone(&self.entry), Arc::clone(&self.waiter));
                 let owner = self.owner.as_ref().map(|(owner, ..)| owner.clone());
-                turn.delivered();
-                let hold = Hold::new(session, lines, place, turn, grant, owner);
-                if let Some((owner, names, mode)) = self.owner.take() {
-                    owner.waits_no_more(&self.turn);
-                    owner.keep(&names, mode, &hold);
+                waiter.delivered();
+                let hold = Hold::new(session, table, entry, waiter, grant, owner);
+                if let Some((owner, names, owner_mode)) = self.owner.take() {
+                    owner.waits_no_more(&self.waiter);
+                    owner.keep(&names, owner_mode, &hold);
                 }
                 Poll::Ready(Ok(hold))
             }
-            Stage::Stands(since) => match self.look(since, context.waker()) {
+            WaiterStage::Waiting(since) => match self.look(since, context.waker()) {
                 Ok(None) => Poll::Pending,
                 settled => {
                     self.give_up(LockError::Evicted);
                     Poll::Ready(settled.map(|hold| hold.expect("a settled wait has a hold")))
                 }
             },
-            Stage::Asked | Stage::Failed(_) => Poll::Pending,
+            WaiterStage::Requested | WaiterStage::Failed(_) => Poll::Pending,
         }
     }
 
     /// Checks whether another task of the owner has acquired the lock meanwhile, and whether this
     /// wait closes a deadlock.
     fn look(&mut self, since: Revision, waker: &Waker) -> Result<Option<Hold>, LockError> {
-        let Some((owner, names, mode)) = &self.owner else { return Ok(None) };
+        let Some((owner, names, owner_mode)) = &self.owner else { return Ok(None) };
         // Register first, so that later acquisitions of the owner wake this task.
-        let now = Some((since, owner.wait(&self.turn, waker)));
+        let now = Some((since, owner.wait(&self.waiter, waker)));
         if std::mem::replace(&mut self.looked, now) == now {
             return Ok(None);
         }
-        if let Some(again) = owner.again(names, *mode)? {
+        if let Some(again) = owner.again(names, *owner_mode)? {
             return Ok(Some(again));
         }
-        match owner.deadlock(&self.place, since) {
+        match owner.deadlock(&self.entry, since) {
             Some(cycle) => Err(LockError::Deadlock { cycle }),
             None => Ok(None),
         }
@@ -296,8 +298,8 @@ impl Waits {
     /// If a granted lock was lost before the task was polled, returns the error for that loss.
     fn missed(&self) -> Option<LockError> {
         let now = self.session.shared().now();
-        let is_late = || self.turn.until().is_some_and(|until| until <= now);
-        let loss = self.turn.loss().or_else(|| is_late().then_some(LostReason::HeldTooLong))?;
+        let is_late = || self.waiter.until().is_some_and(|until| until <= now);
+        let loss = self.waiter.loss().or_else(|| is_late().then_some(LostReason::HeldTooLong))?;
         match loss {
             LostReason::SessionEnded(_) if mutant!(M24) => None,
             LostReason::SessionEnded(end) => Some(LockError::SessionEnded(end)),
@@ -313,9 +315,9 @@ impl Waits {
     fn give_up(&mut self, why: LockError) {
         if !std::mem::replace(&mut self.is_over, true) {
             if let Some((owner, ..)) = &self.owner {
-                owner.waits_no_more(&self.turn);
+                owner.waits_no_more(&self.waiter);
             }
-            self.lines.withdraw(&self.place, &self.turn, why);
+            self.table.cancel(&self.entry, &self.waiter, why);
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::model::{KeyRange, LeaseId, Revision};
 
 use super::call::Call;
 use super::conditional::{CasOutcome, Expected};
-use super::deed::{Entry, delete_of};
-use super::look::look_until;
+use super::undo_on_drop::{SessionKey, delete_of};
+use super::wait_until::wait_until;
 
 /// A barrier that can be held and released. Created by [`Client::barrier`].
 ///
@@ -100,7 +100,8 @@ impl Barrier {
             let value: Bytes = session.shared().settings.label.clone().into();
             loop {
                 let made =
-                    Entry::make(&session, whole.clone(), value.clone(), &until, delete_of).await?;
+                    SessionKey::make(&session, whole.clone(), value.clone(), &until, delete_of)
+                        .await?;
                 if let Some(entry) = made {
                     return Ok(BarrierHold { client, entry });
                 }
@@ -173,7 +174,7 @@ impl Barrier {
         let Self { client, key } = self.clone();
         Call::endless(&self.client, move |until| async move {
             let mut held = None;
-            look_until(&client, KeyRange::key(key), &until, |rows| {
+            wait_until(&client, KeyRange::key(key), &until, |rows| {
                 let since = rows.first().map(|row| row.create_revision);
                 Ok((since.is_none() || since != *held.get_or_insert(since)).then_some(()))
             })
@@ -188,7 +189,7 @@ impl Barrier {
 #[must_use = "the barrier is released when this is dropped"]
 pub struct BarrierHold {
     client: Client,
-    entry: Entry,
+    entry: SessionKey,
 }
 
 impl BarrierHold {

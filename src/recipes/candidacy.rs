@@ -3,7 +3,7 @@
 //! ```text
 //!             ┌────────── checked after a pause ───────────┐
 //!             ▼                                            │
-//!   start ─▶ Stands ─▶ Leads ─▶ (dropped, withdrawn)     Pauses
+//!   start ─▶ Waits ──▶ Leads ─▶ (dropped, withdrawn)     Pauses
 //!             ▲ │        │                                 ▲
 //!             │ └────────┼── rejected or evicted ──────────┘
 //!             └──────────┤ lost
@@ -67,7 +67,7 @@ pub struct Candidacy {
 /// State of the candidacy.
 enum CandidacyState {
     /// The request is queued, or was granted and has not been polled since.
-    Stands(Acquire<Leadership>),
+    Waits(Acquire<Leadership>),
     /// The candidate is the leader, or lost the leadership and has not been polled since.
     Leads(Arc<Leadership>),
     /// The request failed. The first call after this time repeats it.
@@ -200,7 +200,7 @@ impl Candidacy {
         match self.look(false) {
             CandidacyView::Leads(_) => Some(0),
             CandidacyView::Waits => match &*self.lock() {
-                CandidacyState::Stands(acquire) => acquire.position(),
+                CandidacyState::Waits(acquire) => acquire.position(),
                 _ => None,
             },
             CandidacyView::Pauses(_) | CandidacyView::Over(_) => None,
@@ -219,7 +219,7 @@ impl Candidacy {
     pub async fn withdraw(mut self) -> Result<Released, Error> {
         match self.take() {
             CandidacyState::Leads(leadership) => SharedLeadership(leadership).0.end().await,
-            CandidacyState::Stands(acquire) => acquire.leave().await.map(|()| Released::Now),
+            CandidacyState::Waits(acquire) => acquire.leave().await.map(|()| Released::Now),
             CandidacyState::Over(LockError::SessionEnded(end)) => {
                 Ok(Released::AlreadyLost(LostReason::SessionEnded(end)))
             }
@@ -255,7 +255,7 @@ impl Candidacy {
                 return CandidacyView::Pauses(*until);
             }
             CandidacyState::Leads(leadership) => Some(Arc::clone(leadership)),
-            CandidacyState::Stands(_) | CandidacyState::Pauses(_) => None,
+            CandidacyState::Waits(_) | CandidacyState::Pauses(_) => None,
         };
         // Fast path for a leader that calls `is_leader` often.
         if let Some(leadership) = leadership
@@ -271,26 +271,26 @@ impl Candidacy {
             }
             std::mem::replace(&mut *state, CandidacyState::InHand { again: false })
         };
-        let sight = loop {
+        let view = loop {
             state = self.move_on(state);
             let mut held = self.lock();
             // The waker may have fired while this call had taken the state. The woken task then
             // found no state, so notify it again.
             if matches!(
                 (&*held, &state),
-                (CandidacyState::InHand { again: true }, CandidacyState::Stands(_))
+                (CandidacyState::InHand { again: true }, CandidacyState::Waits(_))
             ) {
                 *held = CandidacyState::InHand { again: false };
                 continue;
             }
-            let sight = CandidacyView::of(&state);
+            let view = CandidacyView::of(&state);
             *held = state;
-            break sight;
+            break view;
         };
-        if !matches!(sight, CandidacyView::Waits) {
+        if !matches!(view, CandidacyView::Waits) {
             self.news.0.notify_waiters();
         }
-        sight
+        view
     }
 
     /// Reports whether a pause has ended. On a stopped node every pause has ended, because the
@@ -306,9 +306,9 @@ impl Candidacy {
         let mut context = Context::from_waker(&waker);
         loop {
             state = match state {
-                CandidacyState::Stands(mut acquire) => {
+                CandidacyState::Waits(mut acquire) => {
                     match Pin::new(&mut acquire).poll(&mut context) {
-                        Poll::Pending => return CandidacyState::Stands(acquire),
+                        Poll::Pending => return CandidacyState::Waits(acquire),
                         Poll::Ready(Ok(leadership)) => CandidacyState::Leads(Arc::new(leadership)),
                         Poll::Ready(Err(why)) => return failed(&self.election, why),
                     }
@@ -337,7 +337,7 @@ impl Candidacy {
 /// Enqueues the request.
 fn enter(election: &Election, value: &Bytes) -> CandidacyState {
     match election.campaign(value.clone()).enqueue() {
-        Ok(acquire) => CandidacyState::Stands(acquire),
+        Ok(acquire) => CandidacyState::Waits(acquire),
         Err(why) => failed(election, why),
     }
 }
@@ -354,7 +354,7 @@ impl CandidacyView {
     fn of(state: &CandidacyState) -> Self {
         match state {
             CandidacyState::Leads(leadership) => CandidacyView::Leads(Arc::clone(leadership)),
-            CandidacyState::Stands(_) | CandidacyState::InHand { .. } => CandidacyView::Waits,
+            CandidacyState::Waits(_) | CandidacyState::InHand { .. } => CandidacyView::Waits,
             CandidacyState::Pauses(until) => CandidacyView::Pauses(*until),
             CandidacyState::Over(why) => CandidacyView::Over(why.clone()),
         }

@@ -9,9 +9,9 @@ use crate::api::{Client, Error};
 use crate::model::{Compare, KeyRange, KeyValue, Revision};
 
 use super::call::Call;
-use super::chain::{Way, try_ways};
+use super::cas_branches::{CasBranch, try_branches};
 use super::conditional::{CompareAndSet, Expected, put_over};
-use super::look::look_until;
+use super::wait_until::wait_until;
 
 /// A shared value. Created by [`Client::cell`].
 ///
@@ -115,7 +115,8 @@ impl Cell {
                 let value: Bytes = change(row.as_ref().map(|row| &row.value[..])).into();
                 let when = vec![Compare::mod_revision(key.clone()).eq(version)];
                 let then = vec![put_over(row.is_some(), key.clone(), value.clone())];
-                let (taken, version) = try_ways(&client, vec![Way { when, then }], &until).await?;
+                let (taken, version) =
+                    try_branches(&client, vec![CasBranch { when, then }], &until).await?;
                 if taken.is_some() {
                     return Ok(CellValue { value, version });
                 }
@@ -129,7 +130,7 @@ impl Cell {
     pub fn changed(&self, from: Revision) -> Call<'static, Option<CellValue>> {
         let Self { client, key } = self.clone();
         Call::endless(&self.client, move |until| async move {
-            look_until(&client, KeyRange::key(key), &until, |rows| {
+            wait_until(&client, KeyRange::key(key), &until, |rows| {
                 let row = rows.first();
                 let version = row.map_or(Revision(0), |row| row.mod_revision);
                 Ok::<_, Error>((version != from).then(|| row.map(CellValue::from)))

@@ -14,8 +14,8 @@ use crate::model::{
 use crate::node::{ReplyTo, Shared};
 
 use super::call::{Call, Until};
-use super::chain::which_is_unknown;
-use super::deed::carry_out;
+use super::cas_branches::branch_is_unknown;
+use super::undo_on_drop::run_undoable;
 
 /// The result of a conditional write.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -171,7 +171,7 @@ async fn swap(
     key: Bytes,
     until: &Until,
 ) -> Result<CasOutcome, Error> {
-    let reply = txn.deadline(until.left()).commit().await.map_err(which_is_unknown)?;
+    let reply = txn.deadline(until.left()).commit().await.map_err(branch_is_unknown)?;
     swapped(client, &reply, key).await
 }
 
@@ -231,7 +231,7 @@ impl CompareAndSet {
         self
     }
 
-    async fn carry_out(self, until: &Until) -> Result<CasOutcome, Error> {
+    async fn run_undoable(self, until: &Until) -> Result<CasOutcome, Error> {
         let Self { client, key, expected, value, ttl, .. } = self;
         let granted = match ttl {
             Some(ttl) => Some(Granted::of(&client, ttl, until).await?),
@@ -245,7 +245,7 @@ impl CompareAndSet {
             None => put_over(!expected.is_missing(), key.clone(), value),
         };
         let txn = client.txn().when(expected.compare(key.clone())).then(put);
-        let reply = txn.deadline(until.left()).commit().await.map_err(which_is_unknown);
+        let reply = txn.deadline(until.left()).commit().await.map_err(branch_is_unknown);
         let is_made = match &reply {
             Ok(reply) => reply.succeeded,
             Err(error) => error.effect() != Effect::NotApplied,
@@ -263,7 +263,7 @@ impl IntoFuture for CompareAndSet {
 
     fn into_future(self) -> Self::IntoFuture {
         let (client, timeout) = (self.client.clone(), self.deadline);
-        let call = Call::new(&client, move |until| async move { self.carry_out(&until).await });
+        let call = Call::new(&client, move |until| async move { self.run_undoable(&until).await });
         match timeout {
             Some(timeout) => call.deadline(timeout).into_future(),
             None => call.into_future(),
@@ -392,7 +392,7 @@ impl Granted {
             Reply::Grant(lease) => Some(Command::Revoke(lease.id)),
             _ => None,
         };
-        match until.within(carry_out(&shared, command, undo)).await?? {
+        match until.within(run_undoable(&shared, command, undo)).await?? {
             Reply::Grant(lease) => Ok(Granted { shared, lease: lease.id, is_kept: false }),
             other => unreachable!("unexpected reply to a grant: {other:?}"),
         }

@@ -2,7 +2,7 @@
 //!
 //! A counter is an ordinary key whose value is a number in decimal digits. If the key does not
 //! exist, the number is 0. An addition is a compare-and-set that also expects the states that
-//! concurrent additions produce (see [`chain`](super::chain)), so that several concurrent additions
+//! concurrent additions produce (see [`chain`](super::cas_branches)), so that several concurrent additions
 //! cost one commit in total, not one each.
 
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, KeyValue, Revision};
 
 use super::call::{Call, Until};
-use super::chain::{TRIES_MAX, Way, try_ways, ways_max};
+use super::cas_branches::{CasBranch, TRIES_MAX, branches_max, try_branches};
 use super::conditional::put_over;
-use super::digits::number_in;
+use super::decimal::number_in;
 
 /// A shared number of type [`i64`]. Created by [`Client::counter`].
 ///
@@ -32,7 +32,7 @@ use super::digits::number_in;
 pub struct Counter {
     client: Client,
     key: Bytes,
-    turns: Arc<Semaphore>,
+    tries: Arc<Semaphore>,
 }
 
 /// Error of a counter.
@@ -95,8 +95,8 @@ impl Client {
     /// # Ok::<(), bowline::coordination::CounterError>(())
     /// ```
     pub fn counter(&self, name: impl Into<Bytes>) -> Counter {
-        let turns = Arc::new(Semaphore::new(TRIES_MAX));
-        Counter { client: self.clone(), key: name.into(), turns }
+        let tries = Arc::new(Semaphore::new(TRIES_MAX));
+        Counter { client: self.clone(), key: name.into(), tries }
     }
 }
 
@@ -136,8 +136,8 @@ impl Counter {
     }
 
     async fn add_until(self, add: i64, until: &Until) -> Result<i64, CounterError> {
-        let Self { client, key, turns } = self;
-        let _turn = until.within(turns.acquire()).await?;
+        let Self { client, key, tries } = self;
+        let _permit = until.within(tries.acquire()).await?;
         let mut row = client.get(key.clone()).local().await?;
         // Whether `row` was current at some time during this call.
         let mut is_recent = false;
@@ -152,11 +152,11 @@ impl Counter {
                 (Ok(value), Ok(_)) if add == 0 && is_recent => return Ok(value),
                 (Ok(value), Ok(_)) if add != 0 => {
                     let version = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
-                    let ways = steps(&key, version, value, add, ways_max(&client));
-                    let sums: Vec<i64> = ways.iter().map(|(sum, _)| *sum).collect();
-                    let ways = ways.into_iter().map(|(_, way)| way).collect();
-                    if let (Some(way), _) = try_ways(&client, ways, until).await? {
-                        return Ok(sums[way]);
+                    let branches = steps(&key, version, value, add, branches_max(&client));
+                    let sums: Vec<i64> = branches.iter().map(|(sum, _)| *sum).collect();
+                    let branches = branches.into_iter().map(|(_, branch)| branch).collect();
+                    if let (Some(branch), _) = try_branches(&client, branches, until).await? {
+                        return Ok(sums[branch]);
                     }
                     is_recent = true;
                     row = client.get(key.clone()).local().await?;
@@ -189,11 +189,14 @@ impl Counter {
         Call::new(&self.client, move |until| async move {
             let put = |is_there| vec![put_over(is_there, key.clone(), new.to_string())];
             let is = Compare::value(key.clone()).eq(expected.to_string());
-            let mut ways = vec![Way { when: vec![is], then: put(true) }];
+            let mut branches = vec![CasBranch { when: vec![is], then: put(true) }];
             if expected == 0 {
-                ways.push(Way { when: vec![Compare::missing(key.clone())], then: put(false) });
+                branches.push(CasBranch {
+                    when: vec![Compare::missing(key.clone())],
+                    then: put(false),
+                });
             }
-            match try_ways(&client, ways, &until).await? {
+            match try_branches(&client, branches, &until).await? {
                 (Some(_), _) => Ok(()),
                 (None, _) => {
                     let value = number(client.get(key).local().await?.as_ref())?;
@@ -212,10 +215,16 @@ fn number(row: Option<&KeyValue>) -> Result<i64, CounterError> {
 
 /// Returns the alternatives of an addition, each with its sum: one for the number as read, and one
 /// for each number that concurrent equal additions produce.
-fn steps(key: &Bytes, seen: Revision, value: i64, add: i64, ways: usize) -> Vec<(i64, Way)> {
+fn steps(
+    key: &Bytes,
+    seen: Revision,
+    value: i64,
+    add: i64,
+    branches: usize,
+) -> Vec<(i64, CasBranch)> {
     let mut steps = Vec::new();
     let (mut value, mut next) = (value, value.checked_add(add));
-    while let (Some(sum), true) = (next, steps.len() < ways) {
+    while let (Some(sum), true) = (next, steps.len() < branches) {
         let when = match steps.is_empty() {
             true => Compare::mod_revision(key.clone()).eq(seen),
             false => Compare::value(key.clone()).eq(value.to_string()),
@@ -223,7 +232,7 @@ fn steps(key: &Bytes, seen: Revision, value: i64, add: i64, ways: usize) -> Vec<
         // Concurrent additions that were applied before have created the key.
         let is_there = seen.get() > 0 || !steps.is_empty();
         let then = vec![put_over(is_there, key.clone(), sum.to_string())];
-        steps.push((sum, Way { when: vec![when], then }));
+        steps.push((sum, CasBranch { when: vec![when], then }));
         (value, next) = (sum, sum.checked_add(add));
     }
     steps

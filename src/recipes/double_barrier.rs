@@ -27,11 +27,11 @@ use crate::model::{Command, Compare, KeyRange, KeyValue, Op, Revision, Txn};
 use crate::node::{ReplyTo, SessionEndReason};
 
 use super::call::{Call, Until};
-use super::chain::{Way, try_ways};
-use super::deed::{Entry, delete_of};
-use super::group::place;
-use super::line::is_place;
-use super::look::follow_until;
+use super::cas_branches::{CasBranch, try_branches};
+use super::group::key_in;
+use super::lock_table::is_entry;
+use super::undo_on_drop::{SessionKey, delete_of};
+use super::wait_until::wait_until_local;
 
 /// This name sorts after all entries, whose names are hexadecimal.
 const READY: &[u8] = b"ready";
@@ -202,11 +202,13 @@ impl DoubleBarrier {
         Client::new(Arc::clone(self.session.shared()))
     }
 
-    async fn come(&self, until: &Until) -> Result<Entry, Error> {
+    async fn come(&self, until: &Until) -> Result<SessionKey, Error> {
         let value = Bytes::from(self.participants.to_string());
         loop {
-            let (session, key) = (&self.session, place(&self.prefix, &self.session));
-            if let Some(entry) = Entry::make(session, key, value.clone(), until, farewell).await? {
+            let (session, key) = (&self.session, key_in(&self.prefix, &self.session));
+            if let Some(entry) =
+                SessionKey::make(session, key, value.clone(), until, deletion).await?
+            {
                 return Ok(entry);
             }
         }
@@ -217,13 +219,13 @@ impl DoubleBarrier {
     async fn pass(
         &self,
         client: &Client,
-        entry: &Entry,
+        entry: &SessionKey,
         until: &Until,
     ) -> Result<Revision, DoubleBarrierError> {
         let (prefix, ready) = (&self.prefix, ready_of(&self.prefix));
         loop {
             let whole = KeyRange::prefix(prefix.clone());
-            let opening = follow_until(client, whole, until, |rows| {
+            let opening = wait_until_local(client, whole, until, |rows| {
                 let round = Round::read(rows, prefix)?;
                 round.judge(entry.since(), self.participants)
             });
@@ -241,7 +243,7 @@ impl DoubleBarrier {
             ];
             let then = vec![Op::put(ready.clone(), opening.last.to_string())];
             // If another participant has written the row first, the round has started as well.
-            match try_ways(client, vec![Way { when, then }], until).await {
+            match try_branches(client, vec![CasBranch { when, then }], until).await {
                 Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
                 result => drop(result?),
             }
@@ -255,7 +257,7 @@ impl DoubleBarrier {
 #[must_use = "the barrier is left when this is dropped"]
 pub struct BarrierParticipant {
     client: Client,
-    entry: Entry,
+    entry: SessionKey,
     prefix: Bytes,
     /// Create revision of the last entry of this round.
     round: Revision,
@@ -292,11 +294,11 @@ impl BarrierParticipant {
                 return Err(has_left(&session));
             }
             let whole = KeyRange::prefix(prefix.clone());
-            let is_empty = follow_until(&client, whole, &until, |rows| {
+            let is_empty = wait_until_local(&client, whole, &until, |rows| {
                 let now = Round::read(rows, &prefix)?;
-                let over = now.places.iter().all(|(since, _)| *since > round);
+                let over = now.participants.iter().all(|(since, _)| *since > round);
                 Ok::<_, DoubleBarrierError>(
-                    over.then(|| now.places.is_empty() && now.ready.get() > 0),
+                    over.then(|| now.participants.is_empty() && now.ready.get() > 0),
                 )
             });
             if is_empty.await.map_err(when_left)? {
@@ -349,7 +351,7 @@ struct Round {
     /// Last entry of the most recent round.
     last: Revision,
     /// All entries in order, with their values.
-    places: Vec<(Revision, Bytes)>,
+    participants: Vec<(Revision, Bytes)>,
 }
 
 /// The next step for an entry.
@@ -374,7 +376,7 @@ struct Opening {
 
 impl Round {
     fn read(rows: &[KeyValue], prefix: &Bytes) -> Result<Round, Error> {
-        let mut round = Round { ready: Revision(0), last: Revision(0), places: Vec::new() };
+        let mut round = Round { ready: Revision(0), last: Revision(0), participants: Vec::new() };
         let ready = ready_of(prefix);
         for row in rows {
             if row.key == ready {
@@ -382,11 +384,11 @@ impl Round {
                 // Ignore a ready row that was not written by Bowline. The next round overwrites it.
                 let text = std::str::from_utf8(&row.value).unwrap_or_default();
                 round.last = Revision(text.parse().unwrap_or(0));
-            } else if is_place(row, prefix) {
-                round.places.push((row.create_revision, row.value.clone()));
+            } else if is_entry(row, prefix) {
+                round.participants.push((row.create_revision, row.value.clone()));
             }
         }
-        round.places.sort();
+        round.participants.sort();
         Ok(round)
     }
 
@@ -396,25 +398,25 @@ impl Round {
         mine: Revision,
         participants: usize,
     ) -> Result<Option<ArrivalVerdict>, DoubleBarrierError> {
-        if !self.places.iter().any(|(since, _)| *since == mine) {
+        if !self.participants.iter().any(|(since, _)| *since == mine) {
             return Err(DoubleBarrierError::KeyDeleted);
         }
         if mine <= self.last {
             return Ok(Some(ArrivalVerdict::Passed(self.last)));
         }
-        let (_, said) = &self.places[0];
+        let (_, said) = &self.participants[0];
         if *said != participants.to_string().as_bytes() {
             let stored = String::from_utf8_lossy(said).into_owned();
             return Err(DoubleBarrierError::SizeMismatch { stored });
         }
         // An entry with a different number of participants is not counted. Its participant is about
         // to leave.
-        let counted = || self.places.iter().filter(|(_, other)| other == said);
+        let counted = || self.participants.iter().filter(|(_, other)| other == said);
         if counted().filter(|(since, _)| *since < mine).count() >= participants {
             return Err(DoubleBarrierError::Full { participants });
         }
         // Every entry of the previous round has a lower revision than the first entry of this one.
-        let is_over = self.places[0].0 > self.last;
+        let is_over = self.participants[0].0 > self.last;
         let enough = participants - usize::from(mutant!(B15) && participants > 1);
         let last = counted().nth(enough - 1).map(|(since, _)| *since);
         Ok(last.filter(|_| is_over).map(|last| {
@@ -433,7 +435,7 @@ fn places_of(prefix: &Bytes) -> KeyRange {
 }
 
 /// Returns the command that deletes an entry, and the ready row after the last one.
-fn farewell(key: &Bytes, since: Revision) -> Command {
+fn deletion(key: &Bytes, since: Revision) -> Command {
     let slash = key.iter().rposition(|byte| *byte == b'/').expect("an entry is below a prefix");
     let prefix = key.slice(..=slash);
     let behind: Bytes = [&key[..], b"\0"].concat().into();
@@ -465,10 +467,14 @@ mod tests {
     use super::*;
 
     /// Builds a round from its last entry and its entries.
-    fn round(last: u64, places: &[u64]) -> Round {
+    fn round(last: u64, participants: &[u64]) -> Round {
         let place = |since: &u64| (Revision(*since), Bytes::from_static(b"3"));
         let ready = Revision(if last == 0 { 0 } else { last + 1 });
-        Round { ready, last: Revision(last), places: places.iter().map(place).collect() }
+        Round {
+            ready,
+            last: Revision(last),
+            participants: participants.iter().map(place).collect(),
+        }
     }
 
     fn opens(ready: u64, last_before: u64, last: u64) -> Option<ArrivalVerdict> {
@@ -495,8 +501,8 @@ mod tests {
             ("which opens in its turn", 7, &[9, 10, 12], 12, Ok(opens(8, 7, 12))),
             ("who lost its key is told", 7, &[5], 4, Err(DoubleBarrierError::KeyDeleted)),
         ];
-        for (name, last, places, mine, verdict) in cases {
-            assert_eq!(round(last, places).judge(Revision(mine), 3), verdict, "{name}");
+        for (name, last, participants, mine, verdict) in cases {
+            assert_eq!(round(last, participants).judge(Revision(mine), 3), verdict, "{name}");
         }
     }
 
@@ -510,17 +516,17 @@ mod tests {
     #[test]
     fn leaving_participant_with_another_size_is_ignored() {
         let mut three = round(0, &[4, 5, 7, 9]);
-        three.places[1].1 = Bytes::from_static(b"2");
+        three.participants[1].1 = Bytes::from_static(b"2");
         assert_eq!(three.judge(Revision(9), 3), Ok(opens(0, 0, 9)), "it is not one too many");
         assert_eq!(three.judge(Revision(7), 3), Ok(opens(0, 0, 9)));
-        three.places.pop();
+        three.participants.pop();
         assert_eq!(three.judge(Revision(7), 3), Ok(None), "one is missing");
     }
 
     #[test]
     fn barrier_of_size_zero_is_full() {
         let alone =
-            Round { places: vec![(Revision(4), Bytes::from_static(b"0"))], ..round(0, &[]) };
+            Round { participants: vec![(Revision(4), Bytes::from_static(b"0"))], ..round(0, &[]) };
         let full = Err(DoubleBarrierError::Full { participants: 0 });
         assert_eq!(alone.judge(Revision(4), 0), full);
     }

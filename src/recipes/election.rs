@@ -11,15 +11,15 @@ use crate::api::{Client, Error, Session};
 use crate::model::{KeyRange, Op, Put, PutLease, PutValue};
 
 use super::acquire::{Acquire, Enqueue, LockFuture};
+use super::admin::LockAdminError;
 use super::error::LockError;
 use super::guard::OfHold;
 use super::guard_txn::GuardError;
 use super::hold::{Hold, Released};
-use super::line::prefix_of;
 use super::lock_call::deadline_of;
+use super::lock_table::prefix_of;
+use super::metadata::MARK;
 use super::observe::{self, Candidate, Leader, Observe};
-use super::operate::LockAdminError;
-use super::stance::MARK;
 use super::view::{self, LockEntry};
 
 /// An election: at most one leader in the whole cluster. Created by [`Session::election`].
@@ -79,7 +79,7 @@ impl Election {
     /// # Errors
     /// Returns [`Error::Rejected`] if the name is not valid for an election.
     pub fn candidates(&self) -> Result<Vec<LockEntry>, Error> {
-        view::line_of(self.session.shared(), &self.name)
+        view::list(self.session.shared(), &self.name)
     }
 
     /// Observes the leadership from now on: first the current state, then every change.

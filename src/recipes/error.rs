@@ -6,7 +6,7 @@ use thiserror::Error as ThisError;
 use crate::api::{Effect, Error, stopped};
 use crate::node::{SessionEndReason, Shared, StopReason};
 
-use super::rule::LockKind;
+use super::mode::LockKind;
 use super::view::LockEntry;
 
 /// Why a lock, leadership or item is no longer held.
@@ -23,7 +23,7 @@ pub enum LostReason {
     #[error("released by the holder")]
     Released,
     /// The maximum hold time has passed: [`LockCall::max_hold`](crate::lock::LockCall::max_hold).
-    #[error("the maximum hold time has passed")]
+    #[error("the maximum hold time has handed_off_reply")]
     HeldTooLong,
     /// An operator force-released the hold.
     #[error("force-released by {by}: {reason}")]
@@ -44,12 +44,12 @@ pub enum LostReason {
 impl LostReason {
     /// Returns the reason for an ended session.
     pub(super) fn ended(end: SessionEndReason, shared: &Shared) -> Self {
-        LostReason::SessionEnded(end).told(shared)
+        LostReason::SessionEnded(end).into_public(shared)
     }
 
     /// Converts an internal reason to the public reason: if the session ended because its node
     /// stopped, the public reason is the stopped node.
-    pub(super) fn told(self, shared: &Shared) -> Self {
+    pub(super) fn into_public(self, shared: &Shared) -> Self {
         match self {
             LostReason::SessionEnded(SessionEndReason::NodeStopped) => {
                 LostReason::NodeStopped(stopped(shared))
@@ -205,7 +205,7 @@ impl std::fmt::Display for Chain<'_> {
 impl LockError {
     /// Converts an internal error to the public error: if the session ended because its node
     /// stopped, the public error is the stopped node.
-    pub(super) fn told(self, shared: &Shared) -> Self {
+    pub(super) fn into_public(self, shared: &Shared) -> Self {
         match self {
             LockError::SessionEnded(SessionEndReason::NodeStopped) => {
                 LockError::NodeStopped(stopped(shared))

@@ -19,10 +19,10 @@ use crate::model::{
 };
 
 use super::call::Call;
-use super::chain::which_is_unknown;
-use super::deed::{Entry, delete_of};
-use super::following::{Following, PrefixUpdate};
-use super::line::is_place;
+use super::cas_branches::branch_is_unknown;
+use super::lock_table::is_entry;
+use super::prefix_watch::{PrefixUpdate, PrefixWatch};
+use super::undo_on_drop::{SessionKey, delete_of};
 
 /// A group of members that join and leave. Created by [`Session::group`].
 ///
@@ -129,8 +129,8 @@ impl Group {
         let client = client_of(&session);
         Call::new(&client.clone(), move |until| async move {
             loop {
-                let key = place(&prefix, &session);
-                let made = Entry::make(&session, key, meta.clone(), &until, delete_of).await?;
+                let key = key_in(&prefix, &session);
+                let made = SessionKey::make(&session, key, meta.clone(), &until, delete_of).await?;
                 if let Some(entry) = made {
                     return Ok(Membership { client, entry });
                 }
@@ -160,7 +160,7 @@ impl Group {
         GroupWatch {
             client: client_of(&self.session),
             prefix: self.prefix.clone(),
-            following: Following::new(client_of(&self.session), self.prefix.clone()),
+            following: PrefixWatch::new(client_of(&self.session), self.prefix.clone()),
             members: BTreeMap::new(),
             to_tell: VecDeque::new(),
         }
@@ -173,13 +173,13 @@ fn client_of(session: &Session) -> Client {
 
 /// Returns a new key for a session below a prefix. The name contains a dash, while queue entries of
 /// locks contain a dot, so that such a key is not mistaken for a lock request.
-pub(crate) fn place(prefix: &Bytes, session: &Session) -> Bytes {
+pub(crate) fn key_in(prefix: &Bytes, session: &Session) -> Bytes {
     let name = format!("{}-{}", session.lease(), session.shared_session().next_number());
     [&prefix[..], name.as_bytes()].concat().into()
 }
 
 fn member(client: &Client, prefix: &Bytes, row: KeyValue) -> Option<GroupMember> {
-    let lease = row.lease.filter(|_| is_place(&row, prefix))?;
+    let lease = row.lease.filter(|_| is_entry(&row, prefix))?;
     let info = client.shared.reader.lease_head(lease);
     let label = info.and_then(|info| info.session.map(|(_, _, session)| session.label));
     Some(GroupMember { key: row.key, meta: row.value, since: row.create_revision, lease, label })
@@ -191,7 +191,7 @@ fn member(client: &Client, prefix: &Bytes, row: KeyValue) -> Option<GroupMember>
 #[must_use = "a membership ends when this is dropped"]
 pub struct Membership {
     client: Client,
-    entry: Entry,
+    entry: SessionKey,
 }
 
 impl Membership {
@@ -223,7 +223,7 @@ impl Membership {
             let put = Put { key: key.clone(), value, lease: PutLease::Keep, prev_kv: false };
             let txn = client.txn().when(Compare::create_revision(key).eq(since));
             let call = txn.then(Op::Put(put)).deadline(until.left());
-            match call.commit().await.map_err(which_is_unknown)?.succeeded {
+            match call.commit().await.map_err(branch_is_unknown)?.succeeded {
                 true => Ok(()),
                 false => Err(GroupError::NotAMember),
             }
@@ -252,7 +252,7 @@ impl Membership {
 pub struct GroupWatch {
     client: Client,
     prefix: Bytes,
-    following: Following,
+    following: PrefixWatch,
     members: BTreeMap<Bytes, GroupMember>,
     to_tell: VecDeque<GroupEvent>,
 }

@@ -12,10 +12,10 @@ use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult};
 use crate::node::{CallError, CallResult, ReplyTo};
 
+use super::entry::{Bound, Grant, Load, QueueEntry, Waiter};
 use super::error::LostReason;
 use super::hold::Hold;
-use super::line::Lines;
-use super::place::{Bound, Grant, Load, Place, Turn};
+use super::lock_table::LockTable;
 use super::queue::Delivery;
 
 /// Error of a guarded transaction.
@@ -68,9 +68,9 @@ impl GuardError {
 #[must_use = "a transaction does nothing until it is committed: call .commit() or .commit_and_release(guard)"]
 pub struct GuardTxn {
     client: Client,
-    lines: Arc<Lines>,
-    place: Arc<Place>,
-    turn: Arc<Turn>,
+    table: Arc<LockTable>,
+    entry: Arc<QueueEntry>,
+    waiter: Arc<Waiter>,
     grant: Grant,
     txn: Txn,
     bound: Vec<Bound>,
@@ -122,13 +122,13 @@ impl GuardTxn {
     /// Creates an empty transaction under a hold.
     pub(super) fn new(
         client: Client,
-        (lines, place, turn, grant): (&Arc<Lines>, &Arc<Place>, &Arc<Turn>, &Grant),
+        (table, entry, waiter, grant): (&Arc<LockTable>, &Arc<QueueEntry>, &Arc<Waiter>, &Grant),
     ) -> Self {
         Self {
             client,
-            lines: Arc::clone(lines),
-            place: Arc::clone(place),
-            turn: Arc::clone(turn),
+            table: Arc::clone(table),
+            entry: Arc::clone(entry),
+            waiter: Arc::clone(waiter),
             grant: grant.clone(),
             txn: Txn::default(),
             bound: Vec::new(),
@@ -177,7 +177,7 @@ impl GuardTxn {
         self.txn.success.push(Op::Put(Put {
             key: key.clone(),
             value: PutValue::Set(value.clone()),
-            lease: PutLease::Attach(self.place.session.lease),
+            lease: PutLease::Attach(self.entry.session.lease),
             prev_kv: false,
         }));
         self.bound.push(Bound { key, value, is_sure: true });
@@ -229,10 +229,11 @@ impl GuardTxn {
     /// # Errors
     /// If the lock is lost, returns [`GuardError::NotHeld`], and nothing was changed.
     pub async fn commit(self) -> Result<TxnReply, GuardError> {
-        let Self { client, lines, place, turn, grant, txn, bound, items, leaving, deadline } = self;
+        let Self { client, table, entry, waiter, grant, txn, bound, items, leaving, deadline } =
+            self;
         let is_any = !items.deliveries.is_empty();
         let txn = items.around(txn);
-        let mut still_held = grant.still_held(&place);
+        let mut still_held = grant.still_held(&entry);
         if mutant!(B27) {
             still_held.clear();
         }
@@ -246,17 +247,17 @@ impl GuardTxn {
             let reply = judged(call.commit().await?, is_any);
             // If this task has meanwhile handed the lock off inside the node, do not report that
             // the task still holds the lock.
-            return if place.is_held_by(&turn) { reply } else { Err(GuardError::NotHeld) };
+            return if entry.is_held_by(&waiter) { reply } else { Err(GuardError::NotHeld) };
         }
         // Reserve space for the keys as if the outcome were unknown, because this case needs the
         // most space.
         let binds = Load::of(&unsure(bound.clone()));
-        if !place.begin_txn(&turn, binds).map_err(Error::Rejected)? {
+        if !entry.begin_txn(&waiter, binds).map_err(Error::Rejected)? {
             return Err(GuardError::NotHeld);
         }
         let hook = move |outcome: Option<&CallResult<Reply>>| {
             let (is_known, is_done, bound) = what_is_done(outcome, is_any, bound);
-            lines.end_txn(&place, binds, is_known, bound);
+            table.end_txn(&entry, binds, is_known, bound);
             items.settle(is_done);
         };
         let shared = &client.shared;
@@ -285,7 +286,7 @@ impl GuardTxn {
         guard: impl Into<Hold>,
     ) -> Result<TxnReply, GuardError> {
         let hold: Hold = guard.into();
-        if !Arc::ptr_eq(hold.parts().2, &self.turn) {
+        if !Arc::ptr_eq(hold.parts().2, &self.waiter) {
             return Err(GuardError::ForeignGuard);
         }
         if hold.is_lost().is_some() {
@@ -293,9 +294,9 @@ impl GuardTxn {
         }
         // The keys are deleted whether or not the transaction's own compares hold.
         self.leaving = self.grant.keys.iter().cloned().map(Op::delete).collect();
-        self.leaving.extend(self.place.unbinding());
+        self.leaving.extend(self.entry.unbinding());
         // Prevent a handoff, because the key will be deleted.
-        if !self.place.spend(&self.turn) {
+        if !self.entry.prevent_handoff(&self.waiter) {
             return Err(GuardError::NotHeld);
         }
         let committing = self.commit();

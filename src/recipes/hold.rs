@@ -12,16 +12,16 @@ use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Compare, KeyValue, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn};
 use crate::node::{CallResult, ReplyTo, SessionState, Shared};
 
+use super::admin::LockAdminError;
+use super::admin_request::ReleaseRequest;
+use super::entry::{Grant, QueueEntry, Waiter};
 use super::error::LostReason;
 use super::guard_txn::GuardTxn;
-use super::line::{Lines, parent, still_mine};
-use super::operate::LockAdminError;
-use super::order::ReleaseRequest;
+use super::lock_table::{LockTable, parent, still_mine};
+use super::metadata::EntryMetadata;
+use super::mode::LockMode;
 use super::owner::Owner;
-use super::place::{Grant, Place, Turn};
-use super::rule::Rule;
 use super::saved_hold::SavedHold;
-use super::stance::Stance;
 use super::token::Token;
 use super::view::{self, LockEntry};
 
@@ -62,9 +62,9 @@ pub enum LockState {
 /// ```
 pub struct Hold {
     session: Session,
-    lines: Arc<Lines>,
-    place: Arc<Place>,
-    turn: Arc<Turn>,
+    table: Arc<LockTable>,
+    entry: Arc<QueueEntry>,
+    waiter: Arc<Waiter>,
     grant: Grant,
     owner: Option<Owner>,
     /// Whether this guard counts towards the number of guards that share the hold.
@@ -74,14 +74,14 @@ pub struct Hold {
 impl Hold {
     pub(crate) fn new(
         session: Session,
-        lines: Arc<Lines>,
-        place: Arc<Place>,
-        turn: Arc<Turn>,
+        table: Arc<LockTable>,
+        entry: Arc<QueueEntry>,
+        waiter: Arc<Waiter>,
         grant: Grant,
         owner: Option<Owner>,
     ) -> Self {
         let is_counted = true;
-        Self { session, lines, place, turn, grant, owner, is_counted }
+        Self { session, table, entry, waiter, grant, owner, is_counted }
     }
 
     /// Returns the fencing token of this hold, which is higher than that of every earlier holder of
@@ -120,7 +120,7 @@ impl Hold {
             return Moment::default();
         }
         let until = self.session.valid_until();
-        self.turn.until().map_or(until, |cap| cap.min(until))
+        self.waiter.until().map_or(until, |cap| cap.min(until))
     }
 
     /// Returns whether the lock is held. After [`Hold::valid_until`] the lock is never reported as
@@ -145,15 +145,15 @@ impl Hold {
 
     fn loss(&self, now: Moment) -> Option<LostReason> {
         let ended = || self.session.shared_session().end(now).map(LostReason::SessionEnded);
-        let loss = match self.turn.loss() {
+        let loss = match self.waiter.loss() {
             // The key was deleted because the session ended: report that instead.
             Some(LostReason::KeyDeleted) => Some(ended().unwrap_or(LostReason::KeyDeleted)),
             Some(loss) => Some(loss),
             None => ended().or_else(|| {
-                self.turn.until().filter(|until| *until <= now).map(|_| LostReason::HeldTooLong)
+                self.waiter.until().filter(|until| *until <= now).map(|_| LostReason::HeldTooLong)
             }),
         };
-        loss.map(|loss| loss.told(self.session.shared()))
+        loss.map(|loss| loss.into_public(self.session.shared()))
     }
 
     /// Waits until the lock is lost, and returns the reason. The future is ready at the first poll
@@ -177,12 +177,12 @@ impl Hold {
     /// ([`Locks::request_release`](crate::lock::Locks::request_release)), and returns the request.
     /// Without a request the future never completes. Cancel-safe.
     pub async fn asked_to_release(&self) -> ReleaseRequest {
-        self.when(|_| self.turn.request()).await
+        self.when(|_| self.waiter.request()).await
     }
 
     /// Returns the pending request to release the lock, if there is one.
     pub fn request(&self) -> Option<ReleaseRequest> {
-        self.turn.request()
+        self.waiter.request()
     }
 
     /// Consumes the guard without releasing the lock.
@@ -193,7 +193,7 @@ impl Hold {
 
     /// Delivers a release request to this hold.
     pub(super) fn ask(&self, request: ReleaseRequest) {
-        self.lines.ask(&self.turn, request);
+        self.table.ask(&self.waiter, request);
     }
 
     /// Waits until `look` returns a value. Calls it at each poll, when the hold changes, and when
@@ -203,7 +203,7 @@ impl Hold {
         let mut change = pin!(async {
             let mut end = self.session.shared_session().watch();
             loop {
-                let mut changed = pin!(self.turn.changed.notified());
+                let mut changed = pin!(self.waiter.changed.notified());
                 changed.as_mut().enable();
                 // The current state is checked before the first wait; later changes wake this task.
                 tokio::select! {
@@ -253,8 +253,8 @@ impl Hold {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn still_held(&self) -> Vec<Compare> {
-        let mut conditions = self.grant.still_held(&self.place);
-        if !self.place.spend(&self.turn) {
+        let mut conditions = self.grant.still_held(&self.entry);
+        if !self.entry.prevent_handoff(&self.waiter) {
             // The hold has ended, but another task of this process may hold the lock with the same
             // key. So add a condition that never holds.
             conditions.push(Compare::missing(self.key().clone()));
@@ -263,8 +263,8 @@ impl Hold {
     }
 
     /// Returns the parts of the hold that its owner stores.
-    pub(crate) fn parts(&self) -> (&Arc<Lines>, &Arc<Place>, &Arc<Turn>, &Grant) {
-        (&self.lines, &self.place, &self.turn, &self.grant)
+    pub(crate) fn parts(&self) -> (&Arc<LockTable>, &Arc<QueueEntry>, &Arc<Waiter>, &Grant) {
+        (&self.table, &self.entry, &self.waiter, &self.grant)
     }
 
     pub(crate) fn owner(&self) -> Option<&Owner> {
@@ -277,26 +277,27 @@ impl Hold {
     }
 
     /// Returns the lock mode in the hold's row.
-    pub(crate) fn rule(&self) -> Rule {
-        Stance::rule_of(self.key(), &self.place.lock().value)
+    pub(crate) fn mode(&self) -> LockMode {
+        EntryMetadata::mode_of(self.key(), &self.entry.lock().value)
     }
 
     /// Returns the row's value with another lock mode.
-    fn restated(&self, rule: Rule) -> Bytes {
-        let value = self.place.lock().value.clone();
-        let stance = Stance::parse(self.key(), &value);
-        let mut stance = stance.unwrap_or_else(|| Stance::new(rule.clone(), String::new()));
-        stance.rule = rule;
-        stance.to_value()
+    fn restated(&self, mode: LockMode) -> Bytes {
+        let value = self.entry.lock().value.clone();
+        let metadata = EntryMetadata::parse(self.key(), &value);
+        let mut metadata =
+            metadata.unwrap_or_else(|| EntryMetadata::new(mode.clone(), String::new()));
+        metadata.mode = mode;
+        metadata.to_value()
     }
 
     /// Returns the transaction that writes another lock mode into the row, if this is still the
     /// holder.
-    pub(crate) fn restating(&self, rule: Rule) -> Txn {
+    pub(crate) fn restating(&self, mode: LockMode) -> Txn {
         let put = Put {
             key: self.key().clone(),
-            value: PutValue::Set(self.restated(rule)),
-            lease: PutLease::Attach(self.place.session.lease),
+            value: PutValue::Set(self.restated(mode)),
+            lease: PutLease::Attach(self.entry.session.lease),
             prev_kv: false,
         };
         let (compares, failure) = (self.conditions(), Vec::new());
@@ -306,7 +307,7 @@ impl Hold {
     /// Records that the row states the write mode since this revision. A writer has more rights
     /// than a reader, so it gets a new token.
     pub(crate) fn writes_since(&mut self, revision: Revision) {
-        self.grant.value = self.restated(Rule::Write);
+        self.grant.value = self.restated(LockMode::Write);
         if !mutant!(B03) {
             self.grant.token = Token { revision, handoff: 0 };
         }
@@ -321,7 +322,7 @@ impl Hold {
     /// the row's revision. So if several of these transactions are in flight, only one is applied,
     /// and none is applied after a later upgrade.
     pub(crate) fn downgrading(&self) -> Txn {
-        let mut txn = self.restating(Rule::Read);
+        let mut txn = self.restating(LockMode::Read);
         let (row, _) = self.session.shared().reader.get(self.key());
         let as_it_is = |row: KeyValue| Compare::mod_revision(row.key).eq(row.mod_revision);
         txn.compares.extend(row.map(as_it_is));
@@ -330,17 +331,17 @@ impl Hold {
 
     /// Uses the read mode from now on, regardless of the row.
     pub(crate) fn only_reads(&mut self) {
-        self.grant.value = self.restated(Rule::Read);
+        self.grant.value = self.restated(LockMode::Read);
     }
 
     /// Returns the conditions that this is still the holder, for a transaction of the hold itself.
     pub(crate) fn conditions(&self) -> Vec<Compare> {
-        self.grant.still_held(&self.place)
+        self.grant.still_held(&self.entry)
     }
 
     /// Starts the release without waiting. Returns `false` if the hold has already ended.
     pub(super) fn give_up(&self, why: LostReason, reply: ReplyTo<Reply>) -> bool {
-        self.lines.release(&self.place, &self.turn, why, reply)
+        self.table.release(&self.entry, &self.waiter, why, reply)
     }
 
     /// Releases the lock in the background, for all guards that share the hold.
@@ -375,7 +376,7 @@ impl Hold {
             return Ok(Released::AlreadyLost(loss));
         }
         self.is_counted = false;
-        match self.turn.unshare() {
+        match self.waiter.unshare() {
             0 => self.end().await,
             times => Ok(Released::StillHeld { times }),
         }
@@ -389,7 +390,7 @@ impl Hold {
             return Ok(Released::AlreadyLost(loss));
         }
         // Fast path: usually the next waiter is in this process and gets the lock at once.
-        if self.lines.pass_on(&self.place, &self.turn) {
+        if self.table.pass_on(&self.entry, &self.waiter) {
             return Ok(Released::Now);
         }
         let (sender, mut receiver) = oneshot::channel();
@@ -420,16 +421,16 @@ impl Hold {
     /// successor has left the queue, the next waiter gets the lock.
     pub(crate) async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
         let shared = Arc::clone(self.session.shared());
-        let line = parent(self.key()).map(Bytes::copy_from_slice).unwrap_or_default();
-        if self.grant.keys.len() > 1 || parent(&successor.key) != Some(&line) {
+        let prefix = parent(self.key()).map(Bytes::copy_from_slice).unwrap_or_default();
+        if self.grant.keys.len() > 1 || parent(&successor.key) != Some(&prefix) {
             return Err(LockAdminError::NoSuccessor { successor: successor.key.clone() });
         }
-        view::may_be_handed(successor, self.place.session.lease)?;
-        view::is_for_ours_alone(&shared, &line)?;
+        view::check_successor(successor, self.entry.session.lease)?;
+        view::check_all_bowline(&shared, &prefix)?;
         let (sender, receiver) = oneshot::channel();
         let (successor, reply) =
             ((successor.since, successor.key.clone()), ReplyTo::Waiting(sender));
-        if !self.lines.transfer(&self.place, &self.turn, successor, reply) {
+        if !self.table.transfer(&self.entry, &self.waiter, successor, reply) {
             return Err(LockAdminError::Gone);
         }
         drop(self);
@@ -455,7 +456,7 @@ pub(crate) async fn confirmed(
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if self.is_counted && self.turn.unshare() == 0 {
+        if self.is_counted && self.waiter.unshare() == 0 {
             self.give_up(LostReason::Released, ReplyTo::Nobody);
         }
     }
@@ -474,14 +475,14 @@ impl std::fmt::Debug for Hold {
 impl Grant {
     /// Returns the conditions under which the grant still holds. A downgraded writer still has its
     /// key and lease, but no longer holds for writing.
-    pub(super) fn still_held(&self, place: &Place) -> Vec<Compare> {
-        let lease = place.session.lease;
+    pub(super) fn still_held(&self, entry: &QueueEntry) -> Vec<Compare> {
+        let lease = entry.session.lease;
         let since = match mutant!(B56) {
             true => self.since.next(),
             false => self.since,
         };
         let is_still = |key: &Bytes| {
-            let writes = Stance::rule_of(key, &self.value) == Rule::Write;
+            let writes = EntryMetadata::mode_of(key, &self.value) == LockMode::Write;
             let says = writes.then(|| Compare::value(key.clone()).eq(self.value.clone()));
             still_mine(key, since, lease).into_iter().chain(says)
         };

@@ -14,10 +14,10 @@ use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, KeyRange, KeyValue, Op};
 
 use super::call::{Call, Until};
-use super::chain::{TRIES_MAX, Way, try_ways, ways_max};
+use super::cas_branches::{CasBranch, TRIES_MAX, branches_max, try_branches};
 use super::conditional::put_over;
-use super::digits::number_in;
-use super::look::look_until;
+use super::decimal::number_in;
+use super::wait_until::wait_until;
 
 /// A countdown latch. Created by [`Client::latch`].
 ///
@@ -33,7 +33,7 @@ use super::look::look_until;
 pub struct Latch {
     client: Client,
     key: Bytes,
-    turns: Arc<Semaphore>,
+    tries: Arc<Semaphore>,
 }
 
 /// Error of a latch.
@@ -81,8 +81,8 @@ impl Client {
     /// # Ok::<(), bowline::coordination::LatchError>(())
     /// ```
     pub fn latch(&self, name: impl Into<Bytes>) -> Latch {
-        let turns = Arc::new(Semaphore::new(TRIES_MAX));
-        Latch { client: self.clone(), key: name.into(), turns }
+        let tries = Arc::new(Semaphore::new(TRIES_MAX));
+        Latch { client: self.clone(), key: name.into(), tries }
     }
 }
 
@@ -99,8 +99,8 @@ impl Latch {
                 return Ok(client.get(key).deadline(until.left()).await?.is_none());
             }
             let when = vec![Compare::missing(key.clone())];
-            let way = Way { when, then: vec![Op::put(key, count.to_string())] };
-            let (taken, _) = try_ways(&client, vec![way], &until).await?;
+            let branch = CasBranch { when, then: vec![Op::put(key, count.to_string())] };
+            let (taken, _) = try_branches(&client, vec![branch], &until).await?;
             Ok(taken.is_some())
         })
     }
@@ -119,17 +119,17 @@ impl Latch {
     }
 
     async fn count_down_until(self, until: &Until) -> Result<u64, LatchError> {
-        let Self { client, key, turns } = self;
-        let _turn = until.within(turns.acquire()).await.map_err(LatchError::from)?;
+        let Self { client, key, tries } = self;
+        let _permit = until.within(tries.acquire()).await.map_err(LatchError::from)?;
         let mut row = client.get(key.clone()).local().await?;
         // Whether `row` was current at some time during this call.
         let mut is_recent = false;
         loop {
             match count(row.as_ref()) {
                 Ok(left @ 1..) => {
-                    let ways = steps(&key, row.as_ref(), left, ways_max(&client));
-                    if let (Some(way), _) = try_ways(&client, ways, until).await? {
-                        return Ok(left - 1 - way as u64);
+                    let branches = steps(&key, row.as_ref(), left, branches_max(&client));
+                    if let (Some(branch), _) = try_branches(&client, branches, until).await? {
+                        return Ok(left - 1 - branch as u64);
                     }
                     is_recent = true;
                     row = client.get(key.clone()).local().await?;
@@ -165,7 +165,7 @@ impl Latch {
         let Self { client, key, .. } = self.clone();
         Call::endless(&self.client, move |until| async move {
             let mut round = None;
-            look_until(&client, KeyRange::key(key), &until, |rows| {
+            wait_until(&client, KeyRange::key(key), &until, |rows| {
                 if mutant!(B14) {
                     return Ok(Some(()));
                 }
@@ -187,8 +187,8 @@ fn count(row: Option<&KeyValue>) -> Result<u64, LatchError> {
 
 /// Returns the alternatives of a countdown: one for the count as read, and one for each lower count
 /// that concurrent countdowns produce.
-fn steps(key: &Bytes, row: Option<&KeyValue>, left: u64, ways: usize) -> Vec<Way> {
-    let way = |from: u64| {
+fn steps(key: &Bytes, row: Option<&KeyValue>, left: u64, branches: usize) -> Vec<CasBranch> {
+    let branch = |from: u64| {
         let when = match row {
             Some(row) if from == left => Compare::mod_revision(key.clone()).eq(row.mod_revision),
             _ => Compare::value(key.clone()).eq(from.to_string()),
@@ -197,9 +197,9 @@ fn steps(key: &Bytes, row: Option<&KeyValue>, left: u64, ways: usize) -> Vec<Way
             0 => Op::delete(key.clone()),
             less => put_over(true, key.clone(), less.to_string()),
         };
-        Way { when: vec![when], then: vec![then] }
+        CasBranch { when: vec![when], then: vec![then] }
     };
-    (1..=left).rev().take(ways).map(way).collect()
+    (1..=left).rev().take(branches).map(branch).collect()
 }
 
 #[cfg(test)]
@@ -232,7 +232,7 @@ mod tests {
     fn last_count_down_deletes_the_key() {
         let key = Bytes::from_static(b"k");
         let steps = steps(&key, Some(&row("3")), 3, 8);
-        let then: Vec<_> = steps.iter().map(|way| way.then[0].clone()).collect();
+        let then: Vec<_> = steps.iter().map(|branch| branch.then[0].clone()).collect();
         let put = |count: &'static str| put_over(true, key.clone(), count);
         assert_eq!(then, [put("2"), put("1"), Op::delete("k")]);
         assert_eq!(steps[0].when, [Compare::mod_revision("k").eq(2)]);

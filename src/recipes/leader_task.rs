@@ -24,11 +24,11 @@ use thiserror::Error as ThisError;
 use crate::api::{Effect, Error, Node, OwnSession};
 use crate::node::Shared as NodeShared;
 
+use super::admin_request::ReleaseRequest;
 use super::call::pause;
 use super::election::{Election, Leadership};
 use super::error::{LockError, LostReason};
 use super::hold::LockState;
-use super::order::ReleaseRequest;
 
 /// The error of a [`LeaderTask`] that ended without a result. The work does not run any more, and
 /// the candidacy has ended.

@@ -14,9 +14,9 @@ use crate::model::Moment;
 use super::acquire::{Acquire, Asked, Enqueue, LockFuture};
 use super::error::LockError;
 use super::guard::OfHold;
+use super::mode::LockMode;
 use super::mutex::Guard;
-use super::owner::{Mode, Owner};
-use super::rule::Rule;
+use super::owner::{Owner, OwnerMode};
 
 /// A call that acquires a lock. Returned by [`Mutex::lock`](crate::Mutex::lock),
 /// [`RwLock::read`](crate::RwLock::read), [`Semaphore::acquire`](crate::Semaphore::acquire),
@@ -29,7 +29,7 @@ use super::rule::Rule;
 pub struct LockCall<G = Guard> {
     session: Session,
     names: Vec<Bytes>,
-    rule: Rule,
+    mode: LockMode,
     caller: &'static Location<'static>,
     only_try: bool,
     deadline: Option<Duration>,
@@ -44,12 +44,12 @@ impl<G> LockCall<G> {
     pub(crate) fn new(
         session: &Session,
         names: Vec<Bytes>,
-        rule: Rule,
+        mode: LockMode,
         caller: &'static Location<'static>,
     ) -> Self {
         let (session, guard) = (session.clone(), PhantomData);
         let (only_try, deadline, cap, why, owner) = (false, None, None, None, None);
-        Self { session, names, rule, caller, only_try, deadline, cap, why, owner, guard }
+        Self { session, names, mode, caller, only_try, deadline, cap, why, owner, guard }
     }
 
     /// Makes the call fail instead of waiting for other requests.
@@ -104,9 +104,9 @@ impl<G: OfHold> LockCall<G> {
     /// Returns errors that are known immediately; see [`LockError`].
     pub fn enqueue(self) -> Result<Acquire<G>, LockError> {
         let Self {
-            session, names, rule, caller, only_try, deadline: timeout, cap, why, owner, ..
+            session, names, mode, caller, only_try, deadline: timeout, cap, why, owner, ..
         } = self;
-        if let Rule::Permits { limit, wants: asked } = rule
+        if let LockMode::Permits { limit, wants: asked } = mode
             && asked > limit
         {
             return Err(LockError::TooManyPermits { asked, limit });
@@ -115,15 +115,15 @@ impl<G: OfHold> LockCall<G> {
             return Err(LockError::ForeignOwner);
         }
         if let Some(owner) = &owner
-            && let Some(again) = owner.again(&names, Mode::of(&rule))?
+            && let Some(again) = owner.again(&names, OwnerMode::of(&mode))?
         {
             return Ok(Acquire::come_true(again));
         }
         let has_nothing_to_say = why.is_none() && cap.is_none() && owner.is_none();
-        let is_shared = rule == Rule::Alone && names.len() == 1 && has_nothing_to_say;
+        let is_shared = mode == LockMode::Mutex && names.len() == 1 && has_nothing_to_say;
         let why = why.unwrap_or_default();
         let deadline = deadline_of(&session, timeout, only_try);
-        let asked = Asked { names, rule, caller, why, owner, is_shared, only_try, deadline, cap };
+        let asked = Asked { names, mode, caller, why, owner, is_shared, only_try, deadline, cap };
         Acquire::enqueue(&session, asked)
     }
 }
@@ -162,7 +162,7 @@ impl<G> Clone for LockCall<G> {
         Self {
             session: self.session.clone(),
             names: self.names.clone(),
-            rule: self.rule.clone(),
+            mode: self.mode.clone(),
             why: self.why.clone(),
             owner: self.owner.clone(),
             ..*self
@@ -174,7 +174,7 @@ impl<G> std::fmt::Debug for LockCall<G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LockCall")
             .field("names", &self.names)
-            .field("rule", &self.rule)
+            .field("mode", &self.mode)
             .finish_non_exhaustive()
     }
 }

@@ -1,11 +1,11 @@
 //! Locks, elections and other coordination recipes, which run against this node's own replica.
 //!
 //! A lock is a queue of keys below its name. A task that wants the lock puts a key there, attached
-//! to its session. The order of the keys' create revisions and the [`rule`] of each entry decide
+//! to its session. The order of the keys' create revisions and the lock [`mode`] of each entry decide
 //! who holds the lock. This is the recipe of etcd and ZooKeeper, with etcd's own key names, so that
 //! clients that use etcd's concurrency packages join the same queue. Unlike in etcd and ZooKeeper,
 //! no client watches keys over a network: one proposal puts the key, and when the local replica
-//! applies a change, [`line`] notifies exactly the waiters that have become holders. The log has no
+//! applies a change, [`lock_table`] notifies exactly the waiters that have become holders. The log has no
 //! special commands for locks.
 //!
 //! However an acquisition ends (deadline, loss of the session, dropped future), its key is deleted.
@@ -15,12 +15,12 @@
 //!   mutex, rw_lock, ...        the locks that a program uses                    LockCall, Guard
 //!   election, leader_task      a mutex with a value; work that runs while this node leads
 //!   acquire, hold, guard_txn   the future, the common part of all guards, and guarded transactions
-//!   place                      a queue entry: one key, and the waiters of this process that share it
-//!   line, book                 the lock table: all lock queues of this node, following the replica
-//!   head_count                 numbers of holders and waiters, for the metrics
-//!   rule, stance               lock modes: who may hold; the metadata in an entry's value
+//!   entry                      a queue entry: one key, and the waiters of this process that share it
+//!   lock_table, table          the lock table: all lock queues of this node, following the replica
+//!   waiter_counts              numbers of holders and waiters, for the metrics
+//!   mode, metadata             lock modes: who may hold; the metadata in an entry's value
 //!   owner                      re-entrant holds and deadlock detection
-//!   operate, order             what operators see, and their requests to holders
+//!   admin, admin_request       what operators see, and their requests to holders
 //!   resume, saved_hold         resuming a hold after a restart of the program
 //! ```
 //!
@@ -29,11 +29,11 @@
 //!
 //! ```text
 //!   call                       a call with a deadline that may be dropped
-//!   look                       waits until stored data meets a condition
-//!   following                  a stream over a key prefix: a snapshot, then every change
-//!   deed                       a change that is undone if its caller stops waiting
-//!   chain                      a transaction with several alternatives, for compare-and-set under contention
-//!   digits                     the decimal encoding of integers in values
+//!   wait_until                 waits until stored data meets a condition
+//!   prefix_watch               a stream over a key prefix: a snapshot, then every change
+//!   undo_on_drop               a change that is undone if its caller stops waiting
+//!   cas_branches               a transaction with several alternatives, for compare-and-set under contention
+//!   decimal                    the decimal encoding of integers in values
 //! ```
 
 mod guard;
@@ -46,38 +46,38 @@ mod rw_lock;
 mod semaphore;
 mod upgrade;
 
+mod admin;
 mod candidacy;
 mod election;
 mod leader_task;
 mod observe;
-mod operate;
 
 mod acquire;
-mod book;
+mod admin_request;
+mod entry;
 mod error;
 mod fence;
-mod head_count;
 mod hold;
-mod line;
-mod order;
+mod lock_table;
+mod metadata;
+mod mode;
 mod owner;
-mod place;
 mod resume;
-mod rule;
 mod saved_hold;
-mod stance;
+mod table;
 mod token;
 mod view;
+mod waiter_counts;
 
 mod cached;
 mod queue;
 
 mod call;
-mod chain;
-mod deed;
-mod digits;
-mod following;
-mod look;
+mod cas_branches;
+mod decimal;
+mod prefix_watch;
+mod undo_on_drop;
+mod wait_until;
 
 mod conditional;
 
@@ -92,6 +92,8 @@ mod latch;
 mod run_once;
 
 pub use acquire::{Acquire, LockFuture};
+pub use admin::{LockAdminError, LockInfo, Locks};
+pub use admin_request::ReleaseRequest;
 pub use barrier::{Barrier, BarrierError, BarrierHold};
 pub use cached::{Cached, CachedCall, View};
 pub use call::Call;
@@ -101,6 +103,8 @@ pub use conditional::{CasOutcome, CompareAndSet, Expected, PutIfAbsent};
 pub use counter::{Counter, CounterError};
 pub use double_barrier::{BarrierParticipant, DoubleBarrier, DoubleBarrierError};
 pub use election::{Campaign, Election, Leadership};
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use entry::PASSES_MAX;
 pub use error::{LockError, LostReason, WaitsFor};
 pub use fence::{Fence, StaleToken};
 pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
@@ -109,20 +113,16 @@ pub use hold::{Hold, LockState, Released};
 pub use latch::{Latch, LatchError};
 pub use leader_task::{LeadError, LeaderTask};
 pub use lock_call::LockCall;
+pub use mode::LockKind;
 pub use multi_lock::MultiGuard;
 pub use mutex::{Guard, Mutex};
 pub use observe::{Leader, LeaderEvent, Observe};
-pub use operate::{LockAdminError, LockInfo, Locks};
-pub use order::ReleaseRequest;
 pub use owner::Owner;
-#[cfg(any(test, feature = "sim"))]
-pub(crate) use place::PASSES_MAX;
 pub use queue::{
     Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
     TakeCall,
 };
 pub use resume::ResumeError;
-pub use rule::LockKind;
 pub use run_once::{RunOnce, RunOnceError, RunOutcome};
 pub use rw_lock::{DowngradeError, ReadGuard, RwLock, WriteGuard};
 pub use saved_hold::{ParseSavedHoldError, SavedHold};

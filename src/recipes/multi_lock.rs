@@ -9,7 +9,7 @@ use crate::api::Session;
 
 use super::guard::guard;
 use super::lock_call::LockCall;
-use super::rule::Rule;
+use super::mode::LockMode;
 
 impl Session {
     /// Acquires several locks together: all or none. Each lock is the same as the
@@ -50,7 +50,7 @@ impl Session {
         let mut names: Vec<Bytes> = names.into_iter().map(Into::into).collect();
         names.sort_unstable();
         names.dedup();
-        LockCall::new(self, names, Rule::Alone, Location::caller())
+        LockCall::new(self, names, LockMode::Mutex, Location::caller())
     }
 
     /// Like [`Session::lock_all`], if none of the locks has a holder or a waiter. Waits for the

@@ -9,13 +9,13 @@ use tokio::sync::oneshot;
 use crate::api::{Error, Session};
 use crate::node::ReplyTo;
 
+use super::admin::LockAdminError;
 use super::error::{LockError, LostReason};
 use super::guard::guard;
 use super::hold::{self, Released};
-use super::line::Lines;
 use super::lock_call::LockCall;
-use super::operate::LockAdminError;
-use super::rule::Rule;
+use super::lock_table::LockTable;
+use super::mode::LockMode;
 use super::token::Token;
 use super::view::{self, LockEntry};
 
@@ -85,7 +85,7 @@ impl Mutex {
     }
 
     fn call(&self, caller: &'static Location<'static>) -> LockCall {
-        LockCall::new(&self.session, vec![self.name.clone()], Rule::Alone, caller)
+        LockCall::new(&self.session, vec![self.name.clone()], LockMode::Mutex, caller)
     }
 
     /// Acquires the lock, runs `work`, releases the lock, and waits until another task can acquire
@@ -132,7 +132,7 @@ impl Mutex {
     /// # Errors
     /// Returns [`Error::Rejected`] if the name is not valid for a lock.
     pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
-        view::line_of(self.session.shared(), &self.name)
+        view::list(self.session.shared(), &self.name)
     }
 
     /// Releases the hold with this token, without its guard. The holder loses the lock. This works
@@ -143,10 +143,10 @@ impl Mutex {
     /// See [`Error`]. If there is no such hold, returns [`Released::AlreadyLost`].
     pub async fn release(&self, token: Token) -> Result<Released, Error> {
         let shared = self.session.shared();
-        let lines = Lines::of(shared);
+        let table = LockTable::of(shared);
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);
-        if !lines.release_by_token(&self.name, self.session.shared_session(), token, reply) {
+        if !table.release_by_token(&self.name, self.session.shared_session(), token, reply) {
             let end = self.session.shared_session().end(shared.now());
             let loss = end.map_or(LostReason::Released, |end| LostReason::ended(end, shared));
             return Ok(Released::AlreadyLost(loss));

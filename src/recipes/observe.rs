@@ -12,8 +12,8 @@ use futures_core::Stream;
 use crate::api::{Client, Error};
 use crate::model::{EventKind, KeyValue, LeaseId, Revision};
 
-use super::following::{Following, PrefixUpdate};
-use super::line::is_place;
+use super::lock_table::is_entry;
+use super::prefix_watch::{PrefixUpdate, PrefixWatch};
 
 /// A leader of an election.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,18 +55,18 @@ pub enum LeaderEvent {
 /// stream has read them, it reads the current state and reports that.
 pub struct Observe {
     prefix: Bytes,
-    following: Following,
+    following: PrefixWatch,
     /// Candidates by create revision and key, with their value and lease.
     candidates: BTreeMap<(Revision, Bytes), (Bytes, LeaseId)>,
-    told: Option<LeaderEvent>,
-    to_tell: VecDeque<LeaderEvent>,
+    reported: Option<LeaderEvent>,
+    to_report: VecDeque<LeaderEvent>,
 }
 
 impl Observe {
     pub(super) fn new(client: Client, prefix: Bytes) -> Self {
-        let following = Following::new(client, prefix.clone());
-        let (candidates, to_tell) = (BTreeMap::new(), VecDeque::new());
-        Observe { prefix, following, candidates, told: None, to_tell }
+        let following = PrefixWatch::new(client, prefix.clone());
+        let (candidates, to_report) = (BTreeMap::new(), VecDeque::new());
+        Observe { prefix, following, candidates, reported: None, to_report }
     }
 
     /// Waits for the next event. Returns `None` after the error of a stopped node has been
@@ -98,7 +98,7 @@ impl Observe {
             None => {}
         }
         if kind == EventKind::Put
-            && let Some(lease) = row.lease.filter(|_| is_place(&row, &self.prefix))
+            && let Some(lease) = row.lease.filter(|_| is_entry(&row, &self.prefix))
         {
             self.candidates.insert((row.create_revision, row.key), (row.value, lease));
         }
@@ -114,9 +114,9 @@ impl Observe {
             }),
             None => LeaderEvent::Vacant,
         };
-        if self.told.as_ref() != Some(&now) {
-            self.told = Some(now.clone());
-            self.to_tell.push_back(now);
+        if self.reported.as_ref() != Some(&now) {
+            self.reported = Some(now.clone());
+            self.to_report.push_back(now);
         }
     }
 }
@@ -126,7 +126,7 @@ impl Stream for Observe {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if let Some(event) = self.to_tell.pop_front() {
+            if let Some(event) = self.to_report.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
             match ready!(Pin::new(&mut self.following).poll_next(context)) {
@@ -150,7 +150,7 @@ impl Stream for Observe {
 
 impl std::fmt::Debug for Observe {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Observe").field("told", &self.told).finish_non_exhaustive()
+        f.debug_struct("Observe").field("reported", &self.reported).finish_non_exhaustive()
     }
 }
 
@@ -167,7 +167,7 @@ impl Candidate {
 pub(super) fn candidates(rows: Vec<KeyValue>, prefix: &[u8]) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> = rows
         .into_iter()
-        .filter(|row| is_place(row, prefix))
+        .filter(|row| is_entry(row, prefix))
         .filter_map(|row| {
             let (key, value, since, lease) = (row.key, row.value, row.create_revision, row.lease?);
             Some(Candidate(Leader { key, value, since, lease }))

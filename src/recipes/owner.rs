@@ -28,12 +28,12 @@ use crate::model::{KeyRange, LeaseId, Range, Revision};
 use crate::node::Shared;
 use crate::watch::waking;
 
+use super::entry::{Grant, QueueEntry, Share, Waiter};
 use super::error::{LockError, WaitsFor};
 use super::hold::Hold;
-use super::line::{Lines, is_place, parent};
-use super::place::{Grant, Place, Share, Turn};
-use super::rule::{LockQueue, Rank, Rule};
-use super::stance::Stance;
+use super::lock_table::{LockTable, is_entry, parent};
+use super::metadata::EntryMetadata;
+use super::mode::{LockMode, LockQueue, QueuePosition};
 
 /// Default for how often an owner may hold one lock.
 const HOLDS_MAX: u32 = 1 << 16;
@@ -68,7 +68,7 @@ struct OwnerInner {
     id: String,
     name: String,
     holds_max: u32,
-    holds: Mutex<BTreeMap<(Bytes, Mode), OwnerHold>>,
+    holds: Mutex<BTreeMap<(Bytes, OwnerMode), OwnerHold>>,
     waiting: Arc<Mutex<Waiting>>,
 }
 
@@ -83,7 +83,7 @@ struct Waiting {
 
 /// The mode in which an owner holds a lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Mode {
+pub(crate) enum OwnerMode {
     Alone,
     Read,
     Write,
@@ -91,13 +91,13 @@ pub(crate) enum Mode {
     Once,
 }
 
-impl Mode {
-    pub(crate) fn of(rule: &Rule) -> Self {
-        match rule {
-            Rule::Alone => Mode::Alone,
-            Rule::Read => Mode::Read,
-            Rule::Write => Mode::Write,
-            Rule::Upgrade(_) | Rule::Permits { .. } | Rule::Foreign => Mode::Once,
+impl OwnerMode {
+    pub(crate) fn of(mode: &LockMode) -> Self {
+        match mode {
+            LockMode::Mutex => OwnerMode::Alone,
+            LockMode::Read => OwnerMode::Read,
+            LockMode::Write => OwnerMode::Write,
+            LockMode::Upgrade(_) | LockMode::Permits { .. } | LockMode::Foreign => OwnerMode::Once,
         }
     }
 }
@@ -105,20 +105,20 @@ impl Mode {
 /// A hold that the owner may have.
 struct OwnerHold {
     session: Session,
-    lines: Weak<Lines>,
-    place: Weak<Place>,
-    turn: Weak<Turn>,
+    table: Weak<LockTable>,
+    entry: Weak<QueueEntry>,
+    waiter: Weak<Waiter>,
     grant: Grant,
 }
 
 impl OwnerHold {
     fn of(hold: &Hold) -> Self {
-        let (lines, place, turn, grant) = hold.parts();
+        let (table, entry, waiter, grant) = hold.parts();
         OwnerHold {
             session: hold.session().clone(),
-            lines: Arc::downgrade(lines),
-            place: Arc::downgrade(place),
-            turn: Arc::downgrade(turn),
+            table: Arc::downgrade(table),
+            entry: Arc::downgrade(entry),
+            waiter: Arc::downgrade(waiter),
             grant: grant.clone(),
         }
     }
@@ -127,7 +127,7 @@ impl OwnerHold {
 impl Session {
     /// Creates an owner. The name is shown in lock queues and in deadlock errors.
     pub fn owner(&self, name: impl Into<String>) -> Owner {
-        let number = Lines::of(self.shared()).number();
+        let number = LockTable::of(self.shared()).number();
         let inner = OwnerInner {
             id: format!("{}.{number}", self.lease()),
             name: name.into(),
@@ -163,41 +163,45 @@ impl Owner {
     }
 
     /// Writes id and name into the metadata of an entry.
-    pub(crate) fn sign(&self, stance: &mut Stance) {
-        stance.owner.clone_from(&self.inner.id);
-        stance.owner_name.clone_from(&self.inner.name);
+    pub(crate) fn sign(&self, metadata: &mut EntryMetadata) {
+        metadata.owner.clone_from(&self.inner.id);
+        metadata.owner_name.clone_from(&self.inner.name);
     }
 
     /// If the owner holds all these locks with one hold, in this mode or a mode that includes it,
     /// acquires them once more.
-    pub(crate) fn again(&self, names: &[Bytes], mode: Mode) -> Result<Option<Hold>, LockError> {
+    pub(crate) fn again(
+        &self,
+        names: &[Bytes],
+        mode: OwnerMode,
+    ) -> Result<Option<Hold>, LockError> {
         let Some((first, others)) = names.split_first() else { return Ok(None) };
-        let ways: &[Mode] = match mode {
-            Mode::Alone => &[Mode::Alone],
-            Mode::Read => &[Mode::Read, Mode::Write],
-            Mode::Write => &[Mode::Write],
-            Mode::Once => &[],
+        let ways: &[OwnerMode] = match mode {
+            OwnerMode::Alone => &[OwnerMode::Alone],
+            OwnerMode::Read => &[OwnerMode::Read, OwnerMode::Write],
+            OwnerMode::Write => &[OwnerMode::Write],
+            OwnerMode::Once => &[],
         };
         let holds = self.lock();
         for mode in ways {
             let held = |name: &Bytes| holds.get(&(name.clone(), *mode));
             let Some(kept) = held(first) else { continue };
-            let is_same = |other: &OwnerHold| Weak::ptr_eq(&other.turn, &kept.turn);
+            let is_same = |other: &OwnerHold| Weak::ptr_eq(&other.waiter, &kept.waiter);
             if !others.iter().all(|name| held(name).is_some_and(is_same)) {
                 continue;
             }
-            let (Some(lines), Some(place), Some(turn)) =
-                (kept.lines.upgrade(), kept.place.upgrade(), kept.turn.upgrade())
+            let (Some(table), Some(entry), Some(waiter)) =
+                (kept.table.upgrade(), kept.entry.upgrade(), kept.waiter.upgrade())
             else {
                 continue;
             };
             let limit = self.inner.holds_max;
-            match turn.share(limit) {
+            match waiter.share(limit) {
                 Share::Over => {}
                 Share::TooMany => return Err(LockError::HoldLimit { limit }),
                 Share::Again => {
                     let (session, grant) = (kept.session.clone(), kept.grant.clone());
-                    let again = Hold::new(session, lines, place, turn, grant, Some(self.clone()));
+                    let again = Hold::new(session, table, entry, waiter, grant, Some(self.clone()));
                     if again.is_held() {
                         return Ok(Some(again));
                     }
@@ -208,9 +212,9 @@ impl Owner {
     }
 
     /// Records a new hold.
-    pub(crate) fn keep(&self, names: &[Bytes], mode: Mode, hold: &Hold) {
+    pub(crate) fn keep(&self, names: &[Bytes], mode: OwnerMode, hold: &Hold) {
         let mut holds = self.lock();
-        holds.retain(|_, kept| kept.turn.strong_count() > 0);
+        holds.retain(|_, kept| kept.waiter.strong_count() > 0);
         for name in names {
             holds.insert((name.clone(), mode), OwnerHold::of(hold));
         }
@@ -228,9 +232,9 @@ impl Owner {
 
     /// Registers a waiting task, to be woken when the owner acquires a lock. Returns how many locks
     /// the owner has acquired so far.
-    pub(crate) fn wait(&self, turn: &Arc<Turn>, waker: &Waker) -> u64 {
+    pub(crate) fn wait(&self, waiter: &Arc<Waiter>, waker: &Waker) -> u64 {
         let mut waiting = self.waiting();
-        let before = waiting.wakers.insert(Arc::as_ptr(turn).addr(), waker.clone());
+        let before = waiting.wakers.insert(Arc::as_ptr(waiter).addr(), waker.clone());
         let times = waiting.times;
         drop(waiting);
         // Drop the waker after the lock is released: dropping the last waker may drop a task and
@@ -239,8 +243,8 @@ impl Owner {
         times
     }
 
-    pub(crate) fn waits_no_more(&self, turn: &Arc<Turn>) {
-        let before = self.waiting().wakers.remove(&Arc::as_ptr(turn).addr());
+    pub(crate) fn waits_no_more(&self, waiter: &Arc<Waiter>) {
+        let before = self.waiting().wakers.remove(&Arc::as_ptr(waiter).addr());
         drop(before);
     }
 
@@ -250,9 +254,10 @@ impl Owner {
 
     /// If the owner holds this lock for writing, returns the grant.
     pub(crate) fn writes(&self, name: &Bytes, hold: &Hold) -> Option<Grant> {
-        let turn = Arc::downgrade(hold.parts().2);
+        let waiter = Arc::downgrade(hold.parts().2);
         let holds = self.lock();
-        let kept = holds.get(&(name.clone(), Mode::Write)).filter(|kept| kept.turn.ptr_eq(&turn));
+        let kept =
+            holds.get(&(name.clone(), OwnerMode::Write)).filter(|kept| kept.waiter.ptr_eq(&waiter));
         kept.map(|kept| kept.grant.clone())
     }
 
@@ -262,22 +267,22 @@ impl Owner {
         let is_only = hold.parts().2.is_single();
         if is_only {
             hold.only_reads();
-            holds.remove(&(name.clone(), Mode::Write));
-            holds.insert((name.clone(), Mode::Read), OwnerHold::of(hold));
+            holds.remove(&(name.clone(), OwnerMode::Write));
+            holds.insert((name.clone(), OwnerMode::Read), OwnerHold::of(hold));
         }
         is_only
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Bytes, Mode), OwnerHold>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Bytes, OwnerMode), OwnerHold>> {
         self.inner.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the cycle that a request of this owner has closed, if any, starting with this owner.
-    pub(crate) fn deadlock(&self, place: &Place, since: Revision) -> Option<Vec<WaitsFor>> {
+    pub(crate) fn deadlock(&self, entry: &QueueEntry, since: Revision) -> Option<Vec<WaitsFor>> {
         if mutant!(B30) {
             return None;
         }
-        let keys = Arc::clone(&place.lock().keys);
+        let keys = Arc::clone(&entry.lock().keys);
         let shared = self.session.shared();
         let mut search = Search {
             shared,
@@ -285,10 +290,10 @@ impl Owner {
             until: since,
             target: &self.inner.id,
             seen: BTreeSet::new(),
-            passed: BTreeSet::new(),
-            lines: BTreeMap::new(),
+            handed_off_reply: BTreeSet::new(),
+            queues: BTreeMap::new(),
         };
-        place.prefixes.iter().zip(keys.iter()).find_map(|(prefix, key)| {
+        entry.prefixes.iter().zip(keys.iter()).find_map(|(prefix, key)| {
             let lock = name_of(prefix);
             let mut cycle = search.from(prefix, &(since, key.clone()), 0)?;
             cycle.push(WaitsFor { owner: self.inner.name.clone(), lock });
@@ -303,8 +308,8 @@ const CYCLE_MAX: usize = 64;
 
 /// An entry that another entry waits for.
 struct Blocker {
-    rank: Rank,
-    stance: Stance,
+    position: QueuePosition,
+    metadata: EntryMetadata,
     lease: LeaseId,
     /// Whether the entry holds the lock. Otherwise it waits.
     holds: bool,
@@ -321,29 +326,34 @@ struct Search<'a> {
     seen: BTreeSet<String>,
     /// Waiting entries of the target from which no path leads back to it, or from which the search
     /// is in progress.
-    passed: BTreeSet<(Bytes, Rank)>,
+    handed_off_reply: BTreeSet<(Bytes, QueuePosition)>,
     /// Cache of the queues that were read.
-    lines: BTreeMap<Bytes, Rc<OwnerWaits>>,
+    queues: BTreeMap<Bytes, Rc<OwnerWaits>>,
 }
 
 /// A lock queue at that revision.
 struct OwnerWaits {
     queue: LockQueue,
-    places: Vec<(Rank, Stance, LeaseId)>,
+    entries: Vec<(QueuePosition, EntryMetadata, LeaseId)>,
 }
 
 impl Search<'_> {
     /// Returns the path from a waiting entry to the target, in reverse and without the entry's own
     /// step.
-    fn from(&mut self, prefix: &Bytes, rank: &Rank, depth: usize) -> Option<Vec<WaitsFor>> {
+    fn from(
+        &mut self,
+        prefix: &Bytes,
+        position: &QueuePosition,
+        depth: usize,
+    ) -> Option<Vec<WaitsFor>> {
         if depth > CYCLE_MAX {
             return None;
         }
-        for Blocker { rank, stance, lease, holds } in self.blockers(prefix, rank) {
-            if stance.owner == self.target {
+        for Blocker { position, metadata, lease, holds } in self.blockers(prefix, position) {
+            if metadata.owner == self.target {
                 // Another task of the owner holds this lock and has not received its guard yet.
                 // When it receives the guard, this task is woken.
-                if holds && depth == 0 && Lines::of(self.shared).is_undelivered(&rank) {
+                if holds && depth == 0 && LockTable::of(self.shared).is_undelivered(&position) {
                     continue;
                 }
                 if holds {
@@ -352,21 +362,21 @@ impl Search<'_> {
                 // An entry of the target owner that only waits does not close a cycle by itself:
                 // its task will get the lock and release it, unless the entries ahead of it wait
                 // for the target.
-                if depth == 0 || !self.passed.insert((prefix.clone(), rank.clone())) {
+                if depth == 0 || !self.handed_off_reply.insert((prefix.clone(), position.clone())) {
                     continue;
                 }
-                if let Some(mut steps) = self.from(prefix, &rank, depth + 1) {
-                    steps.push(WaitsFor { owner: stance.owner_name, lock: name_of(prefix) });
+                if let Some(mut steps) = self.from(prefix, &position, depth + 1) {
+                    steps.push(WaitsFor { owner: metadata.owner_name, lock: name_of(prefix) });
                     return Some(steps);
                 }
                 continue;
             }
-            if stance.owner.is_empty() || !self.seen.insert(stance.owner.clone()) {
+            if metadata.owner.is_empty() || !self.seen.insert(metadata.owner.clone()) {
                 continue;
             }
-            for (prefix, rank) in self.waits_of(&stance.owner, lease) {
-                if let Some(mut steps) = self.from(&prefix, &rank, depth + 1) {
-                    let owner = stance.owner_name.clone();
+            for (prefix, position) in self.waits_of(&metadata.owner, lease) {
+                if let Some(mut steps) = self.from(&prefix, &position, depth + 1) {
+                    let owner = metadata.owner_name.clone();
                     steps.push(WaitsFor { owner, lock: name_of(&prefix) });
                     return Some(steps);
                 }
@@ -376,70 +386,75 @@ impl Search<'_> {
     }
 
     /// Returns a queue as of the search revision.
-    fn line(&mut self, prefix: &Bytes) -> Rc<OwnerWaits> {
-        if let Some(line) = self.lines.get(prefix) {
-            return Rc::clone(line);
+    fn queue(&mut self, prefix: &Bytes) -> Rc<OwnerWaits> {
+        if let Some(queue) = self.queues.get(prefix) {
+            return Rc::clone(queue);
         }
-        let line = Rc::new(self.read_line(prefix));
-        self.lines.insert(prefix.clone(), Rc::clone(&line));
-        line
+        let queue = Rc::new(self.read_queue(prefix));
+        self.queues.insert(prefix.clone(), Rc::clone(&queue));
+        queue
     }
 
-    fn read_line(&self, prefix: &Bytes) -> OwnerWaits {
+    fn read_queue(&self, prefix: &Bytes) -> OwnerWaits {
         let mut range = Range::new(KeyRange::prefix(prefix.clone()));
         range.revision = Some(self.at);
         // If that revision is compacted, the search finds nothing, and the request waits as without
         // an owner.
         let rows = self.shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
-        let (mut queue, mut places) = (LockQueue::default(), Vec::new());
+        let (mut queue, mut entries) = (LockQueue::default(), Vec::new());
         for row in rows {
-            let Some(lease) = row.lease.filter(|_| is_place(&row, prefix)) else { continue };
+            let Some(lease) = row.lease.filter(|_| is_entry(&row, prefix)) else { continue };
             if row.create_revision > self.until {
                 continue;
             }
-            let rank = (row.create_revision, row.key.clone());
-            let rule = Stance::rule_of(&row.key, &row.value);
-            queue.insert(rank.clone(), rule.clone());
-            let stance = Stance::parse(&row.key, &row.value)
-                .unwrap_or_else(|| Stance::new(rule, String::new()));
-            places.push((rank, stance, lease));
+            let position = (row.create_revision, row.key.clone());
+            let mode = EntryMetadata::mode_of(&row.key, &row.value);
+            queue.insert(position.clone(), mode.clone());
+            let metadata = EntryMetadata::parse(&row.key, &row.value)
+                .unwrap_or_else(|| EntryMetadata::new(mode, String::new()));
+            entries.push((position, metadata, lease));
         }
-        places.sort_by(|(a, ..), (b, ..)| a.cmp(b));
-        OwnerWaits { queue, places }
+        entries.sort_by(|(a, ..), (b, ..)| a.cmp(b));
+        OwnerWaits { queue, entries }
     }
 
     /// Returns the entries that an entry waits for, and whether they hold.
-    fn blockers(&mut self, prefix: &Bytes, rank: &Rank) -> Vec<Blocker> {
-        let line = self.line(prefix);
-        let OwnerWaits { queue, places } = &*line;
-        let Some(rule) = queue.rule(rank).cloned() else { return Vec::new() };
-        if queue.may_hold(rank) {
+    fn blockers(&mut self, prefix: &Bytes, position: &QueuePosition) -> Vec<Blocker> {
+        let read = self.queue(prefix);
+        let OwnerWaits { queue, entries } = &*read;
+        let Some(mode) = queue.mode(position).cloned() else { return Vec::new() };
+        if queue.may_hold(position) {
             return Vec::new();
         }
-        let lines = Lines::of(self.shared);
-        let blocks = |other: &Rank, stance: &Stance| match &rule {
+        let table = LockTable::of(self.shared);
+        let blocks = |other: &QueuePosition, metadata: &EntryMetadata| match &mode {
             // A permit of any other holder may be released first.
-            Rule::Permits { .. } | Rule::Foreign => false,
-            Rule::Alone | Rule::Write => true,
-            Rule::Read => stance.rule != Rule::Read,
+            LockMode::Permits { .. } | LockMode::Foreign => false,
+            LockMode::Mutex | LockMode::Write => true,
+            LockMode::Read => metadata.mode != LockMode::Read,
             // An upgrade waits only for the other readers that hold.
-            Rule::Upgrade(of) => {
-                other.1 != *of && stance.rule == Rule::Read && queue.may_hold(other)
+            LockMode::Upgrade(of) => {
+                other.1 != *of && metadata.mode == LockMode::Read && queue.may_hold(other)
             }
         };
-        places
+        entries
             .iter()
-            .filter(|(other, stance, _)| other < rank && blocks(other, stance))
-            .filter(|(other, ..)| !lines.is_given_up(other))
-            .map(|(rank, stance, lease)| {
-                let holds = queue.may_hold(rank);
-                Blocker { rank: rank.clone(), stance: stance.clone(), lease: *lease, holds }
+            .filter(|(other, metadata, _)| other < position && blocks(other, metadata))
+            .filter(|(other, ..)| !table.is_given_up(other))
+            .map(|(position, metadata, lease)| {
+                let holds = queue.may_hold(position);
+                Blocker {
+                    position: position.clone(),
+                    metadata: metadata.clone(),
+                    lease: *lease,
+                    holds,
+                }
             })
             .collect()
     }
 
     /// Returns the waiting entries of an owner.
-    fn waits_of(&mut self, owner: &str, lease: LeaseId) -> Vec<(Bytes, Rank)> {
+    fn waits_of(&mut self, owner: &str, lease: LeaseId) -> Vec<(Bytes, QueuePosition)> {
         let Some(info) = self.shared.reader.lease(lease) else { return Vec::new() };
         let mut waits = Vec::new();
         for key in info.keys {
@@ -448,12 +463,13 @@ impl Search<'_> {
             range.revision = Some(self.at);
             let row = self.shared.reader.range(&range).ok().and_then(|mut reply| reply.kvs.pop());
             let Some(row) = row.filter(|row| row.create_revision <= self.until) else { continue };
-            let is_owners = Stance::parse(&row.key, &row.value).is_some_and(|s| s.owner == owner);
-            let rank = (row.create_revision, row.key);
-            let waits_on = !self.line(&prefix).queue.may_hold(&rank)
-                && !Lines::of(self.shared).is_given_up(&rank);
+            let is_owners =
+                EntryMetadata::parse(&row.key, &row.value).is_some_and(|s| s.owner == owner);
+            let position = (row.create_revision, row.key);
+            let waits_on = !self.queue(&prefix).queue.may_hold(&position)
+                && !LockTable::of(self.shared).is_given_up(&position);
             if is_owners && waits_on {
-                waits.push((prefix, rank));
+                waits.push((prefix, position));
             }
         }
         waits

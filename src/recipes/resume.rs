@@ -26,18 +26,18 @@ use crate::node::{CallError, CallResult, ReplyTo, Shared, SharedSession, StopRea
 use crate::watch::waking;
 
 use super::acquire::Acquire;
-use super::book::{Book, QueuedWaiter};
+use super::admin_request::{self, AdminRequest};
 use super::election::{Election, Leadership};
+use super::entry::{DeferredActions, Phase, QueueEntry};
 use super::error::{LockError, LostReason};
 use super::guard::OfHold;
 use super::hold::Hold;
-use super::line::{Lines, parent, prefix_of, still_mine};
+use super::lock_table::{LockTable, parent, prefix_of, still_mine};
+use super::metadata::{EntryMetadata, MARK};
+use super::mode::LockMode;
 use super::mutex::{Guard, Mutex};
-use super::order::{self, Order};
-use super::place::{Acts, Phase, Place};
-use super::rule::Rule;
 use super::saved_hold::SavedHold;
-use super::stance::{MARK, Stance};
+use super::table::{LockTableState, QueuedWaiter};
 
 /// Error of resuming a hold. [`ResumeError::effect`] states whether anything was changed.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
@@ -103,9 +103,9 @@ impl Hold {
     /// Returns the data for resuming this hold.
     pub(super) fn to_ticket(&self) -> SavedHold {
         let node = self.session().shared().status.borrow().id;
-        let (_, place, turn, _) = self.parts();
-        place.spend(turn);
-        let since = match turn.loss() {
+        let (_, entry, waiter, _) = self.parts();
+        entry.prevent_handoff(waiter);
+        let since = match waiter.loss() {
             // Another task of this process may hold the lock with the same key. Revision 0 never
             // matches.
             Some(LostReason::Released | LostReason::HeldTooLong) => Revision(0),
@@ -174,7 +174,8 @@ impl Mutex {
     /// # Errors
     /// See [`ResumeError`].
     pub async fn resume(&self, ticket: &SavedHold) -> Result<Guard, ResumeError> {
-        let is_mutex = |row: &KeyValue| Stance::rule_of(&row.key, &row.value) == Rule::Alone;
+        let is_mutex =
+            |row: &KeyValue| EntryMetadata::mode_of(&row.key, &row.value) == LockMode::Mutex;
         resume(self.session(), self.name(), ticket, is_mutex).await
     }
 }
@@ -206,8 +207,8 @@ async fn resume<G: OfHold + 'static>(
     if *lease == session.lease() {
         return Err(ResumeError::SameLease(*lease));
     }
-    let lines = Lines::of(shared);
-    if lines.lock().is_in_use(shared, key, *lease) {
+    let table = LockTable::of(shared);
+    if table.lock().is_in_use(shared, key, *lease) {
         return Err(ResumeError::InUse);
     }
     if parent(key) != Some(&prefix_of(name)) {
@@ -236,11 +237,11 @@ async fn resume<G: OfHold + 'static>(
     });
     let (sender, receiver) = oneshot::channel();
     let (by, ticket) = (Arc::clone(session.shared_session()), ticket.clone());
-    let (taken, taker) = (Arc::clone(&lines), session.clone());
+    let (taken, taker) = (Arc::clone(&table), session.clone());
     let reply = ReplyTo::Call(Box::new(move |outcome| {
         // If the caller is gone, the request is dropped, which cancels it.
         let adopted = taken.taken(&by, &ticket, outcome);
-        let acquire = adopted.map(|(place, turn)| Acquire::<G>::of(&taker, taken, place, turn));
+        let acquire = adopted.map(|(entry, waiter)| Acquire::<G>::of(&taker, taken, entry, waiter));
         waking(|| drop(sender.send(acquire)));
     }));
     shared.insist_admitted(command, reply).map_err(Error::from)?;
@@ -253,7 +254,7 @@ async fn resume<G: OfHold + 'static>(
     Ok(acquire.await?)
 }
 
-impl Lines {
+impl LockTable {
     /// Handles the outcome of taking over a key, on the driver's thread, where it is applied.
     fn taken(
         self: &Arc<Self>,
@@ -273,19 +274,19 @@ impl Lines {
             }
             Err(error) => return Err(Error::from(error).into()),
         }
-        let mut acts = Acts::default();
-        let adopted = self.lock().adopt(&shared, session, ticket, &mut acts);
-        self.perform(acts);
+        let mut actions = DeferredActions::default();
+        let adopted = self.lock().adopt(&shared, session, ticket, &mut actions);
+        self.run(actions);
         adopted
     }
 }
 
-impl Book {
+impl LockTableState {
     /// Reports whether an entry of an active session has the key with this lease.
     fn is_in_use(&self, shared: &Shared, key: &Bytes, lease: LeaseId) -> bool {
-        let place = self.local(key);
-        place.is_some_and(|place| {
-            place.session.lease == lease && place.session.end(shared.now()).is_none()
+        let entry = self.local(key);
+        entry.is_some_and(|entry| {
+            entry.session.lease == lease && entry.session.end(shared.now()).is_none()
         })
     }
 
@@ -295,7 +296,7 @@ impl Book {
         shared: &Shared,
         session: &Arc<SharedSession>,
         ticket: &SavedHold,
-        acts: &mut Acts,
+        actions: &mut DeferredActions,
     ) -> Result<QueuedWaiter, ResumeError> {
         let SavedHold { since, key, .. } = ticket;
         let is_mine =
@@ -303,8 +304,8 @@ impl Book {
         let (row, _) = shared.reader.get(key);
         let row = row.filter(is_mine).ok_or(ResumeError::Over)?;
         let prefix = parent(key).map(Bytes::copy_from_slice).ok_or(ResumeError::Over)?;
-        let is_taken = |place: &Arc<Place>| {
-            place.session.lease == session.lease && place.lock().phase != Phase::Gone
+        let is_taken = |entry: &Arc<QueueEntry>| {
+            entry.session.lease == session.lease && entry.lock().phase != Phase::Gone
         };
         if self.local(key).is_some_and(is_taken) {
             // The key was already adopted, as a hold transferred to another task of this session.
@@ -314,19 +315,21 @@ impl Book {
         let (id, session) = (self.number(), Arc::clone(session));
         let prefixes: Box<[Bytes]> = [prefix.clone()].into();
         let (known, counts) = (Arc::clone(&keys), self.counts(&prefixes));
-        let place = Place::new(id, prefixes, known, session, row.value, false, counts);
-        let place = Arc::new(place);
-        self.welcome(&place);
-        let turn = place.lock().queue(false, None, None, false);
-        self.has_entered(shared, &place, &keys, *since, acts);
+        let entry = QueueEntry::new(id, prefixes, known, session, row.value, false, counts);
+        let entry = Arc::new(entry);
+        self.insert(&entry);
+        let waiter = entry.lock().add_waiter(false, None, None, false);
+        self.enqueued(shared, &entry, &keys, *since, actions);
         // Run admin requests that arrived while no program had the hold.
-        let orders = order::rows(shared, &prefix);
-        for row in orders.iter().filter(|row| order::addressee(&row.key) == Some(&key[..])) {
-            if let Some(order) = Order::parse(&row.value) {
-                place.obey(order, key, &row.key, acts);
+        let requests = admin_request::rows(shared, &prefix);
+        for row in
+            requests.iter().filter(|row| admin_request::addressee(&row.key) == Some(&key[..]))
+        {
+            if let Some(order) = AdminRequest::parse(&row.value) {
+                entry.apply_request(order, key, &row.key, actions);
             }
         }
-        Ok((place, turn))
+        Ok((entry, waiter))
     }
 }
 
@@ -341,10 +344,10 @@ mod tests {
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let session = node.session().block().unwrap();
         let guard = session.mutex("import").lock().block().unwrap();
-        let (lines, ticket) = (Lines::of(session.shared()), guard.saved_hold());
+        let (table, ticket) = (LockTable::of(session.shared()), guard.saved_hold());
         let adopt = || {
-            let mut acts = Acts::default();
-            lines.lock().adopt(session.shared(), session.shared_session(), &ticket, &mut acts)
+            let mut actions = DeferredActions::default();
+            table.lock().adopt(session.shared(), session.shared_session(), &ticket, &mut actions)
         };
         assert_eq!(adopt().err(), Some(ResumeError::InUse));
         assert!(guard.is_held());

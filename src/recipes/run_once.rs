@@ -17,8 +17,8 @@ use crate::model::{Compare, KeyRange, KeyValue, Op};
 use super::call::{Call, Until};
 use super::error::{LockError, LostReason};
 use super::guard_txn::GuardError;
-use super::look::look_until;
 use super::mutex::Guard;
+use super::wait_until::wait_until;
 
 /// Work that is completed at most once in the whole cluster. Created by [`Client::run_once`].
 ///
@@ -180,8 +180,8 @@ impl RunOnce {
         until: &Until,
     ) -> Result<RunOnceTurn, RunOnceError<E>> {
         let found = |rows: &[KeyValue]| Ok(rows.first().map(|row| row.value.clone()));
-        let result = look_until::<_, Error>(client, self.key.clone().into(), until, found);
-        let turn = async {
+        let result = wait_until::<_, Error>(client, self.key.clone().into(), until, found);
+        let outcome = async {
             // Fast path: if the work is already completed, the caller need not queue.
             match client.get(self.key.clone()).deadline(until.left()).await {
                 Ok(Some(row)) => return Ok(RunOnceTurn::Done(row.value)),
@@ -198,7 +198,7 @@ impl RunOnce {
         };
         tokio::select! {
             biased;
-            turn = turn => turn,
+            outcome = outcome => outcome,
             result = result => Ok(RunOnceTurn::Done(result?)),
         }
     }
@@ -221,7 +221,7 @@ impl RunOnce {
             Ok(_) => {
                 let range = KeyRange::key(self.key.clone());
                 let found = |rows: &[KeyValue]| Ok(rows.first().map(|row| row.value.clone()));
-                let result = look_until::<_, Error>(client, range, until, found).await?;
+                let result = wait_until::<_, Error>(client, range, until, found).await?;
                 Ok(RunOutcome { result, is_here: false })
             }
             Err(

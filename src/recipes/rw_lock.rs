@@ -13,9 +13,9 @@ use crate::node::ReplyTo;
 use super::error::LostReason;
 use super::guard::guard;
 use super::hold::confirmed;
-use super::line::lock_of;
 use super::lock_call::LockCall;
-use super::rule::Rule;
+use super::lock_table::lock_of;
+use super::mode::LockMode;
 use super::upgrade::Upgrade;
 use super::view::{self, LockEntry};
 
@@ -74,7 +74,7 @@ impl RwLock {
     /// acquires it again at once.
     #[track_caller]
     pub fn read(&self) -> LockCall<ReadGuard> {
-        self.call(Rule::Read, Location::caller())
+        self.call(LockMode::Read, Location::caller())
     }
 
     /// Acquires the lock for reading if no writer holds it or waits for it. Waits for the reply of
@@ -85,7 +85,7 @@ impl RwLock {
     /// queue.
     #[track_caller]
     pub fn try_read(&self) -> LockCall<ReadGuard> {
-        self.call(Rule::Read, Location::caller()).only_try()
+        self.call(LockMode::Read, Location::caller()).only_try()
     }
 
     /// Waits until all earlier requests have been released. Dropping the future removes the request
@@ -95,7 +95,7 @@ impl RwLock {
     /// instead. For such an owner, this call fails with [`Deadlock`](crate::LockError::Deadlock).
     #[track_caller]
     pub fn write(&self) -> LockCall<WriteGuard> {
-        self.call(Rule::Write, Location::caller())
+        self.call(LockMode::Write, Location::caller())
     }
 
     /// Acquires the lock for writing if there are no holders and no waiters. Waits for the reply of
@@ -106,7 +106,7 @@ impl RwLock {
     /// queue.
     #[track_caller]
     pub fn try_write(&self) -> LockCall<WriteGuard> {
-        self.call(Rule::Write, Location::caller()).only_try()
+        self.call(LockMode::Write, Location::caller()).only_try()
     }
 
     /// Returns the queue, holders first, as known to the local replica, which may lag behind the
@@ -115,11 +115,11 @@ impl RwLock {
     /// # Errors
     /// Returns [`Error::Rejected`] if the name is not valid for a lock.
     pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
-        view::line_of(self.session.shared(), &self.name)
+        view::list(self.session.shared(), &self.name)
     }
 
-    fn call<G>(&self, rule: Rule, caller: &'static Location<'static>) -> LockCall<G> {
-        LockCall::new(&self.session, vec![self.name.clone()], rule, caller)
+    fn call<G>(&self, mode: LockMode, caller: &'static Location<'static>) -> LockCall<G> {
+        LockCall::new(&self.session, vec![self.name.clone()], mode, caller)
     }
 }
 

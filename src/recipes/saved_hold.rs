@@ -11,7 +11,7 @@ use thiserror::Error as ThisError;
 
 use crate::model::{LeaseId, NodeId, Revision};
 
-use super::digits::number_in;
+use super::decimal::number_in;
 
 /// Identifies one hold of a lock, or one term of leadership. A later hold of the same lock has
 /// another value.

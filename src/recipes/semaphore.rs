@@ -15,10 +15,10 @@ use super::call::{Call, Until};
 use super::error::LockError;
 use super::guard::guard;
 use super::guard_txn::GuardError;
-use super::line::{is_place, lock_of, prefix_of};
 use super::lock_call::LockCall;
-use super::rule::{LockKind, Rule};
-use super::stance::Stance;
+use super::lock_table::{is_entry, lock_of, prefix_of};
+use super::metadata::EntryMetadata;
+use super::mode::{LockKind, LockMode};
 use super::token::Token;
 use super::view::{self, LockEntry};
 
@@ -132,9 +132,11 @@ impl Semaphore {
     /// by a lock of another kind.
     pub fn available_permits(&self) -> u32 {
         let rows = view::rows(self.session.shared(), &prefix_of(&self.name));
-        rows.iter().fold(self.limit, |free, row| match Stance::rule_of(&row.key, &row.value) {
-            Rule::Permits { wants, .. } => free.saturating_sub(wants),
-            _ => 0,
+        rows.iter().fold(self.limit, |free, row| {
+            match EntryMetadata::mode_of(&row.key, &row.value) {
+                LockMode::Permits { wants, .. } => free.saturating_sub(wants),
+                _ => 0,
+            }
         })
     }
 
@@ -144,7 +146,7 @@ impl Semaphore {
     /// # Errors
     /// Returns [`Error::Rejected`] if the name is not valid for a lock.
     pub fn queue(&self) -> Result<Vec<LockEntry>, Error> {
-        view::line_of(self.session.shared(), &self.name)
+        view::list(self.session.shared(), &self.name)
     }
 
     /// Changes the number of permits for all holders and waiters, and returns the semaphore with
@@ -180,9 +182,10 @@ impl Semaphore {
                 |error: Error| LockError::Store(if is_begun { error.halfway() } else { error });
             let range = client.range(KeyRange::prefix(prefix.clone())).deadline(until.left());
             let mut rows = range.await.map_err(refused)?.kvs;
-            rows.retain(|row| is_place(row, &prefix));
+            rows.retain(|row| is_entry(row, &prefix));
             rows.sort_unstable_by_key(|row| row.create_revision);
-            let kind = rows.first().map(|row| Stance::rule_in_line(&row.key, &row.value).kind());
+            let kind =
+                rows.first().map(|row| EntryMetadata::mode_in_queue(&row.key, &row.value).kind());
             if let Some(stored) = kind.filter(|kind| !matches!(kind, LockKind::Semaphore(_))) {
                 return Err(LockError::KindMismatch { stored });
             }
@@ -201,22 +204,22 @@ impl Semaphore {
     }
 
     fn call(&self, wants: u32, caller: &'static Location<'static>) -> LockCall<Permit> {
-        let rule = Rule::Permits { limit: self.limit, wants };
-        LockCall::new(&self.session, vec![self.name.clone()], rule, caller)
+        let mode = LockMode::Permits { limit: self.limit, wants };
+        LockCall::new(&self.session, vec![self.name.clone()], mode, caller)
     }
 }
 
 /// Returns the operation that sets a new limit in a row if the row is unchanged, or `None` if the
 /// row already has it.
 fn resized(row: &KeyValue, new: u32) -> Option<Op> {
-    let mut stance = Stance::parse(&row.key, &row.value)?;
-    match &mut stance.rule {
-        Rule::Permits { limit, .. } if *limit != new => *limit = new,
+    let mut metadata = EntryMetadata::parse(&row.key, &row.value)?;
+    match &mut metadata.mode {
+        LockMode::Permits { limit, .. } if *limit != new => *limit = new,
         _ => return None,
     }
     let put = Put {
         key: row.key.clone(),
-        value: PutValue::Set(stance.to_value()),
+        value: PutValue::Set(metadata.to_value()),
         lease: PutLease::Keep,
         prev_kv: false,
     };
@@ -245,8 +248,8 @@ pub struct Slot {
 impl Permit {
     /// Returns the number of permits of this guard.
     pub fn permits(&self) -> u32 {
-        match self.rule() {
-            Rule::Permits { wants, .. } => wants,
+        match self.mode() {
+            LockMode::Permits { wants, .. } => wants,
             _ => 0,
         }
     }
@@ -266,7 +269,7 @@ impl Permit {
     /// [`GuardError::Store`] with a deadline error if no slots became free within the deadline of a
     /// call, or the cluster did not reply.
     pub async fn slots(&self) -> Result<Vec<Slot>, GuardError> {
-        let Rule::Permits { limit, wants } = self.rule() else { return Ok(Vec::new()) };
+        let LockMode::Permits { limit, wants } = self.mode() else { return Ok(Vec::new()) };
         let client = self.session().client();
         let until = Until::of_call(&client);
         let below: Bytes = [&lock_of(self.key())[..], b"/slot/"].concat().into();

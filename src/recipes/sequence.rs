@@ -14,9 +14,11 @@ use crate::api::{Client, Effect, Error, Session};
 use crate::model::{Command, Compare, KeyValue, Op, Put, PutLease, PutValue, Reply, Revision};
 
 use super::call::{Call, Until};
-use super::chain::{TRIES_MAX, Way, chain, taken, try_ways, ways_max};
-use super::deed::{carry_out_within, delete_of};
-use super::digits::number_in;
+use super::cas_branches::{
+    CasBranch, TRIES_MAX, branches_max, chosen, nest_branches, try_branches,
+};
+use super::decimal::number_in;
+use super::undo_on_drop::{delete_of, run_undoable_within};
 
 /// Prefix of the rows with the next numbers; the prefix of the keys follows.
 const NUMBERS: &[u8] = b"__sequence/";
@@ -48,7 +50,7 @@ const GUESSED_VALUE_BYTES_MAX: usize = 256;
 pub struct Sequence {
     client: Client,
     prefix: Bytes,
-    turns: Arc<Semaphore>,
+    tries: Arc<Semaphore>,
 }
 
 /// A key that was created by a [`Sequence`].
@@ -111,8 +113,8 @@ impl Client {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn sequential_prefix(&self, prefix: impl Into<Bytes>) -> Sequence {
-        let turns = Arc::new(Semaphore::new(TRIES_MAX));
-        Sequence { client: self.clone(), prefix: prefix.into(), turns }
+        let tries = Arc::new(Semaphore::new(TRIES_MAX));
+        Sequence { client: self.clone(), prefix: prefix.into(), tries }
     }
 }
 
@@ -154,8 +156,8 @@ impl Sequence {
         session: Option<&Session>,
         until: &Until,
     ) -> Result<SequentialKey, SequenceError> {
-        let Self { client, prefix, turns } = self;
-        let _turn = until.within(turns.acquire()).await?;
+        let Self { client, prefix, tries } = self;
+        let _permit = until.within(tries.acquire()).await?;
         let numbers: Bytes = [NUMBERS, &prefix[..]].concat().into();
         let mut row = client.get(numbers.clone()).local().await?;
         // Whether `row` was current at some time during this call.
@@ -179,14 +181,14 @@ impl Sequence {
                 first -= u64::from(is_gone && first > 0);
             }
             let seen = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
-            let ways = match value.len() {
-                0..=GUESSED_VALUE_BYTES_MAX => ways_max(&client),
+            let branches = match value.len() {
+                0..=GUESSED_VALUE_BYTES_MAX => branches_max(&client),
                 _ => 1,
             };
-            let last = first.saturating_add(ways as u64);
+            let last = first.saturating_add(branches as u64);
             let keys: Vec<Bytes> =
                 (first..last).map_while(|number| numbered(&prefix, number).ok()).collect();
-            let way = |(number, key): (u64, &Bytes)| {
+            let branch = |(number, key): (u64, &Bytes)| {
                 let follows = match number == first {
                     true => Compare::mod_revision(numbers.clone()).eq(seen),
                     false => Compare::value(numbers.clone()).eq(number.to_string()),
@@ -196,15 +198,15 @@ impl Sequence {
                 let next = Op::put(numbers.clone(), (number + 1).to_string());
                 let when = vec![follows, Compare::missing(key.clone())];
                 let then = vec![next, Op::Put(Put { key, value, lease, prev_kv: false })];
-                Way { when, then }
+                CasBranch { when, then }
             };
-            let ways = (first..).zip(&keys).map(way).collect();
-            let (taken, revision) = match session {
-                None => try_ways(&client, ways, until).await?,
-                Some(session) => try_bound(&client, ways, &keys, session, until).await?,
+            let branches = (first..).zip(&keys).map(branch).collect();
+            let (chosen, revision) = match session {
+                None => try_branches(&client, branches, until).await?,
+                Some(session) => try_bound(&client, branches, &keys, session, until).await?,
             };
-            if let Some(way) = taken {
-                let (key, number) = (keys[way].clone(), first + way as u64);
+            if let Some(branch) = chosen {
+                let (key, number) = (keys[branch].clone(), first + branch as u64);
                 return Ok(SequentialKey { key, number, revision });
             }
             is_recent = true;
@@ -216,21 +218,21 @@ impl Sequence {
 /// Like [`try_ways`], with a key that is deleted again if the caller stops waiting.
 async fn try_bound(
     client: &Client,
-    ways: Vec<Way>,
+    branches: Vec<CasBranch>,
     keys: &[Bytes],
     session: &Session,
     until: &Until,
 ) -> Result<(Option<usize>, Revision), Error> {
-    let command = Command::Txn(client.scope.txn(chain(ways)));
+    let command = Command::Txn(client.scope.txn(nest_branches(branches)));
     let keys: Vec<Bytes> = keys.iter().map(|key| client.scope.key(key.clone())).collect();
     let undo = move |reply: &Reply| match reply {
-        Reply::Txn(reply) => taken(reply).map(|way| delete_of(&keys[way], reply.revision)),
+        Reply::Txn(reply) => chosen(reply).map(|branch| delete_of(&keys[branch], reply.revision)),
         // A key may have been created, but its name is not known. The key is deleted when the
         // session ends.
         _ => None,
     };
-    match carry_out_within(session, command, until, undo).await? {
-        Reply::Txn(reply) => Ok((taken(&reply), reply.revision)),
+    match run_undoable_within(session, command, until, undo).await? {
+        Reply::Txn(reply) => Ok((chosen(&reply), reply.revision)),
         other => unreachable!("unexpected reply to a transaction: {other:?}"),
     }
 }

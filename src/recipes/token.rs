@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::model::Revision;
 
-use super::digits::number_in;
+use super::decimal::number_in;
 
 /// A fencing token. The token increases with every grant of a lock, across restarts, snapshots and
 /// leader changes. Pass it to the resource that the lock protects, and let the resource reject

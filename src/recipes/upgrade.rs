@@ -33,12 +33,12 @@ use super::acquire::{Acquire, Asked};
 use super::error::LockError;
 use super::guard::OfHold;
 use super::hold::Hold;
-use super::line::{lock_of, prefix_of};
 use super::lock_call::deadline_of;
-use super::owner::Mode;
-use super::rule::{LockQueue, Rule};
+use super::lock_table::{lock_of, prefix_of};
+use super::metadata::EntryMetadata;
+use super::mode::{LockMode, LockQueue};
+use super::owner::OwnerMode;
 use super::rw_lock::{ReadGuard, WriteGuard};
-use super::stance::Stance;
 use super::view;
 
 /// A call that upgrades a reader to the writer; see [`ReadGuard::upgrade`]. Dropping the call also
@@ -66,7 +66,7 @@ enum UpgradeStep {
     Waits(Acquire<Hold>),
     /// This is the only reader that holds, and the change to the write mode is in flight. The
     /// second row is kept until the outcome of the change is known.
-    Turns {
+    Writes {
         answer: oneshot::Receiver<CallResult<Reply>>,
         /// Completes at the deadline.
         late: Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -122,26 +122,26 @@ impl Upgrade {
     /// Cancels the upgrade and returns the reader. If the future has already completed, it has
     /// returned the guard, so this method returns `None`.
     pub fn give_up(mut self) -> Option<ReadGuard> {
-        self.turn_back();
+        self.revert();
         self.read.take().map(ReadGuard::of)
     }
 
     /// Undoes a change of the row that is in flight.
-    fn turn_back(&mut self) {
-        let (Some(read), UpgradeStep::Turns { answer, .. }) = (&self.read, &mut self.step) else {
+    fn revert(&mut self) {
+        let (Some(read), UpgradeStep::Writes { answer, .. }) = (&self.read, &mut self.step) else {
             return;
         };
         answer.close();
         // If the reply arrives later, its handler finds the channel closed and undoes the change.
         if let Ok(outcome) = answer.try_recv() {
-            turn_back(read.session().shared(), read.restating(Rule::Read), &outcome);
+            revert(read.session().shared(), read.restating(LockMode::Read), &outcome);
         }
     }
 
     fn acquire(&mut self, read: &Hold) -> Result<Acquire<Hold>, LockError> {
         let asked = Asked {
             names: vec![lock_of(read.key())],
-            rule: Rule::Upgrade(read.key().clone()),
+            mode: LockMode::Upgrade(read.key().clone()),
             caller: self.caller,
             why: self.why.clone().unwrap_or_default(),
             owner: read.owner().cloned(),
@@ -155,15 +155,15 @@ impl Upgrade {
 
     /// Proposes the change to the write mode. Returns `None` if this is not the only reader that
     /// holds any more.
-    fn turn(read: &Hold, second: Hold, until: Option<Moment>) -> Option<UpgradeStep> {
+    fn propose_write(read: &Hold, second: Hold, until: Option<Moment>) -> Option<UpgradeStep> {
         let bar = bar(read, &second)?;
-        let mut txn = read.restating(Rule::Write);
+        let mut txn = read.restating(LockMode::Write);
         txn.compares.extend(second.conditions());
         if !mutant!(B20) {
             txn.compares.push(Compare::mod_revision(bar.key).eq(bar.mod_revision));
         }
         txn.success.push(Op::delete(second.key().clone()));
-        let back = read.restating(Rule::Read);
+        let back = read.restating(LockMode::Read);
         let (sender, answer) = oneshot::channel();
         let shared = read.session().shared();
         let weak = std::sync::Arc::downgrade(shared);
@@ -172,12 +172,12 @@ impl Upgrade {
                 && let Some(shared) = weak.upgrade()
             {
                 // The upgrade was cancelled.
-                turn_back(&shared, back, &outcome);
+                revert(&shared, back, &outcome);
             }
         }));
         shared.insist(Command::Txn(txn), reply);
         let late = Box::pin(late(Arc::clone(shared), until));
-        Some(UpgradeStep::Turns { answer, late, _second: second })
+        Some(UpgradeStep::Writes { answer, late, _second: second })
     }
 
     /// Proposes the change of a reader's row to the read mode.
@@ -198,7 +198,7 @@ impl Upgrade {
 
     /// Evaluates the reply. Returns the revision since which the caller is the writer, or
     /// `Ok(None)` if the queue had changed.
-    fn turned(
+    fn write_outcome(
         read: &Hold,
         outcome: Option<CallResult<Reply>>,
     ) -> Result<Option<Revision>, LockError> {
@@ -210,7 +210,7 @@ impl Upgrade {
                 let (row, _) = read.session().shared().reader.get(read.key());
                 let writes = row.is_some_and(|row| {
                     row.mod_revision == revision
-                        && Stance::rule_of(&row.key, &row.value) == Rule::Write
+                        && EntryMetadata::mode_of(&row.key, &row.value) == LockMode::Write
                 });
                 Ok(writes.then_some(revision))
             }
@@ -240,7 +240,7 @@ impl Upgrade {
                 // The change to the read mode was rejected or is still in flight. If the owner has
                 // other guards of the hold, one of them may be a writer that has not been polled
                 // yet.
-                if read.rule() == Rule::Write && read.parts().2.is_single() {
+                if read.mode() == LockMode::Write && read.parts().2.is_single() {
                     self.step = Self::restate(read, self.until);
                     return Poll::Ready(None);
                 }
@@ -261,10 +261,11 @@ impl Upgrade {
                     Ok(second) => second,
                     Err(why) => return Poll::Ready(Some(Err(lost(read).unwrap_or(why)))),
                 };
-                self.step = Self::turn(read, second, self.until).unwrap_or(UpgradeStep::Begins);
+                self.step =
+                    Self::propose_write(read, second, self.until).unwrap_or(UpgradeStep::Begins);
                 Poll::Ready(None)
             }
-            UpgradeStep::Turns { answer, late, .. } => {
+            UpgradeStep::Writes { answer, late, .. } => {
                 let outcome = match Pin::new(&mut *answer).poll(context) {
                     Poll::Ready(outcome) => outcome.ok(),
                     Poll::Pending => {
@@ -281,7 +282,7 @@ impl Upgrade {
                     }
                 };
                 self.step = UpgradeStep::Begins;
-                match Self::turned(read, outcome) {
+                match Self::write_outcome(read, outcome) {
                     Err(why) => Poll::Ready(Some(Err(why))),
                     Ok(None) => Poll::Ready(None),
                     Ok(Some(_)) if read.is_lost().is_some() => Poll::Ready(None),
@@ -314,7 +315,7 @@ fn applied(outcome: Option<CallResult<Reply>>) -> Result<Reply, LockError> {
 }
 
 /// Undoes the change to the write mode if it was applied and the row has not changed since.
-fn turn_back(shared: &Shared, mut back: Txn, outcome: &CallResult<Reply>) {
+fn revert(shared: &Shared, mut back: Txn, outcome: &CallResult<Reply>) {
     let revision = match outcome {
         Ok(Reply::Txn(reply)) if reply.succeeded => reply.revision,
         Ok(Reply::AppliedBefore { revision }) => *revision,
@@ -332,11 +333,11 @@ fn bar(read: &Hold, second: &Hold) -> Option<KeyValue> {
     let rows = view::rows(shared, &prefix_of(&lock_of(read.key())));
     let mut queue = LockQueue::default();
     for row in &rows {
-        let rule = Stance::rule_of(&row.key, &row.value);
-        queue.insert((row.create_revision, row.key.clone()), rule);
+        let mode = EntryMetadata::mode_of(&row.key, &row.value);
+        queue.insert((row.create_revision, row.key.clone()), mode);
     }
-    let may_turn = queue.may_hold(&(second.since(), second.key().clone()));
-    rows.into_iter().nth(1).filter(|_| may_turn)
+    let may_write = queue.may_hold(&(second.since(), second.key().clone()));
+    rows.into_iter().nth(1).filter(|_| may_write)
 }
 
 impl Future for Upgrade {
@@ -358,8 +359,8 @@ impl Future for Upgrade {
                 Poll::Ready(Some(Ok(()))) => {
                     if let Some(owner) = read.owner() {
                         let names = [lock_of(read.key())];
-                        owner.keep(&names, Mode::Write, &read);
-                        owner.keep(&names, Mode::Read, &read);
+                        owner.keep(&names, OwnerMode::Write, &read);
+                        owner.keep(&names, OwnerMode::Read, &read);
                     }
                     return Poll::Ready(Ok(WriteGuard::of(read)));
                 }
@@ -376,7 +377,7 @@ impl Drop for Upgrade {
     /// Undoes a change of the row to the write mode that is in flight. If other guards share the
     /// read lock, the row must not keep blocking other readers.
     fn drop(&mut self) {
-        self.turn_back();
+        self.revert();
     }
 }
 

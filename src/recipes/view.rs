@@ -8,10 +8,10 @@ use crate::api::Error;
 use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Range, Revision, SortOrder, SortTarget};
 use crate::node::Shared;
 
-use super::line::{is_place, prefix_of};
-use super::operate::LockAdminError;
-use super::rule::{LockKind, LockQueue, Rank};
-use super::stance::Stance;
+use super::admin::LockAdminError;
+use super::lock_table::{is_entry, prefix_of};
+use super::metadata::EntryMetadata;
+use super::mode::{LockKind, LockQueue, QueuePosition};
 
 /// One entry of a lock queue, as known to the local replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -67,45 +67,49 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
     range.sort.order = SortOrder::Ascend;
     // A name that is too long for a key has no rows.
     let rows = shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
-    rows.into_iter().filter(|row| is_place(row, prefix)).collect()
+    rows.into_iter().filter(|row| is_entry(row, prefix)).collect()
 }
 
 /// Returns the entry at a queue position, if it still exists.
-pub(crate) fn at(shared: &Shared, queue: &LockQueue, rank: &Rank) -> Option<LockEntry> {
-    let (row, _) = shared.reader.get(&rank.1);
-    contender(shared, queue, row.filter(|row| row.create_revision == rank.0)?)
+pub(crate) fn at(
+    shared: &Shared,
+    queue: &LockQueue,
+    position: &QueuePosition,
+) -> Option<LockEntry> {
+    let (row, _) = shared.reader.get(&position.1);
+    entry_of(shared, queue, row.filter(|row| row.create_revision == position.0)?)
 }
 
 /// Returns the lock queue of `name` in order.
-pub(crate) fn line_of(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<LockEntry>, Error> {
+pub(crate) fn list(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<LockEntry>, Error> {
     let prefix = prefix_of(name);
     let range = Range::new(KeyRange::prefix(prefix.clone()));
     shared.settings.limits.check_range(&range)?;
-    Ok(contenders(shared, rows(shared, &prefix)))
+    Ok(entries_of(shared, rows(shared, &prefix)))
 }
 
-fn contenders(shared: &Shared, rows: Vec<KeyValue>) -> Vec<LockEntry> {
+fn entries_of(shared: &Shared, rows: Vec<KeyValue>) -> Vec<LockEntry> {
     let mut queue = LockQueue::default();
     for row in &rows {
-        let rule = Stance::rule_in_line(&row.key, &row.value);
-        queue.insert((row.create_revision, row.key.clone()), rule);
+        let mode = EntryMetadata::mode_in_queue(&row.key, &row.value);
+        queue.insert((row.create_revision, row.key.clone()), mode);
     }
-    rows.into_iter().filter_map(|row| contender(shared, &queue, row)).collect()
+    rows.into_iter().filter_map(|row| entry_of(shared, &queue, row)).collect()
 }
 
 /// Builds the public entry for a row of the queue.
-fn contender(shared: &Shared, queue: &LockQueue, row: KeyValue) -> Option<LockEntry> {
+fn entry_of(shared: &Shared, queue: &LockQueue, row: KeyValue) -> Option<LockEntry> {
     let lease = row.lease?;
     let session = shared.reader.lease_head(lease).and_then(|info| info.session);
     let (node, label) = session.map(|(node, _, session)| (node, session.label)).unzip();
-    let rank = (row.create_revision, row.key.clone());
-    let kind = queue.rule(&rank)?.kind();
-    let holds = queue.may_hold(&rank);
-    let (site, owner, reason) = match Stance::parse(&row.key, &row.value) {
-        Some(stance) => (stance.site, stance.owner_name, stance.why),
+    let position = (row.create_revision, row.key.clone());
+    let kind = queue.mode(&position)?.kind();
+    let holds = queue.may_hold(&position);
+    let (site, owner, reason) = match EntryMetadata::parse(&row.key, &row.value) {
+        Some(metadata) => (metadata.site, metadata.owner_name, metadata.why),
         None => (String::new(), String::new(), row.value),
     };
-    let (since, key) = rank;
+    let (since, key) = position;
     Some(LockEntry { key, since, holds, kind, lease, label, node, site, owner, reason })
 }
 
@@ -113,9 +117,9 @@ fn contender(shared: &Shared, queue: &LockQueue, row: KeyValue) -> Option<LockEn
 ///
 /// # Errors
 /// [`LockAdminError::Foreign`] names the first entry that does not.
-pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), LockAdminError> {
-    let line = contenders(shared, rows(shared, prefix));
-    match line.into_iter().find(|place| place.node.is_none()) {
+pub(crate) fn check_all_bowline(shared: &Shared, prefix: &Bytes) -> Result<(), LockAdminError> {
+    let entries = entries_of(shared, rows(shared, prefix));
+    match entries.into_iter().find(|entry| entry.node.is_none()) {
         Some(foreign) => Err(LockAdminError::Foreign { key: foreign.key }),
         None => Ok(()),
     }
@@ -126,7 +130,7 @@ pub(crate) fn is_for_ours_alone(shared: &Shared, prefix: &Bytes) -> Result<(), L
 ///
 /// # Errors
 /// Returns [`LockAdminError::NoSuccessor`] if the successor is not such a waiter.
-pub(crate) fn may_be_handed(successor: &LockEntry, lease: LeaseId) -> Result<(), LockAdminError> {
+pub(crate) fn check_successor(successor: &LockEntry, lease: LeaseId) -> Result<(), LockAdminError> {
     let waits = !successor.holds && successor.lease != lease;
     if waits {
         Ok(())

@@ -22,7 +22,7 @@ const GUESSES_MAX: usize = 8;
 pub(crate) const TRIES_MAX: usize = 4;
 
 /// One alternative of a transaction.
-pub(crate) struct Way {
+pub(crate) struct CasBranch {
     /// The compares. The alternative is chosen if they hold and no earlier alternative was chosen.
     pub(crate) when: Vec<Compare>,
     /// The operations of the alternative.
@@ -30,26 +30,26 @@ pub(crate) struct Way {
 }
 
 /// Returns the maximum number of alternatives of a transaction.
-pub(crate) fn ways_max(client: &Client) -> usize {
+pub(crate) fn branches_max(client: &Client) -> usize {
     client.shared.settings.limits.txn_depth_max.clamp(1, GUESSES_MAX)
 }
 
 /// Builds the transaction that tries the alternatives in order.
-pub(crate) fn chain(ways: Vec<Way>) -> Txn {
-    let nest = |rest: Option<Txn>, way: Way| {
+pub(crate) fn nest_branches(branches: Vec<CasBranch>) -> Txn {
+    let nest = |rest: Option<Txn>, branch: CasBranch| {
         let failure = rest.map(Op::Txn).into_iter().collect();
-        Some(Txn { compares: way.when, success: way.then, failure })
+        Some(Txn { compares: branch.when, success: branch.then, failure })
     };
-    ways.into_iter().rev().fold(None, nest).unwrap_or_default()
+    branches.into_iter().rev().fold(None, nest).unwrap_or_default()
 }
 
 /// Returns the index of the chosen alternative.
-pub(crate) fn taken(reply: &TxnReply) -> Option<usize> {
+pub(crate) fn chosen(reply: &TxnReply) -> Option<usize> {
     if reply.succeeded {
         return Some(0);
     }
     match reply.results.first() {
-        Some(TxnResult::Txn(rest)) => taken(rest).map(|way| way + 1),
+        Some(TxnResult::Txn(rest)) => chosen(rest).map(|branch| branch + 1),
         _ => None,
     }
 }
@@ -59,25 +59,25 @@ pub(crate) fn taken(reply: &TxnReply) -> Option<usize> {
 ///
 /// # Errors
 /// See [`Error`].
-pub(crate) async fn try_ways(
+pub(crate) async fn try_branches(
     client: &Client,
-    ways: Vec<Way>,
+    branches: Vec<CasBranch>,
     until: &Until,
 ) -> Result<(Option<usize>, Revision), Error> {
-    let Txn { compares, success, failure } = chain(ways);
+    let Txn { compares, success, failure } = nest_branches(branches);
     let call = client.txn().deadline(until.left());
     let call = compares.into_iter().fold(call, |call, compare| call.when(compare));
     let call = success.into_iter().fold(call, |call, op| call.then(op));
     let call = failure.into_iter().fold(call, |call, op| call.or_else(op));
     match call.commit().await {
-        Ok(reply) => Ok((taken(&reply), reply.revision)),
-        Err(error) => Err(which_is_unknown(error)),
+        Ok(reply) => Ok((chosen(&reply), reply.revision)),
+        Err(error) => Err(branch_is_unknown(error)),
     }
 }
 
 /// Converts a missing reply to an error with an unknown effect: without the reply, the chosen
 /// alternative is unknown.
-pub(crate) fn which_is_unknown(error: Error) -> Error {
+pub(crate) fn branch_is_unknown(error: Error) -> Error {
     match error {
         Error::AnswerLost { .. } => Error::Deadline { effect: Effect::Unknown },
         error => error,
@@ -88,19 +88,22 @@ pub(crate) fn which_is_unknown(error: Error) -> Error {
 mod tests {
     use super::*;
 
-    fn way(n: u64) -> Way {
-        Way { when: vec![Compare::value("k").eq(n.to_string())], then: vec![Op::put("k", "v")] }
+    fn branch(n: u64) -> CasBranch {
+        CasBranch {
+            when: vec![Compare::value("k").eq(n.to_string())],
+            then: vec![Op::put("k", "v")],
+        }
     }
 
     #[test]
     fn cas_branches_are_tried_in_order() {
-        let txn = chain((0..3).map(way).collect());
-        let Op::Txn(second) = &txn.failure[0] else { panic!("the second way is nested") };
-        let Op::Txn(third) = &second.failure[0] else { panic!("the third way is nested") };
-        assert_eq!((&txn.compares, &txn.success), (&way(0).when, &way(0).then));
-        assert_eq!(third.compares, way(2).when);
+        let txn = nest_branches((0..3).map(branch).collect());
+        let Op::Txn(second) = &txn.failure[0] else { panic!("the second branch is nested") };
+        let Op::Txn(third) = &second.failure[0] else { panic!("the third branch is nested") };
+        assert_eq!((&txn.compares, &txn.success), (&branch(0).when, &branch(0).then));
+        assert_eq!(third.compares, branch(2).when);
         assert!(third.failure.is_empty());
-        assert_eq!(chain(Vec::new()), Txn::default());
+        assert_eq!(nest_branches(Vec::new()), Txn::default());
     }
 
     #[test]
@@ -108,12 +111,12 @@ mod tests {
         let revision = Revision(9);
         let nest = |results, succeeded| TxnReply { revision, succeeded, results };
         let lost = nest(Vec::new(), false);
-        assert_eq!(taken(&lost), None);
+        assert_eq!(chosen(&lost), None);
         let won = nest(Vec::new(), true);
-        assert_eq!(taken(&won), Some(0));
+        assert_eq!(chosen(&won), Some(0));
         let third = nest(vec![TxnResult::Txn(nest(vec![TxnResult::Txn(won)], false))], false);
-        assert_eq!(taken(&third), Some(2));
+        assert_eq!(chosen(&third), Some(2));
         let none = nest(vec![TxnResult::Txn(nest(vec![TxnResult::Txn(lost)], false))], false);
-        assert_eq!(taken(&none), None);
+        assert_eq!(chosen(&none), None);
     }
 }

@@ -10,9 +10,9 @@ use crate::model::{
     Command, KeyRange, KeyValue, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn,
 };
 
+use super::admin_request::{self, AdminAction, AdminRequest, ReleaseRequest};
 use super::call::{Call, Until};
-use super::line::{parent, prefix_of, still_mine};
-use super::order::{self, Order, ReleaseRequest, What};
+use super::lock_table::{parent, prefix_of, still_mine};
 use super::view::{self, LockEntry};
 
 /// The locks of the store, for operators. Created by [`Node::locks`].
@@ -135,7 +135,7 @@ impl Locks {
         shared.settings.limits.check_range(&range)?;
         let rows = shared.reader.range(&range)?.kvs;
         let mut names = BTreeMap::new();
-        for row in rows.iter().filter(|row| has_places_name(row)) {
+        for row in rows.iter().filter(|row| has_entry_name(row)) {
             // The keys of the lock `jobs` begin with `jobs/`, but its name does not.
             let name = parent(&row.key).map(|below| &below[..below.len() - 1]);
             if let Some(name) = name.filter(|name| name.starts_with(&prefix)) {
@@ -152,17 +152,18 @@ impl Locks {
     pub fn of(&self, name: impl Into<Bytes>) -> Result<LockInfo, Error> {
         let name = name.into();
         let prefix = prefix_of(&name);
-        let line = view::line_of(&self.client.shared, &name)?;
+        let queue = view::list(&self.client.shared, &name)?;
         let mut range = Range::new(KeyRange::prefix(prefix.clone()));
         range.keys_only = true;
         let rows = self.client.shared.reader.range(&range)?.kvs;
         let of_a_place = |key: &Bytes| {
-            line.iter()
-                .any(|place| *key == place.key || parent(key) == Some(&prefix_of(&place.key)))
+            queue
+                .iter()
+                .any(|entry| *key == entry.key || parent(key) == Some(&prefix_of(&entry.key)))
         };
         let foreign_keys =
             rows.into_iter().map(|row| row.key).filter(|key| !of_a_place(key)).collect();
-        Ok(LockInfo { name, queue: line, foreign_keys })
+        Ok(LockInfo { name, queue, foreign_keys })
     }
 
     /// Asks the holder to release the lock. The holder receives the request from
@@ -172,12 +173,12 @@ impl Locks {
     /// See [`LockAdminError`].
     pub fn request_release(
         &self,
-        place: &LockEntry,
+        entry: &LockEntry,
         why: impl Into<String>,
     ) -> Call<'static, (), LockAdminError> {
-        let (locks, place, why) = (self.clone(), place.clone(), why.into());
+        let (locks, entry, why) = (self.clone(), entry.clone(), why.into());
         Call::new(&self.client, move |until| async move {
-            locks.order(&place, What::Ask, why, &until).await.map(drop)
+            locks.order(&entry, AdminAction::RequestRelease, why, &until).await.map(drop)
         })
     }
 
@@ -198,13 +199,13 @@ impl Locks {
     /// carried out.
     pub fn force_release(
         &self,
-        place: &LockEntry,
+        entry: &LockEntry,
         why: impl Into<String>,
     ) -> Call<'static, (), LockAdminError> {
-        let (locks, place, why) = (self.clone(), place.clone(), why.into());
+        let (locks, entry, why) = (self.clone(), entry.clone(), why.into());
         Call::endless(&self.client, move |until| async move {
-            let ordered = locks.order(&place, What::Break, why, &until).await?;
-            locks.until_gone(&place, ordered, &until).await
+            let ordered = locks.order(&entry, AdminAction::ForceRelease, why, &until).await?;
+            locks.until_gone(&entry, ordered, &until).await
         })
     }
 
@@ -218,22 +219,23 @@ impl Locks {
     /// like that of [`Locks::force_release`] may have been issued.
     pub fn force_release_now(
         &self,
-        place: &LockEntry,
+        entry: &LockEntry,
         why: impl Into<String>,
     ) -> Call<'static, (), LockAdminError> {
-        let (locks, place, why) = (self.clone(), place.clone(), why.into());
+        let (locks, entry, why) = (self.clone(), entry.clone(), why.into());
         Call::new(&self.client, move |until| async move {
-            let is_ordered = match locks.order(&place, What::Break, why.clone(), &until).await {
-                Ok(_) => true,
-                Err(LockAdminError::Foreign { .. }) => false,
-                // A full store rejects the request, but not a deletion. So continue without
-                // informing the holder first.
-                Err(LockAdminError::Store(error)) if error.needs_room() => false,
-                Err(error) => return Err(error),
-            };
-            let (LockEntry { key, since, lease, .. }, by) = (&place, &locks.label);
+            let is_ordered =
+                match locks.order(&entry, AdminAction::ForceRelease, why.clone(), &until).await {
+                    Ok(_) => true,
+                    Err(LockAdminError::Foreign { .. }) => false,
+                    // A full store rejects the request, but not a deletion. So continue without
+                    // informing the holder first.
+                    Err(LockAdminError::Store(error)) if error.needs_room() => false,
+                    Err(error) => return Err(error),
+                };
+            let (LockEntry { key, since, lease, .. }, by) = (&entry, &locks.label);
             tracing::warn!(by, why, lock = %key.escape_ascii(), "force-releasing lock immediately");
-            let order = order::key_for(key);
+            let order = admin_request::key_for(key);
             let txn = Txn {
                 compares: still_mine(key, *since, *lease).to_vec(),
                 success: vec![Op::delete(key.clone()), Op::delete(order)],
@@ -281,11 +283,11 @@ impl Locks {
             if parent(&holder.key) != parent(&successor.key) {
                 return Err(LockAdminError::NoSuccessor { successor: successor.key });
             }
-            view::may_be_handed(&successor, holder.lease)?;
+            view::check_successor(&successor, holder.lease)?;
             let prefix = parent(&holder.key).map(Bytes::copy_from_slice).unwrap_or_default();
-            view::is_for_ours_alone(&locks.client.shared, &prefix)?;
-            let what = What::HandOver((successor.since, successor.key));
-            let ordered = locks.order(&holder, what, why, &until).await?;
+            view::check_all_bowline(&locks.client.shared, &prefix)?;
+            let action = AdminAction::Transfer((successor.since, successor.key));
+            let ordered = locks.order(&holder, action, why, &until).await?;
             locks.until_gone(&holder, ordered, &until).await
         })
     }
@@ -293,23 +295,23 @@ impl Locks {
     /// Writes the row of an admin request. Returns its revision.
     async fn order(
         &self,
-        place: &LockEntry,
-        what: What,
+        entry: &LockEntry,
+        action: AdminAction,
         why: String,
         until: &Until,
     ) -> Result<Revision, LockAdminError> {
-        let LockEntry { key, since, lease, node, .. } = place;
+        let LockEntry { key, since, lease, node, .. } = entry;
         if node.is_none() {
             return Err(LockAdminError::Foreign { key: key.clone() });
         }
         tracing::warn!(
-            by = self.label, why, ?what, place = %key.escape_ascii(),
+            by = self.label, why, ?action, entry = %key.escape_ascii(),
             "sending admin request to lock holder"
         );
         let request = ReleaseRequest { by: self.label.clone(), reason: why };
         let put = Put {
-            key: order::key_for(key),
-            value: PutValue::Set(Order { what, since: *since, request }.to_value()),
+            key: admin_request::key_for(key),
+            value: PutValue::Set(AdminRequest { action, since: *since, request }.to_value()),
             lease: PutLease::Attach(*lease),
             prev_kv: false,
         };
@@ -327,11 +329,11 @@ impl Locks {
     /// Waits until the addressed entry is gone or belongs to another session.
     async fn until_gone(
         &self,
-        place: &LockEntry,
+        entry: &LockEntry,
         ordered: Revision,
         until: &Until,
     ) -> Result<(), LockAdminError> {
-        let LockEntry { key, since, lease, .. } = place;
+        let LockEntry { key, since, lease, .. } = entry;
         let is_there = |row: &KeyValue| row.create_revision == *since && row.lease == Some(*lease);
         loop {
             match self.is_gone(key, &is_there, ordered, until).await {
@@ -373,7 +375,7 @@ impl Locks {
 }
 
 /// Reports whether a row's key is named like a queue entry of Bowline or an etcd client.
-fn has_places_name(row: &KeyValue) -> bool {
+fn has_entry_name(row: &KeyValue) -> bool {
     let Some(lease) = row.lease else { return false };
     let last = row.key.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let lease = lease.to_string();

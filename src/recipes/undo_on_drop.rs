@@ -31,21 +31,21 @@ type Undo = dyn Fn(&Reply) -> Option<Command> + Send + Sync;
 ///
 /// # Errors
 /// See [`Error`].
-pub(crate) async fn carry_out(
+pub(crate) async fn run_undoable(
     shared: &Arc<Shared>,
     command: Command,
     undo: impl Fn(&Reply) -> Option<Command> + Send + Sync + 'static,
 ) -> Result<Reply, Error> {
-    Deed::begin(shared, command, undo)?.outcome().await
+    UndoOnDrop::begin(shared, command, undo)?.outcome().await
 }
 
-/// Like [`carry_out`], for a change of a session. The command is also undone when the deadline
+/// Like [`run_undoable`], for a change of a session. The command is also undone when the deadline
 /// passes or the session ends.
 ///
 /// # Errors
 /// See [`Error`]. A change that is undone may have been visible for a while, so the effect of the
 /// error is [unknown](Effect::Unknown).
-pub(crate) async fn carry_out_within(
+pub(crate) async fn run_undoable_within(
     session: &Session,
     command: Command,
     until: &Until,
@@ -54,11 +54,11 @@ pub(crate) async fn carry_out_within(
     if let Some(end) = session.end() {
         return Err(Error::ended(end, session.shared()));
     }
-    let deed = Deed::begin(session.shared(), command, undo)?;
+    let change = UndoOnDrop::begin(session.shared(), command, undo)?;
     let outcome = async {
         tokio::select! {
             biased;
-            reply = deed.outcome() => reply,
+            reply = change.outcome() => reply,
             end = session.ended() => Err(Error::ended(end, session.shared()).halfway()),
         }
     };
@@ -71,13 +71,13 @@ pub(crate) async fn carry_out_within(
 }
 
 /// A change whose outcome is pending.
-struct Deed {
+struct UndoOnDrop {
     shared: Weak<Shared>,
     receiver: oneshot::Receiver<CallResult<Reply>>,
     undo: Arc<Undo>,
 }
 
-impl Deed {
+impl UndoOnDrop {
     /// Proposes the change.
     ///
     /// # Errors
@@ -86,24 +86,24 @@ impl Deed {
         shared: &Arc<Shared>,
         command: Command,
         undo: impl Fn(&Reply) -> Option<Command> + Send + Sync + 'static,
-    ) -> Result<Deed, Error> {
+    ) -> Result<UndoOnDrop, Error> {
         let undo: Arc<Undo> = Arc::new(undo);
         let (sender, receiver) = oneshot::channel();
         let (weak, undone) = (Arc::downgrade(shared), Arc::clone(&undo));
         let reply = ReplyTo::Call(Box::new(move |outcome| {
             if let Some(Err(outcome)) = waking(|| sender.send(outcome)) {
-                take_back(&weak, &*undone, outcome);
+                undo_now(&weak, &*undone, outcome);
             }
         }));
-        let deed = Deed { shared: Arc::downgrade(shared), receiver, undo };
+        let change = UndoOnDrop { shared: Arc::downgrade(shared), receiver, undo };
         shared.insist_admitted(command, reply)?;
-        Ok(deed)
+        Ok(change)
     }
 
     async fn outcome(mut self) -> Result<Reply, Error> {
         match (&mut self.receiver).await {
             Ok(Ok(reply @ Reply::AppliedBefore { .. })) => {
-                take_back(&self.shared, &*self.undo, Ok(reply));
+                undo_now(&self.shared, &*self.undo, Ok(reply));
                 Err(Error::Deadline { effect: Effect::Unknown })
             }
             Ok(outcome) => Ok(outcome?),
@@ -113,18 +113,18 @@ impl Deed {
     }
 }
 
-impl Drop for Deed {
+impl Drop for UndoOnDrop {
     fn drop(&mut self) {
         self.receiver.close();
         // The outcome may have arrived before the channel was closed. If the caller has already
         // received the outcome, the channel is empty.
         if let Ok(outcome) = self.receiver.try_recv() {
-            take_back(&self.shared, &*self.undo, outcome);
+            undo_now(&self.shared, &*self.undo, outcome);
         }
     }
 }
 
-fn take_back(shared: &Weak<Shared>, undo: &Undo, outcome: CallResult<Reply>) {
+fn undo_now(shared: &Weak<Shared>, undo: &Undo, outcome: CallResult<Reply>) {
     let (Some(shared), Ok(reply)) = (shared.upgrade(), outcome) else { return };
     if let Some(command) = undo(&reply) {
         shared.insist(command, ReplyTo::Nobody);
@@ -141,18 +141,18 @@ pub(crate) fn delete_of(key: &Bytes, since: Revision) -> Command {
 }
 
 /// A key of a session that is deleted in the background when this value is dropped.
-pub(crate) struct Entry {
+pub(crate) struct SessionKey {
     session: Session,
     key: Bytes,
     since: Revision,
-    farewell: Farewell,
+    deletion: Deletion,
     is_left: bool,
 }
 
 /// Returns the command that deletes an entry, given its key and create revision.
-type Farewell = fn(&Bytes, Revision) -> Command;
+type Deletion = fn(&Bytes, Revision) -> Command;
 
-impl Entry {
+impl SessionKey {
     /// Creates the key unless it exists. Dropping the future leaves nothing behind.
     ///
     /// # Errors
@@ -164,8 +164,8 @@ impl Entry {
         key: Bytes,
         value: Bytes,
         until: &Until,
-        farewell: Farewell,
-    ) -> Result<Option<Entry>, Error> {
+        deletion: Deletion,
+    ) -> Result<Option<SessionKey>, Error> {
         let put = Put {
             key: key.clone(),
             value: PutValue::Set(value),
@@ -181,14 +181,14 @@ impl Entry {
         let undo = move |reply: &Reply| match reply {
             Reply::Txn(reply) if !reply.succeeded => None,
             // If the outcome is unknown, the create revision tells whether the key is this one.
-            reply => Some(farewell(&made, reply.revision())),
+            reply => Some(deletion(&made, reply.revision())),
         };
-        match carry_out_within(session, command, until, undo).await? {
-            Reply::Txn(reply) => Ok(reply.succeeded.then(|| Entry {
+        match run_undoable_within(session, command, until, undo).await? {
+            Reply::Txn(reply) => Ok(reply.succeeded.then(|| SessionKey {
                 session: session.clone(),
                 key,
                 since: reply.revision,
-                farewell,
+                deletion,
                 is_left: false,
             })),
             other => unreachable!("unexpected reply to a transaction: {other:?}"),
@@ -226,7 +226,7 @@ impl Entry {
             return Ok(false);
         }
         let (sender, receiver) = oneshot::channel();
-        let command = (self.farewell)(&self.key, self.since);
+        let command = (self.deletion)(&self.key, self.since);
         self.session.shared().insist(command, ReplyTo::Waiting(sender));
         let unknown = Error::Deadline { effect: Effect::Unknown };
         match until.within(receiver).await {
@@ -239,17 +239,17 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for SessionKey {
     fn drop(&mut self) {
         if !self.is_left && !self.is_left_to_its_lease() {
-            let command = (self.farewell)(&self.key, self.since);
+            let command = (self.deletion)(&self.key, self.since);
             self.session.shared().insist(command, ReplyTo::Nobody);
         }
     }
 }
 
-impl std::fmt::Debug for Entry {
+impl std::fmt::Debug for SessionKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Entry").field("key", &self.key).field("since", &self.since).finish()
+        f.debug_struct("SessionKey").field("key", &self.key).field("since", &self.since).finish()
     }
 }

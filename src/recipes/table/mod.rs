@@ -3,7 +3,7 @@
 //!
 //! All code of this module runs under the lock of the table, most of it on the driver's thread. The
 //! code notifies no task and proposes nothing while the lock is held. It adds these actions to an
-//! [`Acts`] value, which is run after the lock is released.
+//! [`DeferredActions`] value, which is run after the lock is released.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,66 +18,66 @@ mod grant;
 
 use follow::update_value;
 
-use super::digits::number_in;
+use super::decimal::number_in;
+use super::entry::{DeferredActions, Phase, QueueEntry, ReleasePlan, Waiter, WaiterStage};
 use super::error::{LockError, LostReason};
-use super::head_count::{HeadCount, HeadCounts, Part};
-use super::line::{Ask, parent, prefix_of};
-use super::place::{Acts, Parting, Phase, Place, Stage, Turn};
-use super::rule::{LockQueue, Rank};
-use super::stance::Stance;
+use super::lock_table::{Ask, parent, prefix_of};
+use super::metadata::EntryMetadata;
+use super::mode::{LockQueue, QueuePosition};
 use super::token::Token;
 use super::view;
+use super::waiter_counts::{WaiterCount, WaiterCounts, WaiterRole};
 
 /// A waiter and its queue entry.
-pub(super) type QueuedWaiter = (Arc<Place>, Arc<Turn>);
+pub(super) type QueuedWaiter = (Arc<QueueEntry>, Arc<Waiter>);
 
 /// The state of the lock table; see the module.
 #[derive(Default)]
-pub(super) struct Book {
+pub(super) struct LockTableState {
     /// Lock queues by key prefix.
-    lines: BTreeMap<Bytes, Line>,
+    queues: BTreeMap<Bytes, LocalQueue>,
     /// The entries of each lease, by number. A resumed lease may have entries of two sessions.
-    sessions: BTreeMap<LeaseId, BTreeMap<u64, Arc<Place>>>,
+    sessions: BTreeMap<LeaseId, BTreeMap<u64, Arc<QueueEntry>>>,
     timers: BTreeMap<(Moment, u64), QueuedWaiter>,
     /// Keys that a session has transferred away while transactions under the old hold may still be
     /// applied, by lease, key and create revision. The session must not hold a lock with these keys
     /// again.
-    spent: BTreeSet<(LeaseId, Bytes, Revision)>,
+    unusable: BTreeSet<(LeaseId, Bytes, Revision)>,
     /// Source of numbers for entries, timers and keys.
     counter: u64,
-    head_count: Arc<HeadCount>,
+    waiter_count: Arc<WaiterCount>,
 }
 
 #[derive(Default)]
-struct Line {
+struct LocalQueue {
     /// Entries of all nodes. `None` until the outcome of the first local enqueue is known.
-    queue: Option<LockQueue>,
+    all: Option<LockQueue>,
     /// This node's entries by key. An entry stays until its key is known to be deleted.
-    local: BTreeMap<Bytes, Arc<Place>>,
+    local: BTreeMap<Bytes, Arc<QueueEntry>>,
     /// This node's waiting entries in queue order. Some of them may have left the queue.
-    waiting: BTreeMap<Rank, Arc<Place>>,
+    waiting: BTreeMap<QueuePosition, Arc<QueueEntry>>,
     /// The entries that other tasks of the same session may share.
-    open: BTreeMap<LeaseId, Arc<Place>>,
+    open: BTreeMap<LeaseId, Arc<QueueEntry>>,
     /// The waiting entries that are upgrades. An upgrade may overtake other entries.
-    upgrades: BTreeSet<Rank>,
+    upgrades: BTreeSet<QueuePosition>,
     /// Numbers of key names that can be reused, by lease: this node has seen the deletion of their
     /// keys.
     free: BTreeMap<LeaseId, BTreeSet<u64>>,
     /// Counts of this node's holders and waiters of this lock.
-    head_count: Arc<HeadCount>,
+    waiter_count: Arc<WaiterCount>,
 }
 
 /// Maximum number of leases per queue for which reusable key names are remembered. Names of further
 /// leases are not reused.
 const LEASES_WITH_FREE_NAMES_MAX: usize = 64;
 
-impl Line {
+impl LocalQueue {
     /// Reports whether one of this node's entries has this key, or will have it when its enqueue is
     /// applied. The key of an entry that has ended or was re-enqueued may meanwhile belong to
     /// another entry.
     fn has(&self, key: &Bytes) -> bool {
-        self.local.get(key).is_some_and(|place| {
-            let inner = place.lock();
+        self.local.get(key).is_some_and(|entry| {
+            let inner = entry.lock();
             inner.phase != Phase::Gone && inner.keys.contains(key)
         })
     }
@@ -106,7 +106,7 @@ fn numbered(prefix: &Bytes, lease: LeaseId, number: Option<u64>) -> Bytes {
     [&prefix[..], lease.to_string().as_bytes(), number.as_bytes()].concat().into()
 }
 
-impl Book {
+impl LockTableState {
     pub(super) fn number(&mut self) -> u64 {
         self.counter += 1;
         self.counter
@@ -114,23 +114,23 @@ impl Book {
 
     /// Records keys that were transferred away while transactions under the old hold may still be
     /// applied.
-    pub(super) fn keep_spent(&mut self, lease: LeaseId, keys: &[Bytes], since: Revision) {
-        self.spent.extend(keys.iter().map(|key| (lease, key.clone(), since)));
+    pub(super) fn keep_unusable(&mut self, lease: LeaseId, keys: &[Bytes], since: Revision) {
+        self.unusable.extend(keys.iter().map(|key| (lease, key.clone(), since)));
     }
 
     /// Returns the counts of this node's holders and waiters.
-    pub(super) fn head_count(&self) -> &Arc<HeadCount> {
-        &self.head_count
+    pub(super) fn waiter_count(&self) -> &Arc<WaiterCount> {
+        &self.waiter_count
     }
 
     pub(super) fn keep_timer(
         &mut self,
         timer: Option<(Moment, u64)>,
-        place: &Arc<Place>,
-        turn: &Arc<Turn>,
+        entry: &Arc<QueueEntry>,
+        waiter: &Arc<Waiter>,
     ) {
         if let Some(timer) = timer {
-            self.timers.insert(timer, (Arc::clone(place), Arc::clone(turn)));
+            self.timers.insert(timer, (Arc::clone(entry), Arc::clone(waiter)));
         }
     }
 
@@ -147,15 +147,15 @@ impl Book {
             return Ok(None);
         }
         let prefix = prefix_of(name);
-        let open = self.lines.get(&prefix).and_then(|line| line.open.get(&ask.session.lease));
-        let Some(place) = open.cloned() else { return Ok(None) };
-        if !Arc::ptr_eq(&place.session, ask.session) {
+        let open = self.queues.get(&prefix).and_then(|queue| queue.open.get(&ask.session.lease));
+        let Some(entry) = open.cloned() else { return Ok(None) };
+        if !Arc::ptr_eq(&entry.session, ask.session) {
             return Ok(None);
         }
-        if let Some(end) = place.session.ended() {
+        if let Some(end) = entry.session.ended() {
             return Err(LockError::SessionEnded(end));
         }
-        let mut inner = place.lock();
+        let mut inner = entry.lock();
         if inner.phase == Phase::Gone {
             return Ok(None);
         }
@@ -163,27 +163,27 @@ impl Book {
             && (inner.holder.is_some() || inner.waiting() > 0 || inner.phase != Phase::Entering)
         {
             drop(inner);
-            let queue = self.lines.get(&prefix).and_then(|line| line.queue.as_ref());
-            let first = queue.and_then(|queue| Some((queue, queue.first()?.0)));
-            let holder = first.and_then(|(queue, first)| view::at(shared, queue, first));
+            let all = self.queues.get(&prefix).and_then(|queue| queue.all.as_ref());
+            let first = all.and_then(|all| Some((all, all.first()?.0)));
+            let holder = first.and_then(|(all, first)| view::at(shared, all, first));
             return Err(LockError::WouldBlock { holder: holder.map(Box::new) });
         }
         if self.is_full(&prefix, max) {
             return Err(LockError::QueueFull { max });
         }
         let deadline = ask.deadline.map(|deadline| (deadline, self.number()));
-        let turn = inner.queue(ask.only_try, deadline, ask.cap, ask.is_owned);
+        let waiter = inner.add_waiter(ask.only_try, deadline, ask.cap, ask.is_owned);
         drop(inner);
-        self.keep_timer(deadline, &place, &turn);
-        Ok(Some((place, turn)))
+        self.keep_timer(deadline, &entry, &waiter);
+        Ok(Some((entry, waiter)))
     }
 
-    pub(super) fn new_place(
+    pub(super) fn new_entry(
         &mut self,
         shared: &Shared,
         ask: &Ask<'_>,
         max: usize,
-    ) -> Result<Arc<Place>, LockError> {
+    ) -> Result<Arc<QueueEntry>, LockError> {
         let prefixes: Box<[Bytes]> = ask.names.iter().map(prefix_of).collect();
         if prefixes.iter().any(|prefix| self.is_full(prefix, max)) {
             return Err(LockError::QueueFull { max });
@@ -192,36 +192,37 @@ impl Book {
         let (id, session) = (self.number(), Arc::clone(ask.session));
         let value = (ask.value)();
         let counts = self.counts(&prefixes);
-        let place = Place::new(id, prefixes, keys, session, value, ask.is_shared, counts);
-        let place = Arc::new(place);
-        self.welcome(&place);
-        Ok(place)
+        let entry = QueueEntry::new(id, prefixes, keys, session, value, ask.is_shared, counts);
+        let entry = Arc::new(entry);
+        self.insert(&entry);
+        Ok(entry)
     }
 
     /// Reports whether this node already has the maximum number of waiters for a lock.
     fn is_full(&self, prefix: &Bytes, max: usize) -> bool {
-        let waiting = self.lines.get(prefix).map_or(0, |line| line.head_count.count(Part::Waits));
+        let waiting =
+            self.queues.get(prefix).map_or(0, |queue| queue.waiter_count.count(WaiterRole::Waits));
         waiting >= max as u64
     }
 
     /// Returns the counters for an entry in these queues.
-    pub(super) fn counts(&mut self, prefixes: &[Bytes]) -> HeadCounts {
-        let lines = prefixes
+    pub(super) fn counts(&mut self, prefixes: &[Bytes]) -> WaiterCounts {
+        let queues = prefixes
             .iter()
-            .map(|prefix| Arc::clone(&self.lines.entry(prefix.clone()).or_default().head_count));
-        [Arc::clone(&self.head_count)].into_iter().chain(lines).collect()
+            .map(|prefix| Arc::clone(&self.queues.entry(prefix.clone()).or_default().waiter_count));
+        [Arc::clone(&self.waiter_count)].into_iter().chain(queues).collect()
     }
 
     /// Adds an entry to the table.
-    pub(super) fn welcome(&mut self, place: &Arc<Place>) {
-        self.keep(place);
-        let kept = self.sessions.entry(place.session.lease).or_default();
-        kept.insert(place.id, Arc::clone(place));
+    pub(super) fn insert(&mut self, entry: &Arc<QueueEntry>) {
+        self.keep(entry);
+        let kept = self.sessions.entry(entry.session.lease).or_default();
+        kept.insert(entry.id, Arc::clone(entry));
     }
 
     /// Returns this node's entry with this key.
-    pub(super) fn local(&self, key: &[u8]) -> Option<&Arc<Place>> {
-        self.lines.get(parent(key)?)?.local.get(key)
+    pub(super) fn local(&self, key: &[u8]) -> Option<&Arc<QueueEntry>> {
+        self.queues.get(parent(key)?)?.local.get(key)
     }
 
     /// Returns new keys in these queues for an entry of this lease.
@@ -245,8 +246,8 @@ impl Book {
     ) -> Bytes {
         let mut name = numbered(prefix, lease, None);
         while self.local(&name).is_some() || stands(&name) {
-            let line = self.lines.get_mut(prefix);
-            let free = line.and_then(|line| line.free.get_mut(&lease)?.pop_first());
+            let queue = self.queues.get_mut(prefix);
+            let free = queue.and_then(|queue| queue.free.get_mut(&lease)?.pop_first());
             let number = free.unwrap_or_else(|| self.number());
             name = numbered(prefix, lease, Some(number));
         }
@@ -254,68 +255,73 @@ impl Book {
     }
 
     /// Registers the entry under its keys in their queues.
-    fn keep(&mut self, place: &Arc<Place>) {
-        let keys = Arc::clone(&place.lock().keys);
-        for (prefix, key) in place.prefixes.iter().zip(keys.iter()) {
-            let line = self.lines.entry(prefix.clone()).or_default();
-            line.local.insert(key.clone(), Arc::clone(place));
-            if place.is_shared {
-                line.open.insert(place.session.lease, Arc::clone(place));
+    fn keep(&mut self, entry: &Arc<QueueEntry>) {
+        let keys = Arc::clone(&entry.lock().keys);
+        for (prefix, key) in entry.prefixes.iter().zip(keys.iter()) {
+            let queue = self.queues.entry(prefix.clone()).or_default();
+            queue.local.insert(key.clone(), Arc::clone(entry));
+            if entry.is_shared {
+                queue.open.insert(entry.session.lease, Arc::clone(entry));
             }
         }
     }
 
     /// Assigns new keys to an entry that will be re-enqueued.
-    pub(super) fn rename(&mut self, shared: &Shared, place: &Arc<Place>) -> Arc<[Bytes]> {
-        let keys = self.new_keys(shared, &place.prefixes, place.session.lease);
-        place.lock().keys = Arc::clone(&keys);
-        self.keep(place);
+    pub(super) fn rename(&mut self, shared: &Shared, entry: &Arc<QueueEntry>) -> Arc<[Bytes]> {
+        let keys = self.new_keys(shared, &entry.prefixes, entry.session.lease);
+        entry.lock().keys = Arc::clone(&keys);
+        self.keep(entry);
         keys
     }
 
     /// Removes a key that is known to be deleted.
-    fn forget(&mut self, place: &Arc<Place>, prefix: &Bytes, key: &Bytes) {
-        let Some(line) = self.lines.get_mut(prefix) else { return };
+    fn forget(&mut self, entry: &Arc<QueueEntry>, prefix: &Bytes, key: &Bytes) {
+        let Some(queue) = self.queues.get_mut(prefix) else { return };
         // The name may already belong to another entry.
-        if line.local.get(key).is_some_and(|known| Arc::ptr_eq(known, place)) {
-            line.local.remove(key);
+        if queue.local.get(key).is_some_and(|known| Arc::ptr_eq(known, entry)) {
+            queue.local.remove(key);
         }
-        if place.lock().phase == Phase::Gone {
-            let lease = place.session.lease;
-            if line.open.get(&lease).is_some_and(|open| Arc::ptr_eq(open, place)) {
-                line.open.remove(&lease);
+        if entry.lock().phase == Phase::Gone {
+            let lease = entry.session.lease;
+            if queue.open.get(&lease).is_some_and(|open| Arc::ptr_eq(open, entry)) {
+                queue.open.remove(&lease);
             }
             if let Some(kept) = self.sessions.get_mut(&lease) {
-                kept.remove(&place.id);
+                kept.remove(&entry.id);
                 if kept.is_empty() {
                     self.sessions.remove(&lease);
                 }
             }
         }
-        if line.local.is_empty() {
-            self.lines.remove(prefix);
+        if queue.local.is_empty() {
+            self.queues.remove(prefix);
         }
     }
 
     /// Removes the old keys of a re-enqueued entry that no longer exist.
-    pub(super) fn forget_absent(&mut self, place: &Arc<Place>, keys: &[Bytes], since: Revision) {
-        for (prefix, key) in place.prefixes.iter().zip(keys) {
-            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
-            if queue.is_none_or(|queue| !queue.contains(&(since, key.clone()))) {
-                self.forget(place, prefix, key);
+    pub(super) fn forget_absent(
+        &mut self,
+        entry: &Arc<QueueEntry>,
+        keys: &[Bytes],
+        since: Revision,
+    ) {
+        for (prefix, key) in entry.prefixes.iter().zip(keys) {
+            let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
+            if all.is_none_or(|all| !all.contains(&(since, key.clone()))) {
+                self.forget(entry, prefix, key);
             }
         }
     }
 
     /// Reports whether the table has no entries.
     pub(super) fn is_empty(&self) -> bool {
-        self.lines.is_empty()
+        self.queues.is_empty()
     }
 
     /// Clears the table and returns all entries.
-    pub(super) fn close(&mut self) -> impl Iterator<Item = Arc<Place>> + use<> {
-        let lines = std::mem::take(self).lines;
-        lines.into_values().flat_map(|line| line.local.into_values())
+    pub(super) fn close(&mut self) -> impl Iterator<Item = Arc<QueueEntry>> + use<> {
+        let queues = std::mem::take(self).queues;
+        queues.into_values().flat_map(|queue| queue.local.into_values())
     }
 
     /// Returns the entry and the waiter of this session that hold the lock with this token.
@@ -325,11 +331,11 @@ impl Book {
         session: &Arc<SharedSession>,
         token: Token,
     ) -> Option<QueuedWaiter> {
-        let line = self.lines.get(prefix)?;
-        line.local.values().filter(|place| Arc::ptr_eq(&place.session, session)).find_map(|place| {
-            let holder = place.lock().holder.clone()?;
-            let is_it = matches!(holder.stage(None), Stage::Holds(grant) if grant.token == token);
-            is_it.then(|| (Arc::clone(place), holder))
+        let queue = self.queues.get(prefix)?;
+        queue.local.values().filter(|entry| Arc::ptr_eq(&entry.session, session)).find_map(|entry| {
+            let holder = entry.lock().holder.clone()?;
+            let is_it = matches!(holder.stage(None), WaiterStage::Granted(grant) if grant.token == token);
+            is_it.then(|| (Arc::clone(entry), holder))
         })
     }
 
@@ -337,143 +343,161 @@ impl Book {
         self.timers.remove(&timer);
     }
 
-    pub(super) fn before(&self, place: &Arc<Place>, turn: &Turn) -> Option<usize> {
-        before(place, turn, &self.before_each([place]))
+    pub(super) fn before(&self, entry: &Arc<QueueEntry>, waiter: &Waiter) -> Option<usize> {
+        before(entry, waiter, &self.before_each([entry]))
     }
 
     /// Returns the number of entries ahead of each of these entries, by queue position.
     fn before_each<'a>(
         &self,
-        places: impl IntoIterator<Item = &'a Arc<Place>>,
-    ) -> BTreeMap<Rank, usize> {
-        let mut ranks: BTreeMap<&Bytes, BTreeSet<Rank>> = BTreeMap::new();
-        for place in places {
-            let inner = place.lock();
+        entries: impl IntoIterator<Item = &'a Arc<QueueEntry>>,
+    ) -> BTreeMap<QueuePosition, usize> {
+        let mut positions: BTreeMap<&Bytes, BTreeSet<QueuePosition>> = BTreeMap::new();
+        for entry in entries {
+            let inner = entry.lock();
             if let Some(since) = inner.since() {
-                for (prefix, key) in place.prefixes.iter().zip(inner.keys.iter()) {
-                    ranks.entry(prefix).or_default().insert((since, key.clone()));
+                for (prefix, key) in entry.prefixes.iter().zip(inner.keys.iter()) {
+                    positions.entry(prefix).or_default().insert((since, key.clone()));
                 }
             }
         }
-        let in_line = |(prefix, ranks)| {
-            let queue = self.lines.get(prefix).and_then(|line| line.queue.as_ref());
-            queue.map(|queue| queue.before_each(ranks)).unwrap_or_default()
+        let in_line = |(prefix, positions)| {
+            let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
+            all.map(|all| all.before_each(positions)).unwrap_or_default()
         };
-        ranks.into_iter().flat_map(in_line).collect()
+        positions.into_iter().flat_map(in_line).collect()
     }
 
     /// Fires the timers that are due. Fails waiters whose deadline has passed, and returns the
     /// holds whose time limit has passed, so that the caller releases them.
-    pub(super) fn ring(&mut self, now: Moment, acts: &mut Acts) -> Vec<QueuedWaiter> {
+    pub(super) fn fire_timers(
+        &mut self,
+        now: Moment,
+        actions: &mut DeferredActions,
+    ) -> Vec<QueuedWaiter> {
         let (mut held_too_long, mut late) = (Vec::new(), Vec::new());
         while let Some(timer) = self.timers.first_entry() {
             if timer.key().0 > now {
                 break;
             }
-            let (place, turn) = timer.remove();
-            match turn.stage(None) {
-                Stage::Holds(_) => {
-                    if turn.until().is_some_and(|until| until <= now) {
-                        held_too_long.push((place, turn));
+            let (entry, waiter) = timer.remove();
+            match waiter.stage(None) {
+                WaiterStage::Granted(_) => {
+                    if waiter.until().is_some_and(|until| until <= now) {
+                        held_too_long.push((entry, waiter));
                     }
                 }
-                Stage::Failed(_) => {}
-                Stage::Asked | Stage::Stands(_) => late.push((place, turn)),
+                WaiterStage::Failed(_) => {}
+                WaiterStage::Requested | WaiterStage::Waiting(_) => late.push((entry, waiter)),
             }
         }
         // If many deadlines pass at once, scan each queue only once.
-        let in_line = self.before_each(late.iter().map(|(place, _)| place));
-        for (place, turn) in late {
-            let why = match before(&place, &turn, &in_line) {
+        let in_line = self.before_each(late.iter().map(|(entry, _)| entry));
+        for (entry, waiter) in late {
+            let why = match before(&entry, &waiter, &in_line) {
                 Some(before) => LockError::TimedOut { before },
                 None => LockError::Unavailable,
             };
-            place.wait_no_more(&turn, why, acts);
+            entry.wait_no_more(&waiter, why, actions);
         }
         held_too_long
     }
 
     /// Ends the entries of sessions that have ended. The end of the lease deletes the keys of
     /// holds. This method deletes the keys of waiters, because the lease may live on.
-    pub(super) fn end_sessions(&mut self, now: Moment, acts: &mut Acts) {
+    pub(super) fn end_sessions(&mut self, now: Moment, actions: &mut DeferredActions) {
         let mut ended = Vec::new();
-        for places in self.sessions.values() {
+        for entries in self.sessions.values() {
             let mut last = None;
-            for place in places.values() {
+            for entry in entries.values() {
                 // Usually all entries belong to one session, so check that session only once.
-                if !last.is_some_and(|(session, _)| Arc::ptr_eq(session, &place.session)) {
-                    last = Some((&place.session, place.session.end(now)));
+                if !last.is_some_and(|(session, _)| Arc::ptr_eq(session, &entry.session)) {
+                    last = Some((&entry.session, entry.session.end(now)));
                 }
                 if let Some((_, Some(end))) = last {
-                    ended.push((Arc::clone(place), end));
+                    ended.push((Arc::clone(entry), end));
                 }
             }
         }
-        for (place, end) in ended {
-            let lease = place.session.lease;
-            self.spent.retain(|(spent, ..)| *spent != lease);
-            if let Some(places) = self.sessions.get_mut(&lease) {
-                places.remove(&place.id);
-                if places.is_empty() {
+        for (entry, end) in ended {
+            let lease = entry.session.lease;
+            self.unusable.retain(|(unusable, ..)| *unusable != lease);
+            if let Some(entries) = self.sessions.get_mut(&lease) {
+                entries.remove(&entry.id);
+                if entries.is_empty() {
                     self.sessions.remove(&lease);
                 }
             }
-            end_place(&place, LostReason::SessionEnded(end), &LockError::SessionEnded(end), acts);
+            end_entry(
+                &entry,
+                LostReason::SessionEnded(end),
+                &LockError::SessionEnded(end),
+                actions,
+            );
         }
     }
 }
 
 /// Returns the number of requests ahead of a waiter: in the queue (`in_line`) and within its entry.
-fn before(place: &Place, turn: &Turn, in_line: &BTreeMap<Rank, usize>) -> Option<usize> {
-    let inner = place.lock();
+fn before(
+    entry: &QueueEntry,
+    waiter: &Waiter,
+    in_line: &BTreeMap<QueuePosition, usize>,
+) -> Option<usize> {
+    let inner = entry.lock();
     let since = inner.since()?;
     let in_line = inner.keys.iter().filter_map(|key| in_line.get(&(since, key.clone())));
     let holder = usize::from(inner.holder.is_some());
-    Some(in_line.max().copied().unwrap_or_default() + holder + inner.before(turn))
+    Some(in_line.max().copied().unwrap_or_default() + holder + inner.before(waiter))
 }
 
 /// Returns the release plan of a lost hold: its remaining keys are deleted.
-pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> Parting {
+pub(super) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> ReleasePlan {
     let (keys, bound) = (Arc::clone(keys), Vec::new());
-    Parting { keys, since, bound, is_spent: false, successor: None, is_told: false }
+    ReleasePlan { keys, since, bound, no_handoff: false, successor: None, reports_failure: false }
 }
 
 /// Fails all waiters of an entry.
-fn fail_all(place: &Arc<Place>, why: &LockError, acts: &mut Acts) {
-    let turns: Vec<Arc<Turn>> = place.lock().turns().cloned().collect();
-    for turn in turns {
-        place.wait_no_more(&turn, why.clone(), acts);
+fn fail_all(entry: &Arc<QueueEntry>, why: &LockError, actions: &mut DeferredActions) {
+    let waiters: Vec<Arc<Waiter>> = entry.lock().waiters().cloned().collect();
+    for waiter in waiters {
+        entry.wait_no_more(&waiter, why.clone(), actions);
     }
 }
 
 /// Ends an entry because its session or its node has ended. The keys of a hold are left to the
 /// lease.
-pub(super) fn end_place(place: &Arc<Place>, loss: LostReason, why: &LockError, acts: &mut Acts) {
-    let mut inner = place.lock();
-    inner.fail(why, acts);
+pub(super) fn end_entry(
+    entry: &Arc<QueueEntry>,
+    loss: LostReason,
+    why: &LockError,
+    actions: &mut DeferredActions,
+) {
+    let mut inner = entry.lock();
+    inner.fail(why, actions);
     match inner.phase {
         // The hold was already released. Transactions that are still in flight will find its key
         // deleted.
         Phase::Held { since, .. } if inner.holder.is_none() => {
             let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
-            return place.leave(&mut inner, since, reply, acts);
+            return entry.leave(&mut inner, since, reply, actions);
         }
         Phase::Held { .. } => inner.phase = Phase::Gone,
-        Phase::Waiting { .. } => place.rest(&mut inner, ReplyTo::Nobody, acts),
+        Phase::Waiting { .. } => entry.advance(&mut inner, ReplyTo::Nobody, actions),
         // The outcome of the enqueue decides what happens to the key.
         Phase::Entering | Phase::Gone => {}
     }
-    inner.lose(loss, acts);
+    inner.lose(loss, actions);
 }
 
 /// Builds a lock queue from its rows.
 fn queue_of(rows: Vec<KeyValue>) -> LockQueue {
-    let mut queue = LockQueue::default();
+    let mut all = LockQueue::default();
     for row in rows {
-        let rule = Stance::rule_in_line(&row.key, &row.value);
-        queue.insert((row.create_revision, row.key), rule);
+        let mode = EntryMetadata::mode_in_queue(&row.key, &row.value);
+        all.insert((row.create_revision, row.key), mode);
     }
-    queue
+    all
 }
 
 #[cfg(test)]
@@ -482,66 +506,67 @@ mod tests {
     use crate::machine::Change;
     use crate::model::{Event, EventKind};
     use crate::node::SessionEndReason;
-    use crate::recipes::place::{Act, Bound, Load};
+    use crate::recipes::entry::{Action, Bound, Load};
 
     const SINCE: Revision = Revision(2);
 
     /// Returns a lock table with one entry that holds since revision 2, and a waiter for each of
     /// `TASKS` tasks.
-    fn held<const TASKS: usize>() -> (Book, Arc<Place>, [Arc<Turn>; TASKS]) {
+    fn held<const TASKS: usize>() -> (LockTableState, Arc<QueueEntry>, [Arc<Waiter>; TASKS]) {
         let (prefix, key) = (Bytes::from_static(b"lock/"), Bytes::from_static(b"lock/5"));
         let (lease, until) =
             (LeaseId::new(5).unwrap(), Moment::since_boot(std::time::Duration::from_secs(9)));
         let session = Arc::new(SharedSession::believed_until(lease, until));
-        let mut book = Book::default();
-        let counts = book.counts(std::slice::from_ref(&prefix));
+        let mut state = LockTableState::default();
+        let counts = state.counts(std::slice::from_ref(&prefix));
         let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
-        let place = Arc::new(Place::new(1, prefixes, keys, session, Bytes::new(), true, counts));
-        let turns = std::array::from_fn(|_| place.lock().queue(false, None, None, false));
-        let mut acts = Acts::default();
-        assert!(place.lock().give(SINCE, SINCE, &mut acts));
-        book.welcome(&place);
+        let entry =
+            Arc::new(QueueEntry::new(1, prefixes, keys, session, Bytes::new(), true, counts));
+        let waiters = std::array::from_fn(|_| entry.lock().add_waiter(false, None, None, false));
+        let mut actions = DeferredActions::default();
+        assert!(entry.lock().grant_next(SINCE, SINCE, &mut actions));
+        state.insert(&entry);
         // The key is missing from the queue, as after a manual deletion or an expired lease.
-        book.lines.get_mut(&prefix).unwrap().queue = Some(LockQueue::default());
-        (book, place, turns)
+        state.queues.get_mut(&prefix).unwrap().all = Some(LockQueue::default());
+        (state, entry, waiters)
     }
 
     #[test]
     fn key_name_is_reused_only_after_its_known_deletion() {
-        let (mut book, place, [_turn]) = held();
-        let lease = place.session.lease;
+        let (mut state, entry, [_turn]) = held();
+        let lease = entry.session.lease;
         let [prefix, plain] = ["lock/", "lock/5"].map(Bytes::from);
-        let stand = |book: &mut Book| {
-            let (id, key) = (book.number(), book.new_key(&prefix, lease, |_| false));
+        let stand = |state: &mut LockTableState| {
+            let (id, key) = (state.number(), state.new_key(&prefix, lease, |_| false));
             let (session, counts) =
-                (Arc::clone(&place.session), book.counts(std::slice::from_ref(&prefix)));
+                (Arc::clone(&entry.session), state.counts(std::slice::from_ref(&prefix)));
             let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
-            let next = Place::new(id, prefixes, keys, session, Bytes::new(), false, counts);
+            let next = QueueEntry::new(id, prefixes, keys, session, Bytes::new(), false, counts);
             let next = Arc::new(next);
-            book.welcome(&next);
+            state.insert(&next);
             (next, key)
         };
-        let [one, two, three] = [(); 3].map(|()| stand(&mut book));
+        let [one, two, three] = [(); 3].map(|()| stand(&mut state));
         assert!(one.1 != two.1 && two.1 != three.1 && three.1 != one.1);
         // The entry was given up, but its key may still exist or may meanwhile belong to another
         // session.
         two.0.lock().phase = Phase::Gone;
-        book.forget(&one.0, &prefix, &one.1);
-        let four = stand(&mut book);
+        state.forget(&one.0, &prefix, &one.1);
+        let four = stand(&mut state);
         assert!([&one.1, &two.1, &three.1].iter().all(|name| **name != four.1));
-        let mut is_deleted = |(place, key): &(Arc<Place>, Bytes)| {
-            book.forget(place, &prefix, key);
-            book.lines.get_mut(&prefix).unwrap().is_deleted(&prefix, key, lease);
+        let mut is_deleted = |(entry, key): &(Arc<QueueEntry>, Bytes)| {
+            state.forget(entry, &prefix, key);
+            state.queues.get_mut(&prefix).unwrap().is_deleted(&prefix, key, lease);
         };
         is_deleted(&two);
         is_deleted(&four);
-        let again = BTreeSet::from([stand(&mut book).1, stand(&mut book).1]);
+        let again = BTreeSet::from([stand(&mut state).1, stand(&mut state).1]);
         assert_eq!(again, BTreeSet::from([two.1, four.1]));
-        book.forget(&place, &prefix, &plain);
+        state.forget(&entry, &prefix, &plain);
         // The key was transferred to another session and exists.
-        let other = book.new_key(&prefix, lease, |name| *name == plain);
+        let other = state.new_key(&prefix, lease, |name| *name == plain);
         assert_ne!(other, plain);
-        assert_eq!(stand(&mut book).1, plain, "etcd's own name first");
+        assert_eq!(stand(&mut state).1, plain, "etcd's own name first");
     }
 
     /// Builds a change from keys with their old and new lease. Their create revision is always 2.
@@ -562,101 +587,115 @@ mod tests {
         Change { revision: Revision(9), events: rows.iter().map(event).collect() }
     }
 
-    fn follow(book: &mut Book, rows: &[(&'static str, Option<u64>, Option<u64>)]) {
+    fn follow(state: &mut LockTableState, rows: &[(&'static str, Option<u64>, Option<u64>)]) {
         let change = change(rows);
-        let (mut touched, mut orders, mut acts) = Default::default();
-        book.follow(&change, &mut touched, &mut orders, &mut acts);
+        let (mut touched, mut requests, mut actions) = Default::default();
+        state.follow(&change, &mut touched, &mut requests, &mut actions);
     }
 
     #[test]
     fn returned_key_belongs_to_the_successor() {
         // This node has not applied the change in which the key belonged to another session.
-        let (mut book, before, [_turn]) = held();
+        let (mut state, before, [_turn]) = held();
         before.lock().phase = Phase::Gone;
-        let (prefix, counts) = (before.prefixes[0].clone(), book.counts(&before.prefixes));
-        let key = book.new_key(&prefix, before.session.lease, |_| false);
+        let (prefix, counts) = (before.prefixes[0].clone(), state.counts(&before.prefixes));
+        let key = state.new_key(&prefix, before.session.lease, |_| false);
         let (prefixes, keys, session) = ([prefix].into(), [key].into(), &before.session);
         let successor =
-            Place::new(2, prefixes, keys, Arc::clone(session), Bytes::new(), false, counts);
+            QueueEntry::new(2, prefixes, keys, Arc::clone(session), Bytes::new(), false, counts);
         let successor = Arc::new(successor);
-        book.welcome(&successor);
-        let turn = successor.lock().queue(false, None, None, false);
+        state.insert(&successor);
+        let waiter = successor.lock().add_waiter(false, None, None, false);
         successor.lock().phase = Phase::Waiting { since: SINCE };
-        follow(&mut book, &[("lock/5", Some(7), Some(5)), ("lock/5.1", Some(5), None)]);
-        assert!(matches!(turn.stage(None), Stage::Asked));
+        follow(&mut state, &[("lock/5", Some(7), Some(5)), ("lock/5.1", Some(5), None)]);
+        assert!(matches!(waiter.stage(None), WaiterStage::Requested));
         assert_eq!(successor.lock().keys[..], ["lock/5"]);
-        assert!(book.local(b"lock/5").is_some_and(|place| Arc::ptr_eq(place, &successor)));
-        assert!(book.local(b"lock/5.1").is_none());
+        assert!(state.local(b"lock/5").is_some_and(|entry| Arc::ptr_eq(entry, &successor)));
+        assert!(state.local(b"lock/5.1").is_none());
     }
 
     #[test]
     fn row_value_is_recorded_only_once_the_entry_owns_its_key() {
-        let (mut book, place, [_turn]) = held();
-        place.lock().phase = Phase::Entering;
-        follow(&mut book, &[("lock/5", Some(7), Some(5))]);
-        assert_eq!(place.lock().value, "");
-        follow(&mut book, &[("lock/5", Some(5), Some(5))]);
-        assert_eq!(place.lock().value, "of the successor");
+        let (mut state, entry, [_turn]) = held();
+        entry.lock().phase = Phase::Entering;
+        follow(&mut state, &[("lock/5", Some(7), Some(5))]);
+        assert_eq!(entry.lock().value, "");
+        follow(&mut state, &[("lock/5", Some(5), Some(5))]);
+        assert_eq!(entry.lock().value, "of the successor");
     }
 
-    fn evict(book: &mut Book, place: &Arc<Place>, keys: &Arc<[Bytes]>, acts: &mut Acts) {
-        book.is_evicted(place, keys, SINCE, Some(&keys[0]), acts);
+    fn evict(
+        state: &mut LockTableState,
+        entry: &Arc<QueueEntry>,
+        keys: &Arc<[Bytes]>,
+        actions: &mut DeferredActions,
+    ) {
+        state.key_lost(entry, keys, SINCE, Some(&keys[0]), actions);
     }
 
     #[test]
     fn entry_released_during_eviction_is_removed() {
-        let (mut book, place, [turn]) = held();
-        let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
+        let (mut state, entry, [waiter]) = held();
+        let (keys, mut actions) = (Arc::clone(&entry.lock().keys), DeferredActions::default());
         // The entry held. The task of the holder releases it on another thread before the deletion
         // of the key is processed.
-        assert!(place.release(&turn, LostReason::Released, ReplyTo::Nobody, &mut acts));
-        assert_eq!(place.lock().phase, Phase::Gone);
-        evict(&mut book, &place, &keys, &mut acts);
+        assert!(entry.release(&waiter, LostReason::Released, ReplyTo::Nobody, &mut actions));
+        assert_eq!(entry.lock().phase, Phase::Gone);
+        evict(&mut state, &entry, &keys, &mut actions);
         assert!(
-            book.is_empty() && book.sessions.is_empty(),
+            state.is_empty() && state.sessions.is_empty(),
             "nobody will ever say that it is gone"
         );
     }
 
     #[test]
     fn requeued_entry_keeps_its_waiters_during_eviction() {
-        let (mut book, place, [first, second]) = held();
-        let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
-        assert!(place.spend(&first));
-        assert!(place.release(&first, LostReason::Released, ReplyTo::Nobody, &mut acts));
-        assert_eq!(place.lock().phase, Phase::Entering);
-        evict(&mut book, &place, &keys, &mut acts);
-        assert_eq!(place.lock().phase, Phase::Entering);
-        assert!(matches!(second.stage(None), Stage::Asked), "its new key would stay forever");
+        let (mut state, entry, [first, second]) = held();
+        let (keys, mut actions) = (Arc::clone(&entry.lock().keys), DeferredActions::default());
+        assert!(entry.prevent_handoff(&first));
+        assert!(entry.release(&first, LostReason::Released, ReplyTo::Nobody, &mut actions));
+        assert_eq!(entry.lock().phase, Phase::Entering);
+        evict(&mut state, &entry, &keys, &mut actions);
+        assert_eq!(entry.lock().phase, Phase::Entering);
+        assert!(
+            matches!(second.stage(None), WaiterStage::Requested),
+            "its new key would stay forever"
+        );
     }
 
     #[test]
     fn waiters_behind_an_evicted_hold_requeue_once() {
-        let (mut book, place, [first, second]) = held();
-        let (keys, mut acts) = (Arc::clone(&place.lock().keys), Acts::default());
-        evict(&mut book, &place, &keys, &mut acts);
+        let (mut state, entry, [first, second]) = held();
+        let (keys, mut actions) = (Arc::clone(&entry.lock().keys), DeferredActions::default());
+        evict(&mut state, &entry, &keys, &mut actions);
         assert_eq!(first.loss(), Some(LostReason::KeyDeleted));
-        assert_eq!(place.lock().phase, Phase::Entering);
-        evict(&mut book, &place, &keys, &mut acts);
-        assert!(matches!(second.stage(None), Stage::Asked));
-        let again = |act: &&Act| matches!(act, Act::EnterAgain { .. });
-        assert_eq!(acts.0.iter().filter(again).count(), 1);
+        assert_eq!(entry.lock().phase, Phase::Entering);
+        evict(&mut state, &entry, &keys, &mut actions);
+        assert!(matches!(second.stage(None), WaiterStage::Requested));
+        let again = |action: &&Action| matches!(action, Action::Requeue { .. });
+        assert_eq!(actions.0.iter().filter(again).count(), 1);
     }
 
     #[test]
     fn keys_bound_late_are_left_to_the_lost_sessions_lease() {
-        let (_, place, [turn]) = held();
-        let mut acts = Acts::default();
+        let (_, entry, [waiter]) = held();
+        let mut actions = DeferredActions::default();
         let bound = vec![Bound::of_key(Bytes::from_static(b"bound"))];
         let binds = Load::of(&bound);
-        assert_eq!(place.begin_txn(&turn, binds), Ok(true));
-        place.session.end(Moment::since_boot(std::time::Duration::from_secs(9)));
+        assert_eq!(entry.begin_txn(&waiter, binds), Ok(true));
+        entry.session.end(Moment::since_boot(std::time::Duration::from_secs(9)));
         let end = SessionEndReason::NotRenewed;
-        end_place(&place, LostReason::SessionEnded(end), &LockError::SessionEnded(end), &mut acts);
-        place.end_txn(binds, true, bound, &mut acts);
-        let tidies = |act: &Act| matches!(act, Act::Tidy { .. } | Act::Part { .. });
+        end_entry(
+            &entry,
+            LostReason::SessionEnded(end),
+            &LockError::SessionEnded(end),
+            &mut actions,
+        );
+        entry.end_txn(binds, true, bound, &mut actions);
+        let tidies =
+            |action: &Action| matches!(action, Action::DeleteBound { .. } | Action::Release { .. });
         assert!(
-            !acts.0.iter().any(tidies),
+            !actions.0.iter().any(tidies),
             "it goes with the lock's own key, after the lock delay"
         );
     }

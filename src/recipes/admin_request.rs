@@ -10,8 +10,8 @@ use bytes::Bytes;
 use crate::model::{KeyRange, KeyValue, Range, Revision};
 use crate::node::Shared;
 
-use super::rule::Rank;
-use super::stance::MARK;
+use super::metadata::MARK;
+use super::mode::QueuePosition;
 
 /// Suffix of a request's key, after the key of the entry.
 const SUFFIX: &[u8] = b"/order";
@@ -28,20 +28,20 @@ pub struct ReleaseRequest {
 
 /// The requested action.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum What {
+pub(crate) enum AdminAction {
     /// Ask the holder to release the lock.
-    Ask,
+    RequestRelease,
     /// Release the lock without the holder's consent.
-    Break,
+    ForceRelease,
     /// Transfer the lock to the entry with this queue position. The position includes the create
     /// revision, so that the request never affects a later entry with the same key.
-    HandOver(Rank),
+    Transfer(QueuePosition),
 }
 
 /// An admin request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Order {
-    pub(crate) what: What,
+pub(crate) struct AdminRequest {
+    pub(crate) action: AdminAction,
     /// Create revision of the entry's key, so that the request never affects a later entry with the
     /// same key.
     pub(crate) since: Revision,
@@ -49,8 +49,8 @@ pub(crate) struct Order {
 }
 
 /// Returns the key of a request to an entry.
-pub(crate) fn key_for(place: &Bytes) -> Bytes {
-    [place, SUFFIX].concat().into()
+pub(crate) fn key_for(entry: &Bytes) -> Bytes {
+    [entry, SUFFIX].concat().into()
 }
 
 /// Returns the key of the entry that a request row addresses, or `None` if the key is not that of a
@@ -66,14 +66,14 @@ pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
     rows.into_iter().filter(|row| addressee(&row.key).is_some()).collect()
 }
 
-impl Order {
+impl AdminRequest {
     /// Encodes the request as a row's value, one line each: action with successor key and revision,
     /// revision of the addressed entry, requester, reason.
     pub(crate) fn to_value(&self) -> Bytes {
-        let what = match &self.what {
-            What::Ask => "ask".to_owned(),
-            What::Break => "break".to_owned(),
-            What::HandOver((since, successor)) => {
+        let action = match &self.action {
+            AdminAction::RequestRelease => "ask".to_owned(),
+            AdminAction::ForceRelease => "break".to_owned(),
+            AdminAction::Transfer((since, successor)) => {
                 let successor: String =
                     successor.iter().map(|byte| format!("{byte:02x}")).collect();
                 format!("hand over {successor} {since}")
@@ -83,7 +83,7 @@ impl Order {
         let since = self.since.to_string();
         [
             MARK,
-            what.as_bytes(),
+            action.as_bytes(),
             b"\n",
             since.as_bytes(),
             b"\n",
@@ -96,20 +96,20 @@ impl Order {
     }
 
     /// Parses a row's value. Returns `None` if it is not a request written by Bowline.
-    pub(crate) fn parse(value: &[u8]) -> Option<Order> {
+    pub(crate) fn parse(value: &[u8]) -> Option<AdminRequest> {
         let text = std::str::from_utf8(value.strip_prefix(MARK)?).ok()?;
         let mut lines = text.splitn(4, '\n');
-        let what = match lines.next()? {
-            "ask" => What::Ask,
-            "break" => What::Break,
+        let action = match lines.next()? {
+            "ask" => AdminAction::RequestRelease,
+            "break" => AdminAction::ForceRelease,
             other => {
                 let (successor, since) = other.strip_prefix("hand over ")?.split_once(' ')?;
-                What::HandOver((Revision(since.parse().ok()?), from_hex(successor)?))
+                AdminAction::Transfer((Revision(since.parse().ok()?), from_hex(successor)?))
             }
         };
         let since = Revision(lines.next()?.parse().ok()?);
         let (by, reason) = (lines.next()?.to_owned(), lines.next()?.to_owned());
-        Some(Order { what, since, request: ReleaseRequest { by, reason } })
+        Some(AdminRequest { action, since, request: ReleaseRequest { by, reason } })
     }
 }
 
@@ -128,10 +128,14 @@ mod tests {
     #[test]
     fn admin_action_round_trips_and_other_rows_are_rejected() {
         let successor = (Revision(5), Bytes::from_static(b"l/\xff\n1"));
-        for what in [What::Ask, What::Break, What::HandOver(successor)] {
+        for action in [
+            AdminAction::RequestRelease,
+            AdminAction::ForceRelease,
+            AdminAction::Transfer(successor),
+        ] {
             let request = ReleaseRequest { by: "ops".to_owned(), reason: "two\nlines".to_owned() };
-            let order = Order { what, since: Revision(7), request };
-            assert_eq!(Order::parse(&order.to_value()), Some(order));
+            let order = AdminRequest { action, since: Revision(7), request };
+            assert_eq!(AdminRequest::parse(&order.to_value()), Some(order));
         }
         for other in [
             &b""[..],
@@ -141,7 +145,7 @@ mod tests {
             // The revision of the successor is missing.
             b"bowline:1 hand over 6c31\n7\na\nb",
         ] {
-            assert_eq!(Order::parse(other), None);
+            assert_eq!(AdminRequest::parse(other), None);
         }
         assert_eq!(addressee(&key_for(&Bytes::from_static(b"l/1"))), Some(&b"l/1"[..]));
     }

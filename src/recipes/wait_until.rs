@@ -13,19 +13,19 @@ use super::call::Until;
 /// Waits until `judge` returns a value for the rows of `range`.
 ///
 /// While the cluster is unavailable, retries until the deadline `until`.
-pub(crate) async fn look_until<T, E: From<Error>>(
+pub(crate) async fn wait_until<T, E: From<Error>>(
     client: &Client,
     range: KeyRange,
     until: &Until,
     judge: impl FnMut(&[KeyValue]) -> Result<Option<T>, E>,
 ) -> Result<T, E> {
     be_recent(client, &range, until).await?;
-    follow_until(client, range, until, judge).await
+    wait_until_local(client, range, until, judge).await
 }
 
-/// Like [`look_until`], for callers whose own change was just applied on this node, so that the
+/// Like [`wait_until`], for callers whose own change was just applied on this node, so that the
 /// local replica is fresh enough.
-pub(crate) async fn follow_until<T, E: From<Error>>(
+pub(crate) async fn wait_until_local<T, E: From<Error>>(
     client: &Client,
     range: KeyRange,
     until: &Until,

@@ -14,7 +14,7 @@
 
 use bytes::Bytes;
 
-use super::rule::Rule;
+use super::mode::LockMode;
 use crate::model::LeaseId;
 
 /// Prefix of values written by Bowline. A candidate's value must not begin with it.
@@ -26,8 +26,8 @@ const SITE_BYTES_MAX: usize = 80;
 
 /// The metadata of a queue entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Stance {
-    pub(crate) rule: Rule,
+pub(crate) struct EntryMetadata {
+    pub(crate) mode: LockMode,
     /// Cluster-wide id of the entry's owner, or empty.
     pub(crate) owner: String,
     /// Name of the entry's owner, or empty.
@@ -37,28 +37,28 @@ pub(crate) struct Stance {
     pub(crate) why: Bytes,
 }
 
-impl Stance {
+impl EntryMetadata {
     /// Returns metadata with this mode, without owner and reason.
-    pub(crate) fn new(rule: Rule, site: String) -> Self {
+    pub(crate) fn new(mode: LockMode, site: String) -> Self {
         let (owner, owner_name) = (String::new(), String::new());
-        Self { rule, owner, owner_name, site, why: Bytes::new() }
+        Self { mode, owner, owner_name, site, why: Bytes::new() }
     }
 
     /// Encodes the metadata as a row's value.
     pub(crate) fn to_value(&self) -> Bytes {
         let mut text = String::with_capacity(96);
         text.push_str("bowline:1 ");
-        match &self.rule {
+        match &self.mode {
             // The library never writes rows with the mode `Foreign`.
-            Rule::Alone | Rule::Foreign => text.push_str("mutex"),
-            Rule::Read => text.push_str("read"),
-            Rule::Write => text.push_str("write"),
-            Rule::Upgrade(of) => {
+            LockMode::Mutex | LockMode::Foreign => text.push_str("mutex"),
+            LockMode::Read => text.push_str("read"),
+            LockMode::Write => text.push_str("write"),
+            LockMode::Upgrade(of) => {
                 text.push_str("upgrade ");
                 let last = of.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
                 text.push_str(&String::from_utf8_lossy(last));
             }
-            Rule::Permits { limit, wants } => {
+            LockMode::Permits { limit, wants } => {
                 text.push_str(&format!("semaphore {limit} {wants}"));
             }
         }
@@ -79,7 +79,7 @@ impl Stance {
     }
 
     /// Parses the value of the row with this key. Returns `None` if it was not written by Bowline.
-    pub(crate) fn parse(key: &[u8], value: &Bytes) -> Option<Stance> {
+    pub(crate) fn parse(key: &[u8], value: &Bytes) -> Option<EntryMetadata> {
         let rest = value.strip_prefix(MARK)?;
         let mut lines = rest.splitn(4, |byte| *byte == b'\n');
         let text =
@@ -89,35 +89,35 @@ impl Stance {
         let why = lines.next().map(|why| value.slice_ref(why)).unwrap_or_default();
         let (head, owner) = head.split_once(" owner=").unwrap_or((&head, ""));
         let mut words = head.split(' ');
-        let rule = match words.next()? {
-            "mutex" => Rule::Alone,
-            "read" => Rule::Read,
-            "write" => Rule::Write,
+        let mode = match words.next()? {
+            "mutex" => LockMode::Mutex,
+            "read" => LockMode::Read,
+            "write" => LockMode::Write,
             "upgrade" => {
                 let slash = key.iter().rposition(|byte| *byte == b'/')?;
-                Rule::Upgrade([&key[..=slash], words.next()?.as_bytes()].concat().into())
+                LockMode::Upgrade([&key[..=slash], words.next()?.as_bytes()].concat().into())
             }
             "semaphore" => {
                 let (limit, wants) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-                Rule::Permits { limit, wants }
+                LockMode::Permits { limit, wants }
             }
             _ => return None,
         };
-        Some(Stance { rule, owner: owner.to_owned(), owner_name, site, why })
+        Some(EntryMetadata { mode, owner: owner.to_owned(), owner_name, site, why })
     }
 
     /// Returns the lock mode of a row below a lock's prefix.
-    pub(crate) fn rule_in_line(key: &[u8], value: &Bytes) -> Rule {
-        match Stance::parse(key, value) {
-            Some(stance) => stance.rule,
-            None if is_named_as_request(key) => Rule::Alone,
-            None => Rule::Foreign,
+    pub(crate) fn mode_in_queue(key: &[u8], value: &Bytes) -> LockMode {
+        match EntryMetadata::parse(key, value) {
+            Some(metadata) => metadata.mode,
+            None if is_named_as_request(key) => LockMode::Mutex,
+            None => LockMode::Foreign,
         }
     }
 
     /// Returns the lock mode of the row with this key, if it is known to be a lock request.
-    pub(crate) fn rule_of(key: &[u8], value: &Bytes) -> Rule {
-        Stance::parse(key, value).map_or(Rule::Alone, |stance| stance.rule)
+    pub(crate) fn mode_of(key: &[u8], value: &Bytes) -> LockMode {
+        EntryMetadata::parse(key, value).map_or(LockMode::Mutex, |metadata| metadata.mode)
     }
 }
 
@@ -148,49 +148,50 @@ mod tests {
 
     #[test]
     fn leased_keys_that_are_not_lock_requests_are_foreign() {
-        let rule = |name: &str| {
+        let mode = |name: &str| {
             let key = format!("locks/a/{name}");
-            Stance::rule_in_line(key.as_bytes(), &Bytes::from("any value"))
+            EntryMetadata::mode_in_queue(key.as_bytes(), &Bytes::from("any value"))
         };
         for request in ["1234", "694d7f3a", "694d7f3a.2", "ffffffffffffffff", "7587862969264072117"]
         {
-            assert_eq!(rule(request), Rule::Alone, "{request}");
+            assert_eq!(mode(request), LockMode::Mutex, "{request}");
         }
         // A group member, sequential keys, a UUID, a barrier participant.
         for other in ["694d7f3a-0", "job-0000000001", "0000000001", "", ".1", "5f0c-11", "ready"] {
-            assert_eq!(rule(other), Rule::Foreign, "{other}");
+            assert_eq!(mode(other), LockMode::Foreign, "{other}");
         }
     }
 
     #[test]
     fn entry_metadata_round_trips_and_other_values_are_foreign() {
         let key = b"locks/a/1234.2";
-        for rule in [
-            Rule::Alone,
-            Rule::Read,
-            Rule::Write,
-            Rule::Upgrade("locks/a/1234".into()),
-            Rule::Permits { limit: 4, wants: 2 },
+        for mode in [
+            LockMode::Mutex,
+            LockMode::Read,
+            LockMode::Write,
+            LockMode::Upgrade("locks/a/1234".into()),
+            LockMode::Permits { limit: 4, wants: 2 },
         ] {
-            let mut stance = Stance::new(rule, "src/a.rs:3".to_owned());
-            assert_eq!(Stance::parse(key, &stance.to_value()).as_ref(), Some(&stance));
-            stance.owner = "1234.7".to_owned();
-            stance.owner_name = "nightly job".to_owned();
-            stance.why = Bytes::from_static(b"two\nlines, and \xff");
-            assert_eq!(Stance::parse(key, &stance.to_value()), Some(stance));
+            let mut metadata = EntryMetadata::new(mode, "src/a.rs:3".to_owned());
+            assert_eq!(EntryMetadata::parse(key, &metadata.to_value()).as_ref(), Some(&metadata));
+            metadata.owner = "1234.7".to_owned();
+            metadata.owner_name = "nightly job".to_owned();
+            metadata.why = Bytes::from_static(b"two\nlines, and \xff");
+            assert_eq!(EntryMetadata::parse(key, &metadata.to_value()), Some(metadata));
         }
         for other in
             ["", "10.0.0.7:9000", "bowline:1 ", "bowline:1 spoon\n\n\n", "bowline:1 semaphore 4"]
         {
-            assert_eq!(Stance::parse(key, &Bytes::from(other)), None, "{other:?}");
-            assert_eq!(Stance::rule_of(key, &Bytes::from(other)), Rule::Alone);
+            assert_eq!(EntryMetadata::parse(key, &Bytes::from(other)), None, "{other:?}");
+            assert_eq!(EntryMetadata::mode_of(key, &Bytes::from(other)), LockMode::Mutex);
         }
     }
 
     #[test]
     fn long_source_path_keeps_its_end() {
-        let stance = Stance::new(Rule::Alone, format!("{}é/src/a.rs:3", "é".repeat(100)));
-        let read = Stance::parse(b"a/1", &stance.to_value()).unwrap();
+        let metadata =
+            EntryMetadata::new(LockMode::Mutex, format!("{}é/src/a.rs:3", "é".repeat(100)));
+        let read = EntryMetadata::parse(b"a/1", &metadata.to_value()).unwrap();
         assert!(read.site.ends_with("/src/a.rs:3") && read.site.len() <= SITE_BYTES_MAX);
     }
 }

@@ -7,7 +7,7 @@
 //! request at any time.
 //!
 //! The lock order is: the table, an entry, a waiter. Proposals and notifications are collected as
-//! [`Acts`] and run when none of these locks is held.
+//! [`DeferredActions`] and run when none of these locks is held.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -26,15 +26,17 @@ use crate::node::{
 };
 use crate::watch::waking;
 
-use super::book::{Book, end_place, no_more};
+use super::admin_request::ReleaseRequest;
+use super::entry::{
+    Action, Bound, DeferredActions, Load, Phase, QueueEntry, ReleasePlan, Waiter, unbinding,
+};
 use super::error::{LockError, LostReason};
-use super::head_count::Part;
-use super::order::ReleaseRequest;
-use super::place::{Act, Acts, Bound, Load, Parting, Phase, Place, Turn, unbinding};
-use super::rule::{LockQueue, Rank, Rule};
-use super::stance::Stance;
+use super::metadata::EntryMetadata;
+use super::mode::{LockMode, LockQueue, QueuePosition};
+use super::table::{LockTableState, end_entry, no_more};
 use super::token::Token;
 use super::view;
+use super::waiter_counts::WaiterRole;
 
 /// Maximum number of other semaphore entries that a transfer of permits may depend on. The transfer
 /// is applied only if none of these entries has changed.
@@ -59,16 +61,16 @@ pub(crate) struct Ask<'a> {
 }
 
 /// All lock queues that tasks of this node are in.
-pub(crate) struct Lines {
+pub(crate) struct LockTable {
     shared: Weak<Shared>,
-    book: Mutex<Book>,
+    state: Mutex<LockTableState>,
 }
 
-impl Lines {
+impl LockTable {
     /// Returns the lock table of a node. The first call creates the table.
-    pub(crate) fn of(shared: &Arc<Shared>) -> Arc<Lines> {
+    pub(crate) fn of(shared: &Arc<Shared>) -> Arc<LockTable> {
         let follower: Arc<dyn Follower> = Arc::clone(shared.follower.get_or_init(|| {
-            Arc::new(Lines { shared: Arc::downgrade(shared), book: Mutex::default() })
+            Arc::new(LockTable { shared: Arc::downgrade(shared), state: Mutex::default() })
         }));
         let any: Arc<dyn Any + Send + Sync> = follower;
         any.downcast().expect("the lock table is the only follower of a node's replica")
@@ -78,8 +80,8 @@ impl Lines {
         self.shared.upgrade()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> MutexGuard<'_, LockTableState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a number that is unique on this node.
@@ -94,7 +96,7 @@ impl Lines {
     pub(crate) fn enter(
         self: &Arc<Self>,
         ask: &Ask<'_>,
-    ) -> Result<(Arc<Place>, Arc<Turn>), LockError> {
+    ) -> Result<(Arc<QueueEntry>, Arc<Waiter>), LockError> {
         let Some(shared) = self.shared.upgrade() else {
             return Err(LockError::NodeStopped(StopReason::Shutdown));
         };
@@ -105,44 +107,54 @@ impl Lines {
             return Err(LockError::SessionEnded(end));
         }
         let max = shared.settings.lock_waiters_max;
-        let (place, turn) = {
-            let mut book = self.lock();
-            if let Some(found) = book.share(&shared, ask, max)? {
+        let (entry, waiter) = {
+            let mut state = self.lock();
+            if let Some(found) = state.share(&shared, ask, max)? {
                 return Ok(found);
             }
-            let place = book.new_place(&shared, ask, max)?;
-            let deadline = ask.deadline.map(|deadline| (deadline, book.number()));
-            let turn = place.lock().queue(ask.only_try, deadline, ask.cap, ask.is_owned);
-            book.keep_timer(deadline, &place, &turn);
-            (place, turn)
+            let entry = state.new_entry(&shared, ask, max)?;
+            let deadline = ask.deadline.map(|deadline| (deadline, state.number()));
+            let waiter = entry.lock().add_waiter(ask.only_try, deadline, ask.cap, ask.is_owned);
+            state.keep_timer(deadline, &entry, &waiter);
+            (entry, waiter)
         };
-        let keys = Arc::clone(&place.lock().keys);
-        let command = Command::Txn(entering(&place, &keys, None));
-        let (lines, entering) = (Arc::clone(self), Arc::clone(&place));
+        let keys = Arc::clone(&entry.lock().keys);
+        let command = Command::Txn(enqueue_txn(&entry, &keys, None));
+        let (table, enqueue_txn) = (Arc::clone(self), Arc::clone(&entry));
         let known = Arc::clone(&keys);
         let reply =
-            ReplyTo::Call(Box::new(move |outcome| lines.entered(&entering, &known, outcome)));
+            ReplyTo::Call(Box::new(move |outcome| table.entered(&enqueue_txn, &known, outcome)));
         if let Err(error) = shared.insist_admitted(command, reply) {
-            let mut acts = Acts::default();
-            self.lock().not_entered(&place, &keys, &LockError::Store(error.into()), &mut acts);
-            self.perform(acts);
+            let mut actions = DeferredActions::default();
+            self.lock().enqueue_failed(
+                &entry,
+                &keys,
+                &LockError::Store(error.into()),
+                &mut actions,
+            );
+            self.run(actions);
         }
-        Ok((place, turn))
+        Ok((entry, waiter))
     }
 
     /// Cancels a waiter.
-    pub(crate) fn withdraw(self: &Arc<Self>, place: &Arc<Place>, turn: &Arc<Turn>, why: LockError) {
-        let mut acts = Acts::default();
-        place.withdraw(turn, why, &mut acts);
-        self.perform(acts);
-        self.forget_deadline(turn);
-        self.forget_cap(turn);
+    pub(crate) fn cancel(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        waiter: &Arc<Waiter>,
+        why: LockError,
+    ) {
+        let mut actions = DeferredActions::default();
+        entry.cancel(waiter, why, &mut actions);
+        self.run(actions);
+        self.forget_deadline(waiter);
+        self.forget_cap(waiter);
     }
 
     /// Lets the session check the clock, so that it notices if it was lost.
-    fn look_at_the_clock(&self, place: &Place) {
+    fn look_at_the_clock(&self, entry: &QueueEntry) {
         if let Some(shared) = self.upgrade() {
-            place.session.end(shared.now());
+            entry.session.end(shared.now());
         }
     }
 
@@ -150,24 +162,24 @@ impl Lines {
     /// free.
     pub(crate) fn release(
         self: &Arc<Self>,
-        place: &Arc<Place>,
-        turn: &Arc<Turn>,
+        entry: &Arc<QueueEntry>,
+        waiter: &Arc<Waiter>,
         why: LostReason,
         reply: ReplyTo<Reply>,
     ) -> bool {
-        self.look_at_the_clock(place);
-        let mut acts = Acts::default();
-        let was_held = place.release(turn, why, reply, &mut acts);
-        self.perform(acts);
-        self.forget_cap(turn);
+        self.look_at_the_clock(entry);
+        let mut actions = DeferredActions::default();
+        let was_held = entry.release(waiter, why, reply, &mut actions);
+        self.run(actions);
+        self.forget_cap(waiter);
         was_held
     }
 
     /// Delivers a release request to the local holder.
-    pub(crate) fn ask(self: &Arc<Self>, turn: &Arc<Turn>, request: ReleaseRequest) {
-        let mut acts = Acts::default();
-        turn.ask(request, &mut acts);
-        self.perform(acts);
+    pub(crate) fn ask(self: &Arc<Self>, waiter: &Arc<Waiter>, request: ReleaseRequest) {
+        let mut actions = DeferredActions::default();
+        waiter.ask(request, &mut actions);
+        self.run(actions);
     }
 
     /// Releases the hold with this token in a queue, if a task of this session has it.
@@ -179,32 +191,34 @@ impl Lines {
         reply: ReplyTo<Reply>,
     ) -> bool {
         let found = self.lock().holder_of(&prefix_of(name), session, token);
-        found.is_some_and(|(place, turn)| self.release(&place, &turn, LostReason::Released, reply))
+        found.is_some_and(|(entry, waiter)| {
+            self.release(&entry, &waiter, LostReason::Released, reply)
+        })
     }
 
     /// Transfers a hold to the entry at this queue position, or releases the lock if that entry is
     /// not waiting any more. Returns `false` if the hold has already ended.
     pub(crate) fn transfer(
         self: &Arc<Self>,
-        place: &Arc<Place>,
-        turn: &Arc<Turn>,
-        successor: Rank,
+        entry: &Arc<QueueEntry>,
+        waiter: &Arc<Waiter>,
+        successor: QueuePosition,
         reply: ReplyTo<Reply>,
     ) -> bool {
-        self.look_at_the_clock(place);
-        let mut acts = Acts::default();
-        let was_held = place.transfer(turn, successor, reply, &mut acts);
-        self.perform(acts);
-        self.forget_cap(turn);
+        self.look_at_the_clock(entry);
+        let mut actions = DeferredActions::default();
+        let was_held = entry.transfer(waiter, successor, reply, &mut actions);
+        self.run(actions);
+        self.forget_cap(waiter);
         was_held
     }
 
     /// Hands a hold off to the next waiter of this process if nothing else is required. Returns
     /// `false` otherwise.
-    pub(crate) fn pass_on(self: &Arc<Self>, place: &Place, turn: &Arc<Turn>) -> bool {
-        let mut acts = Acts::default();
-        let has_passed = place.pass_on(turn, &mut acts);
-        self.perform(acts);
+    pub(crate) fn pass_on(self: &Arc<Self>, entry: &QueueEntry, waiter: &Arc<Waiter>) -> bool {
+        let mut actions = DeferredActions::default();
+        let has_passed = entry.pass_on(waiter, &mut actions);
+        self.run(actions);
         has_passed
     }
 
@@ -212,73 +226,73 @@ impl Lines {
     /// forever.
     pub(crate) fn end_txn(
         self: &Arc<Self>,
-        place: &Arc<Place>,
+        entry: &Arc<QueueEntry>,
         binds: Load,
         is_known: bool,
         bound: Vec<Bound>,
     ) {
-        let mut acts = Acts::default();
-        place.end_txn(binds, is_known, bound, &mut acts);
-        self.perform(acts);
+        let mut actions = DeferredActions::default();
+        entry.end_txn(binds, is_known, bound, &mut actions);
+        self.run(actions);
     }
 
     /// Reports whether a local entry was given up although its key still exists.
-    pub(super) fn is_given_up(&self, (since, key): &Rank) -> bool {
-        let book = self.lock();
-        book.local(key).is_some_and(|place| place.lock().is_given_up(*since))
+    pub(super) fn is_given_up(&self, (since, key): &QueuePosition) -> bool {
+        let state = self.lock();
+        state.local(key).is_some_and(|entry| entry.lock().is_given_up(*since))
     }
 
     /// Reports whether a local task holds the lock but has not received its guard yet.
-    pub(super) fn is_undelivered(&self, (since, key): &Rank) -> bool {
-        let book = self.lock();
-        book.local(key).is_some_and(|place| {
-            let inner = place.lock();
+    pub(super) fn is_undelivered(&self, (since, key): &QueuePosition) -> bool {
+        let state = self.lock();
+        state.local(key).is_some_and(|entry| {
+            let inner = entry.lock();
             let is_it = matches!(inner.phase, Phase::Held { since: held, .. } if held == *since);
-            is_it && inner.holder.as_ref().is_some_and(|turn| !turn.is_delivered())
+            is_it && inner.holder.as_ref().is_some_and(|waiter| !waiter.is_delivered())
         })
     }
 
     /// Returns the number of requests ahead of a waiter: in the queue according to the replica, and
     /// inside this node.
-    pub(crate) fn before(&self, place: &Arc<Place>, turn: &Turn) -> Option<usize> {
-        self.lock().before(place, turn)
+    pub(crate) fn before(&self, entry: &Arc<QueueEntry>, waiter: &Waiter) -> Option<usize> {
+        self.lock().before(entry, waiter)
     }
 
     /// Cancels the deadline timer of a waiter.
-    pub(crate) fn forget_deadline(&self, turn: &Turn) {
-        if let Some(deadline) = turn.deadline {
+    pub(crate) fn forget_deadline(&self, waiter: &Waiter) {
+        if let Some(deadline) = waiter.deadline {
             self.lock().forget_timer(deadline);
         }
     }
 
     /// Cancels the hold-time timer of a waiter.
-    fn forget_cap(&self, turn: &Turn) {
-        if let Some(until) = turn.set_until(None) {
+    fn forget_cap(&self, waiter: &Waiter) {
+        if let Some(until) = waiter.set_until(None) {
             self.lock().forget_timer(until);
         }
     }
 
     /// Runs deferred actions. No lock may be held.
-    pub(super) fn perform(self: &Arc<Self>, acts: Acts) {
-        self.perform_since(None, acts);
+    pub(super) fn run(self: &Arc<Self>, actions: DeferredActions) {
+        self.run_since(None, actions);
     }
 
-    /// Like [`Lines::perform`], for changes that this node learnt of at the time `known` (default:
+    /// Like [`LockTable::perform`], for changes that this node learnt of at the time `known` (default:
     /// now).
-    fn perform_since(self: &Arc<Self>, known: Option<Moment>, acts: Acts) {
-        for act in acts.0 {
-            match act {
-                Act::Handed(turn) => {
+    fn run_since(self: &Arc<Self>, known: Option<Moment>, actions: DeferredActions) {
+        for action in actions.0 {
+            match action {
+                Action::RecordHandoff(waiter) => {
                     if let Some(at) = known.or_else(|| Some(self.shared.upgrade()?.now())) {
-                        turn.hand(at);
+                        waiter.hand(at);
                     }
                 }
-                Act::Wake(waker) => _ = waking(|| waker.wake()),
-                Act::Passed(reply) => reply.send(Ok(passed())),
-                Act::Part { place, parting, reply } => self.part(&place, &parting, reply),
-                Act::EnterAgain { place, parting } => self.enter_again(&place, parting.as_ref()),
-                Act::Notify(turn) => _ = waking(|| turn.changed.notify_waiters()),
-                Act::Tidy { bound, lease } => {
+                Action::Wake(waker) => _ = waking(|| waker.wake()),
+                Action::Reply(reply) => reply.send(Ok(handed_off_reply())),
+                Action::Release { entry, plan, reply } => self.part(&entry, &plan, reply),
+                Action::Requeue { entry, plan } => self.requeue(&entry, plan.as_ref()),
+                Action::Notify(waiter) => _ = waking(|| waiter.changed.notify_waiters()),
+                Action::DeleteBound { bound, lease } => {
                     if let Some(shared) = self.shared.upgrade() {
                         let success = unbinding(lease, &bound);
                         let txn = Txn { success, ..Txn::default() };
@@ -294,11 +308,11 @@ impl Lines {
     fn undo(
         self: &Arc<Self>,
         shared: &Arc<Shared>,
-        place: &Arc<Place>,
+        entry: &Arc<QueueEntry>,
         keys: &Arc<[Bytes]>,
         why: &LockError,
     ) {
-        let (lease, value) = (place.session.lease, place.lock().value.clone());
+        let (lease, value) = (entry.session.lease, entry.lock().value.clone());
         let mine = |key: &Bytes| Txn {
             compares: vec![
                 Compare::lease(key.clone()).eq(lease.get()),
@@ -309,42 +323,42 @@ impl Lines {
         };
         let success = keys.iter().map(|key| Op::Txn(mine(key))).collect();
         let txn = Txn { success, ..Txn::default() };
-        let (lines, place, keys, why) =
-            (Arc::clone(self), Arc::clone(place), Arc::clone(keys), why.clone());
+        let (table, entry, keys, why) =
+            (Arc::clone(self), Arc::clone(entry), Arc::clone(keys), why.clone());
         let reply = ReplyTo::Call(Box::new(move |_| {
-            let mut acts = Acts::default();
+            let mut actions = DeferredActions::default();
             {
-                let (mut book, shared) = (lines.lock(), lines.shared.upgrade());
-                let is_handed =
-                    shared.is_some_and(|shared| book.find_handed(&shared, &place, &mut acts));
-                if !is_handed {
-                    book.not_entered(&place, &keys, &why, &mut acts);
+                let (mut state, shared) = (table.lock(), table.shared.upgrade());
+                let receive_transfer =
+                    shared.is_some_and(|shared| state.find_transfer(&shared, &entry, &mut actions));
+                if !receive_transfer {
+                    state.enqueue_failed(&entry, &keys, &why, &mut actions);
                 }
             }
-            lines.perform(acts);
+            table.run(actions);
         }));
         shared.insist(Command::Txn(txn), reply);
     }
 
     /// Runs a release plan.
-    fn part(self: &Arc<Self>, place: &Arc<Place>, parting: &Parting, reply: ReplyTo<Reply>) {
+    fn part(self: &Arc<Self>, entry: &Arc<QueueEntry>, plan: &ReleasePlan, reply: ReplyTo<Reply>) {
         let Some(shared) = self.shared.upgrade() else { return };
-        let lease = place.session.lease;
-        self.keep_spent(parting, lease);
-        let command = Command::Txn(parting.to_txn(&shared, lease));
-        if parting.successor.is_none() {
+        let lease = entry.session.lease;
+        self.keep_unusable(plan, lease);
+        let command = Command::Txn(plan.to_txn(&shared, lease));
+        if plan.successor.is_none() {
             return shared.insist(command, reply);
         }
         // A transfer writes, so it may be rejected for lack of space or because of an alarm. If the
         // transfer is rejected, delete the keys instead: deletions are not rejected for these
         // reasons.
-        let (leaving, lines) = (parting.leaving(lease), Arc::clone(self));
-        let is_told = parting.is_told;
+        let (leaving, table) = (plan.leaving(lease), Arc::clone(self));
+        let reports_failure = plan.reports_failure;
         let tried = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            match (outcome, lines.shared.upgrade()) {
+            match (outcome, table.shared.upgrade()) {
                 (Err(error), Some(shared)) if !matches!(error, CallError::Stopped { .. }) => {
                     let left = ReplyTo::Call(Box::new(move |left: CallResult<Reply>| {
-                        reply.send(if is_told { left.and(Err(error)) } else { left });
+                        reply.send(if reports_failure { left.and(Err(error)) } else { left });
                     }));
                     shared.insist(Command::Txn(leaving), left);
                 }
@@ -355,28 +369,28 @@ impl Lines {
     }
 
     /// Records, before the proposal, keys that are transferred away and may be transferred back.
-    fn keep_spent(&self, parting: &Parting, lease: LeaseId) {
-        if parting.is_spent && parting.successor.is_some() {
-            self.lock().keep_spent(lease, &parting.keys, parting.since);
+    fn keep_unusable(&self, plan: &ReleasePlan, lease: LeaseId) {
+        if plan.no_handoff && plan.successor.is_some() {
+            self.lock().keep_unusable(lease, &plan.keys, plan.since);
         }
     }
 
     /// Re-enqueues an entry whose hold has ended and that still has waiters.
-    fn enter_again(self: &Arc<Self>, place: &Arc<Place>, parting: Option<&Parting>) {
+    fn requeue(self: &Arc<Self>, entry: &Arc<QueueEntry>, plan: Option<&ReleasePlan>) {
         let Some(shared) = self.shared.upgrade() else { return };
-        let keys = self.lock().rename(&shared, place);
-        let lease = place.session.lease;
-        if let Some(parting) = parting {
-            self.keep_spent(parting, lease);
+        let keys = self.lock().rename(&shared, entry);
+        let lease = entry.session.lease;
+        if let Some(plan) = plan {
+            self.keep_unusable(plan, lease);
         }
-        let before = parting.map(|parting| parting.to_txn(&shared, lease));
-        let leaving = parting.map(|parting| parting.leaving(lease));
-        let command = Command::Txn(entering(place, &keys, before));
-        let (lines, place) = (Arc::clone(self), Arc::clone(place));
-        let old = parting.map(|parting| (Arc::clone(&parting.keys), parting.since));
+        let before = plan.map(|plan| plan.to_txn(&shared, lease));
+        let leaving = plan.map(|plan| plan.leaving(lease));
+        let command = Command::Txn(enqueue_txn(entry, &keys, before));
+        let (table, entry) = (Arc::clone(self), Arc::clone(entry));
+        let old = plan.map(|plan| (Arc::clone(&plan.keys), plan.since));
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            let reply = place.lock().take_releasing().unwrap_or(ReplyTo::Nobody);
-            match (&outcome, leaving, lines.shared.upgrade()) {
+            let reply = entry.lock().take_releasing().unwrap_or(ReplyTo::Nobody);
+            match (&outcome, leaving, table.shared.upgrade()) {
                 // The new key was rejected, for example for lack of space. Delete the old key in a
                 // separate proposal.
                 (Err(error), Some(leaving), Some(shared))
@@ -384,12 +398,12 @@ impl Lines {
                 {
                     shared.insist(Command::Txn(leaving), reply);
                 }
-                (Ok(Reply::Txn(txn)), ..) => reply.send(Ok(parted(txn))),
+                (Ok(Reply::Txn(txn)), ..) => reply.send(Ok(release_reply(txn))),
                 _ => reply.send(outcome.clone()),
             }
-            lines.entered(&place, &keys, outcome);
+            table.entered(&entry, &keys, outcome);
             if let Some((old, since)) = old {
-                lines.lock().forget_absent(&place, &old, since);
+                table.lock().forget_absent(&entry, &old, since);
             }
         }));
         shared.insist(command, reply);
@@ -398,38 +412,38 @@ impl Lines {
     /// Handles the outcome of an enqueue, on the driver's thread, where it is applied.
     fn entered(
         self: &Arc<Self>,
-        place: &Arc<Place>,
+        entry: &Arc<QueueEntry>,
         keys: &Arc<[Bytes]>,
         outcome: CallResult<Reply>,
     ) {
         let Some(shared) = self.shared.upgrade() else { return };
-        let mut acts = Acts::default();
+        let mut actions = DeferredActions::default();
         let error = match outcome {
             Ok(Reply::Txn(reply)) if reply.succeeded => {
-                self.lock().has_entered(&shared, place, keys, reply.revision, &mut acts);
-                return self.perform(acts);
+                self.lock().enqueued(&shared, entry, keys, reply.revision, &mut actions);
+                return self.run(actions);
             }
             // The enqueue was applied while this node was disconnected, and its reply was lost. The
             // current rows show the outcome.
             Ok(Reply::AppliedBefore { revision }) => {
                 let (row, _) = shared.reader.get(&keys[0]);
                 let is_mine = row.is_some_and(|row| {
-                    row.create_revision == revision && row.lease == Some(place.session.lease)
+                    row.create_revision == revision && row.lease == Some(entry.session.lease)
                 });
                 if is_mine {
-                    self.lock().has_entered(&shared, place, keys, revision, &mut acts);
-                    return self.perform(acts);
+                    self.lock().enqueued(&shared, entry, keys, revision, &mut actions);
+                    return self.run(actions);
                 }
-                if self.lock().find_handed(&shared, place, &mut acts) {
-                    return self.perform(acts);
+                if self.lock().find_transfer(&shared, entry, &mut actions) {
+                    return self.run(actions);
                 }
-                return self.undo(&shared, place, keys, &LockError::Evicted);
+                return self.undo(&shared, entry, keys, &LockError::Evicted);
             }
             // Another request had already created a key with this name: try another name.
             Ok(_) => {
-                let (place, parting) = (Arc::clone(place), Some(no_more(keys, Revision(0))));
-                acts.0.push(Act::EnterAgain { place, parting });
-                return self.perform(acts);
+                let (entry, plan) = (Arc::clone(entry), Some(no_more(keys, Revision(0))));
+                actions.0.push(Action::Requeue { entry, plan });
+                return self.run(actions);
             }
             Err(CallError::Rejected(Rejection::LeaseNotFound(_))) => {
                 LockError::SessionEnded(SessionEndReason::LeaseEnded)
@@ -439,76 +453,76 @@ impl Lines {
                 if matches!(error, CallError::Deadline { maybe_applied: true }) {
                     // Delete the keys that were created. Their names are not reused before the
                     // deletion is confirmed.
-                    return self.undo(&shared, place, keys, &LockError::Store(error.into()));
+                    return self.undo(&shared, entry, keys, &LockError::Store(error.into()));
                 }
                 LockError::Store(error.into())
             }
         };
-        self.lock().not_entered(place, keys, &error, &mut acts);
-        self.perform(acts);
+        self.lock().enqueue_failed(entry, keys, &error, &mut actions);
+        self.run(actions);
     }
 }
 
-impl Follower for Lines {
+impl Follower for LockTable {
     fn applied(self: Arc<Self>, changes: &[Change], _visible: Revision, came: Moment) {
-        let mut acts = Acts::default();
+        let mut actions = DeferredActions::default();
         {
-            let mut book = self.lock();
-            if book.is_empty() {
+            let mut state = self.lock();
+            if state.is_empty() {
                 return;
             }
             let Some(shared) = self.shared.upgrade() else { return };
-            let (mut touched, mut orders) = (BTreeSet::new(), Vec::new());
+            let (mut touched, mut requests) = (BTreeSet::new(), Vec::new());
             for change in changes {
-                book.follow(change, &mut touched, &mut orders, &mut acts);
+                state.follow(change, &mut touched, &mut requests, &mut actions);
             }
             for prefix in touched {
-                book.grant_waiting(&shared, &prefix, &mut acts);
+                state.grant_waiting(&shared, &prefix, &mut actions);
             }
             // The change that grants a lock and the request to release it may be applied in one
             // batch. The requester has already seen the entry as the holder, so deliver the request
             // after the grant.
-            for (order, then) in orders {
-                book.follow_order(order, then, &mut acts);
+            for (order, then) in requests {
+                state.follow_request(order, then, &mut actions);
             }
         }
-        self.perform_since(Some(came), acts);
+        self.run_since(Some(came), actions);
     }
 
     fn installed(self: Arc<Self>, _visible: Revision) {
         let Some(shared) = self.shared.upgrade() else { return };
-        let mut acts = Acts::default();
-        self.lock().is_replaced(&shared, &mut acts);
-        self.perform(acts);
+        let mut actions = DeferredActions::default();
+        self.lock().rebuild(&shared, &mut actions);
+        self.run(actions);
     }
 
     fn tick(self: Arc<Self>, now: Moment) {
-        let mut acts = Acts::default();
+        let mut actions = DeferredActions::default();
         let held_too_long = {
-            let mut book = self.lock();
-            book.end_sessions(now, &mut acts);
-            book.ring(now, &mut acts)
+            let mut state = self.lock();
+            state.end_sessions(now, &mut actions);
+            state.fire_timers(now, &mut actions)
         };
-        self.perform(acts);
-        for (place, turn) in held_too_long {
-            self.release(&place, &turn, LostReason::HeldTooLong, ReplyTo::Nobody);
+        self.run(actions);
+        for (entry, waiter) in held_too_long {
+            self.release(&entry, &waiter, LostReason::HeldTooLong, ReplyTo::Nobody);
         }
         if let Some(shared) = self.shared.upgrade() {
-            let count = Arc::clone(self.lock().head_count());
-            shared.meters.locks_held.set(count.count(Part::Holds));
-            shared.meters.lock_waiters.set(count.count(Part::Waits));
+            let count = Arc::clone(self.lock().waiter_count());
+            shared.meters.locks_held.set(count.count(WaiterRole::Holds));
+            shared.meters.lock_waiters.set(count.count(WaiterRole::Waits));
         }
     }
 
     fn stopped(self: Arc<Self>, reason: &StopReason) {
-        let mut acts = Acts::default();
-        let places = self.lock().close();
-        for place in places {
+        let mut actions = DeferredActions::default();
+        let entries = self.lock().close();
+        for entry in entries {
             let (loss, why) =
                 (LostReason::NodeStopped(reason.clone()), LockError::NodeStopped(reason.clone()));
-            end_place(&place, loss, &why, &mut acts);
+            end_entry(&entry, loss, &why, &mut actions);
         }
-        self.perform(acts);
+        self.run(actions);
     }
 }
 
@@ -529,19 +543,19 @@ pub(crate) fn lock_of(key: &Bytes) -> Bytes {
 }
 
 /// Reports whether a row below a lock's prefix is an entry of its queue.
-pub(crate) fn is_place(row: &KeyValue, prefix: &[u8]) -> bool {
+pub(crate) fn is_entry(row: &KeyValue, prefix: &[u8]) -> bool {
     row.lease.is_some() && parent(&row.key) == Some(prefix)
 }
 
 /// Returns the transaction that creates the keys of an entry if none of them exists. `before` is
 /// applied in either case.
-fn entering(place: &Place, keys: &[Bytes], before: Option<Txn>) -> Txn {
-    let value = place.lock().value.clone();
+fn enqueue_txn(entry: &QueueEntry, keys: &[Bytes], before: Option<Txn>) -> Txn {
+    let value = entry.lock().value.clone();
     let put = |key: &Bytes| {
         Op::Put(Put {
             key: key.clone(),
             value: PutValue::Set(value.clone()),
-            lease: PutLease::Attach(place.session.lease),
+            lease: PutLease::Attach(entry.session.lease),
             prev_kv: false,
         })
     };
@@ -552,7 +566,7 @@ fn entering(place: &Place, keys: &[Bytes], before: Option<Txn>) -> Txn {
     }
 }
 
-impl Parting {
+impl ReleasePlan {
     /// Returns the transaction of the release plan.
     fn to_txn(&self, shared: &Shared, lease: LeaseId) -> Txn {
         let leaving = self.leaving(lease);
@@ -567,8 +581,8 @@ impl Parting {
         // A reader's hold cannot be transferred to a writer: other readers may hold at the same
         // time.
         let (Some(held), _) = shared.reader.get(key) else { return leaving };
-        let rule = Stance::rule_of(&held.key, &held.value);
-        if !rule.covers(&Stance::rule_of(successor, &row.value)) && !mutant!(B65) {
+        let mode = EntryMetadata::mode_of(&held.key, &held.value);
+        if !mode.covers(&EntryMetadata::mode_of(successor, &row.value)) && !mutant!(B65) {
             return leaving;
         }
         let mut compares = still_mine(key, self.since, lease).to_vec();
@@ -627,32 +641,33 @@ impl Parting {
 /// successor that has meanwhile become a holder by itself must not lose that hold together with its
 /// key. Returns `None` if the successor already holds, or if there would be too many conditions.
 fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
-    let line = Bytes::copy_from_slice(parent(&successor.key)?);
-    let (rows, mut queue) = (view::rows(shared, &line), LockQueue::default());
+    let prefix = Bytes::copy_from_slice(parent(&successor.key)?);
+    let (rows, mut queue) = (view::rows(shared, &prefix), LockQueue::default());
     for row in &rows {
-        let rank = (row.create_revision, row.key.clone());
-        queue.insert(rank, Stance::rule_in_line(&row.key, &row.value));
+        let position = (row.create_revision, row.key.clone());
+        queue.insert(position, EntryMetadata::mode_in_queue(&row.key, &row.value));
     }
-    let rank = (successor.create_revision, successor.key.clone());
-    if queue.may_hold(&rank) {
+    let position = (successor.create_revision, successor.key.clone());
+    if queue.may_hold(&position) {
         return None;
     }
     let before = rows.iter().take_while(|row| row.key != successor.key);
     let as_it_is = |row: &KeyValue| Compare::mod_revision(row.key.clone()).eq(row.mod_revision);
-    match queue.rule(&rank)? {
+    match queue.mode(&position)? {
         // Only the transferring holder holds the lock, so no further conditions are needed.
-        Rule::Alone | Rule::Write | Rule::Upgrade(_) => Some(Vec::new()),
-        Rule::Read => {
-            let bars = |row: &&KeyValue| Stance::rule_of(&row.key, &row.value) != Rule::Read;
+        LockMode::Mutex | LockMode::Write | LockMode::Upgrade(_) => Some(Vec::new()),
+        LockMode::Read => {
+            let bars =
+                |row: &&KeyValue| EntryMetadata::mode_of(&row.key, &row.value) != LockMode::Read;
             Some(before.clone().find(bars).map(as_it_is).into_iter().collect())
         }
-        Rule::Foreign => None,
-        Rule::Permits { limit, .. } => {
+        LockMode::Foreign => None,
+        LockMode::Permits { limit, .. } => {
             // Permits stay held when the limit is reduced, and a row does not show whether its
             // permits are held. But if the limits that apply to a waiter were never higher than
             // now, the waiter has never held its permits.
-            let has_less = |row: &KeyValue| match Stance::rule_of(&row.key, &row.value) {
-                Rule::Permits { limit: other, .. } => other < *limit,
+            let has_less = |row: &KeyValue| match EntryMetadata::mode_of(&row.key, &row.value) {
+                LockMode::Permits { limit: other, .. } => other < *limit,
                 _ => false,
             };
             if successor.version > 1 || before.clone().any(has_less) {
@@ -670,14 +685,14 @@ pub(crate) fn still_mine(key: &Bytes, since: Revision, lease: LeaseId) -> [Compa
 }
 
 /// Extracts the reply of the release that was part of an enqueue.
-fn parted(reply: &TxnReply) -> Reply {
+fn release_reply(reply: &TxnReply) -> Reply {
     match reply.results.first() {
-        Some(TxnResult::Txn(parting)) => Reply::Txn(parting.clone()),
+        Some(TxnResult::Txn(plan)) => Reply::Txn(plan.clone()),
         _ => Reply::Txn(reply.clone()),
     }
 }
 
 /// Returns the reply to a release that was completed inside the node.
-fn passed() -> Reply {
+fn handed_off_reply() -> Reply {
     Reply::Txn(TxnReply { revision: Revision(0), succeeded: true, results: Vec::new() })
 }

@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts of the tasks that hold and that wait.
 #[derive(Debug, Default)]
-pub(crate) struct HeadCount {
+pub(crate) struct WaiterCount {
     waiting: AtomicU64,
     holding: AtomicU64,
 }
 
 /// Whether a task counts as a holder or as a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Part {
+pub(crate) enum WaiterRole {
     Waits,
     Holds,
 }
 
-impl HeadCount {
+impl WaiterCount {
     /// Moves a task from one count to another. `None` means "not counted".
-    pub(crate) fn moves(&self, from: Option<Part>, to: Option<Part>) {
+    pub(crate) fn moves(&self, from: Option<WaiterRole>, to: Option<WaiterRole>) {
         if from == to {
             return;
         }
@@ -32,31 +32,31 @@ impl HeadCount {
     }
 
     /// Returns a count.
-    pub(crate) fn count(&self, part: Part) -> u64 {
+    pub(crate) fn count(&self, part: WaiterRole) -> u64 {
         self.of(part).load(Ordering::Relaxed)
     }
 
-    fn of(&self, part: Part) -> &AtomicU64 {
+    fn of(&self, part: WaiterRole) -> &AtomicU64 {
         match part {
-            Part::Waits => &self.waiting,
-            Part::Holds => &self.holding,
+            WaiterRole::Waits => &self.waiting,
+            WaiterRole::Holds => &self.holding,
         }
     }
 }
 
 /// The counts that include a task: the count of its node, and the count of each requested lock.
 #[derive(Clone, Debug)]
-pub(crate) struct HeadCounts(Arc<[Arc<HeadCount>]>);
+pub(crate) struct WaiterCounts(Arc<[Arc<WaiterCount>]>);
 
-impl HeadCounts {
-    /// Like [`HeadCount::moves`], for each of these counts.
-    pub(crate) fn moves(&self, from: Option<Part>, to: Option<Part>) {
+impl WaiterCounts {
+    /// Like [`WaiterCount::moves`], for each of these counts.
+    pub(crate) fn moves(&self, from: Option<WaiterRole>, to: Option<WaiterRole>) {
         self.0.iter().for_each(|count| count.moves(from, to));
     }
 }
 
-impl FromIterator<Arc<HeadCount>> for HeadCounts {
-    fn from_iter<I: IntoIterator<Item = Arc<HeadCount>>>(counts: I) -> Self {
+impl FromIterator<Arc<WaiterCount>> for WaiterCounts {
+    fn from_iter<I: IntoIterator<Item = Arc<WaiterCount>>>(counts: I) -> Self {
         Self(counts.into_iter().collect())
     }
 }

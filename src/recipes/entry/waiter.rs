@@ -8,11 +8,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
+use super::super::admin_request::ReleaseRequest;
 use super::super::error::{LockError, LostReason};
-use super::super::head_count::{HeadCounts, Part};
-use super::super::order::ReleaseRequest;
 use super::super::token::Token;
-use super::{Act, Acts};
+use super::super::waiter_counts::{WaiterCounts, WaiterRole};
+use super::{Action, DeferredActions};
 use crate::model::{Moment, Revision};
 
 /// The lock as granted to one task.
@@ -29,20 +29,20 @@ pub(crate) struct Grant {
 
 /// Progress of a waiter.
 #[derive(Clone, Debug)]
-pub(crate) enum Stage {
+pub(crate) enum WaiterStage {
     /// The position in the queue is not known yet.
-    Asked,
+    Requested,
     /// Waiting in the queue since this revision.
-    Stands(Revision),
+    Waiting(Revision),
     /// Holds the lock, or held it until its `LostReason`.
-    Holds(Grant),
+    Granted(Grant),
     /// The request has failed and will not be granted.
     Failed(LockError),
 }
 
 /// The request of one task, and its hold once granted.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct Waiter {
     /// Number among the waiters of its entry, in order of arrival.
     pub(super) number: u64,
     /// Whether the request fails instead of waiting.
@@ -56,19 +56,19 @@ pub(crate) struct Turn {
     pub(crate) is_owned: bool,
     /// Whether the entry had a holder or waiters when this waiter arrived.
     is_behind: bool,
-    counts: HeadCounts,
+    counts: WaiterCounts,
     /// Number of guards that share the hold.
     shares: AtomicU32,
     /// Whether the task has received its guard.
     is_delivered: AtomicBool,
-    state: Mutex<TurnState>,
+    state: Mutex<WaiterState>,
     /// Notified when the hold is lost or its release is requested.
     pub(crate) changed: Notify,
 }
 
 #[derive(Debug)]
-struct TurnState {
-    stage: Stage,
+struct WaiterState {
+    stage: WaiterStage,
     waker: Option<Waker>,
     loss: Option<LostReason>,
     /// Time at which the lock was granted, if the request had to wait.
@@ -78,14 +78,14 @@ struct TurnState {
     request: Option<ReleaseRequest>,
 }
 
-impl TurnState {
+impl WaiterState {
     /// Returns whether the waiter counts as a holder or as a waiter, or `None` if it is not
     /// counted.
-    fn part(&self) -> Option<Part> {
+    fn part(&self) -> Option<WaiterRole> {
         match &self.stage {
-            Stage::Asked | Stage::Stands(_) => Some(Part::Waits),
-            Stage::Holds(_) => self.loss.is_none().then_some(Part::Holds),
-            Stage::Failed(_) => None,
+            WaiterStage::Requested | WaiterStage::Waiting(_) => Some(WaiterRole::Waits),
+            WaiterStage::Granted(_) => self.loss.is_none().then_some(WaiterRole::Holds),
+            WaiterStage::Failed(_) => None,
         }
     }
 }
@@ -100,7 +100,7 @@ pub(crate) enum Share {
     Over,
 }
 
-impl Turn {
+impl Waiter {
     pub(super) fn new(
         number: u64,
         only_try: bool,
@@ -108,11 +108,11 @@ impl Turn {
         cap: Option<Duration>,
         is_owned: bool,
         is_behind: bool,
-        counts: HeadCounts,
+        counts: WaiterCounts,
     ) -> Self {
-        let (stage, waker) = (Stage::Asked, None);
+        let (stage, waker) = (WaiterStage::Requested, None);
         let (handed, until) = (None, None);
-        let state = TurnState { stage, waker, loss: None, handed, until, request: None };
+        let state = WaiterState { stage, waker, loss: None, handed, until, request: None };
         counts.moves(None, state.part());
         let (state, changed) = (Mutex::new(state), Notify::new());
         let (shares, is_delivered) = (AtomicU32::new(1), AtomicBool::new(false));
@@ -131,15 +131,16 @@ impl Turn {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, TurnState> {
+    fn lock(&self) -> MutexGuard<'_, WaiterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the stage. If it is not final, registers the waker for the next change.
-    pub(crate) fn stage(&self, waker: Option<&Waker>) -> Stage {
+    pub(crate) fn stage(&self, waker: Option<&Waker>) -> WaiterStage {
         let mut state = self.lock();
         let mut before = None;
-        if let (Stage::Asked | Stage::Stands(_), Some(waker)) = (&state.stage, waker)
+        if let (WaiterStage::Requested | WaiterStage::Waiting(_), Some(waker)) =
+            (&state.stage, waker)
             && !state.waker.as_ref().is_some_and(|known| known.will_wake(waker))
         {
             before = state.waker.replace(waker.clone());
@@ -152,25 +153,25 @@ impl Turn {
         stage
     }
 
-    /// Moves to a new stage. The action that wakes the task is added to `acts`.
-    pub(crate) fn advance(&self, stage: Stage, acts: &mut Acts) {
+    /// Moves to a new stage. The action that wakes the task is added to `actions`.
+    pub(crate) fn advance(&self, stage: WaiterStage, actions: &mut DeferredActions) {
         let mut state = self.lock();
         let before = state.part();
         state.stage = stage;
         self.counts.moves(before, state.part());
-        acts.0.extend(state.waker.take().map(Act::Wake));
+        actions.0.extend(state.waker.take().map(Action::Wake));
     }
 
     /// Records that the request is queued and must wait.
-    pub(crate) fn stands(&self, since: Revision, acts: &mut Acts) {
+    pub(crate) fn stands(&self, since: Revision, actions: &mut DeferredActions) {
         let mut state = self.lock();
         // The waiter may have been settled meanwhile.
-        if !matches!(state.stage, Stage::Asked | Stage::Stands(_)) {
+        if !matches!(state.stage, WaiterStage::Requested | WaiterStage::Waiting(_)) {
             return;
         }
-        state.stage = Stage::Stands(since);
+        state.stage = WaiterStage::Waiting(since);
         if self.is_owned {
-            acts.0.extend(state.waker.take().map(Act::Wake));
+            actions.0.extend(state.waker.take().map(Action::Wake));
         }
     }
 
@@ -209,20 +210,20 @@ impl Turn {
     }
 
     /// Records that the hold has ended. The first reason is kept. The action that notifies waiting
-    /// tasks is added to `acts`.
-    pub(crate) fn lose(self: &Arc<Self>, loss: LostReason, acts: &mut Acts) {
+    /// tasks is added to `actions`.
+    pub(crate) fn lose(self: &Arc<Self>, loss: LostReason, actions: &mut DeferredActions) {
         {
             let mut state = self.lock();
             let before = state.part();
             state.loss.get_or_insert(loss);
             self.counts.moves(before, state.part());
         }
-        acts.0.push(Act::Notify(Arc::clone(self)));
+        actions.0.push(Action::Notify(Arc::clone(self)));
     }
 
     /// Reports whether the request had to wait.
     pub(super) fn has_waited(&self) -> bool {
-        self.is_behind || matches!(self.lock().stage, Stage::Stands(_))
+        self.is_behind || matches!(self.lock().stage, WaiterStage::Waiting(_))
     }
 
     /// Records the time at which the waiter became the holder after another holder.
@@ -251,13 +252,13 @@ impl Turn {
     }
 
     /// Stores a release request and notifies the holder.
-    pub(crate) fn ask(self: &Arc<Self>, request: ReleaseRequest, acts: &mut Acts) {
+    pub(crate) fn ask(self: &Arc<Self>, request: ReleaseRequest, actions: &mut DeferredActions) {
         self.lock().request = Some(request);
-        acts.0.push(Act::Notify(Arc::clone(self)));
+        actions.0.push(Action::Notify(Arc::clone(self)));
     }
 }
 
-impl Drop for Turn {
+impl Drop for Waiter {
     fn drop(&mut self) {
         let before = self.lock().part();
         self.counts.moves(before, None);

@@ -19,13 +19,13 @@ use bytes::Bytes;
 use crate::model::Revision;
 
 /// Queue position: create revision and key. A lower position is earlier in the queue.
-pub(crate) type Rank = (Revision, Bytes);
+pub(crate) type QueuePosition = (Revision, Bytes);
 
 /// Lock mode: the condition under which an entry may hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Rule {
+pub(crate) enum LockMode {
     /// Holds if the entry is first. Used for a mutex, a candidate, and requests of etcd clients.
-    Alone,
+    Mutex,
     /// A leased key that is not a lock request, such as a group member. No request may wait after
     /// such a key, because the key does not disappear when a lock is released.
     Foreign,
@@ -73,31 +73,32 @@ impl std::fmt::Display for LockKind {
     }
 }
 
-impl Rule {
+impl LockMode {
     pub(crate) fn is_upgrade(&self) -> bool {
-        matches!(self, Rule::Upgrade(_))
+        matches!(self, LockMode::Upgrade(_))
     }
 
     /// Reports whether an entry of mode `successor` may take over a hold of this mode without
     /// excluding more than the hold did.
-    pub(crate) fn covers(&self, successor: &Rule) -> bool {
+    pub(crate) fn covers(&self, successor: &LockMode) -> bool {
         match (self, successor) {
-            (Rule::Alone, Rule::Alone)
-            | (Rule::Write, Rule::Write | Rule::Read)
-            | (Rule::Read, Rule::Read) => true,
-            (Rule::Permits { limit, wants }, Rule::Permits { limit: others, wants: less }) => {
-                limit == others && less <= wants
-            }
+            (LockMode::Mutex, LockMode::Mutex)
+            | (LockMode::Write, LockMode::Write | LockMode::Read)
+            | (LockMode::Read, LockMode::Read) => true,
+            (
+                LockMode::Permits { limit, wants },
+                LockMode::Permits { limit: others, wants: less },
+            ) => limit == others && less <= wants,
             _ => false,
         }
     }
 
     pub(crate) fn kind(&self) -> LockKind {
         match self {
-            Rule::Alone => LockKind::Mutex,
-            Rule::Read | Rule::Write | Rule::Upgrade(_) => LockKind::ReadWrite,
-            Rule::Permits { limit, .. } => LockKind::Semaphore(*limit),
-            Rule::Foreign => LockKind::Foreign,
+            LockMode::Mutex => LockKind::Mutex,
+            LockMode::Read | LockMode::Write | LockMode::Upgrade(_) => LockKind::ReadWrite,
+            LockMode::Permits { limit, .. } => LockKind::Semaphore(*limit),
+            LockMode::Foreign => LockKind::Foreign,
         }
     }
 }
@@ -105,104 +106,108 @@ impl Rule {
 /// The entries of one lock queue in order.
 #[derive(Default, Debug)]
 pub(crate) struct LockQueue {
-    places: BTreeMap<Rank, Rule>,
+    entries: BTreeMap<QueuePosition, LockMode>,
     /// Entries that block readers: all entries except reads.
-    barring: BTreeSet<Rank>,
+    barring: BTreeSet<QueuePosition>,
     /// Leased keys that are not lock requests, and therefore do not disappear when a lock is
     /// released.
-    foreign: BTreeSet<Rank>,
+    foreign: BTreeSet<QueuePosition>,
 }
 
 impl LockQueue {
     /// Adds or updates an entry.
-    pub(crate) fn insert(&mut self, rank: Rank, rule: Rule) {
-        if rule == Rule::Read {
-            self.barring.remove(&rank);
+    pub(crate) fn insert(&mut self, position: QueuePosition, mode: LockMode) {
+        if mode == LockMode::Read {
+            self.barring.remove(&position);
         } else {
-            self.barring.insert(rank.clone());
+            self.barring.insert(position.clone());
         }
-        if rule == Rule::Foreign {
-            self.foreign.insert(rank.clone());
+        if mode == LockMode::Foreign {
+            self.foreign.insert(position.clone());
         } else {
-            self.foreign.remove(&rank);
+            self.foreign.remove(&position);
         }
-        self.places.insert(rank, rule);
+        self.entries.insert(position, mode);
     }
 
     /// Removes an entry.
-    pub(crate) fn remove(&mut self, rank: &Rank) {
-        self.places.remove(rank);
-        self.barring.remove(rank);
-        self.foreign.remove(rank);
+    pub(crate) fn remove(&mut self, position: &QueuePosition) {
+        self.entries.remove(position);
+        self.barring.remove(position);
+        self.foreign.remove(position);
     }
 
-    pub(crate) fn contains(&self, rank: &Rank) -> bool {
-        self.places.contains_key(rank)
+    pub(crate) fn contains(&self, position: &QueuePosition) -> bool {
+        self.entries.contains_key(position)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.places.len()
+        self.entries.len()
     }
 
-    pub(crate) fn first(&self) -> Option<(&Rank, &Rule)> {
-        self.places.first_key_value()
+    pub(crate) fn first(&self) -> Option<(&QueuePosition, &LockMode)> {
+        self.entries.first_key_value()
     }
 
     /// Returns the first leased key that is not a lock request. No request after it can hold.
-    pub(crate) fn first_foreign(&self) -> Option<&Rank> {
+    pub(crate) fn first_foreign(&self) -> Option<&QueuePosition> {
         self.foreign.first()
     }
 
-    pub(crate) fn rule(&self, rank: &Rank) -> Option<&Rule> {
-        self.places.get(rank)
+    pub(crate) fn mode(&self, position: &QueuePosition) -> Option<&LockMode> {
+        self.entries.get(position)
     }
 
     /// Returns the number of entries ahead of each position. Scans the queue once, up to the last
     /// of these positions.
-    pub(crate) fn before_each(&self, ranks: BTreeSet<Rank>) -> BTreeMap<Rank, usize> {
-        let (mut places, mut before) = (self.places.keys().peekable(), 0);
-        let count = |rank: Rank| {
-            while places.next_if(|place| **place < rank).is_some() {
+    pub(crate) fn before_each(
+        &self,
+        positions: BTreeSet<QueuePosition>,
+    ) -> BTreeMap<QueuePosition, usize> {
+        let (mut entries, mut before) = (self.entries.keys().peekable(), 0);
+        let count = |position: QueuePosition| {
+            while entries.next_if(|entry| **entry < position).is_some() {
                 before += 1;
             }
-            (rank, before)
+            (position, before)
         };
-        ranks.into_iter().map(count).collect()
+        positions.into_iter().map(count).collect()
     }
 
     /// Returns all entries in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Rank, &Rule)> {
-        self.places.iter()
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&QueuePosition, &LockMode)> {
+        self.entries.iter()
     }
 
     /// Reports whether the entry at this position, which must exist, may hold.
-    pub(crate) fn may_hold(&self, rank: &Rank) -> bool {
-        let Some(rule) = self.places.get(rank) else { return false };
+    pub(crate) fn may_hold(&self, position: &QueuePosition) -> bool {
+        let Some(mode) = self.entries.get(position) else { return false };
         if mutant!(M27) {
             return true;
         }
-        match rule {
-            Rule::Alone | Rule::Write | Rule::Foreign => {
-                self.places.first_key_value().map(|(r, _)| r) == Some(rank)
+        match mode {
+            LockMode::Mutex | LockMode::Write | LockMode::Foreign => {
+                self.entries.first_key_value().map(|(r, _)| r) == Some(position)
             }
-            Rule::Read => self.barring.first().is_none_or(|bar| bar > rank) || mutant!(B01),
-            Rule::Upgrade(of) => {
-                let mut line = self.places.iter();
-                let is_first = line.next().is_some_and(|(first, rule)| {
-                    first.1 == *of && first < rank && *rule == Rule::Read
+            LockMode::Read => self.barring.first().is_none_or(|bar| bar > position) || mutant!(B01),
+            LockMode::Upgrade(of) => {
+                let mut entries = self.entries.iter();
+                let is_first = entries.next().is_some_and(|(first, mode)| {
+                    first.1 == *of && first < position && *mode == LockMode::Read
                 });
                 // Holds if it is the only upgrade and no other reader holds. Readers hold from the
                 // first entry of the queue up to the first entry that blocks readers. The upgrade
                 // itself blocks the readers after it.
                 is_first
-                    && !self.barring.range(..rank).any(|bar| self.places[bar].is_upgrade())
-                    && (line.next().is_none_or(|(_, rule)| *rule != Rule::Read) || mutant!(B02))
+                    && !self.barring.range(..position).any(|bar| self.entries[bar].is_upgrade())
+                    && (entries.next().is_none_or(|(_, mode)| *mode != LockMode::Read)
+                        || mutant!(B02))
             }
-            Rule::Permits { limit, wants } => {
+            LockMode::Permits { limit, wants } => {
                 let (mut least, mut sum) = (*limit, u64::from(*wants));
                 sum -= u64::from(mutant!(B04) && *wants > 0);
-                for (_, before) in self.places.range(..rank) {
-                    let Rule::Permits { limit, wants } = before else { return false };
+                for (_, before) in self.entries.range(..position) {
+                    let LockMode::Permits { limit, wants } = before else { return false };
                     least = least.min(*limit);
                     sum += u64::from(*wants);
                     if sum > u64::from(least) {
@@ -218,29 +223,34 @@ impl LockQueue {
     /// entry, and there must be at most one upgrade. `asked` is the kind at the time of the
     /// request. After a resize the row may state another limit, but the error reports the limit
     /// that the caller requested.
-    pub(crate) fn judge(&self, rank: &Rank, asked: LockKind) -> Result<(), Misfit> {
-        let (Some(rule), Some((first, head))) = (self.places.get(rank), self.first()) else {
+    pub(crate) fn validate(
+        &self,
+        position: &QueuePosition,
+        asked: LockKind,
+    ) -> Result<(), Mismatch> {
+        let (Some(mode), Some((first, head))) = (self.entries.get(position), self.first()) else {
             return Ok(());
         };
-        if let Rule::Upgrade(of) = rule
-            && !self.places.range(..rank).any(|((_, key), _)| key == of)
+        if let LockMode::Upgrade(of) = mode
+            && !self.entries.range(..position).any(|((_, key), _)| key == of)
         {
-            return Err(Misfit::NoRead);
+            return Err(Mismatch::NoRead);
         }
-        if first == rank {
+        if first == position {
             return Ok(());
         }
-        if self.first_foreign().is_some_and(|foreign| foreign < rank) {
-            return Err(Misfit::Kind { stored: LockKind::Foreign, asked });
+        if self.first_foreign().is_some_and(|foreign| foreign < position) {
+            return Err(Mismatch::Kind { stored: LockKind::Foreign, asked });
         }
         let stored = head.kind();
-        if stored != rule.kind() && stored != asked {
-            return Err(Misfit::Kind { stored, asked });
+        if stored != mode.kind() && stored != asked {
+            return Err(Mismatch::Kind { stored, asked });
         }
-        if let Rule::Upgrade(_) = rule {
-            let is_other = |(_, rule): (&Rank, &Rule)| matches!(rule, Rule::Upgrade(_));
-            if self.places.range(..rank).any(is_other) {
-                return Err(Misfit::SecondUpgrade);
+        if let LockMode::Upgrade(_) = mode {
+            let is_other =
+                |(_, mode): (&QueuePosition, &LockMode)| matches!(mode, LockMode::Upgrade(_));
+            if self.entries.range(..position).any(is_other) {
+                return Err(Mismatch::SecondUpgrade);
             }
         }
         Ok(())
@@ -249,7 +259,7 @@ impl LockQueue {
 
 /// Why an entry is not allowed in a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Misfit {
+pub(crate) enum Mismatch {
     /// The queue is of another kind.
     Kind {
         /// Kind of the first entry.
@@ -269,39 +279,42 @@ mod tests {
 
     /// Builds a queue from words: `m` mutex, `r` read, `w` write, `uN` upgrade of the entry at N,
     /// `pL/W` permits.
-    fn line(words: &str) -> (LockQueue, Vec<Rank>) {
+    fn queue_of(words: &str) -> (LockQueue, Vec<QueuePosition>) {
         let mut queue = LockQueue::default();
-        let mut ranks = Vec::new();
+        let mut positions = Vec::new();
         for (at, word) in words.split_whitespace().enumerate() {
-            let rank = (Revision(at as u64 + 2), Bytes::from(format!("k{at}")));
-            let rule = match word.split_at(1) {
-                ("m", _) => Rule::Alone,
-                ("r", _) => Rule::Read,
-                ("w", _) => Rule::Write,
-                ("u", of) => Rule::Upgrade(format!("k{of}").into()),
+            let position = (Revision(at as u64 + 2), Bytes::from(format!("k{at}")));
+            let mode = match word.split_at(1) {
+                ("m", _) => LockMode::Mutex,
+                ("r", _) => LockMode::Read,
+                ("w", _) => LockMode::Write,
+                ("u", of) => LockMode::Upgrade(format!("k{of}").into()),
                 ("p", rest) => {
                     let (limit, wants) = rest.split_once('/').unwrap();
-                    Rule::Permits { limit: limit.parse().unwrap(), wants: wants.parse().unwrap() }
+                    LockMode::Permits {
+                        limit: limit.parse().unwrap(),
+                        wants: wants.parse().unwrap(),
+                    }
                 }
-                ("f", _) => Rule::Foreign,
+                ("f", _) => LockMode::Foreign,
                 ("-", _) => {
-                    ranks.push(rank);
+                    positions.push(position);
                     continue;
                 }
                 other => panic!("{other:?}"),
             };
-            queue.insert(rank.clone(), rule);
-            ranks.push(rank);
+            queue.insert(position.clone(), mode);
+            positions.push(position);
         }
-        (queue, ranks)
+        (queue, positions)
     }
 
     #[test]
     fn positions_are_counted_for_several_entries_at_once() {
-        let rank = |revision| (Revision(revision), Bytes::from_static(b"l/1"));
+        let position = |revision| (Revision(revision), Bytes::from_static(b"l/1"));
         let mut queue = LockQueue::default();
-        [2, 3, 5, 8].into_iter().for_each(|at| queue.insert(rank(at), Rule::Alone));
-        let before = queue.before_each([8, 1, 3, 4, 9].into_iter().map(rank).collect());
+        [2, 3, 5, 8].into_iter().for_each(|at| queue.insert(position(at), LockMode::Mutex));
+        let before = queue.before_each([8, 1, 3, 4, 9].into_iter().map(position).collect());
         let counted: Vec<_> =
             before.into_iter().map(|((at, _), count)| (at.get(), count)).collect();
         assert_eq!(counted, [(1, 0), (3, 1), (4, 2), (8, 3), (9, 4)]);
@@ -332,9 +345,9 @@ mod tests {
             ("r m", "0"),
             ("r p2/1", "0"),
         ] {
-            let (queue, ranks) = line(words);
-            let found: Vec<String> = (0..ranks.len())
-                .filter(|at| queue.may_hold(&ranks[*at]))
+            let (queue, positions) = queue_of(words);
+            let found: Vec<String> = (0..positions.len())
+                .filter(|at| queue.may_hold(&positions[*at]))
                 .map(|at| at.to_string())
                 .collect();
             assert_eq!(found.join(" "), holders, "{words}");
@@ -349,48 +362,50 @@ mod tests {
         for _ in 0..5 {
             words = words
                 .iter()
-                .flat_map(|line| kinds.iter().map(move |kind| format!("{line} {kind}")))
+                .flat_map(|queue| kinds.iter().map(move |kind| format!("{queue} {kind}")))
                 .collect();
-            for line in words.iter().step_by(7) {
-                check(line);
+            for queue in words.iter().step_by(7) {
+                check(queue);
             }
         }
     }
 
     fn check(words: &str) {
-        let (queue, ranks) = line(words);
-        let holders: Vec<&Rank> = ranks.iter().filter(|rank| queue.may_hold(rank)).collect();
-        let rules: Vec<&Rule> = holders.iter().map(|rank| &queue.places[*rank]).collect();
-        let alone = rules.iter().filter(|r| matches!(r, Rule::Alone | Rule::Write)).count();
-        assert!(alone == 0 || rules.len() == 1, "{words}: {rules:?}");
-        let kinds: BTreeSet<String> = rules.iter().map(|rule| rule.kind().to_string()).collect();
-        let upgraded = rules.iter().filter(|r| matches!(r, Rule::Upgrade(_))).count();
+        let (queue, positions) = queue_of(words);
+        let holders: Vec<&QueuePosition> =
+            positions.iter().filter(|position| queue.may_hold(position)).collect();
+        let modes: Vec<&LockMode> =
+            holders.iter().map(|position| &queue.entries[*position]).collect();
+        let alone = modes.iter().filter(|r| matches!(r, LockMode::Mutex | LockMode::Write)).count();
+        assert!(alone == 0 || modes.len() == 1, "{words}: {modes:?}");
+        let kinds: BTreeSet<String> = modes.iter().map(|mode| mode.kind().to_string()).collect();
+        let upgraded = modes.iter().filter(|r| matches!(r, LockMode::Upgrade(_))).count();
         assert!(
-            upgraded == 0 || rules.len() == 2,
-            "{words}: an upgrade and its own read: {rules:?}"
+            upgraded == 0 || modes.len() == 2,
+            "{words}: an upgrade and its own read: {modes:?}"
         );
-        let limits = rules.iter().filter_map(|rule| match rule {
-            Rule::Permits { limit, wants } => Some((*limit, *wants)),
+        let limits = modes.iter().filter_map(|mode| match mode {
+            LockMode::Permits { limit, wants } => Some((*limit, *wants)),
             _ => None,
         });
         let (mut least, mut sum) = (u32::MAX, 0);
         for (limit, wants) in limits {
             (least, sum) = (least.min(limit), sum + wants);
         }
-        assert!(sum <= least, "{words}: {rules:?}");
+        assert!(sum <= least, "{words}: {modes:?}");
         assert!(kinds.len() <= 1 || sum > 0, "{words}: {kinds:?}");
     }
 
     #[test]
     fn hold_is_handed_off_only_to_an_equal_or_weaker_mode() {
-        let permits = |limit, wants| Rule::Permits { limit, wants };
+        let permits = |limit, wants| LockMode::Permits { limit, wants };
         for (held, successor, fits) in [
-            (Rule::Alone, Rule::Alone, true),
-            (Rule::Read, Rule::Read, true),
-            (Rule::Read, Rule::Write, false),
-            (Rule::Read, Rule::Upgrade("k0".into()), false),
-            (Rule::Write, Rule::Read, true),
-            (Rule::Write, Rule::Alone, false),
+            (LockMode::Mutex, LockMode::Mutex, true),
+            (LockMode::Read, LockMode::Read, true),
+            (LockMode::Read, LockMode::Write, false),
+            (LockMode::Read, LockMode::Upgrade("k0".into()), false),
+            (LockMode::Write, LockMode::Read, true),
+            (LockMode::Write, LockMode::Mutex, false),
             (permits(3, 2), permits(3, 1), true),
             (permits(3, 1), permits(3, 2), false),
             (permits(3, 1), permits(4, 1), false),
@@ -401,31 +416,32 @@ mod tests {
 
     #[test]
     fn other_lock_kind_and_second_upgrade_are_rejected() {
-        let (queue, ranks) = line("r r u0 u1 m p2/1");
-        let judge = |at: usize, asked| queue.judge(&ranks[at], asked);
-        assert_eq!(judge(0, LockKind::ReadWrite), Ok(()));
-        assert_eq!(judge(2, LockKind::ReadWrite), Ok(()));
-        assert_eq!(judge(3, LockKind::ReadWrite), Err(Misfit::SecondUpgrade));
-        let (no_read, ranks_of_it) = line("- w u0");
-        let found = no_read.judge(&ranks_of_it[2], LockKind::ReadWrite);
-        assert_eq!(found, Err(Misfit::NoRead));
+        let (queue, positions) = queue_of("r r u0 u1 m p2/1");
+        let validate = |at: usize, asked| queue.validate(&positions[at], asked);
+        assert_eq!(validate(0, LockKind::ReadWrite), Ok(()));
+        assert_eq!(validate(2, LockKind::ReadWrite), Ok(()));
+        assert_eq!(validate(3, LockKind::ReadWrite), Err(Mismatch::SecondUpgrade));
+        let (no_read, positions_in_it) = queue_of("- w u0");
+        let found = no_read.validate(&positions_in_it[2], LockKind::ReadWrite);
+        assert_eq!(found, Err(Mismatch::NoRead));
         for (at, asked) in [(4, LockKind::Mutex), (5, LockKind::Semaphore(2))] {
             let stored = LockKind::ReadWrite;
-            assert_eq!(judge(at, asked), Err(Misfit::Kind { stored, asked }));
+            assert_eq!(validate(at, asked), Err(Mismatch::Kind { stored, asked }));
         }
     }
 
     #[test]
     fn no_request_waits_behind_a_foreign_key() {
         for words in ["f m", "m f m", "r f r", "r w f w", "p2/1 f p2/1"] {
-            let (mut queue, ranks) = line(words);
-            let (foreign, last) = (&ranks[ranks.len() - 2], &ranks[ranks.len() - 1]);
-            let asked = queue.rule(last).unwrap().kind();
-            let refused = Err(Misfit::Kind { stored: LockKind::Foreign, asked });
-            assert_eq!(queue.judge(last, asked), refused, "{words}");
-            assert_eq!(queue.judge(&ranks[0], asked), Ok(()), "{words}");
+            let (mut queue, positions) = queue_of(words);
+            let (foreign, last) =
+                (&positions[positions.len() - 2], &positions[positions.len() - 1]);
+            let asked = queue.mode(last).unwrap().kind();
+            let refused = Err(Mismatch::Kind { stored: LockKind::Foreign, asked });
+            assert_eq!(queue.validate(last, asked), refused, "{words}");
+            assert_eq!(queue.validate(&positions[0], asked), Ok(()), "{words}");
             queue.remove(foreign);
-            assert_eq!(queue.judge(last, asked), Ok(()), "{words}");
+            assert_eq!(queue.validate(last, asked), Ok(()), "{words}");
         }
     }
 
@@ -443,11 +459,11 @@ mod tests {
             // second entry requested.
             ("p3/1 p2/1", 3, true),
         ] {
-            let (queue, ranks) = line(words);
+            let (queue, positions) = queue_of(words);
             let stored = queue.first().unwrap().1.kind();
             let asked = LockKind::Semaphore(asked);
-            let told = if fits { Ok(()) } else { Err(Misfit::Kind { stored, asked }) };
-            assert_eq!(queue.judge(&ranks[1], asked), told, "{words}, {asked}");
+            let expected = if fits { Ok(()) } else { Err(Mismatch::Kind { stored, asked }) };
+            assert_eq!(queue.validate(&positions[1], asked), expected, "{words}, {asked}");
         }
     }
 }

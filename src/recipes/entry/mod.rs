@@ -13,12 +13,12 @@
 //!                 waiters are left, but other nodes are due:
 //!                 one log entry deletes the old key and creates a new one
 //!
-//!   waiter  Asked ──▶ Stands ──▶ Holds ──▶ Ended          Stands: known to be waiting
-//!             └─────────┴────────────────────▲
+//!   waiter  Requested ──▶ Waiting ──▶ Granted ──▶ lost    Waiting: known to be in the queue
+//!             └──────────────┴──────▶ Failed
 //! ```
 //!
 //! The mutex of the entry protects these states. A transition may cause proposals and
-//! notifications. Each of them is an [`Act`], which [`Lines`](super::line::Lines) runs when no
+//! notifications. Each of them is an [`Action`], which [`LockTable`](super::lock_table::LockTable) runs when no
 //! mutex is held.
 
 use std::collections::BTreeMap;
@@ -32,17 +32,17 @@ use crate::model::{Compare, LeaseId, Op, Rejection, Reply, Revision, Txn};
 use crate::node::{ReplyTo, SessionEndReason, SharedSession};
 
 mod inner;
-mod turn;
+mod waiter;
 
 pub(crate) use inner::EntryInner;
-pub(crate) use turn::{Grant, Share, Stage, Turn};
+pub(crate) use waiter::{Grant, Share, Waiter, WaiterStage};
 
-use super::book::no_more;
+use super::admin_request::{AdminAction, AdminRequest};
 use super::error::{LockError, LostReason};
-use super::head_count::HeadCounts;
-use super::order::{Order, What};
-use super::rule::{LockKind, Rank};
-use super::stance::Stance;
+use super::metadata::EntryMetadata;
+use super::mode::{LockKind, QueuePosition};
+use super::table::no_more;
+use super::waiter_counts::WaiterCounts;
 
 /// Maximum number of handoffs inside a node while other nodes wait for the lock.
 pub(crate) const PASSES_MAX: u32 = 16;
@@ -72,7 +72,7 @@ pub(crate) enum Phase {
 }
 
 /// A queue entry.
-pub(crate) struct Place {
+pub(crate) struct QueueEntry {
     pub(crate) id: u64,
     /// Prefixes of the queues that contain the entry.
     pub(crate) prefixes: Box<[Bytes]>,
@@ -148,42 +148,42 @@ impl Load {
 }
 
 /// An admin request to the entry with this key, and the key of the request's row.
-struct Ordered {
-    order: Order,
+struct PendingRequest {
+    order: AdminRequest,
     key: Bytes,
     row: Bytes,
 }
 
 /// The release plan of a hold that has ended: states what happens to its keys and to the keys
 /// attached to it.
-pub(crate) struct Parting {
+pub(crate) struct ReleasePlan {
     pub(crate) keys: Arc<[Bytes]>,
     pub(crate) since: Revision,
     pub(crate) bound: Vec<Bound>,
     /// A transaction under the hold may still be applied.
-    pub(crate) is_spent: bool,
+    pub(crate) no_handoff: bool,
     /// Queue position of the successor. If the successor is not waiting any more, the keys are
     /// deleted.
-    pub(crate) successor: Option<Rank>,
+    pub(crate) successor: Option<QueuePosition>,
     /// Whether the caller that waits for the reply has named the successor. This caller gets an
     /// error if the transfer is not possible.
-    pub(crate) is_told: bool,
+    pub(crate) reports_failure: bool,
 }
 
 /// A deferred action: a proposal, or a notification of a task, that must run when no lock is held.
-pub(crate) enum Act {
+pub(crate) enum Action {
     /// Release these keys if they still belong to the entry.
-    Part { place: Arc<Place>, parting: Parting, reply: ReplyTo<Reply> },
+    Release { entry: Arc<QueueEntry>, plan: ReleasePlan, reply: ReplyTo<Reply> },
     /// Create new keys, and release the old keys in the same log entry.
-    EnterAgain { place: Arc<Place>, parting: Option<Parting> },
+    Requeue { entry: Arc<QueueEntry>, plan: Option<ReleasePlan> },
     /// Delete keys attached to a hold that has ended, and admin requests to it.
-    Tidy { bound: Vec<Bound>, lease: LeaseId },
+    DeleteBound { bound: Vec<Bound>, lease: LeaseId },
     /// Record the time at which the waiter became the holder after others.
-    Handed(Arc<Turn>),
+    RecordHandoff(Arc<Waiter>),
     /// Notify tasks that wait for changes of a hold.
-    Notify(Arc<Turn>),
+    Notify(Arc<Waiter>),
     /// The release was completed inside the node: reply without a proposal.
-    Passed(ReplyTo<Reply>),
+    Reply(ReplyTo<Reply>),
     /// Wake a task.
     Wake(Waker),
 }
@@ -191,9 +191,9 @@ pub(crate) enum Act {
 /// Deferred actions.
 #[derive(Default)]
 #[must_use = "deferred actions must be run"]
-pub(crate) struct Acts(pub(crate) Vec<Act>);
+pub(crate) struct DeferredActions(pub(crate) Vec<Action>);
 
-impl Place {
+impl QueueEntry {
     pub(crate) fn new(
         id: u64,
         prefixes: Box<[Bytes]>,
@@ -201,27 +201,27 @@ impl Place {
         session: Arc<SharedSession>,
         value: Bytes,
         is_shared: bool,
-        counts: HeadCounts,
+        counts: WaiterCounts,
     ) -> Self {
-        let asked = Stance::rule_of(&keys[0], &value).kind();
+        let asked = EntryMetadata::mode_of(&keys[0], &value).kind();
         let inner = EntryInner {
             keys,
             value,
             phase: Phase::Entering,
-            turns: BTreeMap::new(),
-            next_turn: 0,
+            waiters: BTreeMap::new(),
+            next_waiter: 0,
             holder: None,
             handoff: 0,
             left: Revision(0),
             passes: 0,
             open_txns: 0,
             binding: Load::default(),
-            is_spent: false,
+            no_handoff: false,
             bound: Vec::new(),
             releasing: None,
             successor: None,
-            is_told: false,
-            orders: Vec::new(),
+            reports_failure: false,
+            requests: Vec::new(),
             counts,
         };
         let (is_contended, inner) = (AtomicBool::new(false), Mutex::new(inner));
@@ -235,80 +235,96 @@ impl Place {
     /// Fails a waiter whose deadline has passed or whose request has failed. If another thread has
     /// meanwhile made the waiter the holder, it stays the holder, because its task may already have
     /// received the lock.
-    pub(crate) fn wait_no_more(self: &Arc<Self>, turn: &Turn, why: LockError, acts: &mut Acts) {
+    pub(crate) fn wait_no_more(
+        self: &Arc<Self>,
+        waiter: &Waiter,
+        why: LockError,
+        actions: &mut DeferredActions,
+    ) {
         let mut inner = self.lock();
-        if inner.turns.remove(&turn.number).is_some() {
-            turn.advance(Stage::Failed(why), acts);
-            self.rest(&mut inner, ReplyTo::Nobody, acts);
+        if inner.waiters.remove(&waiter.number).is_some() {
+            waiter.advance(WaiterStage::Failed(why), actions);
+            self.advance(&mut inner, ReplyTo::Nobody, actions);
         }
     }
 
     /// Cancels a waiter whose future was dropped or given up.
-    pub(crate) fn withdraw(self: &Arc<Self>, turn: &Arc<Turn>, why: LockError, acts: &mut Acts) {
+    pub(crate) fn cancel(
+        self: &Arc<Self>,
+        waiter: &Arc<Waiter>,
+        why: LockError,
+        actions: &mut DeferredActions,
+    ) {
         let mut inner = self.lock();
-        if inner.turns.remove(&turn.number).is_some() {
-            turn.advance(Stage::Failed(why), acts);
-        } else if inner.is_held_by(turn) {
+        if inner.waiters.remove(&waiter.number).is_some() {
+            waiter.advance(WaiterStage::Failed(why), actions);
+        } else if inner.is_held_by(waiter) {
             // The lock was granted, but the task has not received it.
             inner.holder = None;
-            turn.lose(LostReason::Released, acts);
+            waiter.lose(LostReason::Released, actions);
         } else {
             return;
         }
-        self.rest(&mut inner, ReplyTo::Nobody, acts);
+        self.advance(&mut inner, ReplyTo::Nobody, actions);
     }
 
     /// Ends the hold of this waiter. Returns `false` if it has already ended. `reply` is sent once
     /// the lock is free or has another holder.
     pub(crate) fn release(
         self: &Arc<Self>,
-        turn: &Arc<Turn>,
+        waiter: &Arc<Waiter>,
         why: LostReason,
         reply: ReplyTo<Reply>,
-        acts: &mut Acts,
+        actions: &mut DeferredActions,
     ) -> bool {
         let mut inner = self.lock();
-        if !inner.is_held_by(turn) || self.is_left_to_its_lease() {
+        if !inner.is_held_by(waiter) || self.is_left_to_its_lease() {
             return false;
         }
         inner.holder = None;
         let is_given_up = why == LostReason::Released;
-        turn.lose(why, acts);
+        waiter.lose(why, actions);
         if self.is_left() && is_given_up {
             // The session was detached so that its holds can be resumed later. So the keys stay.
             inner.phase = Phase::Gone;
-            inner.fail(&LockError::SessionEnded(SessionEndReason::Detached), acts);
-            acts.0.push(Act::Passed(reply));
+            inner.fail(&LockError::SessionEnded(SessionEndReason::Detached), actions);
+            actions.0.push(Action::Reply(reply));
         } else {
-            self.rest(&mut inner, reply, acts);
+            self.advance(&mut inner, reply, actions);
         }
         true
     }
 
-    /// Like [`Place::release`], but transfers the hold to another entry if that entry is still
+    /// Like [`QueueEntry::release`], but transfers the hold to another entry if that entry is still
     /// waiting.
     pub(crate) fn transfer(
         self: &Arc<Self>,
-        turn: &Arc<Turn>,
-        successor: Rank,
+        waiter: &Arc<Waiter>,
+        successor: QueuePosition,
         reply: ReplyTo<Reply>,
-        acts: &mut Acts,
+        actions: &mut DeferredActions,
     ) -> bool {
         let mut inner = self.lock();
-        if !inner.is_held_by(turn) || self.is_left_to_its_lease() {
+        if !inner.is_held_by(waiter) || self.is_left_to_its_lease() {
             return false;
         }
         inner.holder = None;
-        (inner.successor, inner.is_told) = (Some(successor), true);
+        (inner.successor, inner.reports_failure) = (Some(successor), true);
         if !mutant!(B08) {
-            turn.lose(LostReason::HandedOver, acts);
+            waiter.lose(LostReason::HandedOver, actions);
         }
-        self.rest(&mut inner, reply, acts);
+        self.advance(&mut inner, reply, actions);
         true
     }
 
     /// Runs an admin request to the entry with this key.
-    pub(crate) fn obey(self: &Arc<Self>, order: Order, key: &[u8], row: &Bytes, acts: &mut Acts) {
+    pub(crate) fn apply_request(
+        self: &Arc<Self>,
+        order: AdminRequest,
+        key: &[u8],
+        row: &Bytes,
+        actions: &mut DeferredActions,
+    ) {
         let (holder, phase) = {
             let mut inner = self.lock();
             let is_it = match inner.phase {
@@ -317,12 +333,12 @@ impl Place {
                 Phase::Entering => order.since > inner.left,
                 // The key may still exist for a later resume, but it has no holder now.
                 Phase::Gone if self.is_nobodys() => {
-                    if matches!(order.what, What::Break) {
+                    if matches!(order.action, AdminAction::ForceRelease) {
                         let keys: Arc<[Bytes]> = Arc::new([Bytes::copy_from_slice(key)]);
                         let bound = vec![Bound::of_key(row.clone())];
-                        let parting = Parting { bound, ..no_more(&keys, order.since) };
-                        let (place, reply) = (Arc::clone(self), ReplyTo::Nobody);
-                        acts.0.push(Act::Part { place, parting, reply });
+                        let plan = ReleasePlan { bound, ..no_more(&keys, order.since) };
+                        let (entry, reply) = (Arc::clone(self), ReplyTo::Nobody);
+                        actions.0.push(Action::Release { entry, plan, reply });
                     }
                     return;
                 }
@@ -333,14 +349,15 @@ impl Place {
                 // The addressed entry has ended, or the request addressed an earlier entry with the
                 // same key.
                 let (bound, lease) = (vec![Bound::of_key(row.clone())], self.session.lease);
-                acts.0.push(Act::Tidy { bound, lease });
+                actions.0.push(Action::DeleteBound { bound, lease });
                 return;
             }
             // The requester has seen the entry in the queue, possibly as the holder, before this
             // node knows its position.
-            if inner.phase == Phase::Entering && !matches!(order.what, What::Break) {
+            if inner.phase == Phase::Entering && !matches!(order.action, AdminAction::ForceRelease)
+            {
                 let (key, row) = (Bytes::copy_from_slice(key), row.clone());
-                inner.orders.push(Ordered { order, key, row });
+                inner.requests.push(PendingRequest { order, key, row });
                 return;
             }
             // The row of the request is deleted together with the hold.
@@ -350,58 +367,58 @@ impl Place {
             (inner.holder.clone(), inner.phase)
         };
         let (why, nobody) = (order.request, ReplyTo::Nobody);
-        match (order.what, holder, phase) {
-            (What::Ask, Some(turn), _) => turn.ask(why, acts),
-            (What::Ask, None, _) => {}
-            (What::Break, Some(turn), _) => {
+        match (order.action, holder, phase) {
+            (AdminAction::RequestRelease, Some(waiter), _) => waiter.ask(why, actions),
+            (AdminAction::RequestRelease, None, _) => {}
+            (AdminAction::ForceRelease, Some(waiter), _) => {
                 let loss = LostReason::ForceReleased { by: why.by, reason: why.reason };
-                self.release(&turn, loss, nobody, acts);
+                self.release(&waiter, loss, nobody, actions);
             }
-            (What::HandOver(successor), Some(turn), _) => {
-                self.transfer(&turn, successor, nobody, acts);
+            (AdminAction::Transfer(successor), Some(waiter), _) => {
+                self.transfer(&waiter, successor, nobody, actions);
             }
-            (What::Break, None, Phase::Waiting { .. } | Phase::Entering) => {
+            (AdminAction::ForceRelease, None, Phase::Waiting { .. } | Phase::Entering) => {
                 let mut inner = self.lock();
-                inner.fail(&LockError::Evicted, acts);
-                self.rest(&mut inner, nobody, acts);
+                inner.fail(&LockError::Evicted, actions);
+                self.advance(&mut inner, nobody, actions);
             }
             // The addressed waiter has already released the lock. A hold with an attached request
             // is not handed off.
-            (What::Break, None, _) => {}
-            (What::HandOver(successor), None, Phase::Held { .. }) => {
+            (AdminAction::ForceRelease, None, _) => {}
+            (AdminAction::Transfer(successor), None, Phase::Held { .. }) => {
                 self.lock().successor = Some(successor)
             }
-            (What::HandOver(_), None, _) => {}
+            (AdminAction::Transfer(_), None, _) => {}
         }
     }
 
     /// Runs the admin requests that arrived before the position of the entry was known.
-    pub(crate) fn obey_kept(self: &Arc<Self>, acts: &mut Acts) {
-        let orders = {
+    pub(crate) fn apply_pending_requests(self: &Arc<Self>, actions: &mut DeferredActions) {
+        let requests = {
             let mut inner = self.lock();
             match inner.phase {
                 Phase::Entering => Vec::new(),
-                _ => std::mem::take(&mut inner.orders),
+                _ => std::mem::take(&mut inner.requests),
             }
         };
-        for Ordered { order, key, row } in orders {
-            self.obey(order, &key, &row, acts);
+        for PendingRequest { order, key, row } in requests {
+            self.apply_request(order, &key, &row, actions);
         }
     }
 
     /// Ends a hold by a handoff inside the node, if nothing else is required.
-    pub(crate) fn pass_on(&self, turn: &Arc<Turn>, acts: &mut Acts) -> bool {
+    pub(crate) fn pass_on(&self, waiter: &Arc<Waiter>, actions: &mut DeferredActions) -> bool {
         let mut inner = self.lock();
         let Phase::Held { since, granted } = inner.phase else { return false };
         let is_quiet = inner.open_txns == 0 || mutant!(B24);
-        let is_due = inner.is_held_by(turn) && is_quiet && !inner.turns.is_empty();
-        let is_plain = turn.cap.is_none() && self.session.ended().is_none();
+        let is_due = inner.is_held_by(waiter) && is_quiet && !inner.waiters.is_empty();
+        let is_plain = waiter.cap.is_none() && self.session.ended().is_none();
         if !is_due || !is_plain || !self.may_pass(&mut inner) {
             return false;
         }
-        turn.lose(LostReason::Released, acts);
+        waiter.lose(LostReason::Released, actions);
         inner.handoff += 1;
-        inner.give(since, granted, acts)
+        inner.grant_next(since, granted, actions)
     }
 
     /// Reports whether the session of the entry was detached. The keys then stay, so that the next
@@ -423,8 +440,8 @@ impl Place {
         self.session.ended() == Some(SessionEndReason::NotRenewed) && !mutant!(B32)
     }
 
-    pub(crate) fn is_held_by(&self, turn: &Arc<Turn>) -> bool {
-        self.lock().is_held_by(turn)
+    pub(crate) fn is_held_by(&self, waiter: &Arc<Waiter>) -> bool {
+        self.lock().is_held_by(waiter)
     }
 
     /// Registers a transaction under the hold of this waiter. The transaction attaches `binds` to
@@ -432,9 +449,9 @@ impl Place {
     ///
     /// # Errors
     /// Fails if more keys would be attached than [`BOUND_MAX`].
-    pub(crate) fn begin_txn(&self, turn: &Arc<Turn>, binds: Load) -> Result<bool, Rejection> {
+    pub(crate) fn begin_txn(&self, waiter: &Arc<Waiter>, binds: Load) -> Result<bool, Rejection> {
         let mut inner = self.lock();
-        let is_holder = inner.is_held_by(turn);
+        let is_holder = inner.is_held_by(waiter);
         if is_holder {
             let binding = inner.binding.and(binds);
             if binds.keys > 0 {
@@ -453,12 +470,12 @@ impl Place {
         binds: Load,
         is_known: bool,
         mut bound: Vec<Bound>,
-        acts: &mut Acts,
+        actions: &mut DeferredActions,
     ) {
         let mut inner = self.lock();
         inner.open_txns -= 1;
         inner.binding = inner.binding.without(binds);
-        inner.is_spent |= !is_known;
+        inner.no_handoff |= !is_known;
         let is_held = matches!(inner.phase, Phase::Held { .. });
         if is_held {
             // A key that is known to be attached to this hold stays known, whatever the outcome of
@@ -471,21 +488,21 @@ impl Place {
             inner.bound.extend(bound);
         } else if !bound.is_empty() && !self.is_left_to_its_lease() {
             // The hold to which these keys were attached has ended, so delete them.
-            acts.0.push(Act::Tidy { bound, lease: self.session.lease });
+            actions.0.push(Action::DeleteBound { bound, lease: self.session.lease });
         }
         if is_held && inner.holder.is_none() && inner.open_txns == 0 {
             let reply = inner.releasing.take().unwrap_or(ReplyTo::Nobody);
-            self.rest(&mut inner, reply, acts);
+            self.advance(&mut inner, reply, actions);
         }
     }
 
     /// Prevents further handoffs of the hold, because a transaction whose end is not known here
     /// uses its condition. When the hold is released, its key is deleted. Returns `false` if the
     /// hold has ended.
-    pub(crate) fn spend(&self, turn: &Arc<Turn>) -> bool {
+    pub(crate) fn prevent_handoff(&self, waiter: &Arc<Waiter>) -> bool {
         let mut inner = self.lock();
-        let is_holder = inner.is_held_by(turn);
-        inner.is_spent |= is_holder;
+        let is_holder = inner.is_held_by(waiter);
+        inner.no_handoff |= is_holder;
         is_holder
     }
 
@@ -496,11 +513,11 @@ impl Place {
     }
 
     /// Advances an entry without a holder: hands it off, releases it or re-enqueues it.
-    pub(crate) fn rest(
+    pub(crate) fn advance(
         self: &Arc<Self>,
         inner: &mut EntryInner,
         reply: ReplyTo<Reply>,
-        acts: &mut Acts,
+        actions: &mut DeferredActions,
     ) {
         if inner.holder.is_some() {
             return;
@@ -509,8 +526,8 @@ impl Place {
             // When the outcome of the enqueue arrives, this method is called again.
             Phase::Entering | Phase::Gone => {}
             Phase::Waiting { since } => {
-                if inner.turns.is_empty() && !mutant!(B26) {
-                    self.leave(inner, since, reply, acts);
+                if inner.waiters.is_empty() && !mutant!(B26) {
+                    self.leave(inner, since, reply, actions);
                 }
             }
             // Only the releasing task waits for open transactions.
@@ -518,19 +535,19 @@ impl Place {
                 inner.releasing.get_or_insert(reply);
             }
             Phase::Held { since, granted } => {
-                if inner.turns.is_empty() {
-                    self.leave(inner, since, reply, acts);
+                if inner.waiters.is_empty() {
+                    self.leave(inner, since, reply, actions);
                 } else if self.may_pass(inner) {
                     inner.handoff += 1;
-                    inner.give(since, granted, acts);
-                    acts.0.push(Act::Passed(reply));
+                    inner.grant_next(since, granted, actions);
+                    actions.0.push(Action::Reply(reply));
                 } else {
                     // One log entry deletes the old key and creates the new key. Afterwards the
                     // releasing task is notified.
-                    let (place, parting) = (Arc::clone(self), Some(inner.part(since)));
-                    acts.0.push(Act::EnterAgain { place, parting });
+                    let (entry, plan) = (Arc::clone(self), Some(inner.part(since)));
+                    actions.0.push(Action::Requeue { entry, plan });
                     inner.releasing = Some(reply);
-                    inner.begin_again();
+                    inner.reset_for_requeue();
                 }
             }
         }
@@ -541,15 +558,15 @@ impl Place {
         inner: &mut EntryInner,
         since: Revision,
         reply: ReplyTo<Reply>,
-        acts: &mut Acts,
+        actions: &mut DeferredActions,
     ) {
         inner.phase = Phase::Gone;
-        let (place, parting) = (Arc::clone(self), inner.part(since));
-        acts.0.push(Act::Part { place, parting, reply });
+        let (entry, plan) = (Arc::clone(self), inner.part(since));
+        actions.0.push(Action::Release { entry, plan, reply });
     }
 
     fn may_pass(&self, inner: &mut EntryInner) -> bool {
-        if inner.is_spent || !inner.bound.is_empty() || inner.successor.is_some() {
+        if inner.no_handoff || !inner.bound.is_empty() || inner.successor.is_some() {
             return false;
         }
         if !self.is_contended.load(Ordering::Relaxed) {
@@ -583,43 +600,43 @@ mod tests {
 
     use super::*;
     use crate::model::Moment;
-    use crate::recipes::order::ReleaseRequest;
+    use crate::recipes::admin_request::ReleaseRequest;
 
     /// Returns an entry shared by the tasks of a session that waits since revision 2, and a waiter
     /// for each of `TASKS` tasks.
-    fn shared_by<const TASKS: usize>() -> (Arc<Place>, [Arc<Turn>; TASKS]) {
+    fn shared_by<const TASKS: usize>() -> (Arc<QueueEntry>, [Arc<Waiter>; TASKS]) {
         let key = Bytes::from_static(b"lock/5");
         let (lease, until) = (LeaseId::new(5).unwrap(), Moment::since_boot(Duration::from_secs(9)));
         let session = Arc::new(SharedSession::believed_until(lease, until));
         let prefixes: Box<[Bytes]> = [Bytes::from_static(b"lock/")].into();
-        let counts = HeadCounts::from_iter([]);
-        let place = Place::new(1, prefixes, [key].into(), session, Bytes::new(), true, counts);
-        let turns = std::array::from_fn(|_| place.lock().queue(false, None, None, false));
-        place.lock().phase = Phase::Waiting { since: Revision(2) };
-        (Arc::new(place), turns)
+        let counts = WaiterCounts::from_iter([]);
+        let entry = QueueEntry::new(1, prefixes, [key].into(), session, Bytes::new(), true, counts);
+        let waiters = std::array::from_fn(|_| entry.lock().add_waiter(false, None, None, false));
+        entry.lock().phase = Phase::Waiting { since: Revision(2) };
+        (Arc::new(entry), waiters)
     }
 
-    fn is_granted(place: &Place, turn: &Arc<Turn>) -> bool {
-        matches!(turn.stage(None), Stage::Holds(_))
-            && turn.loss().is_none()
-            && place.is_held_by(turn)
+    fn is_granted(entry: &QueueEntry, waiter: &Arc<Waiter>) -> bool {
+        matches!(waiter.stage(None), WaiterStage::Granted(_))
+            && waiter.loss().is_none()
+            && entry.is_held_by(waiter)
     }
 
     #[test]
     fn timed_out_waiter_keeps_a_lock_granted_just_before() {
-        let (place, [first, second, third]) = shared_by();
-        let mut acts = Acts::default();
-        assert!(place.lock().give(Revision(2), Revision(2), &mut acts));
+        let (entry, [first, second, third]) = shared_by();
+        let mut actions = DeferredActions::default();
+        assert!(entry.lock().grant_next(Revision(2), Revision(2), &mut actions));
         // The timer sees that the second task waits...
-        assert!(matches!(second.stage(None), Stage::Asked));
+        assert!(matches!(second.stage(None), WaiterStage::Requested));
         // ...then the holder hands off on another thread, and afterwards the timer fails the
         // waiter.
-        assert!(place.pass_on(&first, &mut acts));
-        place.wait_no_more(&second, LockError::TimedOut { before: 1 }, &mut acts);
-        assert!(is_granted(&place, &second) && !is_granted(&place, &third));
-        place.wait_no_more(&third, LockError::TimedOut { before: 1 }, &mut acts);
-        assert!(matches!(third.stage(None), Stage::Failed(LockError::TimedOut { .. })));
-        assert!(is_granted(&place, &second));
+        assert!(entry.pass_on(&first, &mut actions));
+        entry.wait_no_more(&second, LockError::TimedOut { before: 1 }, &mut actions);
+        assert!(is_granted(&entry, &second) && !is_granted(&entry, &third));
+        entry.wait_no_more(&third, LockError::TimedOut { before: 1 }, &mut actions);
+        assert!(matches!(third.stage(None), WaiterStage::Failed(LockError::TimedOut { .. })));
+        assert!(is_granted(&entry, &second));
     }
 
     /// Two threads: one polls while the other settles the waiter, with a slightly different delay
@@ -627,7 +644,8 @@ mod tests {
     #[test]
     fn waiter_is_woken_when_its_poll_races_with_its_grant() {
         const ROUNDS: usize = 20_000;
-        let turns: Vec<Arc<Turn>> = (0..ROUNDS).map(|_| shared_by::<1>().1[0].clone()).collect();
+        let waiters: Vec<Arc<Waiter>> =
+            (0..ROUNDS).map(|_| shared_by::<1>().1[0].clone()).collect();
         let [asked, done] = [const { AtomicUsize::new(0) }; 2];
         let reaches = |counter: &AtomicUsize, round: usize| {
             for spins in 0u64.. {
@@ -642,25 +660,28 @@ mod tests {
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for (round, turn) in turns.iter().enumerate() {
+                for (round, waiter) in waiters.iter().enumerate() {
                     reaches(&asked, round);
                     (0..round % 53).for_each(|_| std::hint::spin_loop());
-                    let mut acts = Acts::default();
-                    turn.advance(Stage::Failed(LockError::Unavailable), &mut acts);
-                    for act in acts.0 {
-                        if let Act::Wake(waker) = act {
+                    let mut actions = DeferredActions::default();
+                    waiter.advance(WaiterStage::Failed(LockError::Unavailable), &mut actions);
+                    for action in actions.0 {
+                        if let Action::Wake(waker) = action {
                             waker.wake();
                         }
                     }
                     done.store(round + 1, Ordering::Release);
                 }
             });
-            for (round, turn) in turns.iter().enumerate() {
+            for (round, waiter) in waiters.iter().enumerate() {
                 let woken = Arc::new(Woken::default());
                 let waker = Waker::from(Arc::clone(&woken));
                 asked.store(round + 1, Ordering::Release);
                 (0..round % 47).for_each(|_| std::hint::spin_loop());
-                let waits = matches!(turn.stage(Some(&waker)), Stage::Asked | Stage::Stands(_));
+                let waits = matches!(
+                    waiter.stage(Some(&waker)),
+                    WaiterStage::Requested | WaiterStage::Waiting(_)
+                );
                 reaches(&done, round);
                 let is_woken = woken.0.load(Ordering::Acquire);
                 assert_eq!(is_woken, waits, "round {round}: it waits, or was answered");
@@ -679,18 +700,19 @@ mod tests {
 
     #[test]
     fn action_received_before_the_entry_position_is_applied_later() {
-        let (place, [turn]) = shared_by();
-        place.lock().phase = Phase::Entering;
+        let (entry, [waiter]) = shared_by();
+        entry.lock().phase = Phase::Entering;
         let (key, row) = (Bytes::from_static(b"lock/5"), Bytes::from_static(b"lock/5/order"));
         let request = ReleaseRequest { by: "ops".to_owned(), reason: "it is due".to_owned() };
-        let (what, since, mut acts) = (What::Ask, Revision(2), Acts::default());
-        let order = Order { what, since, request: request.clone() };
-        place.obey(order, &key, &row, &mut acts);
-        place.obey_kept(&mut acts);
-        assert_eq!(turn.request(), None);
-        assert!(place.lock().give(since, since, &mut acts));
-        place.obey_kept(&mut acts);
-        assert_eq!(turn.request(), Some(request));
-        assert_eq!(place.lock().bound.len(), 1, "the order goes with the hold that it is about");
+        let (action, since, mut actions) =
+            (AdminAction::RequestRelease, Revision(2), DeferredActions::default());
+        let order = AdminRequest { action, since, request: request.clone() };
+        entry.apply_request(order, &key, &row, &mut actions);
+        entry.apply_pending_requests(&mut actions);
+        assert_eq!(waiter.request(), None);
+        assert!(entry.lock().grant_next(since, since, &mut actions));
+        entry.apply_pending_requests(&mut actions);
+        assert_eq!(waiter.request(), Some(request));
+        assert_eq!(entry.lock().bound.len(), 1, "the order goes with the hold that it is about");
     }
 }
