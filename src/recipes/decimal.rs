@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 /// Parses a number, and returns `None` if the value is not in canonical form.
-pub(super) fn number_in<N: FromStr + Display>(value: &[u8]) -> Option<N> {
+pub(crate) fn number_in<N: FromStr + Display>(value: &[u8]) -> Option<N> {
     let number: N = std::str::from_utf8(value).ok()?.parse().ok()?;
     (number.to_string().as_bytes() == value).then_some(number)
 }
