@@ -1,133 +1,59 @@
 //! Locks, elections and other coordination recipes, which run against this node's own replica.
 //!
-//! A lock is a queue of keys below its name. A task that wants the lock puts a key there, attached
-//! to its session. The order of the keys' create revisions and the [`rule`] of each entry decide
-//! who holds the lock. This is the recipe of etcd and ZooKeeper, with etcd's own key names, so that
-//! clients that use etcd's concurrency packages join the same queue. Unlike in etcd and ZooKeeper,
-//! no client watches keys over a network: one proposal puts the key, and when the local replica
-//! applies a change, [`line`] notifies exactly the waiters that have become holders. The log has no
-//! special commands for locks.
-//!
-//! However an acquisition ends (deadline, loss of the session, dropped future), its key is deleted.
-//! The deletion is proposed once the outcome of the put is known, and is retried until it succeeds.
-//!
 //! ```text
-//!   mutex, rw_lock, ...        the locks that a program uses                    LockCall, Guard
-//!   election, leader_task      a mutex with a value; work that runs while this node leads
-//!   acquire, hold, guard_txn   the future, the common part of all guards, and guarded transactions
-//!   place                      a queue entry: one key, and the waiters of this process that share it
-//!   line, book                 the lock table: all lock queues of this node, following the replica
-//!   head_count                 numbers of holders and waiters, for the metrics
-//!   rule, stance               lock modes: who may hold; the metadata in an entry's value
-//!   owner                      re-entrant holds and deadlock detection
-//!   operate, order             what operators see, and their requests to holders
-//!   resume, saved_hold         resuming a hold after a restart of the program
+//!   lock/           mutex, read/write lock, semaphore, several locks at once; owners, guards, operators
+//!     core/         the lock table: all lock queues of this node, and who holds
+//!   election/       a mutex with a value; work that runs while this node leads
+//!   coordination/   counters, latches, barriers, groups, sequences, cached views, ...
+//!   queue/          the work queue
+//!   call            a call with a deadline that may be dropped
+//!   decimal         the decimal encoding of integers in values
 //! ```
-//!
-//! The other recipes ([`queue`], counters, latches, barriers, groups, [`cached`] views and so on)
-//! use only clients, sessions, watches and transactions. These recipes share the following modules:
-//!
-//! ```text
-//!   call                       a call with a deadline that may be dropped
-//!   look                       waits until stored data meets a condition
-//!   following                  a stream over a key prefix: a snapshot, then every change
-//!   deed                       a change that is undone if its caller stops waiting
-//!   chain                      a transaction with several alternatives, for compare-and-set under contention
-//!   digits                     the decimal encoding of integers in values
-//! ```
-
-mod guard;
-mod guard_txn;
-mod lock_call;
-
-mod multi_lock;
-mod mutex;
-mod rw_lock;
-mod semaphore;
-mod upgrade;
-
-mod candidacy;
-mod election;
-mod leader_task;
-mod observe;
-mod operate;
-
-mod acquire;
-mod book;
-mod error;
-mod fence;
-mod head_count;
-mod hold;
-mod line;
-mod order;
-mod owner;
-mod place;
-mod resume;
-mod rule;
-mod saved_hold;
-mod stance;
-mod token;
-mod view;
-
-mod cached;
-mod queue;
 
 mod call;
-mod chain;
-mod deed;
-mod digits;
-mod following;
-mod look;
+mod coordination;
+mod decimal;
+mod election;
+mod lock;
+mod queue;
 
-mod conditional;
-
-mod cell;
-mod counter;
-mod sequence;
-
-mod barrier;
-mod double_barrier;
-mod group;
-mod latch;
-mod run_once;
-
-pub use acquire::{Acquire, LockFuture};
-pub use barrier::{Barrier, BarrierError, BarrierHold};
-pub use cached::{Cached, CachedCall, View};
 pub use call::Call;
-pub use candidacy::Candidacy;
-pub use cell::{Cell, CellValue};
-pub use conditional::{CasOutcome, CompareAndSet, Expected, PutIfAbsent};
-pub use counter::{Counter, CounterError};
-pub use double_barrier::{BarrierParticipant, DoubleBarrier, DoubleBarrierError};
+pub use coordination::barrier::{Barrier, BarrierError, BarrierHold};
+pub use coordination::cached::{Cached, CachedCall, View};
+pub use coordination::cell::{Cell, CellValue};
+pub use coordination::conditional::{CasOutcome, CompareAndSet, Expected, PutIfAbsent};
+pub use coordination::counter::{Counter, CounterError};
+pub use coordination::double_barrier::{BarrierParticipant, DoubleBarrier, DoubleBarrierError};
+pub use coordination::group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
+pub use coordination::latch::{Latch, LatchError};
+pub use coordination::run_once::{RunOnce, RunOnceError, RunOutcome};
+pub use coordination::sequence::{Sequence, SequenceError, SequentialKey};
+pub use election::candidacy::Candidacy;
+pub use election::leader_task::{LeadError, LeaderTask};
+pub use election::observe::{Leader, LeaderEvent, Observe};
 pub use election::{Campaign, Election, Leadership};
-pub use error::{LockError, LostReason, WaitsFor};
-pub use fence::{Fence, StaleToken};
-pub use group::{Group, GroupError, GroupEvent, GroupMember, GroupWatch, Membership};
-pub use guard_txn::{GuardError, GuardTxn};
-pub use hold::{Hold, LockState, Released};
-pub use latch::{Latch, LatchError};
-pub use leader_task::{LeadError, LeaderTask};
-pub use lock_call::LockCall;
-pub use multi_lock::MultiGuard;
-pub use mutex::{Guard, Mutex};
-pub use observe::{Leader, LeaderEvent, Observe};
-pub use operate::{LockAdminError, LockInfo, Locks};
-pub use order::ReleaseRequest;
-pub use owner::Owner;
+pub use lock::acquire::{Acquire, LockFuture};
+pub use lock::admin::{LockAdminError, LockInfo, Locks};
+pub use lock::core::admin_request::ReleaseRequest;
 #[cfg(any(test, feature = "sim"))]
-pub(crate) use place::PASSES_MAX;
+pub(crate) use lock::core::entry::PASSES_MAX;
+pub use lock::core::error::{LockError, LostReason, WaitsFor};
+pub use lock::core::mode::LockKind;
+pub use lock::core::token::{ParseTokenError, Token};
+pub use lock::core::view::LockEntry;
+pub use lock::fence::{Fence, StaleToken};
+pub use lock::guard_txn::{GuardError, GuardTxn};
+pub use lock::hold::{Hold, LockState, Released};
+pub use lock::lock_call::LockCall;
+pub use lock::multi_lock::MultiGuard;
+pub use lock::mutex::{Guard, Mutex};
+pub use lock::owner::Owner;
+pub use lock::resume::ResumeError;
+pub use lock::rw_lock::{DowngradeError, ReadGuard, RwLock, WriteGuard};
+pub use lock::saved_hold::{ParseSavedHoldError, SavedHold};
+pub use lock::semaphore::{Permit, Semaphore, Slot};
+pub use lock::upgrade::{Upgrade, UpgradeError};
 pub use queue::{
     Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
     TakeCall,
 };
-pub use resume::ResumeError;
-pub use rule::LockKind;
-pub use run_once::{RunOnce, RunOnceError, RunOutcome};
-pub use rw_lock::{DowngradeError, ReadGuard, RwLock, WriteGuard};
-pub use saved_hold::{ParseSavedHoldError, SavedHold};
-pub use semaphore::{Permit, Semaphore, Slot};
-pub use sequence::{Sequence, SequenceError, SequentialKey};
-pub use token::{ParseTokenError, Token};
-pub use upgrade::{Upgrade, UpgradeError};
-pub use view::LockEntry;

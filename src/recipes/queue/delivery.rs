@@ -13,7 +13,7 @@ use crate::model::{
 };
 use crate::node::{CallError, CallResult, ReplyTo, SessionEndReason};
 use crate::recipes::call::Until;
-use crate::recipes::conditional::Granted;
+use crate::recipes::coordination::conditional::Granted;
 use crate::recipes::{LostReason, Token};
 use crate::watch::{WatchError, waking};
 

@@ -13,7 +13,7 @@ use crate::model::{
 };
 use crate::node::ReplyTo;
 use crate::recipes::call::Until;
-use crate::recipes::conditional::Granted;
+use crate::recipes::coordination::conditional::Granted;
 
 use super::index::{item_id, priority};
 use super::{ItemId, KeyPart, QueueError, QueueKeys};

@@ -1,0 +1,257 @@
+//! The election: a mutex whose holder is the leader. The value of the leader's key identifies it.
+
+use std::future::IntoFuture;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::api::{Client, Error, Session};
+use crate::model::{KeyRange, Op, Put, PutLease, PutValue};
+
+pub(crate) mod candidacy;
+pub(crate) mod leader_task;
+pub(crate) mod observe;
+
+use crate::recipes::lock::acquire::{Acquire, Enqueue, LockFuture};
+use crate::recipes::lock::admin::LockAdminError;
+use crate::recipes::lock::core::error::LockError;
+use crate::recipes::lock::core::lock_table::prefix_of;
+use crate::recipes::lock::core::metadata::MARK;
+use crate::recipes::lock::core::view::{self, LockEntry};
+use crate::recipes::lock::guard::OfHold;
+use crate::recipes::lock::guard_txn::GuardError;
+use crate::recipes::lock::hold::{Hold, Released};
+use crate::recipes::lock::lock_call::deadline_of;
+use observe::{Candidate, Leader, Observe};
+
+/// An election: at most one leader in the whole cluster. Created by [`Session::election`].
+#[derive(Clone, Debug)]
+pub struct Election {
+    session: Session,
+    name: Bytes,
+}
+
+impl Session {
+    /// Returns the election with this name. The candidates use the keys below `name/`.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let election = node.session().block()?.election("jobs/leader");
+    /// let leadership = election.campaign("10.0.0.7:9000").block()?;
+    /// assert_eq!(election.leader().block()?.unwrap().value, "10.0.0.7:9000");
+    /// leadership.resign().block()?;
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn election(&self, name: impl Into<Bytes>) -> Election {
+        Election { session: self.clone(), name: name.into() }
+    }
+}
+
+impl Election {
+    /// Starts a campaign, which waits until this candidate is the leader. The campaign fails when
+    /// the session ends. Dropping the future withdraws the candidacy.
+    pub fn campaign(&self, value: impl Into<Bytes>) -> Campaign {
+        Campaign { election: self.clone(), value: value.into(), deadline: None }
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &Bytes {
+        &self.name
+    }
+
+    /// Returns the current leader, if there is one. The read is linearizable: it never returns a
+    /// leader older than one that was observed anywhere before the call.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn leader(&self) -> Result<Option<Leader>, Error> {
+        let prefix = prefix_of(&self.name);
+        let rows = self.client().range(KeyRange::prefix(prefix.clone())).await?.kvs;
+        let candidates = observe::candidates(rows, &prefix);
+        Ok(candidates.into_iter().next().map(Candidate::into_leader))
+    }
+
+    /// Returns the candidates, the elected one first, as known to the local replica. The replica
+    /// may lag behind the leader of the cluster. The value of a candidate is its
+    /// [`LockEntry::reason`].
+    ///
+    /// # Errors
+    /// Returns [`Error::Rejected`] if the name is not valid for an election.
+    pub fn candidates(&self) -> Result<Vec<LockEntry>, Error> {
+        view::list(self.session.shared(), &self.name)
+    }
+
+    /// Observes the leadership from now on: first the current state, then every change.
+    /// [`LeaderEvent`](crate::LeaderEvent) explains what is reported after a crash.
+    pub fn observe(&self) -> Observe {
+        Observe::new(self.client(), prefix_of(&self.name))
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    fn client(&self) -> Client {
+        Client::new(Arc::clone(self.session.shared()))
+    }
+}
+
+/// A call that campaigns for leadership; see [`Election::campaign`].
+#[derive(Debug)]
+#[must_use = "a campaign does nothing until it is awaited"]
+pub struct Campaign {
+    election: Election,
+    value: Bytes,
+    deadline: Option<Duration>,
+}
+
+impl Campaign {
+    /// Limits the wait. By default the campaign waits as long as the session lives. See
+    /// [`LockCall::deadline`](crate::lock::LockCall::deadline) for the precision of the deadline.
+    #[doc(alias = "timeout")]
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.deadline = Some(timeout);
+        self
+    }
+}
+
+impl Campaign {
+    /// Enqueues the candidate now. Returns a future that resolves to the leadership and can report
+    /// its position in the queue. Dropping the future withdraws the candidacy.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let election = node.session().block()?.election("jobs/leader");
+    /// let first = election.campaign("10.0.0.7:9000").enqueue()?;
+    /// let second = election.campaign("10.0.0.8:9000").enqueue()?;
+    /// first.block()?.resign().block()?;
+    /// assert!(second.block()?.is_leader());
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns errors that are known immediately; see [`LockError`].
+    pub fn enqueue(self) -> Result<Acquire<Leadership>, LockError> {
+        let Campaign { election: Election { session, name }, value, deadline } = self;
+        if value.starts_with(MARK) {
+            return Err(LockError::ReservedValue);
+        }
+        let deadline = deadline_of(&session, deadline, false);
+        Acquire::enter_with(&session, vec![name], &|| value.clone(), None, |ask| {
+            ask.deadline = deadline
+        })
+    }
+}
+
+impl Enqueue for Campaign {
+    type Guard = Leadership;
+
+    fn enqueue(self) -> Result<Acquire<Leadership>, LockError> {
+        Campaign::enqueue(self)
+    }
+}
+
+impl IntoFuture for Campaign {
+    type Output = Result<Leadership, LockError>;
+    type IntoFuture = LockFuture<Campaign>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        LockFuture::of(self)
+    }
+}
+
+/// Leadership of an election. Dropping the value resigns in the background. [`Leadership::resign`]
+/// also waits until the resignation is durable. See [`Hold`] for its other methods.
+#[derive(Debug)]
+#[must_use = "leadership ends when this is dropped"]
+pub struct Leadership(Hold);
+
+impl Leadership {
+    /// Reports whether this candidate is still the leader. Never true after [`Hold::valid_until`].
+    pub fn is_leader(&self) -> bool {
+        self.0.is_held()
+    }
+
+    /// Publishes a new value to the observers.
+    ///
+    /// # Errors
+    /// Returns [`GuardError::NotHeld`] if this candidate is not the leader any more.
+    pub async fn proclaim(&self, value: impl Into<Bytes>) -> Result<(), GuardError> {
+        let value = value.into();
+        if value.starts_with(MARK) {
+            return Err(GuardError::ReservedValue);
+        }
+        let put = Put {
+            key: self.0.key().clone(),
+            value: PutValue::Set(value),
+            lease: PutLease::Keep,
+            prev_kv: false,
+        };
+        self.0.txn().then(Op::Put(put)).commit().await.map(drop)
+    }
+
+    /// Transfers the leadership to another candidate ([`Election::candidates`]). Candidates ahead
+    /// of the successor are skipped. Like [`Guard::transfer`](crate::Guard::transfer).
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let election = node.session().block()?.election("jobs/leader");
+    /// let leadership = election.campaign("the old one").block()?;
+    /// # let session = node.open_session().block()?;
+    /// # let other = session.election("jobs/leader");
+    /// // Elsewhere:
+    /// let next = other.campaign("the new one").enqueue()?;
+    /// # while election.candidates()?.len() < 2 { std::thread::yield_now(); }
+    /// leadership.transfer(&election.candidates()?[1]).block()?;
+    /// assert!(next.block()?.is_leader());
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// See [`LockAdminError`]. After an error this candidate is not the leader any more, and the
+    /// next candidate leads.
+    pub async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
+        self.0.transfer(successor).await
+    }
+
+    /// Resigns and waits until the resignation is durable.
+    ///
+    /// # Errors
+    /// Returns [`Error::Deadline`] if the resignation was not confirmed in time. The node keeps
+    /// trying.
+    #[doc(alias = "release")]
+    pub async fn resign(self) -> Result<Released, Error> {
+        self.0.release().await
+    }
+}
+
+impl Deref for Leadership {
+    type Target = Hold;
+
+    fn deref(&self) -> &Hold {
+        &self.0
+    }
+}
+
+impl OfHold for Leadership {
+    fn of(hold: Hold) -> Self {
+        Leadership(hold)
+    }
+}
+
+impl From<Leadership> for Hold {
+    fn from(leadership: Leadership) -> Self {
+        leadership.0
+    }
+}

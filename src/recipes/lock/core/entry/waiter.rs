@@ -1,0 +1,266 @@
+//! The waiter: the request of one task, its progress, and its hold once granted.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use super::{Action, DeferredActions};
+use crate::model::{Moment, Revision};
+use crate::recipes::lock::core::admin_request::ReleaseRequest;
+use crate::recipes::lock::core::error::{LockError, LostReason};
+use crate::recipes::lock::core::token::Token;
+use crate::recipes::lock::core::waiter_counts::{WaiterCounts, WaiterRole};
+
+/// The lock as granted to one task.
+#[derive(Clone, Debug)]
+pub(crate) struct Grant {
+    /// Keys of the entry: one key, or one for each queue of a multi-lock.
+    pub(crate) keys: Arc<[Bytes]>,
+    /// Create revision of the keys.
+    pub(crate) since: Revision,
+    pub(crate) token: Token,
+    /// Value of the rows with these keys, which states the lock mode.
+    pub(crate) value: Bytes,
+}
+
+/// Progress of a waiter.
+#[derive(Clone, Debug)]
+pub(crate) enum WaiterStage {
+    /// The position in the queue is not known yet.
+    Requested,
+    /// Waiting in the queue since this revision.
+    Waiting(Revision),
+    /// Holds the lock, or held it until its `LostReason`.
+    Granted(Grant),
+    /// The request has failed and will not be granted.
+    Failed(LockError),
+}
+
+/// The request of one task, and its hold once granted.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    /// Number among the waiters of its entry, in order of arrival.
+    pub(super) number: u64,
+    /// Whether the request fails instead of waiting.
+    pub(crate) only_try: bool,
+    /// Deadline of the wait, with the number of its timer.
+    pub(crate) deadline: Option<(Moment, u64)>,
+    /// Maximum hold time.
+    pub(crate) cap: Option<Duration>,
+    /// Whether the task is woken once it is known that it must wait, so that its owner can look for
+    /// deadlocks.
+    pub(crate) is_owned: bool,
+    /// Whether the entry had a holder or waiters when this waiter arrived.
+    is_behind: bool,
+    counts: WaiterCounts,
+    /// Number of guards that share the hold.
+    shares: AtomicU32,
+    /// Whether the task has received its guard.
+    is_delivered: AtomicBool,
+    state: Mutex<WaiterState>,
+    /// Notified when the hold is lost or its release is requested.
+    pub(crate) changed: Notify,
+}
+
+#[derive(Debug)]
+struct WaiterState {
+    stage: WaiterStage,
+    waker: Option<Waker>,
+    loss: Option<LostReason>,
+    /// Time at which the lock was granted, if the request had to wait.
+    handed: Option<Moment>,
+    /// End of the maximum hold time, with the number of the timer.
+    until: Option<(Moment, u64)>,
+    request: Option<ReleaseRequest>,
+}
+
+impl WaiterState {
+    /// Returns whether the waiter counts as a holder or as a waiter, or `None` if it is not
+    /// counted.
+    fn part(&self) -> Option<WaiterRole> {
+        match &self.stage {
+            WaiterStage::Requested | WaiterStage::Waiting(_) => Some(WaiterRole::Waits),
+            WaiterStage::Granted(_) => self.loss.is_none().then_some(WaiterRole::Holds),
+            WaiterStage::Failed(_) => None,
+        }
+    }
+}
+
+/// Result of an owner's attempt to acquire its hold once more.
+pub(crate) enum Share {
+    /// The hold was acquired once more.
+    Again,
+    /// The owner's limit is reached.
+    TooMany,
+    /// The hold has ended.
+    Over,
+}
+
+impl Waiter {
+    pub(super) fn new(
+        number: u64,
+        only_try: bool,
+        deadline: Option<(Moment, u64)>,
+        cap: Option<Duration>,
+        is_owned: bool,
+        is_behind: bool,
+        counts: WaiterCounts,
+    ) -> Self {
+        let (stage, waker) = (WaiterStage::Requested, None);
+        let (handed, until) = (None, None);
+        let state = WaiterState { stage, waker, loss: None, handed, until, request: None };
+        counts.moves(None, state.part());
+        let (state, changed) = (Mutex::new(state), Notify::new());
+        let (shares, is_delivered) = (AtomicU32::new(1), AtomicBool::new(false));
+        Self {
+            number,
+            only_try,
+            deadline,
+            cap,
+            is_owned,
+            is_behind,
+            counts,
+            shares,
+            is_delivered,
+            state,
+            changed,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WaiterState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the stage. If it is not final, registers the waker for the next change.
+    pub(crate) fn stage(&self, waker: Option<&Waker>) -> WaiterStage {
+        let mut state = self.lock();
+        let mut before = None;
+        if let (WaiterStage::Requested | WaiterStage::Waiting(_), Some(waker)) =
+            (&state.stage, waker)
+            && !state.waker.as_ref().is_some_and(|known| known.will_wake(waker))
+        {
+            before = state.waker.replace(waker.clone());
+        }
+        let stage = state.stage.clone();
+        drop(state);
+        // Drop the waker after the lock is released: dropping the last waker may drop a task and
+        // everything that the task holds.
+        drop(before);
+        stage
+    }
+
+    /// Moves to a new stage. The action that wakes the task is added to `actions`.
+    pub(crate) fn advance(&self, stage: WaiterStage, actions: &mut DeferredActions) {
+        let mut state = self.lock();
+        let before = state.part();
+        state.stage = stage;
+        self.counts.moves(before, state.part());
+        actions.0.extend(state.waker.take().map(Action::Wake));
+    }
+
+    /// Records that the request is queued and must wait.
+    pub(crate) fn stands(&self, since: Revision, actions: &mut DeferredActions) {
+        let mut state = self.lock();
+        // The waiter may have been settled meanwhile.
+        if !matches!(state.stage, WaiterStage::Requested | WaiterStage::Waiting(_)) {
+            return;
+        }
+        state.stage = WaiterStage::Waiting(since);
+        if self.is_owned {
+            actions.0.extend(state.waker.take().map(Action::Wake));
+        }
+    }
+
+    /// Records that the task has received its guard.
+    pub(crate) fn delivered(&self) {
+        self.is_delivered.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_delivered(&self) -> bool {
+        self.is_delivered.load(Ordering::Relaxed)
+    }
+
+    /// Adds a guard to the hold, up to `limit`.
+    pub(crate) fn share(&self, limit: u32) -> Share {
+        let more = |shares| (shares > 0 && shares < limit).then(|| shares + 1);
+        match self.shares.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Share::Again,
+            Err(0) => Share::Over,
+            Err(_) => Share::TooMany,
+        }
+    }
+
+    /// Reports whether exactly one guard shares the hold.
+    pub(crate) fn is_single(&self) -> bool {
+        self.shares.load(Ordering::Relaxed) == 1
+    }
+
+    /// Removes a guard from the hold. Returns the number of remaining guards.
+    pub(crate) fn unshare(&self) -> u32 {
+        self.shares.fetch_sub(1, Ordering::Relaxed) - 1
+    }
+
+    /// Returns why the hold has ended, or `None` if the waiter has no record of an end.
+    pub(crate) fn loss(&self) -> Option<LostReason> {
+        self.lock().loss.clone()
+    }
+
+    /// Records that the hold has ended. The first reason is kept. The action that notifies waiting
+    /// tasks is added to `actions`.
+    pub(crate) fn lose(self: &Arc<Self>, loss: LostReason, actions: &mut DeferredActions) {
+        {
+            let mut state = self.lock();
+            let before = state.part();
+            state.loss.get_or_insert(loss);
+            self.counts.moves(before, state.part());
+        }
+        actions.0.push(Action::Notify(Arc::clone(self)));
+    }
+
+    /// Reports whether the request had to wait.
+    pub(super) fn has_waited(&self) -> bool {
+        self.is_behind || matches!(self.lock().stage, WaiterStage::Waiting(_))
+    }
+
+    /// Records the time at which the waiter became the holder after another holder.
+    pub(crate) fn hand(&self, at: Moment) {
+        self.lock().handed = Some(at);
+    }
+
+    /// Returns the time at which the waiter became the holder after another holder.
+    pub(crate) fn handed(&self) -> Option<Moment> {
+        self.lock().handed
+    }
+
+    /// Returns the end of the maximum hold time.
+    pub(crate) fn until(&self) -> Option<Moment> {
+        self.lock().until.map(|(moment, _)| moment)
+    }
+
+    /// Sets the end of the maximum hold time. Returns the previous timer.
+    pub(crate) fn set_until(&self, until: Option<(Moment, u64)>) -> Option<(Moment, u64)> {
+        std::mem::replace(&mut self.lock().until, until)
+    }
+
+    /// Returns the pending release request.
+    pub(crate) fn request(&self) -> Option<ReleaseRequest> {
+        self.lock().request.clone()
+    }
+
+    /// Stores a release request and notifies the holder.
+    pub(crate) fn ask(self: &Arc<Self>, request: ReleaseRequest, actions: &mut DeferredActions) {
+        self.lock().request = Some(request);
+        actions.0.push(Action::Notify(Arc::clone(self)));
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let before = self.lock().part();
+        self.counts.moves(before, None);
+    }
+}

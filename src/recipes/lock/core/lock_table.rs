@@ -1,0 +1,698 @@
+//! The lock table: all lock queues that contain requests of this node.
+//!
+//! A queue is read from the replica once, when the first local entry in it is confirmed. Afterwards
+//! every change that the replica applies updates the queue, so that finding its head takes
+//! logarithmic time. The driver's thread advances an entry when it handles the outcome of its
+//! enqueue, applied changes, and ticks. Any thread may hand a lock off inside the node or cancel a
+//! request at any time.
+//!
+//! The lock order is: the table, an entry, a waiter. Proposals and notifications are collected as
+//! [`DeferredActions`] and run when none of these locks is held.
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::machine::Change;
+use crate::model::{
+    Command, Compare, KeyRange, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Rejection,
+    Reply, Revision, Txn, TxnReply, TxnResult,
+};
+use crate::node::{
+    CallError, CallResult, Follower, ReplyTo, SessionEndReason, Shared, SharedSession, StopReason,
+};
+use crate::watch::waking;
+
+use super::admin_request::ReleaseRequest;
+use super::entry::{
+    Action, Bound, DeferredActions, Load, Phase, QueueEntry, ReleasePlan, Waiter, unbinding,
+};
+use super::error::{LockError, LostReason};
+use super::metadata::EntryMetadata;
+use super::mode::{LockMode, LockQueue, QueuePosition};
+use super::table_state::{LockTableState, end_entry, no_more};
+use super::token::Token;
+use super::view;
+use super::waiter_counts::WaiterRole;
+
+/// Maximum number of other semaphore entries that a transfer of permits may depend on. The transfer
+/// is applied only if none of these entries has changed.
+const PASSED_MAX: usize = 64;
+
+/// A lock request, as passed to the lock table.
+pub(crate) struct Ask<'a> {
+    /// Names of the locks without a trailing slash; not empty, without duplicates.
+    pub(crate) names: &'a [Bytes],
+    pub(crate) session: &'a Arc<SharedSession>,
+    /// Creates the row's value. Called only if the request needs a new row.
+    pub(crate) value: &'a dyn Fn() -> Bytes,
+    /// Whether the task may share an entry with other tasks of its session. This is the case for a
+    /// mutex without options.
+    pub(crate) is_shared: bool,
+    pub(crate) only_try: bool,
+    pub(crate) deadline: Option<Moment>,
+    /// Maximum hold time.
+    pub(crate) cap: Option<Duration>,
+    /// Whether the request belongs to an owner, which looks for deadlocks.
+    pub(crate) is_owned: bool,
+}
+
+/// All lock queues that tasks of this node are in.
+pub(crate) struct LockTable {
+    shared: Weak<Shared>,
+    state: Mutex<LockTableState>,
+}
+
+impl LockTable {
+    /// Returns the lock table of a node. The first call creates the table.
+    pub(crate) fn of(shared: &Arc<Shared>) -> Arc<LockTable> {
+        let follower: Arc<dyn Follower> = Arc::clone(shared.follower.get_or_init(|| {
+            Arc::new(LockTable { shared: Arc::downgrade(shared), state: Mutex::default() })
+        }));
+        let any: Arc<dyn Any + Send + Sync> = follower;
+        any.downcast().expect("the lock table is the only follower of a node's replica")
+    }
+
+    pub(crate) fn upgrade(&self) -> Option<Arc<Shared>> {
+        self.shared.upgrade()
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, LockTableState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a number that is unique on this node.
+    pub(crate) fn number(&self) -> u64 {
+        self.lock().number()
+    }
+
+    /// Enqueues a request.
+    ///
+    /// # Errors
+    /// Returns errors that are known immediately.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        ask: &Ask<'_>,
+    ) -> Result<(Arc<QueueEntry>, Arc<Waiter>), LockError> {
+        let Some(shared) = self.shared.upgrade() else {
+            return Err(LockError::NodeStopped(StopReason::Shutdown));
+        };
+        if let Some(reason) = shared.stop_reason() {
+            return Err(LockError::NodeStopped(reason));
+        }
+        if let Some(end) = ask.session.end(shared.now()) {
+            return Err(LockError::SessionEnded(end));
+        }
+        let max = shared.settings.lock_waiters_max;
+        let (entry, waiter) = {
+            let mut state = self.lock();
+            if let Some(found) = state.share(&shared, ask, max)? {
+                return Ok(found);
+            }
+            let entry = state.new_entry(&shared, ask, max)?;
+            let deadline = ask.deadline.map(|deadline| (deadline, state.number()));
+            let waiter = entry.lock().add_waiter(ask.only_try, deadline, ask.cap, ask.is_owned);
+            state.keep_timer(deadline, &entry, &waiter);
+            (entry, waiter)
+        };
+        let keys = Arc::clone(&entry.lock().keys);
+        let command = Command::Txn(enqueue_txn(&entry, &keys, None));
+        let (table, enqueue_txn) = (Arc::clone(self), Arc::clone(&entry));
+        let known = Arc::clone(&keys);
+        let reply =
+            ReplyTo::Call(Box::new(move |outcome| table.entered(&enqueue_txn, &known, outcome)));
+        if let Err(error) = shared.insist_admitted(command, reply) {
+            let mut actions = DeferredActions::default();
+            self.lock().enqueue_failed(
+                &entry,
+                &keys,
+                &LockError::Store(error.into()),
+                &mut actions,
+            );
+            self.run(actions);
+        }
+        Ok((entry, waiter))
+    }
+
+    /// Cancels a waiter.
+    pub(crate) fn cancel(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        waiter: &Arc<Waiter>,
+        why: LockError,
+    ) {
+        let mut actions = DeferredActions::default();
+        entry.cancel(waiter, why, &mut actions);
+        self.run(actions);
+        self.forget_deadline(waiter);
+        self.forget_cap(waiter);
+    }
+
+    /// Lets the session check the clock, so that it notices if it was lost.
+    fn look_at_the_clock(&self, entry: &QueueEntry) {
+        if let Some(shared) = self.upgrade() {
+            entry.session.end(shared.now());
+        }
+    }
+
+    /// Releases a hold. Returns `false` if it has already ended. `reply` is sent when the lock is
+    /// free.
+    pub(crate) fn release(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        waiter: &Arc<Waiter>,
+        why: LostReason,
+        reply: ReplyTo<Reply>,
+    ) -> bool {
+        self.look_at_the_clock(entry);
+        let mut actions = DeferredActions::default();
+        let was_held = entry.release(waiter, why, reply, &mut actions);
+        self.run(actions);
+        self.forget_cap(waiter);
+        was_held
+    }
+
+    /// Delivers a release request to the local holder.
+    pub(crate) fn ask(self: &Arc<Self>, waiter: &Arc<Waiter>, request: ReleaseRequest) {
+        let mut actions = DeferredActions::default();
+        waiter.ask(request, &mut actions);
+        self.run(actions);
+    }
+
+    /// Releases the hold with this token in a queue, if a task of this session has it.
+    pub(crate) fn release_by_token(
+        self: &Arc<Self>,
+        name: &Bytes,
+        session: &Arc<SharedSession>,
+        token: Token,
+        reply: ReplyTo<Reply>,
+    ) -> bool {
+        let found = self.lock().holder_of(&prefix_of(name), session, token);
+        found.is_some_and(|(entry, waiter)| {
+            self.release(&entry, &waiter, LostReason::Released, reply)
+        })
+    }
+
+    /// Transfers a hold to the entry at this queue position, or releases the lock if that entry is
+    /// not waiting any more. Returns `false` if the hold has already ended.
+    pub(crate) fn transfer(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        waiter: &Arc<Waiter>,
+        successor: QueuePosition,
+        reply: ReplyTo<Reply>,
+    ) -> bool {
+        self.look_at_the_clock(entry);
+        let mut actions = DeferredActions::default();
+        let was_held = entry.transfer(waiter, successor, reply, &mut actions);
+        self.run(actions);
+        self.forget_cap(waiter);
+        was_held
+    }
+
+    /// Hands a hold off to the next waiter of this process if nothing else is required. Returns
+    /// `false` otherwise.
+    pub(crate) fn pass_on(self: &Arc<Self>, entry: &QueueEntry, waiter: &Arc<Waiter>) -> bool {
+        let mut actions = DeferredActions::default();
+        let has_passed = entry.pass_on(waiter, &mut actions);
+        self.run(actions);
+        has_passed
+    }
+
+    /// Handles the end of a transaction under a hold. The outcome of the transaction may be unknown
+    /// forever.
+    pub(crate) fn end_txn(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        binds: Load,
+        is_known: bool,
+        bound: Vec<Bound>,
+    ) {
+        let mut actions = DeferredActions::default();
+        entry.end_txn(binds, is_known, bound, &mut actions);
+        self.run(actions);
+    }
+
+    /// Reports whether a local entry was given up although its key still exists.
+    pub(crate) fn is_given_up(&self, (since, key): &QueuePosition) -> bool {
+        let state = self.lock();
+        state.local(key).is_some_and(|entry| entry.lock().is_given_up(*since))
+    }
+
+    /// Reports whether a local task holds the lock but has not received its guard yet.
+    pub(crate) fn is_undelivered(&self, (since, key): &QueuePosition) -> bool {
+        let state = self.lock();
+        state.local(key).is_some_and(|entry| {
+            let inner = entry.lock();
+            let is_it = matches!(inner.phase, Phase::Held { since: held, .. } if held == *since);
+            is_it && inner.holder.as_ref().is_some_and(|waiter| !waiter.is_delivered())
+        })
+    }
+
+    /// Returns the number of requests ahead of a waiter: in the queue according to the replica, and
+    /// inside this node.
+    pub(crate) fn before(&self, entry: &Arc<QueueEntry>, waiter: &Waiter) -> Option<usize> {
+        self.lock().before(entry, waiter)
+    }
+
+    /// Cancels the deadline timer of a waiter.
+    pub(crate) fn forget_deadline(&self, waiter: &Waiter) {
+        if let Some(deadline) = waiter.deadline {
+            self.lock().forget_timer(deadline);
+        }
+    }
+
+    /// Cancels the hold-time timer of a waiter.
+    fn forget_cap(&self, waiter: &Waiter) {
+        if let Some(until) = waiter.set_until(None) {
+            self.lock().forget_timer(until);
+        }
+    }
+
+    /// Runs deferred actions. No lock may be held.
+    pub(crate) fn run(self: &Arc<Self>, actions: DeferredActions) {
+        self.run_since(None, actions);
+    }
+
+    /// Like [`LockTable::perform`], for changes that this node learnt of at the time `known` (default:
+    /// now).
+    fn run_since(self: &Arc<Self>, known: Option<Moment>, actions: DeferredActions) {
+        for action in actions.0 {
+            match action {
+                Action::RecordHandoff(waiter) => {
+                    if let Some(at) = known.or_else(|| Some(self.shared.upgrade()?.now())) {
+                        waiter.hand(at);
+                    }
+                }
+                Action::Wake(waker) => _ = waking(|| waker.wake()),
+                Action::Reply(reply) => reply.send(Ok(handed_off_reply())),
+                Action::Release { entry, plan, reply } => self.part(&entry, &plan, reply),
+                Action::Requeue { entry, plan } => self.requeue(&entry, plan.as_ref()),
+                Action::Notify(waiter) => _ = waking(|| waiter.changed.notify_waiters()),
+                Action::DeleteBound { bound, lease } => {
+                    if let Some(shared) = self.shared.upgrade() {
+                        let success = unbinding(lease, &bound);
+                        let txn = Txn { success, ..Txn::default() };
+                        shared.insist(Command::Txn(txn), ReplyTo::Nobody);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Deletes the remaining keys of an enqueue whose outcome is unknown, or some of whose keys are
+    /// gone.
+    fn undo(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        entry: &Arc<QueueEntry>,
+        keys: &Arc<[Bytes]>,
+        why: &LockError,
+    ) {
+        let (lease, value) = (entry.session.lease, entry.lock().value.clone());
+        let mine = |key: &Bytes| Txn {
+            compares: vec![
+                Compare::lease(key.clone()).eq(lease.get()),
+                Compare::value(key.clone()).eq(value.clone()),
+            ],
+            success: vec![Op::delete(key.clone())],
+            failure: Vec::new(),
+        };
+        let success = keys.iter().map(|key| Op::Txn(mine(key))).collect();
+        let txn = Txn { success, ..Txn::default() };
+        let (table, entry, keys, why) =
+            (Arc::clone(self), Arc::clone(entry), Arc::clone(keys), why.clone());
+        let reply = ReplyTo::Call(Box::new(move |_| {
+            let mut actions = DeferredActions::default();
+            {
+                let (mut state, shared) = (table.lock(), table.shared.upgrade());
+                let receive_transfer =
+                    shared.is_some_and(|shared| state.find_transfer(&shared, &entry, &mut actions));
+                if !receive_transfer {
+                    state.enqueue_failed(&entry, &keys, &why, &mut actions);
+                }
+            }
+            table.run(actions);
+        }));
+        shared.insist(Command::Txn(txn), reply);
+    }
+
+    /// Runs a release plan.
+    fn part(self: &Arc<Self>, entry: &Arc<QueueEntry>, plan: &ReleasePlan, reply: ReplyTo<Reply>) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let lease = entry.session.lease;
+        self.keep_unusable(plan, lease);
+        let command = Command::Txn(plan.to_txn(&shared, lease));
+        if plan.successor.is_none() {
+            return shared.insist(command, reply);
+        }
+        // A transfer writes, so it may be rejected for lack of space or because of an alarm. If the
+        // transfer is rejected, delete the keys instead: deletions are not rejected for these
+        // reasons.
+        let (leaving, table) = (plan.leaving(lease), Arc::clone(self));
+        let reports_failure = plan.reports_failure;
+        let tried = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
+            match (outcome, table.shared.upgrade()) {
+                (Err(error), Some(shared)) if !matches!(error, CallError::Stopped { .. }) => {
+                    let left = ReplyTo::Call(Box::new(move |left: CallResult<Reply>| {
+                        reply.send(if reports_failure { left.and(Err(error)) } else { left });
+                    }));
+                    shared.insist(Command::Txn(leaving), left);
+                }
+                (outcome, _) => reply.send(outcome),
+            }
+        }));
+        shared.insist(command, tried);
+    }
+
+    /// Records, before the proposal, keys that are transferred away and may be transferred back.
+    fn keep_unusable(&self, plan: &ReleasePlan, lease: LeaseId) {
+        if plan.no_handoff && plan.successor.is_some() {
+            self.lock().keep_unusable(lease, &plan.keys, plan.since);
+        }
+    }
+
+    /// Re-enqueues an entry whose hold has ended and that still has waiters.
+    fn requeue(self: &Arc<Self>, entry: &Arc<QueueEntry>, plan: Option<&ReleasePlan>) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let keys = self.lock().rename(&shared, entry);
+        let lease = entry.session.lease;
+        if let Some(plan) = plan {
+            self.keep_unusable(plan, lease);
+        }
+        let before = plan.map(|plan| plan.to_txn(&shared, lease));
+        let leaving = plan.map(|plan| plan.leaving(lease));
+        let command = Command::Txn(enqueue_txn(entry, &keys, before));
+        let (table, entry) = (Arc::clone(self), Arc::clone(entry));
+        let old = plan.map(|plan| (Arc::clone(&plan.keys), plan.since));
+        let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
+            let reply = entry.lock().take_releasing().unwrap_or(ReplyTo::Nobody);
+            match (&outcome, leaving, table.shared.upgrade()) {
+                // The new key was rejected, for example for lack of space. Delete the old key in a
+                // separate proposal.
+                (Err(error), Some(leaving), Some(shared))
+                    if !matches!(error, CallError::Stopped { .. }) =>
+                {
+                    shared.insist(Command::Txn(leaving), reply);
+                }
+                (Ok(Reply::Txn(txn)), ..) => reply.send(Ok(release_reply(txn))),
+                _ => reply.send(outcome.clone()),
+            }
+            table.entered(&entry, &keys, outcome);
+            if let Some((old, since)) = old {
+                table.lock().forget_absent(&entry, &old, since);
+            }
+        }));
+        shared.insist(command, reply);
+    }
+
+    /// Handles the outcome of an enqueue, on the driver's thread, where it is applied.
+    fn entered(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        keys: &Arc<[Bytes]>,
+        outcome: CallResult<Reply>,
+    ) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let mut actions = DeferredActions::default();
+        let error = match outcome {
+            Ok(Reply::Txn(reply)) if reply.succeeded => {
+                self.lock().enqueued(&shared, entry, keys, reply.revision, &mut actions);
+                return self.run(actions);
+            }
+            // The enqueue was applied while this node was disconnected, and its reply was lost. The
+            // current rows show the outcome.
+            Ok(Reply::AppliedBefore { revision }) => {
+                let (row, _) = shared.reader.get(&keys[0]);
+                let is_mine = row.is_some_and(|row| {
+                    row.create_revision == revision && row.lease == Some(entry.session.lease)
+                });
+                if is_mine {
+                    self.lock().enqueued(&shared, entry, keys, revision, &mut actions);
+                    return self.run(actions);
+                }
+                if self.lock().find_transfer(&shared, entry, &mut actions) {
+                    return self.run(actions);
+                }
+                return self.undo(&shared, entry, keys, &LockError::Evicted);
+            }
+            // Another request had already created a key with this name: try another name.
+            Ok(_) => {
+                let (entry, plan) = (Arc::clone(entry), Some(no_more(keys, Revision(0))));
+                actions.0.push(Action::Requeue { entry, plan });
+                return self.run(actions);
+            }
+            Err(CallError::Rejected(Rejection::LeaseNotFound(_))) => {
+                LockError::SessionEnded(SessionEndReason::LeaseEnded)
+            }
+            Err(CallError::Stopped { reason, .. }) => LockError::NodeStopped(reason),
+            Err(error) => {
+                if matches!(error, CallError::Deadline { maybe_applied: true }) {
+                    // Delete the keys that were created. Their names are not reused before the
+                    // deletion is confirmed.
+                    return self.undo(&shared, entry, keys, &LockError::Store(error.into()));
+                }
+                LockError::Store(error.into())
+            }
+        };
+        self.lock().enqueue_failed(entry, keys, &error, &mut actions);
+        self.run(actions);
+    }
+}
+
+impl Follower for LockTable {
+    fn applied(self: Arc<Self>, changes: &[Change], _visible: Revision, came: Moment) {
+        let mut actions = DeferredActions::default();
+        {
+            let mut state = self.lock();
+            if state.is_empty() {
+                return;
+            }
+            let Some(shared) = self.shared.upgrade() else { return };
+            let (mut touched, mut requests) = (BTreeSet::new(), Vec::new());
+            for change in changes {
+                state.follow(change, &mut touched, &mut requests, &mut actions);
+            }
+            for prefix in touched {
+                state.grant_waiting(&shared, &prefix, &mut actions);
+            }
+            // The change that grants a lock and the request to release it may be applied in one
+            // batch. The requester has already seen the entry as the holder, so deliver the request
+            // after the grant.
+            for (order, then) in requests {
+                state.follow_request(order, then, &mut actions);
+            }
+        }
+        self.run_since(Some(came), actions);
+    }
+
+    fn installed(self: Arc<Self>, _visible: Revision) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let mut actions = DeferredActions::default();
+        self.lock().rebuild(&shared, &mut actions);
+        self.run(actions);
+    }
+
+    fn tick(self: Arc<Self>, now: Moment) {
+        let mut actions = DeferredActions::default();
+        let held_too_long = {
+            let mut state = self.lock();
+            state.end_sessions(now, &mut actions);
+            state.fire_timers(now, &mut actions)
+        };
+        self.run(actions);
+        for (entry, waiter) in held_too_long {
+            self.release(&entry, &waiter, LostReason::HeldTooLong, ReplyTo::Nobody);
+        }
+        if let Some(shared) = self.shared.upgrade() {
+            let count = Arc::clone(self.lock().waiter_count());
+            shared.meters.locks_held.set(count.count(WaiterRole::Holds));
+            shared.meters.lock_waiters.set(count.count(WaiterRole::Waits));
+        }
+    }
+
+    fn stopped(self: Arc<Self>, reason: &StopReason) {
+        let mut actions = DeferredActions::default();
+        let entries = self.lock().close();
+        for entry in entries {
+            let (loss, why) =
+                (LostReason::NodeStopped(reason.clone()), LockError::NodeStopped(reason.clone()));
+            end_entry(&entry, loss, &why, &mut actions);
+        }
+        self.run(actions);
+    }
+}
+
+/// Returns the key prefix of a lock's queue.
+pub(crate) fn prefix_of(name: &Bytes) -> Bytes {
+    [&name[..], b"/"].concat().into()
+}
+
+/// Returns the prefix of which a key is a direct child, including the slash.
+pub(crate) fn parent(key: &[u8]) -> Option<&[u8]> {
+    key.iter().rposition(|byte| *byte == b'/').map(|slash| &key[..=slash])
+}
+
+/// Returns the name of the lock to whose queue a key belongs.
+pub(crate) fn lock_of(key: &Bytes) -> Bytes {
+    let prefix = parent(key).unwrap_or_default();
+    key.slice(..prefix.len().saturating_sub(1))
+}
+
+/// Reports whether a row below a lock's prefix is an entry of its queue.
+pub(crate) fn is_entry(row: &KeyValue, prefix: &[u8]) -> bool {
+    row.lease.is_some() && parent(&row.key) == Some(prefix)
+}
+
+/// Returns the transaction that creates the keys of an entry if none of them exists. `before` is
+/// applied in either case.
+fn enqueue_txn(entry: &QueueEntry, keys: &[Bytes], before: Option<Txn>) -> Txn {
+    let value = entry.lock().value.clone();
+    let put = |key: &Bytes| {
+        Op::Put(Put {
+            key: key.clone(),
+            value: PutValue::Set(value.clone()),
+            lease: PutLease::Attach(entry.session.lease),
+            prev_kv: false,
+        })
+    };
+    Txn {
+        compares: keys.iter().map(|key| Compare::missing(key.clone())).collect(),
+        success: before.clone().map(Op::Txn).into_iter().chain(keys.iter().map(put)).collect(),
+        failure: before.map(Op::Txn).into_iter().collect(),
+    }
+}
+
+impl ReleasePlan {
+    /// Returns the transaction of the release plan.
+    fn to_txn(&self, shared: &Shared, lease: LeaseId) -> Txn {
+        let leaving = self.leaving(lease);
+        let ([key], Some((since, successor))) = (&*self.keys, &self.successor) else {
+            return leaving;
+        };
+        let row = shared.reader.get(successor).0.filter(|row| row.create_revision == *since);
+        let Some(row) = row else { return leaving };
+        let Some(successor_lease) = row.lease.filter(|successor| *successor != lease) else {
+            return leaving;
+        };
+        // A reader's hold cannot be transferred to a writer: other readers may hold at the same
+        // time.
+        let (Some(held), _) = shared.reader.get(key) else { return leaving };
+        let mode = EntryMetadata::mode_of(&held.key, &held.value);
+        if !mode.covers(&EntryMetadata::mode_of(successor, &row.value)) && !mutant!(B65) {
+            return leaving;
+        }
+        let mut compares = still_mine(key, self.since, lease).to_vec();
+        let Some(barred) = kept_waiting(shared, &row) else { return leaving };
+        // This decision is based on the local replica. A downgrade of the row may be in flight. A
+        // downgrade changes neither lease nor create revision, so the transaction must also compare
+        // the row's revision.
+        if !mutant!(B34) {
+            compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
+        }
+        if !mutant!(B19) {
+            compares.extend(still_mine(successor, row.create_revision, successor_lease));
+            compares.push(Compare::mod_revision(successor.clone()).eq(row.mod_revision));
+        }
+        if !mutant!(B66) {
+            compares.extend(barred);
+        }
+        let taken = Put {
+            key: key.clone(),
+            value: PutValue::Set(row.value),
+            lease: PutLease::Attach(successor_lease),
+            prev_kv: false,
+        };
+        let mut success = vec![Op::Put(taken), Op::delete(successor.clone())];
+        success.extend(unbinding(lease, &self.bound));
+        Txn { compares, success, failure: vec![Op::Txn(leaving)] }
+    }
+
+    /// Returns the transaction that deletes each key that still belongs to the entry, and the keys
+    /// attached to its hold.
+    fn leaving(&self, lease: LeaseId) -> Txn {
+        let mut parts: Vec<Txn> = self
+            .keys
+            .iter()
+            .take(if mutant!(B07) { 1 } else { self.keys.len() })
+            .map(|key| Txn {
+                compares: still_mine(key, self.since, lease).to_vec(),
+                success: vec![match mutant!(M26) {
+                    false => Op::delete(key.clone()),
+                    true => Op::delete(KeyRange::prefix(parent(key).unwrap_or_default().to_vec())),
+                }],
+                failure: Vec::new(),
+            })
+            .collect();
+        // Delete only keys with the lease of the hold. A key with another lease belongs to another
+        // owner.
+        parts[0].success.extend(unbinding(lease, &self.bound));
+        if parts.len() == 1 {
+            return parts.remove(0);
+        }
+        Txn { success: parts.into_iter().map(Op::Txn).collect(), ..Txn::default() }
+    }
+}
+
+/// Returns the conditions under which a successor still waits, apart from the holder's own entry. A
+/// successor that has meanwhile become a holder by itself must not lose that hold together with its
+/// key. Returns `None` if the successor already holds, or if there would be too many conditions.
+fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
+    let prefix = Bytes::copy_from_slice(parent(&successor.key)?);
+    let (rows, mut queue) = (view::rows(shared, &prefix), LockQueue::default());
+    for row in &rows {
+        let position = (row.create_revision, row.key.clone());
+        queue.insert(position, EntryMetadata::mode_in_queue(&row.key, &row.value));
+    }
+    let position = (successor.create_revision, successor.key.clone());
+    if queue.may_hold(&position) {
+        return None;
+    }
+    let before = rows.iter().take_while(|row| row.key != successor.key);
+    let as_it_is = |row: &KeyValue| Compare::mod_revision(row.key.clone()).eq(row.mod_revision);
+    match queue.mode(&position)? {
+        // Only the transferring holder holds the lock, so no further conditions are needed.
+        LockMode::Mutex | LockMode::Write | LockMode::Upgrade(_) => Some(Vec::new()),
+        LockMode::Read => {
+            let bars =
+                |row: &&KeyValue| EntryMetadata::mode_of(&row.key, &row.value) != LockMode::Read;
+            Some(before.clone().find(bars).map(as_it_is).into_iter().collect())
+        }
+        LockMode::Foreign => None,
+        LockMode::Permits { limit, .. } => {
+            // Permits stay held when the limit is reduced, and a row does not show whether its
+            // permits are held. But if the limits that apply to a waiter were never higher than
+            // now, the waiter has never held its permits.
+            let has_less = |row: &KeyValue| match EntryMetadata::mode_of(&row.key, &row.value) {
+                LockMode::Permits { limit: other, .. } => other < *limit,
+                _ => false,
+            };
+            if successor.version > 1 || before.clone().any(has_less) {
+                return None;
+            }
+            let all: Vec<Compare> = before.map(as_it_is).collect();
+            (all.len() <= PASSED_MAX).then_some(all)
+        }
+    }
+}
+
+/// Returns the conditions under which a key still belongs to an entry.
+pub(crate) fn still_mine(key: &Bytes, since: Revision, lease: LeaseId) -> [Compare; 2] {
+    [Compare::create_revision(key.clone()).eq(since), Compare::lease(key.clone()).eq(lease.get())]
+}
+
+/// Extracts the reply of the release that was part of an enqueue.
+fn release_reply(reply: &TxnReply) -> Reply {
+    match reply.results.first() {
+        Some(TxnResult::Txn(plan)) => Reply::Txn(plan.clone()),
+        _ => Reply::Txn(reply.clone()),
+    }
+}
+
+/// Returns the reply to a release that was completed inside the node.
+fn handed_off_reply() -> Reply {
+    Reply::Txn(TxnReply { revision: Revision(0), succeeded: true, results: Vec::new() })
+}
