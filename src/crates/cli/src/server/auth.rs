@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::identity::Identity;
 use super::member::Member;
+use super::password::Passwords;
 use super::wire::{Reason, access_refused, key_range, refused};
 use authpb::permission::Type;
 use bowline_proto::authpb;
@@ -21,7 +22,10 @@ use bowline_proto::etcdserverpb::auth_server::Auth;
 const KEY_BYTES: usize = 32;
 
 #[derive(Clone)]
-pub(super) struct AuthService(pub(super) Arc<Member>);
+pub(super) struct AuthService {
+    pub(super) member: Arc<Member>,
+    pub(super) passwords: Arc<Passwords>,
+}
 
 impl AuthService {
     async fn change(
@@ -33,8 +37,8 @@ impl AuthService {
             let change = change.clone();
             async move { client.change_access(change).await }
         };
-        let revision = self.0.insisting(who, ask).await?;
-        Ok(self.0.header(revision))
+        let revision = self.member.insisting(who, ask).await?;
+        Ok(self.member.header(revision))
     }
 
     /// Returns users and roles, if the caller may see them according to the same table. The table against which the
@@ -45,7 +49,7 @@ impl AuthService {
         also: impl Fn(&Access) -> bool,
     ) -> Result<(Option<pb::ResponseHeader>, Arc<Access>), Status> {
         let (header, access) = self.current().await?;
-        let who = who.again(&access, self.0.tokens())?;
+        let who = who.again(&access, self.member.tokens())?;
         match access.is_root(&who.caller()) {
             Err(AuthError::Denied) if also(&access) => {}
             judged => judged.map_err(access_refused)?,
@@ -56,9 +60,9 @@ impl AuthService {
     /// Returns users and roles, and a response header whose revision is not newer than the table. The header is
     /// created first, so the table contains every change before the header's revision.
     async fn current(&self) -> Result<(Option<pb::ResponseHeader>, Arc<Access>), Status> {
-        self.0.client().read_access().await.map_err(refused)?;
-        let header = self.0.header_now();
-        Ok((header, self.0.client().access()))
+        self.member.client().read_access().await.map_err(refused)?;
+        let header = self.member.header_now();
+        Ok((header, self.member.client().access()))
     }
 
     /// Returns the hash to store for a password in a request. As in etcd, an empty password gets an empty hash, with
@@ -66,11 +70,11 @@ impl AuthService {
     async fn secret(&self, password: String, hashed: &str) -> Result<Secret, Status> {
         if !hashed.is_empty() {
             let hash = base64(hashed).ok_or(Reason::AuthFailed)?;
-            return self.0.passwords().ready_made(hash);
+            return self.passwords.ready_made(hash);
         }
         match password.is_empty() {
             true => Ok(Secret::default()),
-            false => self.0.passwords().hash(password).await,
+            false => self.passwords.hash(password).await,
         }
     }
 }
@@ -147,12 +151,12 @@ impl Auth for AuthService {
             return Err(Reason::AuthNotEnabled.into());
         }
         let hash = access.users().get(&name).and_then(|user| user.password.clone());
-        if !self.0.passwords().is_right(password, hash.as_ref()).await? {
+        if !self.passwords.is_right(password, hash.as_ref()).await? {
             return Err(Reason::AuthFailed.into());
         }
         // The token is made from the table against which the password was checked. If the table has changed since
         // then, the token is rejected when it is used.
-        let token = self.0.tokens().make(&name, &access)?;
+        let token = self.member.tokens().make(&name, &access)?;
         Ok(Response::new(pb::AuthenticateResponse { header, token }))
     }
 
@@ -164,13 +168,13 @@ impl Auth for AuthService {
         let pb::AuthUserAddRequest { name, password, options, hashed_password } =
             request.into_inner();
         let user = named(name, Reason::NoUser)?;
-        let who = self.0.again_root(&who)?;
+        let who = self.member.again_root(&who)?;
         let password = match options.is_some_and(|options| options.no_password) {
             true => None,
             false => Some(self.secret(password, &hashed_password).await?),
         };
         // The caller is identified again, because hashing may have taken long.
-        let who = self.0.again_root(&who)?;
+        let who = self.member.again_root(&who)?;
         let header = self.change(&who, AccessChange::AddUser { user, password }).await?;
         Ok(Response::new(pb::AuthUserAddResponse { header }))
     }
@@ -213,23 +217,23 @@ impl Auth for AuthService {
         let who = Identity::in_request(&request);
         let pb::AuthUserChangePasswordRequest { name: user, password, hashed_password } =
             request.into_inner();
-        let who = self.0.again_root(&who)?;
+        let who = self.member.again_root(&who)?;
         let password = self.secret(password, &hashed_password).await?;
         // The caller is identified again, because hashing may have taken long.
-        let who = self.0.again_root(&who)?;
+        let who = self.member.again_root(&who)?;
         // As in etcd, a user who was created without a password logs in by certificate and cannot get a password.
         // Whether the user has a password is decided from a table at least as new as the revision against which the
         // change is checked.
         let ask = |client: UserClient| {
             let (user, password) = (user.clone(), password.clone());
             async move {
-                let access = self.0.client().read_access().await?;
+                let access = self.member.client().read_access().await?;
                 let has_one = access.users().get(&user).is_none_or(|user| user.password.is_some());
                 let password = has_one.then_some(password);
                 client.change_access(AccessChange::SetPassword { user, password }).await
             }
         };
-        let header = self.0.header(self.0.insisting(&who, ask).await?);
+        let header = self.member.header(self.member.insisting(&who, ask).await?);
         Ok(Response::new(pb::AuthUserChangePasswordResponse { header }))
     }
 

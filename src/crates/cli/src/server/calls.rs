@@ -13,7 +13,7 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tonic::body::Body;
 use tonic::{Code, Status};
 
-use super::gateway::methods;
+use super::protocol::methods;
 use super::traffic::Traffic;
 
 /// gRPC codes in numeric order, spelled as in Go's metrics.

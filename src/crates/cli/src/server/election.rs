@@ -9,8 +9,8 @@ use tonic::{Request, Response, Status};
 
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
-use super::leader::{leader_lost, needs_leader};
-use super::line::{first, first_at_last, keys_of, take_place};
+use super::leader::{Leaderless, needs_leader};
+use super::line::{Queues, first, first_at_last, keys_of, take_place};
 use super::member::Member;
 use super::wire::{Reason, key_value, lease_id, refused};
 use bowline_proto::v3electionpb::election_server::Election;
@@ -20,7 +20,10 @@ use bowline_proto::v3electionpb::{
 };
 
 #[derive(Clone)]
-pub(super) struct ElectionService(pub(super) Arc<Member>);
+pub(super) struct ElectionService {
+    pub(super) queues: Arc<Queues>,
+    pub(super) leaderless: Arc<Leaderless>,
+}
 
 fn named(leader: Option<LeaderKey>) -> Result<LeaderKey, Status> {
     leader.ok_or_else(|| Status::unknown("\"leader\" field must be provided"))
@@ -47,8 +50,8 @@ impl Election for ElectionService {
         let who = Identity::in_request(&request);
         let CampaignRequest { name, lease, value } = request.into_inner();
         let gone = "election: session is expired";
-        let place = take_place(&self.0, who, name.clone(), lease, value, gone).await?;
-        let header = self.0.header(place.revision);
+        let place = take_place(&self.queues, who, name.clone(), lease, value, gone).await?;
+        let header = self.queues.member.header(place.revision);
         let (rev, lease) = (place.created.get() as i64, place.lease.get() as i64);
         let leader = Some(LeaderKey { name, key: place.key, rev, lease });
         Ok(Response::new(CampaignResponse { header, leader }))
@@ -66,24 +69,25 @@ impl Election for ElectionService {
         // If the request has no lease, the key keeps the lease of its campaign. A key without a lease would no longer
         // count as a candidate.
         put.lease = lease_id(leader.lease).map_or(PutLease::Keep, PutLease::Attach);
-        let txn = self.0.acting(&who)?.txn().when(held).then(put);
+        let txn = self.queues.member.acting(&who)?.txn().when(held).then(put);
         let reply = txn.commit().await.map_err(refused)?;
         if !reply.succeeded {
             return Err(Status::unknown("election: not leader"));
         }
-        Ok(Response::new(ProclaimResponse { header: self.0.header(reply.revision) }))
+        Ok(Response::new(ProclaimResponse { header: self.queues.member.header(reply.revision) }))
     }
 
     async fn leader(
         &self,
         request: Request<LeaderRequest>,
     ) -> Result<Response<LeaderResponse>, Status> {
-        let who = self.0.again(&Identity::in_request(&request))?;
-        let (leader, revision) = first(&self.0, &who, &request.into_inner().name).await?;
+        let who = self.queues.member.again(&Identity::in_request(&request))?;
+        let (leader, revision) =
+            first(&self.queues.member, &who, &request.into_inner().name).await?;
         match leader {
             None => Err(Status::unknown("election: no leader")),
             Some(row) => {
-                let (header, kv) = (self.0.header(revision), Some(key_value(row)));
+                let (header, kv) = (self.queues.member.header(revision), Some(key_value(row)));
                 Ok(Response::new(LeaderResponse { header, kv }))
             }
         }
@@ -95,9 +99,10 @@ impl Election for ElectionService {
         &self,
         request: Request<LeaderRequest>,
     ) -> Result<Response<Self::ObserveStream>, Status> {
-        self.0.not_for_learners()?;
+        self.queues.member.not_for_learners()?;
         let needs_leader = needs_leader(&request);
-        let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
+        let (member, who) = (Arc::clone(&self.queues.member), Identity::in_request(&request));
+        let leaderless = Arc::clone(&self.leaderless);
         let name = request.into_inner().name;
         Ok(Response::new(Driven::by(move |answers| async move {
             let observing = async {
@@ -107,7 +112,7 @@ impl Election for ElectionService {
             };
             tokio::select! {
                 ended = observing => ended,
-                status = leader_lost(&member), if needs_leader => Err(status),
+                status = leaderless.lost(), if needs_leader => Err(status),
             }
         })))
     }
@@ -116,12 +121,12 @@ impl Election for ElectionService {
         &self,
         request: Request<ResignRequest>,
     ) -> Result<Response<ResignResponse>, Status> {
-        let client = self.0.acting(&Identity::in_request(&request))?;
+        let client = self.queues.member.acting(&Identity::in_request(&request))?;
         let leader = named(request.into_inner().leader)?;
         let held = still_leads(&leader)?;
         let txn = client.txn().when(held).then(Op::delete(leader.key));
         let reply = txn.commit().await.map_err(refused)?;
-        Ok(Response::new(ResignResponse { header: self.0.header(reply.revision) }))
+        Ok(Response::new(ResignResponse { header: self.queues.member.header(reply.revision) }))
     }
 }
 

@@ -1,12 +1,12 @@
 //! The JSON gateway: requests as JSON over plain HTTP, for clients without gRPC.
 //!
 //! ```text
-//!   JSON ──▶ protobuf ──▶ Dispatch, as for gRPC ──▶ protobuf ──▶ JSON
+//!   JSON ──▶ protobuf ──▶ Grpc, as for gRPC ──▶ protobuf ──▶ JSON
 //! ```
 //!
 //! The gateway has no code for individual messages. The gateway converts all messages by the protocol's descriptors.
 //! As in etcd, bytes are base64, 64-bit numbers are strings, fields have the protocol's names, zero values are
-//! omitted, and a stream is one `{"result": ...}` per line. Every request passes through [`Dispatch`] like a gRPC
+//! omitted, and a stream is one `{"result": ...}` per line. Every request passes through [`Grpc`] like a gRPC
 //! request, so that all checks are in one place.
 
 mod fields;
@@ -28,10 +28,9 @@ use tonic::{Code, Status};
 
 use super::aside::{LARGE_JSON_BYTES, Turns};
 use super::deadline::{self, Deadline};
-use super::dispatch::Dispatch;
+use super::grpc::Grpc;
 use super::late::{MESSAGE_TIME_MAX, too_slow};
 use super::room::Held;
-pub(super) use routes::methods;
 use stream::{Lines, Requests};
 
 /// Prefix of headers that are passed on to the service.
@@ -47,7 +46,7 @@ pub(super) fn is_for(path: &str) -> bool {
 }
 
 /// Handles a request to the gateway.
-pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn answer(grpc: &Grpc, request: Request<Incoming>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let Some(method) = routes::method(head.uri.path()) else {
         forget(body).await;
@@ -66,7 +65,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
         // client.
         return rejection(&Status::invalid_argument(status.message()));
     }
-    let held = match dispatch.may_be_read(&metadata, &path) {
+    let held = match grpc.may_be_read(&metadata, &path) {
         Ok(held) => held,
         Err(status) => {
             forget(body).await;
@@ -76,14 +75,14 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     let body = if method.is_client_streaming() {
         Body::new(Requests::new(body, method.input()))
     } else {
-        let bytes_max = dispatch.bytes_max_of(&path);
+        let bytes_max = grpc.services.bytes_max_of(&path);
         let text = match tokio::time::timeout(MESSAGE_TIME_MAX, text(body, bytes_max)).await {
             Ok(Ok(text)) => text,
             Ok(Err(status)) => return rejection(&status),
             Err(_) => return rejection(&too_slow()),
         };
         let message = async { message(&method, &text) };
-        match dispatch.turns().aside(text.len() >= LARGE_JSON_BYTES, message).await {
+        match grpc.connection.turns.aside(text.len() >= LARGE_JSON_BYTES, message).await {
             Ok(message) => Body::new(Full::new(message)),
             Err(status) => return rejection(&status),
         }
@@ -97,7 +96,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     *request.headers_mut() = metadata;
     drop(held);
     // The error type is `Infallible`.
-    let Ok(response) = dispatch.grpc(request).await;
+    let Ok(response) = grpc.call(request).await;
     if let Some(status) = failed(response.headers()) {
         return rejection_of(streams, &status);
     }
@@ -106,7 +105,7 @@ pub(super) async fn answer(mut dispatch: Dispatch, request: Request<Incoming>) -
     if streams {
         return answer_with(StatusCode::OK, Body::new(Lines::new(body, method.output())));
     }
-    match single(&method, body, dispatch.turns()).await {
+    match single(&method, body, &grpc.connection.turns).await {
         Ok(json) => {
             let json = match room {
                 Some(room) => room.by(json.into()),

@@ -11,19 +11,19 @@ use hyper::body::Incoming;
 use serde_json::json;
 use tonic::body::Body;
 
+use super::alarms::Alarms;
+use super::calls::Calls;
 use super::member::{CLUSTER_VERSION, Member, VERSION};
-use super::{alarms, metrics, probes};
+use super::{metrics, probes};
 
 #[derive(Clone)]
 pub(super) struct HttpSide {
-    member: Arc<Member>,
+    pub(super) member: Arc<Member>,
+    pub(super) alarms: Arc<Alarms>,
+    pub(super) calls: Arc<Calls>,
 }
 
 impl HttpSide {
-    pub(super) fn new(member: &Arc<Member>) -> Self {
-        Self { member: Arc::clone(member) }
-    }
-
     pub(super) async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let is_head = request.method() == Method::HEAD;
         let response = self.answer_whole(request).await;
@@ -43,14 +43,16 @@ impl HttpSide {
             return response;
         }
         if is_probe {
-            let (is_well, said) = probes::answer(&self.member, path, query).await;
+            let (is_well, said) = probes::answer(&self.member, &self.alarms, path, query).await;
             let status = if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
             return text(status, said);
         }
         match path {
             "/version" => answer_json(StatusCode::OK, versions()),
             "/health" => self.health(query).await,
-            "/metrics" => text(StatusCode::OK, metrics::text(&self.member)),
+            "/metrics" => {
+                text(StatusCode::OK, metrics::text(&self.member, &self.alarms, &self.calls))
+            }
             "/debug/vars" => answer_json(StatusCode::OK, self.vars().to_string()),
             _ => not_found(),
         }
@@ -79,7 +81,7 @@ impl HttpSide {
         let says = |wanted: &str| query.split('&').any(|pair| pair == wanted);
         let alarm = [AlarmKind::Corrupt, AlarmKind::NoSpace]
             .into_iter()
-            .find(|kind| !says(&format!("exclude={kind}")) && alarms::ails(&self.member, *kind));
+            .find(|kind| !says(&format!("exclude={kind}")) && self.alarms.is_unhealthy(*kind));
         let own = self.member.node().health();
         let is_local = says("serializable=true");
         let reason = if let Some(kind) = alarm {
@@ -95,7 +97,7 @@ impl HttpSide {
             let read = if is_local { read.local() } else { read };
             read.await.err().map(|error| format!("RANGE ERROR:{error}"))
         };
-        self.member.calls().health_told(reason.is_none());
+        self.calls.health_told(reason.is_none());
         let (status, health) = match &reason {
             None => (StatusCode::OK, "true"),
             Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "false"),

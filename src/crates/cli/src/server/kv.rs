@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 use super::aside::{LARGE_BYTES, Large, Turns};
 use super::identity::Identity;
 use super::member::Member;
-use super::room::{Full, Held};
+use super::room::{Full, Held, Room};
 use super::wire::{
     Reason, bounds, check_delete, check_put, check_range, check_size, check_txn, compare,
     delete_response, is_local, is_long_delete, is_long_txn, key_range, only_reads, op, put,
@@ -33,7 +33,10 @@ use bowline_proto::etcdserverpb::{
 const FEW_KEYS: usize = 1000;
 
 #[derive(Clone)]
-pub(super) struct KvService(pub(super) Arc<Member>);
+pub(super) struct KvService {
+    pub(super) member: Arc<Member>,
+    pub(super) room: Room,
+}
 
 impl KvService {
     fn range_call(
@@ -43,7 +46,7 @@ impl KvService {
         request: &RangeRequest,
     ) -> Result<RangeCall, Status> {
         let order = sort(request);
-        let mut call = self.0.acting(who)?.range(keys).sort(order.target, order.order);
+        let mut call = self.member.acting(who)?.range(keys).sort(order.target, order.order);
         call = call.bounds(bounds(request));
         if let Some(limit) = u64::try_from(request.limit).ok().filter(|limit| *limit > 0) {
             call = call.limit(limit);
@@ -67,12 +70,12 @@ impl KvService {
     /// returns.
     fn is_long(&self, keys: &KeyRange, request: &RangeRequest) -> bool {
         let by_value = request.sort_target() == SortTarget::Value && !request.range_end.is_empty();
-        by_value || self.0.client().estimated_len(keys.clone(), FEW_KEYS + 1) > FEW_KEYS
+        by_value || self.member.client().estimated_len(keys.clone(), FEW_KEYS + 1) > FEW_KEYS
     }
 
     /// Returns the time until which a response may wait for room in the response budget.
     fn until(&self) -> Instant {
-        Instant::now() + self.0.options().request_timeout()
+        Instant::now() + self.member.options().request_timeout()
     }
 
     /// Runs a read. If there is no room for its response, waits for room and repeats the read.
@@ -84,11 +87,11 @@ impl KvService {
         let (until, mut kept) = (self.until(), None);
         loop {
             let (answer, bytes) = turns.aside(is_long, sized(ask()?)).await?;
-            match self.0.room().keep(bytes, kept) {
+            match self.room.keep(bytes, kept) {
                 Ok(room) => return Ok(response(answer, bytes, room)),
                 Err(Full) => drop(answer),
             }
-            kept = Some(self.0.room().wait(bytes, until).await?);
+            kept = Some(self.room.wait(bytes, until).await?);
         }
     }
 
@@ -99,10 +102,10 @@ impl KvService {
         ask: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
         if is_long {
-            self.0.room().wait_for_some(self.until()).await?;
+            self.room.wait_for_some(self.until()).await?;
         }
         let (answer, bytes) = turns.aside(is_long, sized(ask)).await?;
-        match self.0.room().keep(bytes, None) {
+        match self.room.keep(bytes, None) {
             Ok(room) => Ok(response(answer, bytes, room)),
             // The change was applied, or may have been. The code must not make the client retry.
             Err(Full) => Err(Status::unknown(
@@ -113,7 +116,7 @@ impl KvService {
 
     fn txn_call(&self, who: &Identity, request: TxnRequest) -> Result<TxnCall, Status> {
         let local = is_local(&request);
-        let mut call = self.0.acting(who)?.txn();
+        let mut call = self.member.acting(who)?.txn();
         for condition in request.compare {
             call = call.when(compare(condition)?);
         }
@@ -157,7 +160,7 @@ impl Kv for KvService {
         let request = request.into_inner();
         check_range(&request)?;
         if !request.serializable {
-            self.0.not_for_learners()?;
+            self.member.not_for_learners()?;
         }
         let keys = key_range(request.key.clone(), request.range_end.clone());
         let is_long = self.is_long(&keys, &request);
@@ -165,7 +168,7 @@ impl Kv for KvService {
             let call = self.range_call(&who, keys.clone(), &request)?;
             Ok::<_, Status>(async move {
                 let reply = call.await.map_err(refused)?;
-                let header = self.0.header(reply.revision);
+                let header = self.member.header(reply.revision);
                 Ok(RangeResponse { header, ..range_response(reply) })
             })
         })
@@ -187,13 +190,13 @@ impl Kv for KvService {
         let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
         let request = request.into_inner();
         check_put(&request)?;
-        check_size(&request, self.0.options().request_bytes_max)?;
+        check_size(&request, self.member.options().request_bytes_max)?;
         let put = put(request);
         let (value, keeps_value) = match put.value {
             PutValue::Set(value) => (value, false),
             PutValue::Keep => (bytes::Bytes::new(), true),
         };
-        let mut call = self.0.acting(&who)?.put(put.key, value);
+        let mut call = self.member.acting(&who)?.put(put.key, value);
         if keeps_value {
             call = call.keep_value();
         }
@@ -207,7 +210,7 @@ impl Kv for KvService {
         }
         let answer = async {
             let reply = call.await.map_err(refused)?;
-            let header = self.0.header(reply.revision);
+            let header = self.member.header(reply.revision);
             Ok(PutResponse { header, ..put_response(reply) })
         };
         self.write((&turns, false), answer).await
@@ -220,15 +223,15 @@ impl Kv for KvService {
         let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
         let request = request.into_inner();
         check_delete(&request)?;
-        check_size(&request, self.0.options().request_bytes_max)?;
+        check_size(&request, self.member.options().request_bytes_max)?;
         let is_long = is_long_delete(&request);
-        let mut call = self.0.acting(&who)?.delete(key_range(request.key, request.range_end));
+        let mut call = self.member.acting(&who)?.delete(key_range(request.key, request.range_end));
         if request.prev_kv {
             call = call.prev_kv();
         }
         let answer = async {
             let reply = call.await.map_err(refused)?;
-            let header = self.0.header(reply.revision);
+            let header = self.member.header(reply.revision);
             Ok(DeleteRangeResponse { header, ..delete_response(reply) })
         };
         self.write((&turns, is_long), answer).await
@@ -237,14 +240,14 @@ impl Kv for KvService {
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
         let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
         let request = request.into_inner();
-        check_txn(&request, self.0.options().txn_ops_max)?;
-        check_size(&request, self.0.options().request_bytes_max)?;
+        check_txn(&request, self.member.options().txn_ops_max)?;
+        check_size(&request, self.member.options().request_bytes_max)?;
         let is_long = is_long_txn(&request);
         let answer = |request| {
             let call = self.txn_call(&who, request)?;
             Ok::<_, Status>(async move {
                 let reply = call.commit().await.map_err(refused)?;
-                let header = self.0.header(reply.revision);
+                let header = self.member.header(reply.revision);
                 Ok(TxnResponse { header, ..txn_response(reply) })
             })
         };
@@ -265,8 +268,8 @@ impl Kv for KvService {
         // A negative revision counts as compacted in any store; zero does not in a new one.
         let at = Revision(u64::try_from(revision).map_err(|_| Reason::Compacted)?);
         let compact = |client: UserClient| async move { client.compact(at).await };
-        let reached = self.0.insisting(&who, compact).await?;
-        Ok(Response::new(CompactionResponse { header: self.0.header(reached) }))
+        let reached = self.member.insisting(&who, compact).await?;
+        Ok(Response::new(CompactionResponse { header: self.member.header(reached) }))
     }
 }
 
@@ -302,7 +305,7 @@ mod tests {
         }
         let options = Options::new(&Values::read(&[], std::iter::empty()).unwrap()).unwrap();
         let tokens = Tokens::load(&options.tokens).unwrap();
-        let service = KvService(Member::new(node, options, tokens));
+        let service = KvService { member: Member::new(node, options, tokens), room: Room::new() };
         let range = |key: &'static str, range_end: &'static str, limit| RangeRequest {
             key: key.into(),
             range_end: range_end.into(),
@@ -321,6 +324,6 @@ mod tests {
             let keys = key_range(request.key.clone(), request.range_end.clone());
             assert_eq!(service.is_long(&keys, &request), expected, "{request:?}");
         }
-        service.0.node().shutdown().await;
+        service.member.node().shutdown().await;
     }
 }

@@ -10,9 +10,9 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Sleep;
 use tonic::Status;
 
-use super::dispatch::Needs;
 use super::identity::Identity;
 use super::member::Member;
+use super::permission::Needs;
 
 /// Time for which a check stays valid if users and roles do not change. Nearly all bodies arrive within it.
 const HOLDS_FOR: Duration = Duration::from_secs(1);

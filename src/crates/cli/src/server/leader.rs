@@ -14,17 +14,41 @@ use super::wire::Reason;
 /// Interval between checks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The time since which there has been no leader; `None` while there is one.
-pub(super) struct Leaderless(watch::Sender<Option<Instant>>);
+/// Observes the absence of a leader on behalf of all streams.
+pub(super) struct Leaderless {
+    /// The time since which there has been no leader; `None` while there is one.
+    since: watch::Sender<Option<Instant>>,
+    /// How long a stream that requires a leader stays open after [`Member::has_leader`] has become false. In total it
+    /// ends four to six election timeouts after the last contact with a leader; in etcd, four to five.
+    patience: Duration,
+}
 
 impl Leaderless {
-    pub(super) fn new() -> Self {
-        Self(watch::Sender::new(None))
+    /// Observes a member until it is dropped.
+    pub(super) fn of(member: &Arc<Member>) -> Arc<Self> {
+        let since = watch::Sender::new(None);
+        tokio::spawn(look(Arc::downgrade(member), since.clone()));
+        Arc::new(Self { since, patience: member.options().election_timeout * 2 })
     }
 
-    /// Observes a member until it is dropped.
-    pub(super) fn keep_looking(&self, member: &Arc<Member>) {
-        tokio::spawn(look(Arc::downgrade(member), self.0.clone()));
+    /// Completes when there has been no leader for too long, counted from now at the earliest.
+    pub(super) async fn lost(&self) -> Status {
+        let begun = Instant::now();
+        let mut seen = self.since.subscribe();
+        loop {
+            let since = *seen.borrow_and_update();
+            let ends = async {
+                match since {
+                    Some(since) => tokio::time::sleep_until(since.max(begun) + self.patience).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = ends => return Reason::NoLeader.into(),
+                // The sender lives as long as this value.
+                _ = seen.changed() => {}
+            }
+        }
     }
 }
 
@@ -50,24 +74,4 @@ pub(super) fn asks_for_leader(headers: &HeaderMap) -> bool {
 /// Returns whether a stream must end without a leader.
 pub(super) fn needs_leader<T>(request: &Request<T>) -> bool {
     asks_for_leader(request.metadata().as_ref())
-}
-
-/// Completes when there has been no leader for too long, counted from now at the earliest.
-pub(super) async fn leader_lost(member: &Member) -> Status {
-    let begun = Instant::now();
-    let mut seen = member.leaderless().0.subscribe();
-    loop {
-        let since = *seen.borrow_and_update();
-        let ends = async {
-            match since {
-                Some(since) => tokio::time::sleep_until(since.max(begun) + member.patience()).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            () = ends => return Reason::NoLeader.into(),
-            // The sender lives as long as the member.
-            _ = seen.changed() => {}
-        }
-    }
 }

@@ -13,7 +13,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
-use super::leader::{leader_lost, needs_leader};
+use super::leader::{Leaderless, needs_leader};
+use super::lease_ids::LeaseIds;
 use super::member::Member;
 use super::wire::{Reason, access_refused, lease_id, refused};
 use bowline_proto::etcdserverpb::lease_server::Lease;
@@ -24,7 +25,11 @@ use bowline_proto::etcdserverpb::{
 };
 
 #[derive(Clone)]
-pub(super) struct LeaseService(pub(super) Arc<Member>);
+pub(super) struct LeaseService {
+    pub(super) member: Arc<Member>,
+    pub(super) lease_ids: Arc<LeaseIds>,
+    pub(super) leaderless: Arc<Leaderless>,
+}
 
 /// TTL reported for a lease that does not exist.
 const NO_TTL: i64 = -1;
@@ -43,7 +48,8 @@ const KEPT_MAX: usize = 1 << 14;
 impl LeaseService {
     /// Returns the minimum TTL in whole seconds, which must outlive an election.
     fn least_ttl(&self) -> Duration {
-        let (election, heartbeat) = (self.0.options().election_timeout, self.0.options().heartbeat);
+        let (election, heartbeat) =
+            (self.member.options().election_timeout, self.member.options().heartbeat);
         let ticks = election.as_nanos() / heartbeat.as_nanos().max(1);
         let nanos = (3 * ticks / 2) * heartbeat.as_nanos();
         Duration::from_secs(u64::try_from(nanos.div_ceil(1_000_000_000)).unwrap_or(u64::MAX))
@@ -210,8 +216,11 @@ impl Lease for LeaseService {
         let who = Identity::in_request(&request);
         let LeaseGrantRequest { ttl, id } = request.into_inner();
         let asked = Duration::from_secs(ttl.max(0).unsigned_abs());
-        let lease = self.0.grant(&who, asked.max(self.least_ttl()), lease_id(id)).await?;
-        let header = self.0.header(lease.revision);
+        let lease = self
+            .lease_ids
+            .grant(&self.member, &who, asked.max(self.least_ttl()), lease_id(id))
+            .await?;
+        let header = self.member.header(lease.revision);
         let (id, ttl) = (lease.id.get() as i64, lease.ttl.as_secs() as i64);
         Ok(Response::new(LeaseGrantResponse { header, id, ttl, error: String::new() }))
     }
@@ -222,8 +231,8 @@ impl Lease for LeaseService {
     ) -> Result<Response<LeaseRevokeResponse>, Status> {
         let who = Identity::in_request(&request);
         let lease = known(request.into_inner().id)?;
-        let reply = self.0.acting(&who)?.revoke(lease).await.map_err(refused)?;
-        Ok(Response::new(LeaseRevokeResponse { header: self.0.header(reply.revision) }))
+        let reply = self.member.acting(&who)?.revoke(lease).await.map_err(refused)?;
+        Ok(Response::new(LeaseRevokeResponse { header: self.member.header(reply.revision) }))
     }
 
     type LeaseKeepAliveStream =
@@ -233,17 +242,17 @@ impl Lease for LeaseService {
         &self,
         request: Request<Streaming<LeaseKeepAliveRequest>>,
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
-        self.0.not_for_learners()?;
+        self.member.not_for_learners()?;
         let needs_leader = needs_leader(&request);
-        let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
+        let (member, who) = (Arc::clone(&self.member), Identity::in_request(&request));
+        let leaderless = Arc::clone(&self.leaderless);
         let requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {
-            let lost = Arc::clone(&member);
             let keeping = KeepingAlive { member, who, kept: HashSet::new() };
             async move {
                 tokio::select! {
                     ended = keeping.run(requests, answers) => ended,
-                    status = leader_lost(&lost), if needs_leader => Err(status),
+                    status = leaderless.lost(), if needs_leader => Err(status),
                 }
             }
         })))
@@ -253,12 +262,12 @@ impl Lease for LeaseService {
         &self,
         request: Request<LeaseTimeToLiveRequest>,
     ) -> Result<Response<LeaseTimeToLiveResponse>, Status> {
-        let client = self.0.acting(&Identity::in_request(&request))?;
-        let unanswered = |error| unanswered(&self.0, error);
+        let client = self.member.acting(&Identity::in_request(&request))?;
+        let unanswered = |error| unanswered(&self.member, error);
         let LeaseTimeToLiveRequest { id, keys } = request.into_inner();
         let mut response = LeaseTimeToLiveResponse { id, ttl: NO_TTL, ..Default::default() };
         let lease = lease_id(id);
-        response.header = self.0.header_now();
+        response.header = self.member.header_now();
         let left = match lease {
             Some(lease) => client.lease_time_to_live(lease).await.map_err(unanswered)?,
             None => None,
@@ -266,10 +275,11 @@ impl Lease for LeaseService {
         if left.is_some() {
             // The header is created before the keys are read. A client that watches from the next revision therefore
             // misses no key.
-            response.header = self.0.header_now();
+            response.header = self.member.header_now();
         }
         if let (Some(lease), Some(left)) = (lease, left)
-            && let Some(status) = self.0.client().lease_info(lease).await.map_err(unanswered)?
+            && let Some(status) =
+                self.member.client().lease_info(lease).await.map_err(unanswered)?
         {
             response.ttl = seconds_left(left);
             response.granted_ttl = status.ttl.as_secs() as i64;
@@ -284,16 +294,16 @@ impl Lease for LeaseService {
         &self,
         request: Request<LeaseLeasesRequest>,
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
-        let client = self.0.acting(&Identity::in_request(&request))?;
-        let header = self.0.header_now();
+        let client = self.member.acting(&Identity::in_request(&request))?;
+        let header = self.member.header_now();
         // The numbers are compared before and after, so that a lease granted or revoked in between cannot conceal a
         // hidden one.
-        let all = self.0.client().leases();
+        let all = self.member.client().leases();
         let leases = client.leases().map_err(refused)?;
         let hidden = |lease: &LeaseId| {
             all.binary_search(lease).is_ok() && leases.binary_search(lease).is_err()
         };
-        if leases.len() < all.len() && self.0.client().leases().iter().any(hidden) {
+        if leases.len() < all.len() && self.member.client().leases().iter().any(hidden) {
             return Err(access_refused(AuthError::Denied));
         }
         let leases = leases.into_iter();

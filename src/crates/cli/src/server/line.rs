@@ -27,6 +27,7 @@ use tonic::Status;
 use tracing::Instrument as _;
 
 use super::identity::Identity;
+use super::lease_ids::LeaseIds;
 use super::member::Member;
 use super::wire::{Reason, refused};
 
@@ -44,9 +45,31 @@ const LEAVES_AGAIN_MAX: Duration = Duration::from_secs(5);
 /// Pause before a read is repeated that no leader has confirmed in time.
 const READS_AGAIN: Duration = Duration::from_millis(100);
 
+/// The queues of all locks and elections, as this member's calls use them.
+pub(super) struct Queues {
+    pub(super) member: Arc<Member>,
+    lease_ids: Arc<LeaseIds>,
+    spots: Spots,
+}
+
+impl Queues {
+    pub(super) fn new(member: &Arc<Member>, lease_ids: &Arc<LeaseIds>) -> Arc<Self> {
+        let (member, lease_ids) = (Arc::clone(member), Arc::clone(lease_ids));
+        Arc::new(Self { member, lease_ids, spots: Spots::default() })
+    }
+
+    /// Returns the caller's lease, or grants one.
+    async fn lease_of(&self, who: &Identity, lease: i64) -> Result<LeaseId, Status> {
+        match super::wire::lease_id(lease) {
+            Some(lease) => Ok(lease),
+            None => Ok(self.lease_ids.grant(&self.member, who, LENT_TTL, None).await?.id),
+        }
+    }
+}
+
 /// The keys of running calls at this member, in all queues.
 #[derive(Default)]
-pub(super) struct Spots(Mutex<HashMap<Bytes, Arc<Spot>>>);
+struct Spots(Mutex<HashMap<Bytes, Arc<Spot>>>);
 
 /// A key. Joining and leaving the queue hold its lock.
 #[derive(Default)]
@@ -161,7 +184,7 @@ where
 /// key is deleted as soon as the outcome of the join is known. `gone` is the error text if the entry is deleted while
 /// waiting.
 pub(super) async fn take_place(
-    member: &Arc<Member>,
+    queues: &Arc<Queues>,
     who: Identity,
     name: Bytes,
     lease: i64,
@@ -169,9 +192,9 @@ pub(super) async fn take_place(
     gone: &'static str,
 ) -> Result<Place, Status> {
     let (caller, place) = oneshot::channel();
-    let (member, call) = (Arc::clone(member), Call { who, name, value, gone });
+    let (queues, call) = (Arc::clone(queues), Call { who, name, value, gone });
     // The request runs as a separate task, because it must not end when its caller does.
-    let stands = async move { stand(&member, &call, lease, caller).await };
+    let stands = async move { stand(&queues, &call, lease, caller).await };
     tokio::spawn(stands.in_current_span());
     place.await.unwrap_or_else(|_| Err(Reason::Stopped.into()))
 }
@@ -187,11 +210,12 @@ struct Call {
     gone: &'static str,
 }
 
-async fn stand(member: &Member, call: &Call, lease: i64, mut caller: Caller) {
+async fn stand(queues: &Queues, call: &Call, lease: i64, mut caller: Caller) {
+    let member = &*queues.member;
     let in_time = Instant::now() + member.options().request_timeout();
     let lease = tokio::select! {
         biased;
-        lease = lease_of(member, &call.who, lease) => lease,
+        lease = queues.lease_of(&call.who, lease) => lease,
         () = sleep_until(in_time) => Err(Reason::Timeout.into()),
         () = caller.closed() => return,
     };
@@ -201,9 +225,9 @@ async fn stand(member: &Member, call: &Call, lease: i64, mut caller: Caller) {
         Err(status) => return drop(caller.send(Err(status))),
     };
     let key = Bytes::from([&call.name, &b"/"[..], hexadecimal(lease).as_bytes()].concat());
-    let spot = member.spots().at(&key);
+    let spot = queues.spots.at(&key);
     stand_at(member, call, (key.clone(), lease), &spot, caller, in_time).await;
-    member.spots().give_back(&key, spot);
+    queues.spots.give_back(&key, spot);
 }
 
 async fn stand_at(
@@ -267,14 +291,6 @@ async fn over(member: &Member, place: &Place, made: &mut Made) {
     if let Some((created, last)) = made.is_over() {
         leave(member, place, created, last).await;
         made.own = None;
-    }
-}
-
-/// Returns the caller's lease, or grants one.
-async fn lease_of(member: &Member, who: &Identity, lease: i64) -> Result<LeaseId, Status> {
-    match super::wire::lease_id(lease) {
-        Some(lease) => Ok(lease),
-        None => Ok(member.grant(who, LENT_TTL, None).await?.id),
     }
 }
 

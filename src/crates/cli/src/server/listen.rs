@@ -315,11 +315,11 @@ async fn welcome(
     drop(newcomer);
     match greeted {
         Ok(Ok(Greeted::Plain(stream))) => {
-            let dispatch = hall.dispatch.clone().offering(manner.offer);
+            let dispatch = hall.dispatch.of_connection(manner.offer, None);
             serve(stream, hall, dispatch, Doubt::none(), stop).await;
         }
         Ok(Ok(Greeted::Secure { stream, user, doubt })) => {
-            let dispatch = hall.dispatch.clone().offering(manner.offer).with_certificate(user);
+            let dispatch = hall.dispatch.of_connection(manner.offer, user);
             serve(stream, hall, dispatch, doubt, stop).await;
         }
         // The client has disconnected without sending anything. Load balancers do that to check a port.

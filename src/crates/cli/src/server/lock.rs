@@ -7,14 +7,13 @@ use bytes::Bytes;
 use tonic::{Request, Response, Status};
 
 use super::identity::Identity;
-use super::line::take_place;
-use super::member::Member;
+use super::line::{Queues, take_place};
 use super::wire::{Reason, refused};
 use bowline_proto::v3lockpb::lock_server::Lock;
 use bowline_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse};
 
 #[derive(Clone)]
-pub(super) struct LockService(pub(super) Arc<Member>);
+pub(super) struct LockService(pub(super) Arc<Queues>);
 
 #[tonic::async_trait]
 impl Lock for LockService {
@@ -23,7 +22,7 @@ impl Lock for LockService {
         let LockRequest { name, lease } = request.into_inner();
         let gone = "mutex: session is expired";
         let place = take_place(&self.0, who, name, lease, Bytes::new(), gone).await?;
-        let header = self.0.header(place.revision);
+        let header = self.0.member.header(place.revision);
         Ok(Response::new(LockResponse { header, key: place.key }))
     }
 
@@ -32,12 +31,12 @@ impl Lock for LockService {
         &self,
         request: Request<UnlockRequest>,
     ) -> Result<Response<UnlockResponse>, Status> {
-        let client = self.0.acting(&Identity::in_request(&request))?;
+        let client = self.0.member.acting(&Identity::in_request(&request))?;
         let UnlockRequest { key } = request.into_inner();
         if key.is_empty() {
             return Err(Reason::EmptyKey.into());
         }
         let reply = client.delete(KeyRange::key(key)).await.map_err(refused)?;
-        Ok(Response::new(UnlockResponse { header: self.0.header(reply.revision) }))
+        Ok(Response::new(UnlockResponse { header: self.0.member.header(reply.revision) }))
     }
 }

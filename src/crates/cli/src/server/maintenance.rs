@@ -11,11 +11,11 @@ use bowline::{
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::alarms;
+use super::alarms::{self, Alarms};
 use super::driven::Driven;
 use super::identity::Identity;
 use super::member::{CLUSTER_VERSION, CLUSTER_VERSION_SHORT, Member, VERSION};
-use super::snapshot::{send, taken};
+use super::snapshot::{Snapshots, send};
 use super::wire::{Reason, refused, revision};
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::etcdserverpb::maintenance_server::Maintenance;
@@ -29,7 +29,11 @@ const PAGE_ROWS: u64 = 4096;
 const STATE_BYTES_MIN: u64 = 4096;
 
 #[derive(Clone)]
-pub(super) struct MaintenanceService(pub(super) Arc<Member>);
+pub(super) struct MaintenanceService {
+    pub(super) member: Arc<Member>,
+    pub(super) alarms: Arc<Alarms>,
+    pub(super) snapshots: Arc<Snapshots>,
+}
 
 impl MaintenanceService {
     /// Raises or clears alarms. Permission is checked against the users and roles at the time of applying.
@@ -38,12 +42,12 @@ impl MaintenanceService {
         who: &Identity,
         change: AlarmChange,
     ) -> Result<(Revision, Vec<pb::AlarmMember>), Status> {
-        let who = self.0.again_root(who)?;
+        let who = self.member.again_root(who)?;
         let ask = |client: UserClient| {
             let change = change.clone();
             async move { client.change_alarms(change).await }
         };
-        let changed = self.0.insisting(&who, ask).await?;
+        let changed = self.member.insisting(&who, ask).await?;
         Ok((changed.revision, changed.alarms.into_iter().map(alarms::said).collect()))
     }
 }
@@ -64,24 +68,24 @@ impl Maintenance for MaintenanceService {
         let (revision, alarms) = match action {
             AlarmAction::Get => {
                 // As in etcd, the request's member is ignored, so that alarms raised by others are visible.
-                self.0.client().read_alarms().await.map_err(refused)?;
-                let revision = self.0.client().revision();
+                self.member.client().read_alarms().await.map_err(refused)?;
+                let revision = self.member.client().revision();
                 let is_wanted =
                     |alarm: &pb::AlarmMember| kind.is_none() || alarms::kind(alarm.alarm()) == kind;
-                (revision, alarms::standing(&self.0).into_iter().filter(is_wanted).collect())
+                (revision, self.alarms.active().into_iter().filter(is_wanted).collect())
             }
             AlarmAction::Deactivate => {
                 let change = alarms::ending(request.member_id, kind);
                 let (revision, mut ended) = self.change_alarms(&who, change.clone()).await?;
-                let own = alarms::end_own(&self.0, &change);
+                let own = self.alarms.clear_no_space(&change);
                 ended.extend(own.filter(|own| !ended.contains(own)));
                 (revision, ended)
             }
             AlarmAction::Activate => match kind {
                 // As in etcd, an alarm request without a kind succeeds without effect.
                 None => {
-                    self.0.again_root(&who)?;
-                    (self.0.client().revision(), Vec::new())
+                    self.member.again_root(&who)?;
+                    (self.member.client().revision(), Vec::new())
                 }
                 Some(kind) => {
                     let member = NodeId::new(request.member_id);
@@ -89,21 +93,21 @@ impl Maintenance for MaintenanceService {
                 }
             },
         };
-        Ok(Response::new(pb::AlarmResponse { header: self.0.header(revision), alarms }))
+        Ok(Response::new(pb::AlarmResponse { header: self.member.header(revision), alarms }))
     }
 
     async fn status(
         &self,
         _: Request<pb::StatusRequest>,
     ) -> Result<Response<pb::StatusResponse>, Status> {
-        let header = self.0.header_now();
-        let status = self.0.node().status();
-        let metrics = self.0.node().metrics().snapshot();
+        let header = self.member.header_now();
+        let status = self.member.node().status();
+        let metrics = self.member.node().metrics().snapshot();
         // The whole size counts as in use, because defragmentation would free nothing.
         let size = metrics.state_bytes.max(STATE_BYTES_MIN) as i64;
         let mut errors: Vec<String> =
-            alarms::standing(&self.0).iter().map(pb::AlarmMember::in_words).collect();
-        if !self.0.has_leader() {
+            self.alarms.active().iter().map(pb::AlarmMember::in_words).collect();
+        if !self.member.has_leader() {
             errors.insert(0, Reason::NoLeader.text());
         }
         Ok(Response::new(pb::StatusResponse {
@@ -116,9 +120,9 @@ impl Maintenance for MaintenanceService {
             raft_applied_index: status.applied.get(),
             errors,
             db_size_in_use: size,
-            is_learner: self.0.is_learner(),
+            is_learner: self.member.is_learner(),
             storage_version: CLUSTER_VERSION.to_owned(),
-            db_size_quota: self.0.options().quota_bytes.try_into().unwrap_or(i64::MAX),
+            db_size_quota: self.member.options().quota_bytes.try_into().unwrap_or(i64::MAX),
             downgrade_info: Some(pb::DowngradeInfo::default()),
         }))
     }
@@ -135,8 +139,8 @@ impl Maintenance for MaintenanceService {
         &self,
         _: Request<pb::HashRequest>,
     ) -> Result<Response<pb::HashResponse>, Status> {
-        let (hash, at) = hash_at(self.0.client(), None).await?;
-        Ok(Response::new(pb::HashResponse { header: self.0.header(at), hash }))
+        let (hash, at) = hash_at(self.member.client(), None).await?;
+        Ok(Response::new(pb::HashResponse { header: self.member.header(at), hash }))
     }
 
     async fn hash_kv(
@@ -144,11 +148,11 @@ impl Maintenance for MaintenanceService {
         request: Request<pb::HashKvRequest>,
     ) -> Result<Response<pb::HashKvResponse>, Status> {
         let asked = revision(request.into_inner().revision);
-        let now = self.0.client().revision();
-        let (hash, at) = hash_at(self.0.client(), asked).await?;
-        let compacted = self.0.node().metrics().snapshot().compacted_revision;
+        let now = self.member.client().revision();
+        let (hash, at) = hash_at(self.member.client(), asked).await?;
+        let compacted = self.member.node().metrics().snapshot().compacted_revision;
         Ok(Response::new(pb::HashKvResponse {
-            header: self.0.header(now.max(at)),
+            header: self.member.header(now.max(at)),
             hash,
             // As in etcd, -1 is reported before the first compaction.
             compact_revision: if compacted == 0 { -1 } else { compacted as i64 },
@@ -162,9 +166,9 @@ impl Maintenance for MaintenanceService {
         &self,
         request: Request<pb::SnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
-        let taken = taken(Arc::clone(&self.0)).await?;
+        let taken = self.snapshots.take().await?;
         // The snapshot may be newer than the permission that was checked, so the permission is checked again.
-        self.0.again_root(&Identity::in_request(&request))?;
+        self.member.again_root(&Identity::in_request(&request))?;
         Ok(Response::new(Driven::by(|answers| async move { send(taken, &answers).await })))
     }
 
@@ -172,9 +176,9 @@ impl Maintenance for MaintenanceService {
         &self,
         request: Request<pb::MoveLeaderRequest>,
     ) -> Result<Response<pb::MoveLeaderResponse>, Status> {
-        self.0.administered_by(&request).await?;
+        self.member.administered_by(&request).await?;
         let target = NodeId::new(request.into_inner().target_id).ok_or(Reason::BadTransferee)?;
-        let status = self.0.node().status();
+        let status = self.member.node().status();
         if status.leader != Some(status.id) {
             return Err(Reason::NotLeader.into());
         }
@@ -182,7 +186,7 @@ impl Maintenance for MaintenanceService {
         if voter.is_none_or(|member| member.role != bowline::cluster::MemberRole::Voter) {
             return Err(Reason::BadTransferee.into());
         }
-        self.0.node().transfer_leadership(Some(target)).await.map_err(refused)?;
+        self.member.node().transfer_leadership(Some(target)).await.map_err(refused)?;
         Ok(Response::new(pb::MoveLeaderResponse { header: None }))
     }
 
@@ -200,7 +204,10 @@ impl Maintenance for MaintenanceService {
             // As in etcd, cancelling without a downgrade is no error.
             Ok(DowngradeAction::Cancel) => {
                 let version = CLUSTER_VERSION_SHORT.to_owned();
-                Ok(Response::new(pb::DowngradeResponse { header: self.0.header_now(), version }))
+                Ok(Response::new(pb::DowngradeResponse {
+                    header: self.member.header_now(),
+                    version,
+                }))
             }
             Ok(_) if !is_version => Err(Reason::DowngradeFormat.into()),
             Ok(_) => Err(Reason::DowngradeTarget.into()),

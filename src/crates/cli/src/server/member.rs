@@ -1,30 +1,21 @@
-//! The member that a server runs, with the state that all services share.
+//! The member that a server runs, and the clients that act on behalf of identified callers.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
 use bowline::{
-    Client, Error, LeaseId, Node, NodeId, Rejection, Revision,
+    Client, Error, Node, NodeId, Rejection, Revision,
     auth::{AuthError, UserClient},
     cluster::{MemberRole, Term},
-    lease::Lease,
 };
-use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
+use bowline_proto::etcdserverpb::ResponseHeader;
 use tonic::{Request, Status};
 
-use super::calls::Calls;
-use super::dispatch::Needs;
 use super::flags::Options;
 use super::identity::Identity;
-use super::leader::Leaderless;
-use super::line::Spots;
-use super::no_space::NoSpace;
-use super::password::Passwords;
-use super::room::Room;
+use super::permission::Needs;
 use super::token::Tokens;
 use super::wire::{Reason, refused};
-use bowline_proto::etcdserverpb::ResponseHeader;
 
 /// Version of etcd that this server emulates.
 pub(super) const VERSION: &str = "3.6.9";
@@ -35,38 +26,15 @@ pub(crate) const CLUSTER_VERSION: &str = "3.6.0";
 /// The same without the patch number, which etcd uses in some places.
 pub(super) const CLUSTER_VERSION_SHORT: &str = "3.6";
 
-/// Lease ids are positive in the protocol.
-const LEASE_ID_BITS: u64 = u64::MAX >> 1;
-
-/// Returns the first lease id that a member chooses: the member's id in the upper bits, then its start time, so that
-/// members and incarnations do not collide. After a collision the next id is tried.
-fn first_lease(node: NodeId) -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    (node.get() << 48) | ((now.as_millis() as u64 & 0xff_ffff_ffff) << 8)
-}
-
-/// Maximum number of snapshots sent at the same time. More are rejected, because each keeps a file open.
-const SNAPSHOTS_MAX: usize = 4;
-
-/// A member, its options, and shared state of the services.
+/// A member, its options, and the tokens by which it identifies users.
 pub(super) struct Member {
     node: Node,
     client: Client,
     options: Options,
+    tokens: Tokens,
     /// Fixed as long as the member runs.
     id: NodeId,
     cluster_id: u64,
-    next_lease: AtomicU64,
-    snapshots: Arc<Semaphore>,
-    snapshot: Mutex<()>,
-    passwords: Passwords,
-    tokens: Tokens,
-    calls: Calls,
-    no_space: NoSpace,
-    room: Room,
-    watch_room: Room,
-    spots: Spots,
-    leaderless: Leaderless,
 }
 
 impl Member {
@@ -75,29 +43,7 @@ impl Member {
         // The library's cluster id is a hash of twice this size. Either half of the hash would do.
         let cluster_id = node.cluster().0 as u64;
         let id = node.status().id;
-        let next_lease = AtomicU64::new(first_lease(id));
-        let (snapshots, snapshot) = (Arc::new(Semaphore::new(SNAPSHOTS_MAX)), Mutex::default());
-        let passwords = Passwords::new(options.bcrypt_cost);
-        let member = Arc::new(Self {
-            node,
-            client,
-            options,
-            id,
-            cluster_id,
-            next_lease,
-            snapshots,
-            snapshot,
-            passwords,
-            tokens,
-            calls: Calls::new(),
-            no_space: NoSpace::default(),
-            room: Room::new(),
-            watch_room: Room::of_watches(),
-            spots: Spots::default(),
-            leaderless: Leaderless::new(),
-        });
-        member.leaderless.keep_looking(&member);
-        member
+        Arc::new(Self { node, client, options, tokens, id, cluster_id })
     }
 
     pub(super) fn id(&self) -> NodeId {
@@ -179,41 +125,8 @@ impl Member {
         Ok(who)
     }
 
-    pub(super) fn passwords(&self) -> &Passwords {
-        &self.passwords
-    }
-
     pub(super) fn tokens(&self) -> &Tokens {
         &self.tokens
-    }
-
-    pub(super) fn calls(&self) -> &Calls {
-        &self.calls
-    }
-
-    /// Returns the alarm about requests rejected for lack of space.
-    pub(super) fn no_space(&self) -> &NoSpace {
-        &self.no_space
-    }
-
-    /// Returns the response budget of watches.
-    pub(super) fn watch_room(&self) -> &Room {
-        &self.watch_room
-    }
-
-    /// Returns the response budget of all other calls.
-    pub(super) fn room(&self) -> &Room {
-        &self.room
-    }
-
-    /// Returns the queue keys of running calls.
-    pub(super) fn spots(&self) -> &Spots {
-        &self.spots
-    }
-
-    /// Returns the observer of missing leaders.
-    pub(super) fn leaderless(&self) -> &Leaderless {
-        &self.leaderless
     }
 
     /// Returns the size of the state at the node's last tick, in bytes.
@@ -263,52 +176,5 @@ impl Member {
     /// Rejects requests that learners do not serve.
     pub(super) fn not_for_learners(&self) -> Result<(), Status> {
         if self.is_learner() { Err(Reason::NotForLearners.into()) } else { Ok(()) }
-    }
-
-    /// Grants a lease with the given id, or with an id that the member chooses: a large number, to avoid ids that
-    /// clients choose.
-    pub(super) async fn grant(
-        &self,
-        who: &Identity,
-        ttl: Duration,
-        id: Option<LeaseId>,
-    ) -> Result<Lease, Status> {
-        let grant = |id| {
-            self.insisting(who, move |client| async move {
-                match client.grant(ttl).id(id).await {
-                    Err(rejection @ Error::Rejected(Rejection::LeaseExists(_))) => {
-                        Ok(Err(rejection))
-                    }
-                    granted => granted.map(Ok),
-                }
-            })
-        };
-        if let Some(id) = id {
-            return grant(id).await?.map_err(refused);
-        }
-        loop {
-            let next = self.next_lease.fetch_add(1, Ordering::Relaxed) & LEASE_ID_BITS;
-            let Some(id) = LeaseId::new(next) else { continue };
-            // If a lease with this id exists, it belongs to another client, and the next id is tried.
-            if let Ok(lease) = grant(id).await? {
-                return Ok(lease);
-            }
-        }
-    }
-
-    /// Returns a permit to send a snapshot, or `None` if too many are being sent.
-    pub(super) fn may_send_snapshot(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.snapshots).try_acquire_owned().ok()
-    }
-
-    /// Waits for the right to create a snapshot file.
-    pub(super) async fn takes_snapshot(&self) -> MutexGuard<'_, ()> {
-        self.snapshot.lock().await
-    }
-
-    /// Returns how long a stream that requires a leader stays open after [`Self::has_leader`] has become false. In
-    /// total it ends four to six election timeouts after the last contact with a leader; in etcd, four to five.
-    pub(super) fn patience(&self) -> Duration {
-        self.options.election_timeout * 2
     }
 }

@@ -5,25 +5,25 @@
 use std::fmt::{Display, Write};
 
 use bowline::{
-    MetricsSnapshot, NodeStatus,
+    MetricsSnapshot,
     metrics::{Ending, RequestKind},
 };
 
-use super::alarms;
+use super::alarms::Alarms;
 use super::calls::{Calls, MethodTimes, SECONDS};
 use super::member::{CLUSTER_VERSION_SHORT, Member, VERSION};
 use super::process::Process;
 use bowline_proto::etcdserverpb as pb;
 
 /// Returns all metrics of a member in Prometheus' text format, taken at one moment.
-pub(super) fn text(member: &Member) -> String {
+pub(super) fn text(member: &Member, alarms: &Alarms, calls: &Calls) -> String {
     let metrics = member.node().metrics().snapshot();
     let mut families = Families(metrics.to_prometheus());
-    families.server(member, &metrics, &member.node().status());
+    families.server(member, alarms, calls, &metrics);
     families.store(&metrics);
-    families.calls(member.calls());
+    families.calls(calls);
     if member.options().metrics_extensive {
-        families.times(member.calls());
+        families.times(calls);
     }
     if let Some(process) = Process::now() {
         families.process(&process);
@@ -57,9 +57,15 @@ impl Families {
         self.0.push('\n');
     }
 
-    fn server(&mut self, member: &Member, metrics: &MetricsSnapshot, status: &NodeStatus) {
+    fn server(
+        &mut self,
+        member: &Member,
+        alarms: &Alarms,
+        calls: &Calls,
+        metrics: &MetricsSnapshot,
+    ) {
         let labelled = |label: &str, value: &str| [(format!("{label}=\"{value}\""), 1)];
-        let id = labelled("server_id", &format!("{:x}", status.id.get()));
+        let id = labelled("server_id", &format!("{:x}", member.id().get()));
         self.labelled("etcd_server_id", "gauge", "Member ID in hexadecimal.", &id);
         let version = labelled("server_version", VERSION);
         let help = "Version of etcd whose behavior this server implements.";
@@ -98,10 +104,10 @@ impl Families {
             let kind = alarm.alarm().as_str_name();
             (format!("alarm_type=\"{kind}\",server_id=\"{:x}\"", alarm.member_id), 1)
         };
-        let alarms: Vec<_> = alarms::standing(member).iter().map(said).collect();
+        let alarms: Vec<_> = alarms.active().iter().map(said).collect();
         let help = "Number of active alarms.";
         self.labelled("etcd_debugging_server_alarms", "gauge", help, &alarms);
-        let (healthy, unhealthy) = member.calls().health_counts();
+        let (healthy, unhealthy) = calls.health_counts();
         let counters = [
             (
                 "leader_changes_seen_total",

@@ -7,18 +7,22 @@
 //!     │          `gone` detects clients that have disconnected
 //!   greet        detects TLS and performs the handshake; `tls` has the certificates
 //!     │
-//!   dispatch     routes requests, and makes the checks that apply to every request; `deadline` cancels expired calls
+//!   dispatch     routes requests: to `grpc`, to `gateway`, which offers the same services in JSON, or to `http_side`
 //!     │
-//!   identity     identifies the caller by token or certificate; `late` re-checks slow requests
+//!   grpc         makes the checks that apply to every call; `deadline` cancels expired calls, `late` re-checks the
+//!     │          callers of slow requests, `aside` limits CPU-heavy work, `room` the memory for unread responses
+//!   services     creates the services, each with the state that it needs, and limits the sizes of messages
 //!     │
-//!   kv ...       one file per gRPC service; `gateway` offers the same services in JSON, `http_side` has plain HTTP;
-//!     │          `aside` limits CPU-heavy work, `room` limits the memory for unread responses
+//!   kv ...       one file per gRPC service
+//!     │
+//!   member       the library's node, and the clients that act on behalf of callers
+//!     │
+//!   identity     identifies a caller by token or certificate; `permission` has the permission that each method needs
+//!     │
 //!   wire         converts requests, responses and errors
-//!     │
-//!   member       the library's node, and state shared by all services
 //! ```
 //!
-//! Services use only the library's public interface. State that several services need is kept in `member`.
+//! Each file imports only files below it. Services use only the library's public interface.
 //! `docs/etcd-compatibility.md` lists the differences from etcd.
 
 mod address;
@@ -28,6 +32,7 @@ mod auth;
 mod calls;
 mod cluster;
 mod compression;
+mod connection;
 mod deadline;
 mod directory;
 mod dispatch;
@@ -37,6 +42,7 @@ mod flags;
 mod gateway;
 mod gone;
 mod greet;
+mod grpc;
 mod health;
 mod http_side;
 mod identity;
@@ -44,6 +50,7 @@ mod kv;
 mod late;
 mod leader;
 mod lease;
+mod lease_ids;
 mod line;
 mod listen;
 mod lock;
@@ -55,9 +62,12 @@ mod newcomers;
 mod no_space;
 mod notify;
 mod password;
+mod permission;
 mod probes;
 mod process;
+mod protocol;
 mod room;
+mod services;
 mod snapshot;
 mod socket;
 mod tls;

@@ -7,7 +7,7 @@
 
 use bowline::{Health, HealthStatus, KeyRange, cluster::AlarmKind};
 
-use super::alarms;
+use super::alarms::Alarms;
 use super::member::Member;
 
 /// A health check.
@@ -58,7 +58,7 @@ impl Check {
     }
 
     /// Returns the problem, if there is one.
-    async fn fails(self, member: &Member) -> Option<String> {
+    async fn fails(self, member: &Member, alarms: &Alarms) -> Option<String> {
         let health = member.node().health();
         let read = member.client().range(KeyRange::key("health")).limit(1);
         let says = |is_well: bool| (!is_well).then(|| health.to_string());
@@ -66,7 +66,7 @@ impl Check {
             Check::Alive => says(health.is_alive()),
             Check::Serving => says(health.is_serving()),
             Check::DataCorruption => {
-                let ails = alarms::ails(member, AlarmKind::Corrupt);
+                let ails = alarms.is_unhealthy(AlarmKind::Corrupt);
                 ails.then(|| "alarm activated: CORRUPT".to_owned())
             }
             Check::SerializableRead if has_no_state_yet(&health) => None,
@@ -120,11 +120,16 @@ fn wanted(path: &str, query: &str) -> Vec<Check> {
 }
 
 /// Runs the checks. Returns whether all have passed, and the report.
-pub(super) async fn answer(member: &Member, path: &str, query: &str) -> (bool, String) {
+pub(super) async fn answer(
+    member: &Member,
+    alarms: &Alarms,
+    path: &str,
+    query: &str,
+) -> (bool, String) {
     let (mut is_well, mut said) = (true, String::new());
     for check in wanted(path, query) {
         let name = check.name();
-        match check.fails(member).await {
+        match check.fails(member, alarms).await {
             None => said += &format!("[+]{name} ok\n"),
             Some(why) => {
                 is_well = false;

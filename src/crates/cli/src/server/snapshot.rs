@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
 use tonic::Status;
 use tracing::Instrument;
 
@@ -35,23 +35,62 @@ const ALIGN_BYTES: u64 = 512;
 /// because it is named like one.
 const NAME: &str = "snap-sent.writing";
 
-/// Creates a backup of this member's state. The file is unlinked at once, so that it disappears with the last reader,
-/// even if the client disconnects while it is written.
-///
-/// # Errors
-/// Fails if too many snapshots are being sent, if the library's backup fails, or if the file cannot be read.
-pub(super) async fn taken(member: Arc<Member>) -> Result<Sent, Status> {
-    let sending = member.may_send_snapshot().ok_or(Reason::TooManyRequests)?;
-    let (tell, taken) = oneshot::channel();
-    let take = async move {
-        let result = take(&member, &tell).await;
-        // Sending fails only if the caller no longer waits.
-        drop(tell.send(result.map(|(file, bytes)| Sent { file, bytes, _sending: sending })));
-    };
-    tokio::spawn(take.in_current_span());
-    taken
-        .await
-        .map_err(|_| Status::internal("bowline: the task that takes the snapshot has ended"))?
+/// Maximum number of snapshots sent at the same time. More are rejected, because each keeps a file open.
+const SENDING_MAX: usize = 4;
+
+/// The snapshots that a member takes and sends.
+pub(super) struct Snapshots {
+    member: Arc<Member>,
+    sending: Arc<Semaphore>,
+    /// Backups are made one at a time, because they use the same file name.
+    taking: Mutex<()>,
+}
+
+impl Snapshots {
+    pub(super) fn new(member: &Arc<Member>) -> Arc<Self> {
+        let sending = Arc::new(Semaphore::new(SENDING_MAX));
+        Arc::new(Self { member: Arc::clone(member), sending, taking: Mutex::default() })
+    }
+
+    /// Creates a backup of this member's state. The file is unlinked at once, so that it disappears with the last
+    /// reader, even if the client disconnects while it is written.
+    ///
+    /// # Errors
+    /// Fails if too many snapshots are being sent, if the library's backup fails, or if the file cannot be read.
+    pub(super) async fn take(self: &Arc<Self>) -> Result<Sent, Status> {
+        let sending = Arc::clone(&self.sending).try_acquire_owned();
+        let sending = sending.map_err(|_| Reason::TooManyRequests)?;
+        let (tell, taken) = oneshot::channel();
+        let snapshots = Arc::clone(self);
+        let take = async move {
+            let result = snapshots.write(&tell).await;
+            // Sending fails only if the caller no longer waits.
+            drop(tell.send(result.map(|(file, bytes)| Sent { file, bytes, _sending: sending })));
+        };
+        tokio::spawn(take.in_current_span());
+        taken
+            .await
+            .map_err(|_| Status::internal("bowline: the task that takes the snapshot has ended"))?
+    }
+
+    /// Writes the backup, unless the caller no longer waits.
+    async fn write(
+        &self,
+        waits: &oneshot::Sender<Result<Sent, Status>>,
+    ) -> Result<(File, u64), Status> {
+        let _turn = self.taking.lock().await;
+        if waits.is_closed() {
+            return Err(Status::cancelled("the client has disconnected"));
+        }
+        let path: PathBuf = self.member.options().data_dir.join(NAME);
+        let id = self.member.node().backup(&path).await.map_err(refused)?;
+        let file = blocking(move || {
+            let file = File::open(&path);
+            fs::remove_file(&path)?;
+            file
+        });
+        Ok((file.await?, id.bytes))
+    }
 }
 
 /// A snapshot that is being sent. It counts against the limit until dropped.
@@ -59,25 +98,6 @@ pub(super) struct Sent {
     file: File,
     bytes: u64,
     _sending: OwnedSemaphorePermit,
-}
-
-async fn take(
-    member: &Member,
-    waits: &oneshot::Sender<Result<Sent, Status>>,
-) -> Result<(File, u64), Status> {
-    // Backups are made one at a time, because they use the same file name.
-    let _turn = member.takes_snapshot().await;
-    if waits.is_closed() {
-        return Err(Status::cancelled("the client has disconnected"));
-    }
-    let path: PathBuf = member.options().data_dir.join(NAME);
-    let id = member.node().backup(&path).await.map_err(refused)?;
-    let file = blocking(move || {
-        let file = File::open(&path);
-        fs::remove_file(&path)?;
-        file
-    });
-    Ok((file.await?, id.bytes))
 }
 
 /// Sends the file, the padding and the hash.

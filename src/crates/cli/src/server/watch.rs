@@ -28,8 +28,9 @@ use tracing::Instrument as _;
 
 use super::driven::{Answers, Driven};
 use super::identity::Identity;
-use super::leader::{leader_lost, needs_leader};
+use super::leader::{Leaderless, needs_leader};
 use super::member::Member;
+use super::room::Room;
 use super::wire::{Reason, key_range, refused, revision};
 use batch::filter;
 use bowline_proto::etcdserverpb as pb;
@@ -46,7 +47,11 @@ const NO_WATCH: i64 = -1;
 const REQUESTS_AT_ONCE: usize = 64;
 
 #[derive(Clone)]
-pub(super) struct WatchService(pub(super) Arc<Member>);
+pub(super) struct WatchService {
+    pub(super) member: Arc<Member>,
+    pub(super) room: Room,
+    pub(super) leaderless: Arc<Leaderless>,
+}
 
 #[tonic::async_trait]
 impl Watch for WatchService {
@@ -56,16 +61,17 @@ impl Watch for WatchService {
         &self,
         request: Request<Streaming<pb::WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        self.0.not_for_learners()?;
+        self.member.not_for_learners()?;
         let needs_leader = needs_leader(&request);
-        let (member, who) = (Arc::clone(&self.0), Identity::in_request(&request));
+        let who = Identity::in_request(&request);
+        let WatchService { member, room, leaderless } = self.clone();
         let requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {
-            let desk = Desk::new(Arc::clone(&member), who.clone(), answers);
+            let desk = Desk::new(member, room, who, answers);
             async move {
                 tokio::select! {
                     ended = desk.serve(requests) => ended,
-                    status = leader_lost(&member), if needs_leader => Err(status),
+                    status = leaderless.lost(), if needs_leader => Err(status),
                 }
             }
         })))
@@ -75,6 +81,7 @@ impl Watch for WatchService {
 /// A stream.
 struct Desk {
     member: Arc<Member>,
+    room: Room,
     who: Identity,
     answers: Answers<pb::WatchResponse>,
     /// Running watches, and those whose end has not been processed yet.
@@ -102,10 +109,15 @@ impl Drop for Begun {
 }
 
 impl Desk {
-    fn new(member: Arc<Member>, who: Identity, answers: Answers<pb::WatchResponse>) -> Self {
+    fn new(
+        member: Arc<Member>,
+        room: Room,
+        who: Identity,
+        answers: Answers<pb::WatchResponse>,
+    ) -> Self {
         let (watches, progress, course) = (HashMap::new(), Progress::default(), Arc::default());
         let (next_id, next_serial, told) = (0, Serial::default(), mpsc::unbounded_channel());
-        Self { member, who, answers, watches, next_id, next_serial, told, progress, course }
+        Self { member, room, who, answers, watches, next_id, next_serial, told, progress, course }
     }
 
     /// Handles requests until the client disconnects. A client that has ended its request stream still receives
@@ -207,7 +219,7 @@ impl Desk {
         let (commands, orders) = mpsc::unbounded_channel();
         let serial = self.next_serial.take();
         let task = Task::new(
-            Arc::clone(&self.member),
+            (Arc::clone(&self.member), self.room.clone()),
             (serial, id),
             &request,
             (self.answers.clone(), Arc::clone(&self.course)),

@@ -1,13 +1,8 @@
 //! Maps the gateway's paths to methods.
 
-use std::sync::LazyLock;
+use prost_reflect::MethodDescriptor;
 
-use prost_reflect::{DescriptorPool, MethodDescriptor};
-
-/// Descriptors of the protocol's messages and services.
-static PROTOCOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
-    DescriptorPool::decode(bowline_proto::DESCRIPTORS).expect("the generated descriptors are valid")
-});
+use super::super::protocol::PROTOCOL;
 
 /// Paths below [`PREFIXES`] and their methods.
 const ROUTES: &[(&str, &str, &str)] = &[
@@ -70,11 +65,6 @@ const PREFIXES: [&str; 2] = ["/v3/", "/v3beta/"];
 /// Returns the part of a path below the gateway's prefix.
 pub(super) fn below(path: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| path.strip_prefix(prefix))
-}
-
-/// Returns all methods of the protocol, including those without a path.
-pub(in super::super) fn methods() -> impl Iterator<Item = MethodDescriptor> {
-    PROTOCOL.services().flat_map(|service| service.methods().collect::<Vec<_>>())
 }
 
 /// Returns the method for a path.

@@ -7,7 +7,7 @@ use std::task::Poll;
 use bowline::{Event, KeyValue, Watch, WatchBatch, WatchError};
 
 use super::super::member::Member;
-use super::super::room::Held;
+use super::super::room::{Held, Room};
 
 /// Number of revisions at which a response is full, as in etcd.
 const REVISIONS_MAX: usize = 1000;
@@ -29,13 +29,18 @@ pub(super) struct Gathered {
 
 /// Appends further pages of history to a batch, if the watch lags behind the store and the response budget permits a
 /// large response. Never waits for new changes.
-pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch) -> Gathered {
+pub(super) async fn gather(
+    member: &Member,
+    room: &Room,
+    watch: &mut Watch,
+    batch: WatchBatch,
+) -> Gathered {
     let mut gathered = Gathered { batch, next: None, held: None };
     let batch = &mut gathered.batch;
     if batch.events.is_empty() || batch.revision >= member.client().revision() {
         return gathered;
     }
-    let Ok(held) = member.watch_room().keep(BYTES_MAX, None) else { return gathered };
+    let Ok(held) = room.keep(BYTES_MAX, None) else { return gathered };
     gathered.held = held;
     let (mut bytes, mut revisions) = size(&batch.events);
     while bytes < BYTES_MAX && revisions < REVISIONS_MAX {
@@ -62,7 +67,7 @@ pub(super) async fn gather(member: &Member, watch: &mut Watch, batch: WatchBatch
         }
     }
     // The reservation for the largest response is exchanged for a reservation of the size that this response needs.
-    if let Ok(held) = member.watch_room().keep(bytes, None) {
+    if let Ok(held) = room.keep(bytes, None) {
         gathered.held = held;
     }
     gathered

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::super::driven::Answers;
 use super::super::member::Member;
-use super::super::room::Held as Room;
+use super::super::room::{Held as Reserved, Room};
 use super::super::wire::{Reason, revision};
 use super::batch::{pieces, split, translate};
 use super::course::Course;
@@ -43,6 +43,8 @@ pub(super) enum Told {
 /// The state of a watch task.
 pub(super) struct Task {
     member: Arc<Member>,
+    /// Budget for large responses.
+    room: Room,
     serial: Serial,
     id: i64,
     answers: Answers<pb::WatchResponse>,
@@ -91,7 +93,7 @@ enum Next {
 
 impl Task {
     pub(super) fn new(
-        member: Arc<Member>,
+        (member, room): (Arc<Member>, Room),
         (serial, id): (Serial, i64),
         request: &pb::WatchCreateRequest,
         (answers, course): (Answers<pb::WatchResponse>, Arc<Course>),
@@ -107,6 +109,7 @@ impl Task {
             no_deletes: has(Nodelete),
             piece_bytes_max: request.fragment.then_some(bytes_max),
             member,
+            room,
             serial,
             id,
             answers,
@@ -148,7 +151,7 @@ impl Task {
                 }
                 outcome = next(&mut come, &mut watch), if self.held.is_none() => match outcome {
                     Some(Ok(batch)) => {
-                        let gathered = gather(&self.member, &mut watch, batch).await;
+                        let gathered = gather(&self.member, &self.room, &mut watch, batch).await;
                         come = gathered.next;
                         self.tell(gathered.batch, gathered.held).await
                     }
@@ -171,7 +174,7 @@ impl Task {
         }
     }
 
-    async fn tell(&mut self, batch: WatchBatch, room: Option<Room>) -> Next {
+    async fn tell(&mut self, batch: WatchBatch, room: Option<Reserved>) -> Next {
         let revision = batch.revision;
         if batch.events.is_empty() {
             self.say_how_far(revision).await;
