@@ -140,11 +140,11 @@ pub(crate) mod copied_range {
 /// A requested name or address. Its length is checked, because otherwise the leader could propose a
 /// change that other members cannot decode.
 pub(crate) mod limited {
-    use crate::codec::{CodecError, Decoder, Encode, Encoder, Sink};
+    use crate::codec::{CodecError, Decoder, Encoder, Sink};
     use crate::model::JoinAsk;
 
-    pub(crate) fn encode<S: Sink>(text: &String, to: &mut Encoder<'_, S>) {
-        text.encode(to);
+    pub(crate) fn encode<S: Sink>(text: &str, to: &mut Encoder<'_, S>) {
+        to.bytes(text.as_bytes());
     }
 
     pub(crate) fn decode(from: &mut Decoder) -> Result<String, CodecError> {

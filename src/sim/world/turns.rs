@@ -199,6 +199,9 @@ impl World {
 mod tests {
     use super::*;
     use crate::model::{Command, Put};
+    use crate::sim::net::NetConditions;
+    use crate::sim::plan::Who;
+    use crate::sim::world::{WorldOptions, WorldRestoredFrom, new_node};
 
     const MS: Duration = Duration::from_millis(1);
 
