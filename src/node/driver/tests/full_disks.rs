@@ -170,7 +170,7 @@ fn full_disk_truncates_the_log_despite_a_lagging_follower() {
         settings.log_segment_bytes = 2 << 10;
         settings.snapshot_log_bytes = 64 << 10;
     });
-    let first = |three: &Three| three.nodes[0].driver.log_reader.first().get();
+    let first = |three: &Three| three.nodes[0].driver.io.log_reader.first().get();
     // One connected member does not write its log.
     for i in 0..100 {
         let mut call = three.call(0, put(&format!("k{i}"), 1_000), 5_000);

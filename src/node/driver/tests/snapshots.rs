@@ -53,7 +53,7 @@ fn fetch_overtaken_by_the_log_is_abandoned_with_its_file() {
             names.iter().filter(|name| name.ends_with(".partial")).count()
         };
         three.pass(300);
-        let fetches = |three: &Three| three.nodes[2].driver.snapshots.fetching().is_some();
+        let fetches = |three: &Three| three.nodes[2].driver.snapshots.own.fetching().is_some();
         assert!(fetches(&three) && partials(&three) == 1);
         ends(&mut three, id_of_it);
         for i in 0..30 {
