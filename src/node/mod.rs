@@ -4,9 +4,12 @@
 //! on each other:
 //!
 //! - `proposals`: writes of this node that have no answer yet
-//! - `reads`: linearizable reads, and the rounds in which the leader confirms its leadership
+//! - `leader_queries`: numbered queries to the leader, on which the next four stand
+//! - `reads`: linearizable reads
 //! - `sessions` and `lessor`: the two sides of keeping a lease alive (`session` is the handle for its users)
 //! - `lease_calls`: calls for leases that callers keep alive themselves
+//! - `steps`: membership requests
+//! - `rounds`: the questions that a leader answers, and the rounds in which it confirms its leadership
 //! - `founding`: founds a cluster exactly once
 //! - `digests`: checks whether the replicas agree
 //! - `peer_rejections`: peers that are not connected because one of the two rejects the other
@@ -33,6 +36,7 @@ mod health;
 mod identity;
 mod inbox;
 mod joining;
+mod leader_queries;
 mod lease_calls;
 mod lessor;
 mod log_times;
@@ -48,6 +52,7 @@ mod request_trace;
 mod restored_from;
 mod retain;
 mod roster;
+mod rounds;
 mod session;
 mod sessions;
 mod settings;

@@ -3,17 +3,16 @@
 use tracing::Span;
 
 use super::lifecycle::LifecycleEvent;
-use super::members::StepAsker;
 use super::snapshot_flow::SnapshotEvent;
 use super::{Driver, DriverStage, Fatal, PROPOSAL_BYTES_MAX};
 use crate::consensus::Stepped;
 use crate::env::Point;
-use crate::model::{Command, LogIndex, Moment, NodeId, PeerMessage, Proposal, ProposeRejection};
+use crate::model::{Command, Moment, NodeId, PeerMessage, Proposal, ProposeRejection};
 use crate::node::answer::CallError;
 use crate::node::inbox::{Input, Write};
-use crate::node::lease_calls::LeaseQuestion;
 use crate::node::proposals::Closed;
-use crate::node::reads::{ReadOrigin, ReadWaiter};
+use crate::node::reads::ReadWaiter;
+use crate::node::rounds::{Answer, LeaseQuestion, QueryOrigin, Question};
 use crate::transport::Refused;
 use crate::{codec, metrics, wal};
 
@@ -185,50 +184,36 @@ impl Driver {
                 }
             }
             PeerMessage::ReadAsk { round, incarnation } => {
-                if self.leader.is_some() {
-                    self.rounds.join(ReadOrigin::Remote { node: from, incarnation, round });
-                } else {
-                    self.send(from, PeerMessage::ReadAnswer { round, incarnation, index: None });
-                }
+                let origin = QueryOrigin { node: from, incarnation, round };
+                self.take_question(origin, Question::Read);
+            }
+            PeerMessage::Renew { round, incarnation, leases } => {
+                let origin = QueryOrigin { node: from, incarnation, round };
+                self.take_question(origin, Question::Renew(leases));
+            }
+            PeerMessage::LeaseAsk { round, incarnation, renew, look } => {
+                let origin = QueryOrigin { node: from, incarnation, round };
+                let question = Question::Leases(LeaseQuestion { renew, look });
+                self.take_question(origin, question);
             }
             PeerMessage::ReadAnswer { round, incarnation, index } if incarnation == mine => {
-                self.to_leader.reads.answered(round, index, now);
-                self.to_leader.reads.applied(self.machine.applied());
+                self.take_answer(round, Answer::Read(index));
                 if index.is_none() {
                     self.to_leader.hold(now);
                 }
             }
-            PeerMessage::Renew { round, incarnation, leases } => {
-                if let Some(leading) = &mut self.leader {
-                    let renewal = ReadOrigin::Renewal { node: from, incarnation, round, leases };
-                    mutant!(B22, {
-                        leading.renewals.entry(LogIndex(0)).or_default().push(renewal);
-                        self.judge_renewals();
-                        return Ok(());
-                    });
-                    self.rounds.join(renewal);
-                }
-            }
             PeerMessage::Renewed { round, incarnation, renewed, gone } if incarnation == mine => {
-                self.renewed(round, &renewed, &gone);
-            }
-            PeerMessage::LeaseAsk { round, incarnation, renew, look } => {
-                if self.leader.is_some() {
-                    let question = LeaseQuestion { round, renew, look };
-                    self.rounds.join(ReadOrigin::Leases { node: from, incarnation, question });
-                }
+                self.take_answer(round, Answer::Renewed { renewed, gone });
             }
             PeerMessage::LeaseAnswer { round, incarnation, living, gone }
                 if incarnation == mine =>
             {
-                self.to_leader.lease_calls.answered(round, &living, &gone);
+                self.take_answer(round, Answer::Leases { living, gone });
             }
             PeerMessage::Digest { index, digest } => self.compare(from, index, digest)?,
             PeerMessage::MemberAsk { round, incarnation, membership_request } => {
-                self.take_step(
-                    StepAsker::Remote { node: from, incarnation, round },
-                    membership_request,
-                );
+                let origin = QueryOrigin { node: from, incarnation, round };
+                self.take_step(origin, membership_request);
             }
             PeerMessage::MemberAnswer { round, incarnation, answer } if incarnation == mine => {
                 self.to_leader.steps.answered(round, answer);

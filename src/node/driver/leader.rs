@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::members::{StepAsker, UnderWay};
+use super::members::UnderWay;
 use super::{Driver, DriverStage, ENTRY_BYTES, quota};
 use crate::consensus::RoundId;
 use crate::model::{
@@ -13,8 +13,8 @@ use crate::node::answer::CallError;
 use crate::node::lessor::Lessor;
 use crate::node::proposals::Batch;
 use crate::node::quota::{Proposed, growth};
-use crate::node::reads::ReadOrigin;
 use crate::node::retain::Retention;
+use crate::node::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
 use crate::{codec, consensus};
 
 /// The state that only a leader has.
@@ -33,14 +33,14 @@ pub(super) struct LeaderState {
     /// belong to another lease.
     pub(super) revoked: BTreeMap<LeaseId, LogIndex>,
     /// Confirmed renewals, by the index that must be applied before they are processed.
-    pub(super) renewals: BTreeMap<LogIndex, Vec<ReadOrigin>>,
+    pub(super) renewals: BTreeMap<LogIndex, Vec<LeaderQuery>>,
     /// The times at which uncommitted entries were proposed. Consensus bounds their number.
     pub(super) flights: VecDeque<(LogIndex, Moment)>,
     /// The membership change that was proposed and is not applied yet.
     pub(super) step: Option<UnderWay>,
     /// The origins of requests that wait until the last membership change is settled, each with the
     /// affected member.
-    pub(super) untold: Vec<(StepAsker, NodeId)>,
+    pub(super) untold: Vec<(QueryOrigin, NodeId)>,
     /// Decides how much history is kept, from the first applied entry of the term.
     pub(super) retention: Option<Retention>,
     /// The number of the request with which this leader raises the cluster version.
@@ -136,15 +136,11 @@ impl Driver {
         for proposal in &leading.forwarded {
             self.refuse(proposal, ProposeRejection::NotLeader(self.contact.leader()));
         }
-        let now = self.shared.now();
-        for asker in self.rounds.end() {
-            match asker {
-                ReadOrigin::Local { round } => self.to_leader.reads.answered(round, None, now),
-                ReadOrigin::Remote { node, incarnation, round } => {
-                    self.send(node, PeerMessage::ReadAnswer { round, incarnation, index: None });
-                }
+        for LeaderQuery { origin, question } in self.rounds.end() {
+            match question {
+                Question::Read => self.reply(origin, Answer::Read(None)),
                 // No answer is needed: the nodes that sent these questions repeat them.
-                ReadOrigin::Renewal { .. } | ReadOrigin::Leases { .. } => {}
+                Question::Renew(_) | Question::Leases(_) => {}
             }
         }
     }
@@ -286,6 +282,35 @@ impl Driver {
         self.send(proposal.node, PeerMessage::ProposeRejected { incarnation, seqs, why });
     }
 
+    /// Takes a question of another node, for the next round. A node that does not lead answers only reads: the other
+    /// questions are repeated until a leader answers.
+    pub(super) fn take_question(&mut self, origin: QueryOrigin, question: Question) {
+        let query = LeaderQuery { origin, question };
+        let Some(leading) = &mut self.leader else {
+            if query.question == Question::Read {
+                self.reply(origin, Answer::Read(None));
+            }
+            return;
+        };
+        mutant!(
+            B22,
+            if matches!(query.question, Question::Renew(_)) {
+                leading.renewals.entry(LogIndex(0)).or_default().push(query);
+                return self.judge_renewals();
+            }
+        );
+        self.rounds.join(query);
+    }
+
+    /// Answers a question of any node, which may be this one.
+    pub(super) fn reply(&mut self, origin: QueryOrigin, answer: Answer) {
+        if origin.node == self.shared.settings.node {
+            self.take_answer(origin.round, answer);
+        } else {
+            self.send(origin.node, origin.message(answer));
+        }
+    }
+
     /// As the leader: starts a round of the consensus for the questions that wait.
     pub(super) fn start_rounds(&mut self, now: Moment) {
         let DriverStage::Running(consensus) = &mut self.stage else { return };
@@ -306,23 +331,16 @@ impl Driver {
         if let Some(began) = self.rounds.began(round) {
             self.shared.meters.read_round_seconds.add(now.since(began));
         }
-        for asker in self.rounds.confirmed(round) {
-            match asker {
-                ReadOrigin::Local { round } => {
-                    self.to_leader.reads.answered(round, Some(index), now)
-                }
-                ReadOrigin::Remote { node, incarnation, round } => {
-                    let index = Some(index);
-                    self.send(node, PeerMessage::ReadAnswer { round, incarnation, index });
-                }
-                renewal @ (ReadOrigin::Renewal { .. } | ReadOrigin::Leases { .. }) => {
+        for query in self.rounds.confirmed(round) {
+            match query.question {
+                Question::Read => self.reply(query.origin, Answer::Read(Some(index))),
+                Question::Renew(_) | Question::Leases(_) => {
                     if let Some(leading) = &mut self.leader {
-                        leading.renewals.entry(index).or_default().push(renewal);
+                        leading.renewals.entry(index).or_default().push(query);
                     }
                 }
             }
         }
-        self.to_leader.reads.applied(self.machine.applied());
         self.judge_renewals();
     }
 }

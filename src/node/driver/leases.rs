@@ -6,10 +6,9 @@ use super::Driver;
 use super::leader::LeaderState;
 use crate::machine::LeaseChange;
 use crate::metrics;
-use crate::model::{Command, Incarnation, Item, LeaseId, LeaseLife, Moment, PeerMessage};
-use crate::node::lease_calls::LeaseQuestion;
+use crate::model::{Command, Item, LeaseId, LeaseLife, Moment};
 use crate::node::lessor::{Lessor, Renewal};
-use crate::node::reads::ReadOrigin;
+use crate::node::rounds::{Answer, LeaderQuery, LeaseQuestion, Question};
 
 /// Maximum number of leases that one entry ends.
 const LEASES_AN_ENTRY: usize = 1_000;
@@ -55,48 +54,25 @@ impl Driver {
         let applied = self.machine.applied();
         let Some(leading) = &mut self.leader else { return };
         let Some(lessor) = &mut leading.lessor else { return };
-        let (mut answers, mut looks) = (Vec::new(), Vec::new());
-        while let Some(entry) = leading.renewals.first_entry() {
-            if *entry.key() > applied {
-                break;
-            }
-            for asker in entry.remove() {
-                if let ReadOrigin::Leases { node, incarnation, question } = asker {
-                    let margins = &self.shared.meters.lease_margin_seconds;
-                    let message = lessor_says(lessor, incarnation, &question, margins);
-                    looks.push((node, question.round, message));
-                    continue;
-                }
-                let ReadOrigin::Renewal { node, incarnation, round, leases } = asker else {
-                    continue;
-                };
-                let (mut renewed, mut gone) = (Vec::new(), Vec::new());
-                for lease in leases {
-                    match renew(lessor, lease, &self.shared.meters.lease_margin_seconds) {
-                        Renewal::Renewed => renewed.push(lease),
-                        Renewal::Gone => gone.push(lease),
-                        Renewal::Expiring => {}
+        let margins = &self.shared.meters.lease_margin_seconds;
+        let (mut looked, mut renewed) = (Vec::new(), Vec::new());
+        while let Some(entry) = leading.renewals.first_entry()
+            && *entry.key() <= applied
+        {
+            for LeaderQuery { origin, question } in entry.remove() {
+                match question {
+                    Question::Leases(question) => {
+                        looked.push((origin, look(lessor, &question, margins)));
                     }
+                    Question::Renew(leases) => {
+                        renewed.push((origin, renew_all(lessor, leases, margins)));
+                    }
+                    Question::Read => {}
                 }
-                answers.push((node, incarnation, round, renewed, gone));
             }
         }
-        for (node, round, message) in looks {
-            match message {
-                PeerMessage::LeaseAnswer { living, gone, .. }
-                    if node == self.shared.settings.node =>
-                {
-                    self.to_leader.lease_calls.answered(round, &living, &gone);
-                }
-                message => self.send(node, message),
-            }
-        }
-        for (node, incarnation, round, renewed, gone) in answers {
-            if node == self.shared.settings.node {
-                self.renewed(round, &renewed, &gone);
-            } else {
-                self.send(node, PeerMessage::Renewed { round, incarnation, renewed, gone });
-            }
+        for (origin, answer) in looked.into_iter().chain(renewed) {
+            self.reply(origin, answer);
         }
     }
 
@@ -140,13 +116,21 @@ fn renew(lessor: &mut Lessor, lease: LeaseId, margins: &metrics::Seconds) -> Ren
     renewal
 }
 
+/// Renews the leases of a node's sessions, and returns the answer.
+fn renew_all(lessor: &mut Lessor, leases: Vec<LeaseId>, margins: &metrics::Seconds) -> Answer {
+    let (mut renewed, mut gone) = (Vec::new(), Vec::new());
+    for lease in leases {
+        match renew(lessor, lease, margins) {
+            Renewal::Renewed => renewed.push(lease),
+            Renewal::Gone => gone.push(lease),
+            Renewal::Expiring => {}
+        }
+    }
+    Answer::Renewed { renewed, gone }
+}
+
 /// Returns the answer to a question about leases.
-fn lessor_says(
-    lessor: &mut Lessor,
-    incarnation: Incarnation,
-    question: &LeaseQuestion,
-    margins: &metrics::Seconds,
-) -> PeerMessage {
+fn look(lessor: &mut Lessor, question: &LeaseQuestion, margins: &metrics::Seconds) -> Answer {
     let (mut living, mut gone) = (Vec::new(), Vec::new());
     for lease in &question.renew {
         renew(lessor, *lease, margins);
@@ -162,5 +146,5 @@ fn lessor_says(
             (Renewal::Expiring, _) => {}
         }
     }
-    PeerMessage::LeaseAnswer { round: question.round, incarnation, living, gone }
+    Answer::Leases { living, gone }
 }

@@ -7,12 +7,13 @@ use super::leader::LeaderState;
 use super::{Driver, DriverStage, Fatal};
 use crate::env::SendOutcome;
 use crate::model::{
-    Command, DiskId, Incarnation, JoinAnswer, JoinAsk, Joined, LogIndex, MemberAnswer,
-    MemberAttributes, MemberChange, Members, MembershipError, MembershipRequest, Moment, NodeId,
-    PeerMessage, Term, are_addresses,
+    Command, DiskId, JoinAnswer, JoinAsk, Joined, LogIndex, MemberAnswer, MemberAttributes,
+    MemberChange, Members, MembershipError, MembershipRequest, Moment, NodeId, PeerMessage, Term,
+    are_addresses,
 };
 use crate::node::answer::{CallError, CallResult, ReplyTo};
 use crate::node::inbox::Input;
+use crate::node::rounds::QueryOrigin;
 use crate::node::settings::Contact;
 use crate::transport::JoinReply;
 use crate::wal;
@@ -24,20 +25,7 @@ pub(super) struct UnderWay {
     /// The affected member.
     id: NodeId,
     change: MemberChange,
-    askers: Vec<StepAsker>,
-}
-
-/// The origin of a request for a membership change.
-pub(super) enum StepAsker {
-    /// A caller on this node.
-    Local {
-        round: u64,
-    },
-    Remote {
-        node: NodeId,
-        incarnation: Incarnation,
-        round: u64,
-    },
+    origins: Vec<QueryOrigin>,
 }
 
 impl Driver {
@@ -70,16 +58,16 @@ impl Driver {
         }
         self.introduce();
         let waiting = self.leader.as_mut().map(|leading| std::mem::take(&mut leading.untold));
-        for (asker, id) in waiting.into_iter().flatten() {
-            self.answer_step(asker, MemberAnswer::Done { id, index });
+        for (origin, id) in waiting.into_iter().flatten() {
+            self.answer_step(origin, MemberAnswer::Done { id, index });
         }
     }
 
     /// As the leader: answers the origin of a request as soon as the change is settled.
-    fn step_is_made(&mut self, asker: StepAsker, id: NodeId, index: LogIndex) {
+    fn step_is_made(&mut self, origin: QueryOrigin, id: NodeId, index: LogIndex) {
         match &mut self.leader {
-            Some(leading) if !self.membership.is_settled() => leading.untold.push((asker, id)),
-            _ => self.answer_step(asker, MemberAnswer::Done { id, index }),
+            Some(leading) if !self.membership.is_settled() => leading.untold.push((origin, id)),
+            _ => self.answer_step(origin, MemberAnswer::Done { id, index }),
         }
     }
 
@@ -90,7 +78,7 @@ impl Driver {
         let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         while let Some((round, membership_request)) = self.to_leader.steps.ask(term, now) {
             if leader == me {
-                self.take_step(StepAsker::Local { round }, membership_request);
+                self.take_step(QueryOrigin { node: me, incarnation, round }, membership_request);
                 continue;
             }
             let ask = PeerMessage::MemberAsk { round, incarnation, membership_request };
@@ -101,20 +89,20 @@ impl Driver {
     }
 
     /// As the leader: starts a requested membership change, or answers with a rejection.
-    pub(super) fn take_step(&mut self, asker: StepAsker, membership_request: MembershipRequest) {
+    pub(super) fn take_step(&mut self, origin: QueryOrigin, membership_request: MembershipRequest) {
         match self.judge_step(&membership_request) {
-            Err(MemberAnswer::Done { id, index }) => self.step_is_made(asker, id, index),
-            Err(answer) => self.answer_step(asker, answer),
+            Err(MemberAnswer::Done { id, index }) => self.step_is_made(origin, id, index),
+            Err(answer) => self.answer_step(origin, answer),
             Ok((id, change)) => match self.under_way() {
-                Some(under_way) if under_way.change == change => under_way.askers.push(asker),
+                Some(under_way) if under_way.change == change => under_way.origins.push(origin),
                 Some(_) => {
-                    self.answer_step(asker, MemberAnswer::Refused(MembershipError::Pending));
+                    self.answer_step(origin, MemberAnswer::Refused(MembershipError::Pending));
                 }
                 None => match self.propose_step(id, change) {
-                    Some(under_way) => under_way.askers.push(asker),
+                    Some(under_way) => under_way.origins.push(origin),
                     // This node cannot propose the change now. The request is repeated, and may
                     // then reach a leader that can.
-                    None => self.answer_step(asker, MemberAnswer::NotLeader(None)),
+                    None => self.answer_step(origin, MemberAnswer::NotLeader(None)),
                 },
             },
         }
@@ -222,7 +210,7 @@ impl Driver {
         let (term, index) = consensus.propose_membership(&change).ok()?;
         tracing::info!(%id, ?change, %index, "proposed membership change");
         let leading = self.leader.as_mut()?;
-        Some(leading.step.insert(UnderWay { term, index, id, change, askers: Vec::new() }))
+        Some(leading.step.insert(UnderWay { term, index, id, change, origins: Vec::new() }))
     }
 
     /// As the leader: promotes new members that have caught up, if they were added to replace a
@@ -249,15 +237,13 @@ impl Driver {
         }
     }
 
-    fn answer_step(&mut self, asker: StepAsker, answer: MemberAnswer) {
-        match asker {
-            StepAsker::Local { round } => {
-                self.to_leader.steps.answered(round, answer);
-                self.to_leader.steps.applied(self.machine.applied());
-            }
-            StepAsker::Remote { node, incarnation, round } => {
-                self.send(node, PeerMessage::MemberAnswer { round, incarnation, answer });
-            }
+    fn answer_step(&mut self, origin: QueryOrigin, answer: MemberAnswer) {
+        if origin.node == self.shared.settings.node {
+            self.to_leader.steps.answered(origin.round, answer);
+            self.to_leader.steps.applied(self.machine.applied());
+        } else {
+            let QueryOrigin { node, incarnation, round } = origin;
+            self.send(node, PeerMessage::MemberAnswer { round, incarnation, answer });
         }
     }
 
@@ -281,10 +267,10 @@ impl Driver {
         let Some(under_way) = step else { return };
         // If another entry has this index, the change was discarded, and the request is repeated.
         let is_it = (under_way.term, under_way.index) == (term, index) && has_changed;
-        for asker in under_way.askers {
+        for origin in under_way.origins {
             match is_it {
-                true => self.step_is_made(asker, under_way.id, index),
-                false => self.answer_step(asker, MemberAnswer::NotLeader(None)),
+                true => self.step_is_made(origin, under_way.id, index),
+                false => self.answer_step(origin, MemberAnswer::NotLeader(None)),
             }
         }
     }

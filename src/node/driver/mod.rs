@@ -61,7 +61,7 @@ use crate::node::founding::Founding;
 use crate::node::identity::Identity;
 use crate::node::lessor::Lessor;
 use crate::node::log_worker::LogQueue;
-use crate::node::reads::Rounds;
+use crate::node::rounds::Rounds;
 use crate::node::sessions::Sessions;
 use crate::node::shared::{COMMAND_BYTES_MAX, Shared};
 use crate::node::snapshot_worker::SnapshotQueue;

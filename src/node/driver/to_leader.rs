@@ -8,10 +8,11 @@ use crate::env::SendOutcome;
 use crate::model::{Command, Incarnation, Lane, Moment, NodeId, PeerMessage, Revision};
 use crate::node::answer::{CallError, ReplyTo, StopReason};
 use crate::node::inbox::Write;
-use crate::node::lease_calls::{LeaseCalls, LeaseQuestion};
+use crate::node::lease_calls::LeaseCalls;
 use crate::node::proposals::{Batch, Closed, Proposals};
-use crate::node::reads::{ReadOrigin, ReadWaiter, Reads};
+use crate::node::reads::{ReadWaiter, Reads};
 use crate::node::request_trace::RequestTrace;
+use crate::node::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
 use crate::node::steps::Steps;
 
 /// Maximum number of callers that wait for a leadership transfer. Further callers are rejected as
@@ -185,33 +186,43 @@ impl Driver {
         }
     }
 
-    /// Sends this node's questions to the leader: for reads, and for the renewal of leases.
+    /// Sends this node's questions to the leader: for reads, and for leases.
     pub(super) fn ask(&mut self, now: Moment) {
         let Some(leader) = self.contact.leader() else { return };
         if self.to_leader.is_held(now) {
             return;
         }
-        let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         while let Some(round) = self.to_leader.reads.ask(now) {
-            if leader == me {
-                self.rounds.join(ReadOrigin::Local { round });
-            } else {
-                self.send(leader, PeerMessage::ReadAsk { round, incarnation });
-            }
+            self.put_question(leader, round, Question::Read);
         }
-        while let Some(question) = self.to_leader.lease_calls.ask(now) {
-            if leader == me {
-                self.rounds.join(ReadOrigin::Leases { node: me, incarnation, question });
-            } else {
-                let LeaseQuestion { round, renew, look } = question;
-                self.send(leader, PeerMessage::LeaseAsk { round, incarnation, renew, look });
-            }
+        while let Some((round, question)) = self.to_leader.lease_calls.ask(now) {
+            self.put_question(leader, round, Question::Leases(question));
         }
         while let Some((round, leases)) = self.sessions.due(now) {
-            if leader == me {
-                self.rounds.join(ReadOrigin::Renewal { node: me, incarnation, round, leases });
-            } else {
-                self.send(leader, PeerMessage::Renew { round, incarnation, leases });
+            self.put_question(leader, round, Question::Renew(leases));
+        }
+    }
+
+    fn put_question(&mut self, leader: NodeId, round: u64, question: Question) {
+        let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
+        let query = LeaderQuery { origin: QueryOrigin { node, incarnation, round }, question };
+        if leader == node {
+            self.rounds.join(query);
+        } else {
+            self.send(leader, query.into_message());
+        }
+    }
+
+    /// Processes the leader's answer to a question of this node.
+    pub(super) fn take_answer(&mut self, round: u64, answer: Answer) {
+        match answer {
+            Answer::Read(index) => {
+                self.to_leader.reads.answered(round, index, self.shared.now());
+                self.to_leader.reads.applied(self.machine.applied());
+            }
+            Answer::Renewed { renewed, gone } => self.renewed(round, &renewed, &gone),
+            Answer::Leases { living, gone } => {
+                self.to_leader.lease_calls.answered(round, &living, &gone);
             }
         }
     }
