@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use crate::model::{LeaseId, LeaseLife, Moment, Rejection};
 
+use super::admission::OpenRead;
 use super::answer::{CallError, ReplyTo, StopReason};
 use super::leader_queries::{Callers, SharedQueries};
 use super::rounds::LeaseQuestion;
 use super::sessions::ASKED_AT_ONCE;
-use super::shared::OpenRead;
 
 /// A caller's request for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

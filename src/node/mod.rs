@@ -18,13 +18,15 @@
 //! The following parts surround the driver:
 //!
 //! - `inbox`: the queue of the driver's inputs
-//! - `shared`: the state that the handles of a node share with the driver
+//! - `shared`: the state that the handles of a node share with the driver, with its parts `admission`, `node_state` and
+//!   `replica_state`
 //! - `log_worker`, `snapshot_worker` and `backups`: the threads that use the disk
 //! - `assembly`: assembles a node from these parts
 //! - `joining`: the files of a node that is joining
 //! - `data_fault`: the kinds of errors that keep a node from starting
 //! - `thread`: runs a node on real threads
 
+mod admission;
 mod answer;
 mod assembly;
 mod backups;
@@ -41,6 +43,7 @@ mod lease_calls;
 mod lessor;
 mod log_times;
 mod log_worker;
+mod node_state;
 mod offline;
 mod parker;
 mod peer_rejections;
@@ -48,6 +51,7 @@ mod proposals;
 mod quota;
 mod reads;
 mod rejected_requests;
+mod replica_state;
 mod request_trace;
 mod restored_from;
 mod retain;

@@ -31,7 +31,7 @@ impl Driver {
     pub(super) fn apply(&mut self, entries: Vec<wal::Entry>) -> Result<(), Fatal> {
         // Until all changes are visible, readers must ask the leader, because leases become visible
         // before their keys.
-        self.shared.in_company();
+        self.shared.replica.in_company();
         self.shared.env.points.reach(Point::DriverBeforeApply);
         let mut batch = Batch {
             entries: entries.len(),
@@ -170,7 +170,7 @@ impl Driver {
             consensus.applied(last);
         }
         if self.is_alone() {
-            self.shared.alone();
+            self.shared.replica.alone();
         }
     }
 
@@ -196,13 +196,13 @@ impl Driver {
 
     /// Answers the callers that wait for this revision, or for the first state of the cluster.
     pub(super) fn release_at_least(&mut self, visible: Revision) {
-        if !self.shared.has_state() {
+        if !self.shared.replica.has_state() {
             // A replica with a state of its cluster finds its own id in that state, as a present or
             // former member. A new member starts with only the founders.
             if !self.machine.members().has_minted(self.shared.settings.node) {
                 return;
             }
-            self.shared.set_has_state();
+            self.shared.replica.set_has_state();
         }
         self.to_leader.reached(visible);
     }

@@ -51,7 +51,7 @@ impl Driver {
                     consensus.unreachable(peer);
                 }
             }
-            Input::Refused(peer, rejection) => self.refused(peer, rejection, now)?,
+            Input::Refused(peer, rejection) => self.connection_rejected(peer, rejection, now)?,
             Input::Durable(proof, synced) => self.take_proof(proof, synced, now)?,
             Input::Space(space) => self.take_space(space, now),
             Input::LogCut => {
@@ -69,7 +69,7 @@ impl Driver {
                 self.to_leader.reads.add(waiter);
             }
             Input::AtLeast { revision, deadline, reply } => {
-                if self.shared.has_state() && self.shared.reader.revision() >= revision {
+                if self.shared.replica.has_state() && self.shared.reader.revision() >= revision {
                     reply.send(Ok(()));
                 } else {
                     let waiter = ReadWaiter { deadline, reply, span: Span::none() };
@@ -92,7 +92,7 @@ impl Driver {
                 self.to_leader.steps.add(membership_request, deadline, reply, now)
             }
             Input::Snapshot(news) => self.take_news(news, now)?,
-            Input::Backup { reply, .. } if !self.shared.has_state() => {
+            Input::Backup { reply, .. } if !self.shared.replica.has_state() => {
                 reply.send(Err(CallError::Backup(NO_STATE.into())));
             }
             Input::Backup { path, reply } => {
@@ -169,16 +169,16 @@ impl Driver {
                 Some(leading) => leading.forwarded.push(proposal),
                 None => {
                     let why = ProposeRejection::NotLeader(consensus.leader());
-                    self.refuse(&proposal, why);
+                    self.reject_forwarded(&proposal, why);
                 }
             },
             PeerMessage::ProposeRejected { incarnation, seqs, why } if incarnation == mine => {
                 match why {
                     ProposeRejection::QuotaExceeded | ProposeRejection::NoSpace => {
-                        self.growth_refused(&seqs, why, now);
+                        self.growth_rejected_by_leader(&seqs, why, now);
                     }
                     _ => {
-                        self.to_leader.proposals.refused(&seqs);
+                        self.to_leader.proposals.queue_again(&seqs);
                         self.to_leader.hold(now);
                     }
                 }
@@ -249,7 +249,7 @@ impl Driver {
         // Requests without a deadline are not rejected. Such requests wait until the difference is
         // resolved.
         if self.peers.digests.is_undecided() && write.deadline.is_some() {
-            self.tell(vec![Closed::refused(write, CallError::Diverged)]);
+            self.tell(vec![Closed::not_accepted(write, CallError::Diverged)]);
         } else {
             self.to_leader.proposals.add(write);
         }
@@ -283,7 +283,7 @@ impl Driver {
     }
 
     /// Processes the rejection of a connection, by this node or by the peer.
-    pub(super) fn refused(
+    fn connection_rejected(
         &mut self,
         peer: NodeId,
         rejection: Refused,

@@ -128,13 +128,13 @@ impl Driver {
 
     pub(super) fn stop_leading(&mut self) {
         let Some(leading) = self.leader.take() else { return };
-        self.shared.in_company();
+        self.shared.replica.in_company();
         if let Some(seq) = leading.raising {
             self.to_leader.proposals.withdraw(seq);
         }
         self.membership.stopped_leading();
         for proposal in &leading.forwarded {
-            self.refuse(proposal, ProposeRejection::NotLeader(self.contact.leader()));
+            self.reject_forwarded(proposal, ProposeRejection::NotLeader(self.contact.leader()));
         }
         for LeaderQuery { origin, question } in self.rounds.end() {
             match question {
@@ -214,7 +214,7 @@ impl Driver {
                     if proposal.node == self.shared.settings.node {
                         self.not_proposed(&proposal, &fresh, why, now);
                     } else {
-                        self.refuse(&proposal, why);
+                        self.reject_forwarded(&proposal, why);
                     }
                 }
             }
@@ -267,7 +267,9 @@ impl Driver {
             ProposeRejection::Diverged
             | ProposeRejection::QuotaExceeded
             | ProposeRejection::NoSpace => {
-                let refuse = |seq: &u64| self.to_leader.proposals.refuse(*seq, CallError::Diverged);
+                let refuse = |seq: &u64| {
+                    self.to_leader.proposals.reject_unproposed(*seq, CallError::Diverged)
+                };
                 let refused = fresh.iter().filter_map(refuse).collect();
                 self.tell(refused);
             }
@@ -275,7 +277,7 @@ impl Driver {
     }
 
     /// Tells another node that its requests were not proposed.
-    pub(super) fn refuse(&mut self, proposal: &Proposal, why: ProposeRejection) {
+    pub(super) fn reject_forwarded(&mut self, proposal: &Proposal, why: ProposeRejection) {
         let seqs = proposal.requests.iter().map(|(seq, _)| *seq).collect();
         let incarnation = proposal.incarnation;
         self.shared.meters.proposals_refused_total.at(quota::reason(why)).one();

@@ -277,7 +277,7 @@ impl Driver {
 
     /// Updates the peers to connect to and the voters whose digests count, after the members have changed.
     pub(super) fn members_changed(&mut self) {
-        self.shared.in_company();
+        self.shared.replica.in_company();
         let members = self.machine.members();
         self.membership.roster.update(members);
         self.peers.digests.set_voters(members.voters());

@@ -63,7 +63,7 @@ impl Driver {
     }
 
     fn close(&self, closed: Closed, times: Option<BatchTimes>) {
-        self.shared.release(closed.bytes);
+        self.shared.admission.release(closed.bytes);
         let (trace, result, teller) = closed.split();
         let (now, end) = (self.shared.now(), ending(&result));
         let took = now.since(trace.asked);

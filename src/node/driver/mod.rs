@@ -55,6 +55,7 @@ use crate::machine::Machine;
 use crate::model::{Lane, LogIndex, Members, Moment, NodeId, PeerMessage, SnapshotId};
 use crate::{wal, warm};
 
+use crate::node::admission::COMMAND_BYTES_MAX;
 use crate::node::answer::StopReason;
 use crate::node::backups::Backups;
 use crate::node::founding::Founding;
@@ -63,7 +64,7 @@ use crate::node::lessor::Lessor;
 use crate::node::log_worker::LogQueue;
 use crate::node::rounds::Rounds;
 use crate::node::sessions::Sessions;
-use crate::node::shared::{COMMAND_BYTES_MAX, Shared};
+use crate::node::shared::Shared;
 use crate::node::snapshot_worker::SnapshotQueue;
 use crate::node::snapshots::Snapshots;
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::model::{Members, Moment, NodeId, ProposeRejection};
+use crate::model::{Members, Moment, NodeId};
 use crate::node::digests::Digests;
 use crate::node::peer_rejections::PeerRejections;
 use crate::node::rejected_requests::RejectedRequests;
@@ -34,11 +34,11 @@ impl Peers {
         }
     }
 
-    /// If no request that grows the state can be stored now, returns the reason: the disk of this node is full, or
-    /// those of so many voters that the others are no quorum.
-    pub(super) fn no_space(&self, members: &Members) -> Option<ProposeRejection> {
+    /// Returns whether no request that grows the state can be stored now: the disk of this node is full, or those of
+    /// so many voters that the others are no quorum.
+    pub(super) fn has_no_space(&self, members: &Members) -> bool {
         let quorum = self.space.quorum_has_room(members.voters())
             && self.space.quorum_has_room(members.outgoing().iter().copied());
-        (self.space.is_low() || !quorum).then_some(ProposeRejection::NoSpace)
+        self.space.is_low() || !quorum
     }
 }

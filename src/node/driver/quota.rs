@@ -1,6 +1,6 @@
 //! Limits the growth of the state by the quota and by full disks.
 //!
-//! A call is checked on its own node before it is sent (`Shared::write`). The leader checks the
+//! A call is checked on its own node before it is sent (`node/admission.rs`). The leader checks the
 //! call again, because the node's replica may lag, or the node's disk may have space while the
 //! voters' disks are full. The leader also counts the entries in its log that are not applied yet.
 //! Commands that cannot grow the state pass both checks.
@@ -9,14 +9,14 @@ use super::Driver;
 use crate::model::{LogIndex, Moment, PeerMessage, Proposal, ProposeRejection, RequestId};
 use crate::node::answer::CallError;
 use crate::node::proposals::Batch;
-use crate::node::quota::{Values, growth};
+use crate::node::quota::{self, Values, growth};
 use crate::{metrics, wal};
 
 impl Driver {
     /// As the leader: removes the requests that must not grow the state now, and rejects them.
     pub(super) fn hold_back_growth(&mut self, waiting: &mut [Batch], now: Moment) {
-        let no_space = self.peers.no_space(self.membership.roster.members());
-        let quota = self.shared.settings.quota_bytes;
+        let no_space = self.peers.has_no_space(self.membership.roster.members());
+        let quota_bytes = self.shared.settings.quota_bytes;
         let Some(leading) = &self.leader else { return };
         let mut bytes = self.shared.reader.bytes().saturating_add(leading.in_log.growth());
         let mut coming = Values::default();
@@ -36,9 +36,8 @@ impl Driver {
                     coming.len_of(key).max(proposed).max(self.shared.reader.value_len(key))
                 };
                 let Some(more) = growth(command, &len_of) else { return true };
-                let why = self.peers.rejected_requests.why(id).or(no_space).or_else(|| {
-                    (bytes.saturating_add(more) > quota).then_some(ProposeRejection::QuotaExceeded)
-                });
+                let earlier = self.peers.rejected_requests.why(id);
+                let why = earlier.or_else(|| quota::rejection(no_space, bytes, more, quota_bytes));
                 let Some(why) = why else {
                     bytes = bytes.saturating_add(more);
                     coming.add(command, LogIndex(0));
@@ -51,12 +50,12 @@ impl Driver {
                 false
             });
             for (seq, why) in refused {
-                self.refuse_growth(RequestId { node, incarnation, seq }, why, &batch.fresh, now);
+                self.reject_growth(RequestId { node, incarnation, seq }, why, &batch.fresh, now);
             }
         }
     }
 
-    fn refuse_growth(&mut self, id: RequestId, why: ProposeRejection, fresh: &[u64], now: Moment) {
+    fn reject_growth(&mut self, id: RequestId, why: ProposeRejection, fresh: &[u64], now: Moment) {
         if id.node != self.shared.settings.node {
             self.peers.rejected_requests.add(id, why, now);
             let (incarnation, seqs) = (id.incarnation, vec![id.seq]);
@@ -67,7 +66,7 @@ impl Driver {
         // log can contain.
         let fresh: Vec<u64> = fresh.iter().copied().filter(|seq| *seq == id.seq).collect();
         self.to_leader.proposals.put_back([id.seq], &fresh);
-        let refused = self.to_leader.proposals.refuse_growth(id.seq, self.growth_error(why));
+        let refused = self.to_leader.proposals.reject_growth_here(id.seq, self.growth_error(why));
         if refused.is_none() {
             self.to_leader.hold(now);
         }
@@ -75,9 +74,15 @@ impl Driver {
     }
 
     /// Processes the leader's rejection of requests that would have made the state grow.
-    pub(super) fn growth_refused(&mut self, seqs: &[u64], why: ProposeRejection, now: Moment) {
+    pub(super) fn growth_rejected_by_leader(
+        &mut self,
+        seqs: &[u64],
+        why: ProposeRejection,
+        now: Moment,
+    ) {
         for seq in seqs {
-            let refused = self.to_leader.proposals.refused_growth(*seq, self.growth_error(why));
+            let refused =
+                self.to_leader.proposals.growth_rejected_by_leader(*seq, self.growth_error(why));
             self.tell(refused.into_iter().collect());
             // Only requests that stay open are repeated later, so only they need a pause.
             if self.to_leader.proposals.is_open(*seq) {
@@ -87,13 +92,7 @@ impl Driver {
     }
 
     fn growth_error(&self, why: ProposeRejection) -> CallError {
-        match why {
-            ProposeRejection::NoSpace => CallError::NoSpace,
-            _ => CallError::QuotaExceeded {
-                bytes: self.shared.reader.bytes(),
-                quota: self.shared.settings.quota_bytes,
-            },
-        }
+        CallError::of_growth(why, self.shared.reader.bytes(), self.shared.settings.quota_bytes)
     }
 
     /// Processes a report of the log about the disk space.
@@ -108,7 +107,7 @@ impl Driver {
         } else {
             tracing::info!(node, "disk has space again");
         }
-        self.shared.set_low(low);
+        self.shared.admission.set_disk_full(low);
         self.io.warm.set_scarce(low);
         self.say_space();
     }

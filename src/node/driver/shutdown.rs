@@ -53,7 +53,7 @@ impl Driver {
         // may panic again.
         waking(|| self.end_sessions(reason));
         waking(|| self.end_calls(reason));
-        waking(|| self.shared.status.send_modify(|status| status.role = Role::Stopped));
+        waking(|| self.shared.state.status.send_modify(|status| status.role = Role::Stopped));
         self.io.close(reason);
         self.io.warm.abandon();
     }

@@ -53,7 +53,7 @@ impl Driver {
             digest: (self.machine.applied(), self.machine.digest()),
         };
         waking(|| {
-            self.shared.status.send_if_modified(|old| {
+            self.shared.state.status.send_if_modified(|old| {
                 let news = *old != status;
                 *old = status;
                 news
@@ -143,6 +143,6 @@ impl Driver {
             }
         }
         self.shared.meters.apply_lag_entries.set(sample.behind);
-        self.shared.record_sample(sample);
+        self.shared.state.record_sample(sample);
     }
 }
