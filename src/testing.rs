@@ -328,7 +328,7 @@ impl Cluster {
         mut condition: impl FnMut(&[NodeStatus]) -> bool,
     ) -> Result<(), TooLate> {
         let mut changes: Vec<_> =
-            self.running().map(|(_, node)| node.shared().status.subscribe()).collect();
+            self.running().map(|(_, node)| node.shared().state.status.subscribe()).collect();
         let waiting = async {
             loop {
                 let statuses: Vec<NodeStatus> =

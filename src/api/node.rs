@@ -249,7 +249,7 @@ impl Node {
 
     /// Returns the status that the node's driver thread published last.
     pub fn status(&self) -> NodeStatus {
-        self.shared.status.borrow().clone()
+        self.shared.state.status.borrow().clone()
     }
 
     /// Returns the node's term, as in [`status`](Self::status), without copying the rest of the
@@ -264,7 +264,7 @@ impl Node {
     /// # node.shutdown().block();
     /// ```
     pub fn term(&self) -> Term {
-        self.shared.status.borrow().term
+        self.shared.state.status.borrow().term
     }
 
     /// Returns the health of the node: a status for programs and a sentence for people. Reads local
@@ -316,7 +316,7 @@ impl Node {
     /// Waits until the node's status satisfies `condition`, and returns that status. Also returns
     /// when the node stops; the status then has the role [`Role::Stopped`].
     pub async fn wait_for(&self, mut condition: impl FnMut(&NodeStatus) -> bool) -> NodeStatus {
-        let mut told = self.shared.status.subscribe();
+        let mut told = self.shared.state.status.subscribe();
         loop {
             // Copy the status to release the channel's lock: `condition` may be slow and may call
             // this node.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-use crate::model::{MembershipError, Rejection, Revision};
+use crate::model::{MembershipError, ProposeRejection, Rejection, Revision};
 use crate::watch::waking;
 
 use super::session::ResumeSessionError;
@@ -70,6 +70,17 @@ pub(crate) enum CallError {
     /// Leadership could not be transferred to the requested member.
     #[error("leadership transfer failed: the target must be a connected, up-to-date voter")]
     NoTransferee,
+}
+
+impl CallError {
+    /// Returns the error for a request that was rejected because it would make the state grow beyond `quota`. `bytes`
+    /// is the size of the state.
+    pub(crate) fn of_growth(why: ProposeRejection, bytes: u64, quota: u64) -> Self {
+        match why {
+            ProposeRejection::NoSpace => CallError::NoSpace,
+            _ => CallError::QuotaExceeded { bytes, quota },
+        }
+    }
 }
 
 /// The reason for which a node has stopped.

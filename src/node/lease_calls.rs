@@ -1,9 +1,7 @@
 //! Renewals and TTL queries for leases that this node does not keep alive. Only the leader can answer them.
 //!
 //! Calls that arrive between two runs of the driver share one question to the leader. The question
-//! is repeated under the same number until all of its leases are answered. An answer to any
-//! repetition is valid, because all callers had asked before the question was first sent. So
-//! answers are also used if the leader takes longer than the repetition interval. If the expiry of
+//! is repeated until all of its leases are answered. If the expiry of
 //! a lease is proposed and undecided, the answer omits this lease.
 
 use std::collections::BTreeMap;
@@ -11,9 +9,11 @@ use std::time::Duration;
 
 use crate::model::{LeaseId, LeaseLife, Moment, Rejection};
 
+use super::admission::OpenRead;
 use super::answer::{CallError, ReplyTo, StopReason};
+use super::leader_queries::{Callers, SharedQueries};
+use super::rounds::LeaseQuestion;
 use super::sessions::ASKED_AT_ONCE;
-use super::shared::OpenRead;
 
 /// A caller's request for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -35,110 +35,80 @@ pub(crate) struct PendingLeaseCall {
     pub(crate) reply: ReplyTo<Duration>,
 }
 
-/// A question to the leader about several leases.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct LeaseQuestion {
-    /// Number of the question, unique in one incarnation.
-    pub(crate) round: u64,
-    /// Leases to renew.
-    pub(crate) renew: Vec<LeaseId>,
-    /// Leases whose TTL is asked for.
-    pub(crate) look: Vec<LeaseId>,
+/// The calls of one question, by lease and request.
+#[derive(Default)]
+struct CallsByLease(BTreeMap<(LeaseId, LeaseRequest), Vec<PendingLeaseCall>>);
+
+impl Callers for CallsByLease {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn merge(&mut self, others: Self) {
+        for (key, calls) in others.0 {
+            self.0.entry(key).or_default().extend(calls);
+        }
+    }
+
+    /// Removes as many leases as fit into a message.
+    fn split_query(&mut self) -> Self {
+        let over = self.0.keys().nth(ASKED_AT_ONCE).copied();
+        let later = over.map_or_else(BTreeMap::new, |over| self.0.split_off(&over));
+        Self(std::mem::replace(&mut self.0, later))
+    }
+}
+
+impl CallsByLease {
+    fn question(&self) -> LeaseQuestion {
+        let of = |lease_request| {
+            let leases = self.0.keys().filter(move |(_, requested)| *requested == lease_request);
+            leases.map(|(lease, _)| *lease).collect()
+        };
+        LeaseQuestion { renew: of(LeaseRequest::Renew), look: of(LeaseRequest::Look) }
+    }
+
+    fn remove(&mut self, lease: LeaseId, lease_request: LeaseRequest) -> Vec<PendingLeaseCall> {
+        self.0.remove(&(lease, lease_request)).unwrap_or_default()
+    }
 }
 
 /// The unanswered calls.
-pub(crate) struct LeaseCalls {
-    /// Calls that are not part of a question yet.
-    waiting: BTreeMap<(LeaseId, LeaseRequest), Vec<PendingLeaseCall>>,
-    asked: BTreeMap<u64, InFlight>,
-    next_round: u64,
-    ask_again: Duration,
-}
-
-struct InFlight {
-    sent: Moment,
-    calls: BTreeMap<(LeaseId, LeaseRequest), Vec<PendingLeaseCall>>,
-}
-
-impl InFlight {
-    fn question(&self, round: u64) -> LeaseQuestion {
-        let of = |lease_request| {
-            let leases =
-                self.calls.keys().filter(move |(_, requested)| *requested == lease_request);
-            leases.map(|(lease, _)| *lease).collect()
-        };
-        LeaseQuestion { round, renew: of(LeaseRequest::Renew), look: of(LeaseRequest::Look) }
-    }
-}
+pub(crate) struct LeaseCalls(SharedQueries<CallsByLease>);
 
 impl LeaseCalls {
-    pub(crate) fn new(ask_again: Duration) -> Self {
-        let (waiting, asked) = Default::default();
-        Self { waiting, asked, next_round: 1, ask_again }
+    /// Returns a set without calls. An unanswered question is repeated after `patience`.
+    pub(crate) fn new(patience: Duration) -> Self {
+        Self(SharedQueries::new(patience))
     }
 
     pub(crate) fn add(&mut self, call: PendingLeaseCall) {
-        self.waiting.entry((call.lease, call.lease_request)).or_default().push(call);
+        self.0.waiting().0.entry((call.lease, call.lease_request)).or_default().push(call);
     }
 
-    /// Returns the next question to send. The question contains as many waiting leases as fit into
-    /// a message. If no leases wait, returns an earlier question that has been unanswered for
-    /// `ask_again`.
-    pub(crate) fn ask(&mut self, now: Moment) -> Option<LeaseQuestion> {
-        if self.waiting.is_empty() {
-            let late = |asked: &InFlight| now.since(asked.sent) >= self.ask_again;
-            let (round, asked) = self.asked.iter_mut().find(|(_, asked)| late(asked))?;
-            asked.sent = now;
-            return Some(asked.question(*round));
-        }
-        let over = self.waiting.keys().nth(ASKED_AT_ONCE).copied();
-        let later = over.map_or_else(BTreeMap::new, |over| self.waiting.split_off(&over));
-        let calls = std::mem::replace(&mut self.waiting, later);
-        let (round, asked) = (self.next_round, InFlight { sent: now, calls });
-        let question = asked.question(round);
-        self.next_round += 1;
-        self.asked.insert(round, asked);
-        Some(question)
+    /// Returns the next question to send, and its number.
+    pub(crate) fn ask(&mut self, now: Moment) -> Option<(u64, LeaseQuestion)> {
+        let ask = self.0.ask(now)?;
+        Some((ask.number, ask.callers.question()))
     }
 
     /// Processes an answer: the remaining TTLs of the existing leases, and the leases that have
     /// ended. Leases that are missing from the answer are asked for again later.
     pub(crate) fn answered(&mut self, round: u64, living: &[LeaseLife], gone: &[LeaseId]) {
-        let Some(asked) = self.asked.get_mut(&round) else { return };
-        let mut done: Vec<(PendingLeaseCall, Result<Duration, CallError>)> = Vec::new();
-        for lease_request in [LeaseRequest::Renew, LeaseRequest::Look] {
-            for LeaseLife { lease, left } in living {
-                let calls = asked.calls.remove(&(*lease, lease_request)).unwrap_or_default();
-                done.extend(calls.into_iter().map(|call| (call, Ok(*left))));
-            }
-            for lease in gone {
-                let calls = asked.calls.remove(&(*lease, lease_request)).unwrap_or_default();
-                let rejection = || Err(CallError::Rejected(Rejection::LeaseNotFound(*lease)));
-                done.extend(calls.into_iter().map(|call| (call, rejection())));
-            }
-        }
-        if asked.calls.is_empty() {
-            self.asked.remove(&round);
-        }
-        for (call, result) in done {
+        let done = self.0.answered_partly(round, |calls| served(calls, living, gone));
+        for (call, result) in done.into_iter().flatten() {
             call.reply.send(result);
         }
     }
 
-    /// Moves all unanswered calls into new questions, after a change of the leader.
+    /// Asks the new leader.
     pub(crate) fn leader_changed(&mut self) {
-        for (key, calls) in
-            std::mem::take(&mut self.asked).into_values().flat_map(|asked| asked.calls)
-        {
-            self.waiting.entry(key).or_default().extend(calls);
-        }
+        self.0.leader_changed();
     }
 
     /// Fails the calls whose deadline has passed, and discards calls whose callers have gone away.
     pub(crate) fn expire(&mut self, now: Moment) {
-        let asked = self.asked.values_mut().map(|asked| &mut asked.calls);
-        for calls in asked.chain([&mut self.waiting]) {
-            calls.retain(|_, calls| {
+        self.0.expire(|calls| {
+            calls.0.retain(|_, calls| {
                 let over =
                     |call: &mut PendingLeaseCall| call.deadline <= now || call.reply.is_gone();
                 for call in calls.extract_if(.., over) {
@@ -148,19 +118,38 @@ impl LeaseCalls {
                 }
                 !calls.is_empty()
             });
-        }
-        self.asked.retain(|_, asked| !asked.calls.is_empty());
+        });
     }
 
     /// Fails all calls when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) {
-        self.leader_changed();
-        for call in std::mem::take(&mut self.waiting).into_values().flatten() {
+        for call in self.0.stop().0.into_values().flatten() {
             let (reason, maybe_applied) =
                 (reason.clone(), call.lease_request == LeaseRequest::Renew);
             call.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
         }
     }
+}
+
+/// Removes the calls that an answer serves, and returns them with their results.
+fn served(
+    calls: &mut CallsByLease,
+    living: &[LeaseLife],
+    gone: &[LeaseId],
+) -> Vec<(PendingLeaseCall, Result<Duration, CallError>)> {
+    let mut done = Vec::new();
+    for lease_request in [LeaseRequest::Renew, LeaseRequest::Look] {
+        for LeaseLife { lease, left } in living {
+            let calls = calls.remove(*lease, lease_request);
+            done.extend(calls.into_iter().map(|call| (call, Ok(*left))));
+        }
+        for lease in gone {
+            let calls = calls.remove(*lease, lease_request);
+            let rejection = || Err(CallError::Rejected(Rejection::LeaseNotFound(*lease)));
+            done.extend(calls.into_iter().map(|call| (call, rejection())));
+        }
+    }
+    done
 }
 
 #[cfg(test)]
@@ -207,10 +196,10 @@ mod tests {
         let mut one = call(&mut calls, 1, LeaseRequest::Renew);
         let mut same = call(&mut calls, 1, LeaseRequest::Renew);
         let mut two = call(&mut calls, 2, LeaseRequest::Look);
-        let question = calls.ask(at(0)).unwrap();
+        let (round, question) = calls.ask(at(0)).unwrap();
         assert_eq!((question.renew, question.look), (vec![lease(1)], vec![lease(2)]));
         assert_eq!(calls.ask(at(1)), None);
-        calls.answered(question.round, &[lives(1, 900)], &[lease(2)]);
+        calls.answered(round, &[lives(1, 900)], &[lease(2)]);
         for answer in [&mut one, &mut same] {
             assert_eq!(answer.try_recv().unwrap(), Ok(Duration::from_millis(900)));
         }
@@ -224,15 +213,15 @@ mod tests {
         let mut calls = none();
         let mut answer = call(&mut calls, 1, LeaseRequest::Renew);
         let first = calls.ask(at(0)).unwrap();
-        calls.answered(first.round, &[], &[]);
+        calls.answered(first.0, &[], &[]);
         assert_eq!(calls.ask(at(199)), None);
         assert_eq!(calls.ask(at(200)), Some(first.clone()));
         calls.leader_changed();
         let second = calls.ask(at(201)).unwrap();
-        assert_eq!(second.renew, first.renew);
-        calls.answered(first.round, &[lives(1, 900)], &[]);
+        assert_eq!(second.1, first.1);
+        calls.answered(first.0, &[lives(1, 900)], &[]);
         assert_eq!(answer.try_recv(), Err(TryRecvError::Empty));
-        calls.answered(second.round, &[lives(1, 800)], &[]);
+        calls.answered(second.0, &[lives(1, 800)], &[]);
         assert_eq!(answer.try_recv().unwrap(), Ok(Duration::from_millis(800)));
     }
 
@@ -245,10 +234,10 @@ mod tests {
         let mut late = call(&mut calls, 1, LeaseRequest::Renew);
         let second = calls.ask(at(100)).unwrap();
         assert_eq!(calls.ask(at(200)), Some(first.clone()));
-        calls.answered(first.round, &[lives(1, 900)], &[]);
+        calls.answered(first.0, &[lives(1, 900)], &[]);
         assert_eq!(early.try_recv().unwrap(), Ok(Duration::from_millis(900)));
         assert_eq!(late.try_recv(), Err(TryRecvError::Empty));
-        calls.answered(second.round, &[lives(1, 900)], &[]);
+        calls.answered(second.0, &[lives(1, 900)], &[]);
         assert_eq!(late.try_recv().unwrap(), Ok(Duration::from_millis(900)));
         assert_eq!(calls.ask(at(900)), None);
     }
@@ -259,7 +248,8 @@ mod tests {
         let count = 2 * ASKED_AT_ONCE as u64 + 7;
         let _answers: Vec<Answer> =
             (1..=count).map(|id| call(&mut calls, id, LeaseRequest::Renew)).collect();
-        let asked = std::iter::from_fn(|| calls.ask(at(0))).map(|question| question.renew.len());
+        let asked =
+            std::iter::from_fn(|| calls.ask(at(0))).map(|(_, question)| question.renew.len());
         assert_eq!(asked.collect::<Vec<_>>(), [ASKED_AT_ONCE, ASKED_AT_ONCE, 7]);
     }
 

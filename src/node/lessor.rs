@@ -65,12 +65,11 @@ impl Lessor {
             leases: BTreeMap::new(),
             deadlines: BTreeSet::new(),
         };
-        for (id, ttl) in leases.into_iter().filter(|_| !mutant!(B38)) {
+        mutant!(B38, return lessor);
+        for (id, ttl) in leases {
             lessor.granted(id, ttl);
         }
-        if mutant!(M09) {
-            lessor.time += Duration::from_secs(2);
-        }
+        mutant!(M09, lessor.time += Duration::from_secs(2));
         lessor
     }
 

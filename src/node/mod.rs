@@ -4,9 +4,12 @@
 //! on each other:
 //!
 //! - `proposals`: writes of this node that have no answer yet
-//! - `reads`: linearizable reads, and the rounds in which the leader confirms its leadership
+//! - `leader_queries`: numbered queries to the leader, on which the next four stand
+//! - `reads`: linearizable reads
 //! - `sessions` and `lessor`: the two sides of keeping a lease alive (`session` is the handle for its users)
 //! - `lease_calls`: calls for leases that callers keep alive themselves
+//! - `steps`: membership requests
+//! - `rounds`: the questions that a leader answers, and the rounds in which it confirms its leadership
 //! - `founding`: founds a cluster exactly once
 //! - `digests`: checks whether the replicas agree
 //! - `peer_rejections`: peers that are not connected because one of the two rejects the other
@@ -15,13 +18,15 @@
 //! The following parts surround the driver:
 //!
 //! - `inbox`: the queue of the driver's inputs
-//! - `shared`: the state that the handles of a node share with the driver
+//! - `shared`: the state that the handles of a node share with the driver, with its parts `admission`, `node_state` and
+//!   `replica_state`
 //! - `log_worker`, `snapshot_worker` and `backups`: the threads that use the disk
 //! - `assembly`: assembles a node from these parts
 //! - `joining`: the files of a node that is joining
 //! - `data_fault`: the kinds of errors that keep a node from starting
 //! - `thread`: runs a node on real threads
 
+mod admission;
 mod answer;
 mod assembly;
 mod backups;
@@ -33,10 +38,12 @@ mod health;
 mod identity;
 mod inbox;
 mod joining;
+mod leader_queries;
 mod lease_calls;
 mod lessor;
 mod log_times;
 mod log_worker;
+mod node_state;
 mod offline;
 mod parker;
 mod peer_rejections;
@@ -44,10 +51,12 @@ mod proposals;
 mod quota;
 mod reads;
 mod rejected_requests;
+mod replica_state;
 mod request_trace;
 mod restored_from;
 mod retain;
 mod roster;
+mod rounds;
 mod session;
 mod sessions;
 mod settings;

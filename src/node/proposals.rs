@@ -83,7 +83,7 @@ pub(crate) struct Closed {
 
 impl Closed {
     /// Returns a request that was rejected before it was accepted.
-    pub(crate) fn refused(write: Write, error: CallError) -> Self {
+    pub(crate) fn not_accepted(write: Write, error: CallError) -> Self {
         let Write { bytes, reply, trace, .. } = write;
         Self { reply, result: Err(error), trace, bytes }
     }
@@ -188,13 +188,15 @@ impl Proposals {
             }
             self.sent.push_back((now, seq));
             bytes += encoded_len_hint(&open.command);
-            let seq = if mutant!(M39) && open.attempts > 1 {
-                self.next += 1;
-                self.spans.push(self.next - 1);
-                self.next - 1
-            } else {
-                seq
-            };
+            let mut seq = seq;
+            mutant!(
+                M39,
+                if open.attempts > 1 {
+                    seq = self.next;
+                    self.next += 1;
+                    self.spans.push(seq);
+                }
+            );
             requests.push((seq, open.command.clone()));
         }
         if requests.is_empty() {
@@ -237,7 +239,7 @@ impl Proposals {
 
     /// Queues requests again that the leader has rejected. Such a request may nevertheless be in a
     /// log, because a message and its rejection may be duplicated.
-    pub(crate) fn refused(&mut self, seqs: &[u64]) {
+    pub(crate) fn queue_again(&mut self, seqs: &[u64]) {
         self.unsent.extend(seqs.iter().filter(|seq| self.open.contains_key(seq)));
     }
 
@@ -286,32 +288,41 @@ impl Proposals {
 
     /// Rejects a request that was not and will not be proposed. A request without a deadline stays
     /// open, because it must be applied eventually.
-    pub(crate) fn refuse(&mut self, seq: u64, error: CallError) -> Option<Closed> {
+    pub(crate) fn reject_unproposed(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         self.open.get(&seq)?.deadline?;
         self.close(seq, |_| Err(error))
     }
 
-    /// Like [`Proposals::refuse`], for a request that would make the state grow. This includes
+    /// Like [`Proposals::reject_unproposed`], for a request that would make the state grow. This includes
     /// requests without a deadline, because no caller relies on such a request being applied. If
     /// some log may contain the request, returns `None`, and the caller is answered once the
     /// outcome is known.
-    pub(crate) fn refuse_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
+    pub(crate) fn reject_growth_here(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         let nobody_has_it = !self.open.get(&seq)?.maybe_applied;
-        self.close_growth(seq, nobody_has_it, error)
+        self.end_or_give_up(seq, nobody_has_it, error)
     }
 
     /// Processes the rejection by another node, the present or an earlier leader, of a request that
     /// would make the state grow. A rejection answers one attempt. If there was only one attempt,
     /// the request was not proposed and will not be.
-    pub(crate) fn refused_growth(&mut self, seq: u64, error: CallError) -> Option<Closed> {
+    pub(crate) fn growth_rejected_by_leader(
+        &mut self,
+        seq: u64,
+        error: CallError,
+    ) -> Option<Closed> {
         let nobody_has_it = self.open.get(&seq)?.attempts == 1;
-        self.close_growth(seq, nobody_has_it, error)
+        self.end_or_give_up(seq, nobody_has_it, error)
     }
 
     /// A request that may be in a log would be retried until there is space, and would finally
     /// block all requests after it. Instead the request is given up, and a command that needs no
     /// space determines its outcome: see [`NEVER`].
-    fn close_growth(&mut self, seq: u64, nobody_has_it: bool, error: CallError) -> Option<Closed> {
+    fn end_or_give_up(
+        &mut self,
+        seq: u64,
+        nobody_has_it: bool,
+        error: CallError,
+    ) -> Option<Closed> {
         if nobody_has_it {
             return self.close(seq, |_| Err(error));
         }
@@ -338,7 +349,8 @@ impl Proposals {
                 break;
             }
             let deadline = |open: &Open| {
-                let maybe_applied = open.maybe_applied && !mutant!(M38);
+                let mut maybe_applied = open.maybe_applied;
+                mutant!(M38, maybe_applied = false);
                 Err(CallError::Deadline { maybe_applied })
             };
             closed.extend(self.close(seq, deadline));
@@ -525,8 +537,8 @@ mod tests {
         proposals.add(write(&results, Some(at(10))));
         let batch = proposals.batch(at(0), 1 << 20).unwrap();
         proposals.put_back([1, 2], &batch.fresh);
-        assert!(proposals.refuse(1, CallError::Diverged).is_none());
-        proposals.refuse(2, CallError::Diverged).unwrap().tell();
+        assert!(proposals.reject_unproposed(1, CallError::Diverged).is_none());
+        proposals.reject_unproposed(2, CallError::Diverged).unwrap().tell();
         assert_eq!(*results.lock().unwrap(), [Err(CallError::Diverged)]);
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
     }
@@ -538,7 +550,7 @@ mod tests {
         proposals.batch(at(0), 1 << 20).unwrap();
         proposals.leader_changed();
         proposals.batch(at(1), 1 << 20).unwrap();
-        assert!(proposals.refused_growth(1, CallError::NoSpace).is_none());
+        assert!(proposals.growth_rejected_by_leader(1, CallError::NoSpace).is_none());
         assert_eq!(results.lock().unwrap().len(), told, "nobody knows yet what became of it");
         let Batch { proposal, fresh } = proposals.batch(at(2), 1 << 20).unwrap();
         assert_eq!(proposal.requests, [(1, Command::Compact(NEVER))]);
@@ -575,11 +587,11 @@ mod tests {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, None));
         proposals.batch(at(0), 1 << 20).unwrap();
-        proposals.refused_growth(1, CallError::NoSpace).unwrap().tell();
+        proposals.growth_rejected_by_leader(1, CallError::NoSpace).unwrap().tell();
         proposals.add(write(&results, None));
         let batch = proposals.batch(at(1), 1 << 20).unwrap();
         proposals.put_back([2], &batch.fresh);
-        proposals.refuse_growth(2, CallError::NoSpace).unwrap().tell();
+        proposals.reject_growth_here(2, CallError::NoSpace).unwrap().tell();
         assert_eq!(*results.lock().unwrap(), [Err(CallError::NoSpace), Err(CallError::NoSpace)]);
     }
 
@@ -589,10 +601,10 @@ mod tests {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, Some(at(10))));
         proposals.batch(at(0), 1 << 20).unwrap();
-        proposals.refused(&[1]);
+        proposals.queue_again(&[1]);
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
         // The same rejection arrives a second time.
-        proposals.refused(&[1]);
+        proposals.queue_again(&[1]);
         proposals.expire(at(10)).into_iter().for_each(Closed::tell);
         let expected = Err(CallError::Deadline { maybe_applied: true });
         assert_eq!(*results.lock().unwrap(), [expected]);

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 
 use crate::machine::{BOUND_KEY_BYTES, LEASE_BYTES};
-use crate::model::{Command, LogIndex, Op, Put, PutLease, PutValue, RequestId, Txn};
+use crate::model::{
+    Command, LogIndex, Op, ProposeRejection, Put, PutLease, PutValue, RequestId, Txn,
+};
 
 /// Estimated overhead of a row in bytes, in addition to its key and value.
 const ROW_BYTES: u64 = 128;
@@ -64,6 +66,21 @@ fn of_txn(txn: &Txn, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
         each.fold(None, |sum: Option<u64>, more| Some(sum.unwrap_or(0).saturating_add(more)))
     };
     branch(&txn.success).max(branch(&txn.failure))
+}
+
+/// If the state must not grow by `more` bytes now, returns the reason. `bytes` is the size of the state, with all growth
+/// that is already on its way, and `no_space` is set if no disk space is left for growth. Both the node of a caller and
+/// the leader decide with this function.
+pub(crate) fn rejection(
+    no_space: bool,
+    bytes: u64,
+    more: u64,
+    quota: u64,
+) -> Option<ProposeRejection> {
+    if no_space {
+        return Some(ProposeRejection::NoSpace);
+    }
+    (bytes.saturating_add(more) > quota).then_some(ProposeRejection::QuotaExceeded)
 }
 
 /// The requests that a leader has proposed and not applied yet, and the growth that they may cause.

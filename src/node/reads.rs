@@ -1,12 +1,8 @@
-//! Linearizable reads and lease renewals. Both are questions to the leader and need the same proof:
-//! after the question has arrived, a quorum confirms that the answering node is still the leader.
+//! Linearizable reads of this node.
 //!
-//! Every node sends questions with [`Reads`]. Callers that arrive between two runs of the driver
+//! Callers that arrive between two runs of the driver
 //! share one question to the leader. The answer is a log index. Once this node has applied this
-//! index, the callers may read the local replica. The leader answers questions with [`Rounds`].
-//! Questions from all nodes, including the leader, share one confirmation round of the consensus. A
-//! round that is not confirmed in time is started again under a new number, so that a confirmation
-//! of the old round is not counted for the new round.
+//! index, the callers may read the local replica. The leader's side is [`super::rounds`].
 //!
 //! In a cluster with one member, readers need no question while no entry is being applied
 //! (`Shared::alone`).
@@ -16,11 +12,10 @@ use std::time::Duration;
 
 use tracing::Span;
 
-use crate::consensus::RoundId;
-use crate::model::{Incarnation, LeaseId, LogIndex, Moment, NodeId};
+use crate::model::{LogIndex, Moment};
 
 use super::answer::{CallError, ReplyTo, StopReason};
-use super::lease_calls::LeaseQuestion;
+use super::leader_queries::{Callers, SharedQueries};
 
 /// A caller that waits for a confirmed read, or for a revision. A confirmed read returns the time at which the
 /// leader's answer arrived.
@@ -31,76 +26,74 @@ pub(crate) struct ReadWaiter<T = ()> {
     pub(crate) span: Span,
 }
 
-/// Callers that share a question, with the time of that question.
-type WaiterGroup = (Moment, Vec<ReadWaiter<Moment>>);
+/// Callers that share a question.
+type Readers = Vec<ReadWaiter<Moment>>;
 
-/// The questions of this node.
+impl Callers for Readers {
+    fn is_empty(&self) -> bool {
+        Vec::is_empty(self)
+    }
+
+    fn merge(&mut self, others: Self) {
+        self.extend(others);
+    }
+}
+
+/// The linearizable reads of this node.
 pub(crate) struct Reads {
-    waiting: Vec<ReadWaiter<Moment>>,
-    /// Unanswered questions by round, with the time at which each was last sent.
-    asked: BTreeMap<u64, WaiterGroup>,
+    queries: SharedQueries<Readers>,
     /// Answered questions whose index is not applied yet, by index and round, with the time of the
     /// answer.
-    applying: BTreeMap<(LogIndex, u64), WaiterGroup>,
-    next_round: u64,
-    ask_again: Duration,
+    applying: BTreeMap<(LogIndex, u64), (Moment, Readers)>,
 }
 
 impl Reads {
-    pub(crate) fn new(ask_again: Duration) -> Self {
-        let (asked, applying) = (BTreeMap::new(), BTreeMap::new());
-        Self { waiting: Vec::new(), asked, applying, next_round: 1, ask_again }
+    /// Returns a set without callers. An unanswered question is repeated after `patience`.
+    pub(crate) fn new(patience: Duration) -> Self {
+        Self { queries: SharedQueries::new(patience), applying: BTreeMap::new() }
     }
 
     /// Returns the number of waiting callers.
     pub(crate) fn len(&self) -> usize {
-        let asked = self.asked.values().map(|(_, askers)| askers.len());
-        let applying = self.applying.values().map(|(_, askers)| askers.len());
-        self.waiting.len() + asked.chain(applying).sum::<usize>()
+        let applying = self.applying.values().map(|(_, readers)| readers);
+        self.queries.groups().chain(applying).map(Vec::len).sum()
     }
 
-    pub(crate) fn add(&mut self, asking: ReadWaiter<Moment>) {
-        self.waiting.push(asking);
+    pub(crate) fn add(&mut self, waiter: ReadWaiter<Moment>) {
+        self.queries.waiting().push(waiter);
     }
 
-    /// Returns the number of the next question to send: a new question for all callers that wait,
-    /// or a question that has been unanswered for `ask_again`. A repeated question keeps its
-    /// number, so that a late answer of a slow leader is still used. This is safe, because all
-    /// callers of the question had asked before it was first sent.
+    /// Returns the number of the next question to send.
     pub(crate) fn ask(&mut self, now: Moment) -> Option<u64> {
-        if self.waiting.is_empty() {
-            let late = |sent: Moment| now.since(sent) >= self.ask_again && !mutant!(B46);
-            let (round, (sent, _)) = self.asked.iter_mut().find(|(_, (sent, _))| late(*sent))?;
-            *sent = now;
-            return Some(*round);
+        mutant!(
+            B46,
+            if self.queries.waiting().is_empty() {
+                return None;
+            }
+        );
+        let ask = self.queries.ask(now)?;
+        let round = ask.number;
+        for waiter in ask.callers.iter().filter(|_| !ask.is_repeated) {
+            tracing::trace!(parent: &waiter.span, round, "read sent to the leader");
         }
-        let round = self.next_round;
-        self.next_round += 1;
-        for asking in &self.waiting {
-            tracing::trace!(parent: &asking.span, round, "read sent to the leader");
-        }
-        self.asked.insert(round, (now, std::mem::take(&mut self.waiting)));
         Some(round)
     }
 
     /// Processes the answer: an index, or `None` if the answering node does not lead.
     pub(crate) fn answered(&mut self, round: u64, index: Option<LogIndex>, now: Moment) {
-        let Some((_, askers)) = self.asked.remove(&round) else { return };
-        let Some(index) = index else { return self.waiting.extend(askers) };
-        for asking in &askers {
-            tracing::trace!(parent: &asking.span, %index, "read confirmed by the leader");
+        let Some(readers) = self.queries.answered(round) else { return };
+        let Some(index) = index else { return self.queries.wait_again(readers) };
+        for waiter in &readers {
+            tracing::trace!(parent: &waiter.span, %index, "read confirmed by the leader");
         }
-        self.applying.insert((index, round), (now, askers));
+        self.applying.insert((index, round), (now, readers));
     }
 
-    /// Queues all unanswered questions again, for a new leader.
+    /// Asks the new leader.
     pub(crate) fn leader_changed(&mut self) {
-        if mutant!(B46) || mutant!(B47) {
-            return;
-        }
-        for (_, askers) in std::mem::take(&mut self.asked).into_values() {
-            self.waiting.extend(askers);
-        }
+        mutant!(B46, return);
+        mutant!(B47, return);
+        self.queries.leader_changed();
     }
 
     /// Answers the callers whose index is applied and visible to readers.
@@ -109,9 +102,9 @@ impl Reads {
             if entry.key().0 > index {
                 break;
             }
-            let (confirmed, askers) = entry.remove();
-            for asking in askers {
-                asking.reply.send(Ok(confirmed));
+            let (confirmed, readers) = entry.remove();
+            for waiter in readers {
+                waiter.reply.send(Ok(confirmed));
             }
         }
     }
@@ -120,140 +113,34 @@ impl Reads {
     /// Returns how many of the failed callers had no answer from a leader.
     pub(crate) fn expire(&mut self, now: Moment) -> u64 {
         let mut late = 0;
-        let asked = self.asked.values_mut().map(|(_, askers)| askers);
-        for askers in asked.chain([&mut self.waiting]) {
-            late += expire(askers, now);
+        self.queries.expire(|readers| late += expire(readers, now));
+        for (_, readers) in self.applying.values_mut() {
+            expire(readers, now);
         }
-        for (_, askers) in self.applying.values_mut() {
-            expire(askers, now);
-        }
-        self.asked.retain(|_, (_, askers)| !askers.is_empty());
-        self.applying.retain(|_, (_, askers)| !askers.is_empty());
+        self.applying.retain(|_, (_, readers)| !readers.is_empty());
         late
     }
 
     /// Fails all callers when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) {
-        let asked = std::mem::take(&mut self.asked).into_values().flat_map(|(_, askers)| askers);
         let applying = std::mem::take(&mut self.applying).into_values();
-        let applying = applying.flat_map(|(_, askers)| askers);
-        for asking in asked.chain(applying).chain(std::mem::take(&mut self.waiting)) {
+        let applying = applying.flat_map(|(_, readers)| readers);
+        for waiter in self.queries.stop().into_iter().chain(applying) {
             let reason = reason.clone();
-            asking.reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
+            waiter.reply.send(Err(CallError::Stopped { reason, maybe_applied: false }));
         }
     }
 }
 
 /// Fails the callers whose deadline has passed, and discards callers that have gone away. Returns
 /// the number of failed callers.
-fn expire(askers: &mut Vec<ReadWaiter<Moment>>, now: Moment) -> u64 {
+fn expire(readers: &mut Readers, now: Moment) -> u64 {
     let mut late = 0;
-    for asking in askers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
-        late += u64::from(!asking.reply.is_gone());
-        asking.reply.send(Err(CallError::Deadline { maybe_applied: false }));
+    for waiter in readers.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {
+        late += u64::from(!waiter.reply.is_gone());
+        waiter.reply.send(Err(CallError::Deadline { maybe_applied: false }));
     }
     late
-}
-
-/// The origin of a question to the leader.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum ReadOrigin {
-    /// This node, for the reads of its callers.
-    Local { round: u64 },
-    /// Another node, for the reads of its callers.
-    Remote { node: NodeId, incarnation: Incarnation, round: u64 },
-    /// Any node, including this one, for the leases of its sessions.
-    Renewal { node: NodeId, incarnation: Incarnation, round: u64, leases: Vec<LeaseId> },
-    /// Any node, including this one, for leases that its callers keep alive.
-    Leases { node: NodeId, incarnation: Incarnation, question: LeaseQuestion },
-}
-
-/// The questions that this node answers as the leader, and their confirmation rounds.
-#[derive(Debug)]
-pub(crate) struct Rounds {
-    node: NodeId,
-    incarnation: Incarnation,
-    counter: u64,
-    pending: Vec<ReadOrigin>,
-    flying: BTreeMap<u64, (Moment, Vec<ReadOrigin>)>,
-    start_again: Duration,
-}
-
-/// Maximum number of unconfirmed rounds.
-const FLYING_MAX: usize = 4;
-
-/// Maximum number of questions that the leader holds. Further questions are dropped, and the node that asked repeats
-/// them.
-const PENDING_MAX: usize = 16_384;
-
-impl Rounds {
-    /// Returns an empty set for a new incarnation.
-    pub(crate) fn new(node: NodeId, incarnation: Incarnation, start_again: Duration) -> Self {
-        let (pending, flying) = (Vec::new(), BTreeMap::new());
-        Self { node, incarnation, counter: 0, pending, flying, start_again }
-    }
-
-    /// Adds a question.
-    pub(crate) fn join(&mut self, asker: ReadOrigin) {
-        if mutant!(B29)
-            && let Some(mut under_way) = self.flying.last_entry()
-        {
-            return under_way.get_mut().1.push(asker);
-        }
-        if self.pending.len() < PENDING_MAX {
-            self.pending.push(asker);
-        }
-    }
-
-    /// Starts a round for all waiting questions, if there are any.
-    pub(crate) fn start(&mut self, now: Moment) -> Option<RoundId> {
-        if self.pending.is_empty() || self.flying.len() >= FLYING_MAX {
-            return None;
-        }
-        self.counter += u64::from(!mutant!(M07) || self.flying.is_empty());
-        self.flying.insert(self.counter, (now, std::mem::take(&mut self.pending)));
-        Some(RoundId { node: self.node, incarnation: self.incarnation, counter: self.counter })
-    }
-
-    /// Returns the questions of a round that could not be started. The number of the round is not
-    /// used again.
-    pub(crate) fn not_started(&mut self, round: RoundId) {
-        if let Some((_, askers)) = self.flying.remove(&round.counter)
-            && !mutant!(B48)
-        {
-            self.pending.extend(askers);
-        }
-    }
-
-    /// Queues the questions of unconfirmed rounds again, for rounds with new numbers.
-    pub(crate) fn start_again(&mut self, now: Moment) {
-        while let Some(entry) = self.flying.first_entry()
-            && !mutant!(B49)
-        {
-            if now.since(entry.get().0) < self.start_again {
-                break;
-            }
-            self.pending.extend(entry.remove().1);
-        }
-    }
-
-    /// Returns the time at which an unconfirmed round began.
-    pub(crate) fn began(&self, round: RoundId) -> Option<Moment> {
-        self.flying.get(&round.counter).map(|(began, _)| *began)
-    }
-
-    /// Takes the questions of a round that a quorum has confirmed.
-    pub(crate) fn confirmed(&mut self, round: RoundId) -> Vec<ReadOrigin> {
-        assert_eq!((round.node, round.incarnation), (self.node, self.incarnation));
-        self.flying.remove(&round.counter).map(|(_, askers)| askers).unwrap_or_default()
-    }
-
-    /// Takes all questions when this node stops leading, so that the driver can answer that it does
-    /// not lead.
-    pub(crate) fn end(&mut self) -> Vec<ReadOrigin> {
-        let flying = std::mem::take(&mut self.flying).into_values().flat_map(|(_, askers)| askers);
-        flying.chain(std::mem::take(&mut self.pending)).collect()
-    }
 }
 
 #[cfg(test)]
@@ -321,21 +208,5 @@ mod tests {
         reads.answered(early, Some(LogIndex(7)), at(1));
         reads.applied(LogIndex(7));
         assert!(receiver.try_recv().is_err(), "an answer to the past is none");
-    }
-
-    #[test]
-    fn excess_reads_are_dropped_and_rounds_are_bounded() {
-        let mut rounds =
-            Rounds::new(NodeId::new(1).unwrap(), Incarnation(1), Duration::from_millis(500));
-        for round in 0..2 * PENDING_MAX as u64 {
-            rounds.join(ReadOrigin::Local { round });
-        }
-        assert_eq!(rounds.pending.len(), PENDING_MAX);
-        let mut started = 0;
-        while rounds.start(at(0)).is_some() {
-            started += 1;
-            rounds.join(ReadOrigin::Local { round: 0 });
-        }
-        assert_eq!(started, FLYING_MAX);
     }
 }

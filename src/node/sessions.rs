@@ -20,6 +20,7 @@ use crate::metrics::Meters;
 use crate::model::{Command, LeaseId, Moment, Rejection, SessionInfo};
 
 use super::answer::{CallError, CallResult, ReplyTo};
+use super::leader_queries::LeaderQueries;
 use super::session::{
     Claim, Parting, ResumeSessionError, SessionEndReason, SessionState, SessionTerms, SharedSession,
 };
@@ -49,7 +50,8 @@ pub(crate) struct SessionOpening {
 impl SessionOpening {
     /// Returns the command that grants the lease. Its TTL is rounded up to whole milliseconds.
     pub(super) fn command(&self) -> Command {
-        let delay = if mutant!(B09) { Duration::ZERO } else { self.delay };
+        let mut delay = self.delay;
+        mutant!(B09, delay = Duration::ZERO);
         let millis = self.ttl.saturating_add(delay).as_nanos().div_ceil(1_000_000);
         let ttl = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
         Command::Grant { id: None, ttl, session: Some(self.info.clone()) }
@@ -80,9 +82,8 @@ pub(crate) struct Sessions {
     ask_again: Duration,
     sessions: BTreeMap<LeaseId, Kept>,
     resuming: BTreeMap<LeaseId, ResumedLease>,
-    /// Renewal requests by number, with the time at which they were sent.
-    asked: BTreeMap<u64, (Moment, Vec<LeaseId>)>,
-    next_round: u64,
+    /// Renewal requests. Validity is counted from the time of sending, so a repetition is a request of its own.
+    asked: LeaderQueries<Vec<LeaseId>>,
     /// Time before which no renewal is due.
     quiet_until: Moment,
     meters: Arc<Meters>,
@@ -109,7 +110,7 @@ struct ResumedLease {
 impl Sessions {
     pub(crate) fn new(drift: Drift, ask_again: Duration, meters: Arc<Meters>) -> Self {
         let (sessions, resuming, asked, quiet_until) = Default::default();
-        Self { drift, ask_again, sessions, resuming, asked, next_round: 1, quiet_until, meters }
+        Self { drift, ask_again, sessions, resuming, asked, quiet_until, meters }
     }
 
     /// Keeps a newly granted lease alive, with one claim.
@@ -163,12 +164,7 @@ impl Sessions {
             Some(_) => drop(self.sessions.remove(&lease)),
             None => {}
         }
-        if mutant!(B69) {
-            let terms = SessionTerms { ttl: lease_ttl - delay, delay, label, own: false };
-            self.keep(lease, terms, now, 0);
-            let kept = self.sessions.get_mut(&lease).expect("it was just put there");
-            return Some((waiter.reply, kept.claim(delay)));
-        }
+        mutant!(B69, return Some(self.resume_unconfirmed(waiter, lease_ttl, label, now)));
         self.quiet_until = self.quiet_until.min(now);
         let wanted = self.resuming.entry(lease).or_insert_with(|| ResumedLease {
             lease_ttl,
@@ -178,6 +174,21 @@ impl Sessions {
         });
         wanted.waiters.push(waiter);
         None
+    }
+
+    /// Used by a mutant: resumes a lease without a confirmed renewal.
+    fn resume_unconfirmed(
+        &mut self,
+        waiter: SessionResuming,
+        lease_ttl: Duration,
+        label: String,
+        now: Moment,
+    ) -> Resumed {
+        let SessionResuming { lease, delay, reply, .. } = waiter;
+        let terms = SessionTerms { ttl: lease_ttl - delay, delay, label, own: false };
+        self.keep(lease, terms, now, 0);
+        let kept = self.sessions.get_mut(&lease).expect("it was just put there");
+        (reply, kept.claim(delay))
     }
 
     /// Gives up a session or a claim on it. Returns the lease to revoke, if any.
@@ -267,15 +278,12 @@ impl Sessions {
             self.quiet_until = next.unwrap_or(now + self.ask_again);
             return None;
         }
-        let round = self.next_round;
-        self.next_round += 1;
         // Forget requests that are older than the longest TTL, because their answers are useless.
         let ttls = self.sessions.values().map(|kept| kept.state.ttl);
         let ttls = ttls.chain(self.resuming.values().map(|wanted| wanted.lease_ttl));
         let longest = ttls.max().unwrap_or_default();
-        self.asked.retain(|_, (sent, _)| now.since(*sent) < longest);
-        self.asked.insert(round, (now, leases.clone()));
-        Some((round, leases))
+        self.asked.retain(|sent, _| now.since(sent) < longest);
+        Some((self.asked.send(leases.clone(), now), leases))
     }
 
     /// Processes an answer of the leader: the renewed leases, and the leases that do not exist any
@@ -287,8 +295,8 @@ impl Sessions {
         gone: &[LeaseId],
         now: Moment,
     ) -> Vec<Resumed> {
-        let Some((sent, asked)) = self.asked.remove(&round) else { return Vec::new() };
-        let sent = if mutant!(B21) { now } else { sent };
+        let Some((mut sent, asked)) = self.asked.answered(round) else { return Vec::new() };
+        mutant!(B21, sent = now);
         let asked: BTreeSet<LeaseId> = asked.into_iter().collect();
         let mut resumed = Vec::new();
         for lease in renewed.iter().filter(|lease| asked.contains(lease)) {
@@ -309,9 +317,9 @@ impl Sessions {
     }
 
     /// Starts the session of a lease that is to be resumed, after a renewal was confirmed.
-    fn confirmed(&mut self, lease: LeaseId, sent: Moment, now: Moment) -> Vec<Resumed> {
+    fn confirmed(&mut self, lease: LeaseId, mut sent: Moment, now: Moment) -> Vec<Resumed> {
         let Some(wanted) = self.resuming.remove(&lease) else { return Vec::new() };
-        let sent = if mutant!(B70) { now } else { sent };
+        mutant!(B70, sent = now);
         let ResumedLease { lease_ttl, label, ask_at, mut waiters } = wanted;
         // If all callers have gone away, the lease is not kept alive.
         waiters.retain(|waiter| !waiter.reply.is_gone());

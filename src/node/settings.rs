@@ -127,11 +127,13 @@ impl Drift {
 
     /// Returns how long the holder of a lease relies on it, on a clock that may be slow.
     pub(crate) fn trust_for(self, ttl: Duration) -> Duration {
-        ttl / 100 * (100 - if mutant!(B39) { 0 } else { self.percent })
+        mutant!(B39, return ttl / 100 * 100);
+        ttl / 100 * (100 - self.percent)
     }
 
     /// Returns how long the leader waits before it ends a lease, on a clock that may be fast.
     pub(crate) fn wait_for(self, ttl: Duration) -> Duration {
-        ttl.saturating_add(ttl / 100 * if mutant!(B40) { 0 } else { self.percent })
+        mutant!(B40, return ttl);
+        ttl.saturating_add(ttl / 100 * self.percent)
     }
 }

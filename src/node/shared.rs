@@ -2,29 +2,29 @@
 
 use std::any::Any;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 use tracing::{Instrument as _, Span};
 
-use crate::codec::encoded_len_hint;
 use crate::env::Env;
-use crate::machine::{Change, Reader, is_wide};
+use crate::machine::{Change, Reader};
 use crate::metrics::{Ending, Meters, RequestKind};
 use crate::model::{
-    Command, LeaseId, Limits, MembershipRequest, Moment, NodeId, Op, Range, RangeReply, Rejection,
-    Reply, Revision, SessionInfo, SnapshotId, Txn, TxnReply,
+    Command, LeaseId, MembershipRequest, Moment, NodeId, Op, Range, RangeReply, Rejection, Reply,
+    Revision, SessionInfo, SnapshotId, Txn, TxnReply,
 };
 use crate::watch::{Hub, waking};
 
+use super::admission::{Admission, OpenRead, fits, follow_up};
 use super::answer::{CallError, CallResult, ReplyTo, StopReason};
-use super::health::{Health, HealthSample};
+use super::health::Health;
 use super::inbox::{Inbox, Input, Write};
 use super::lease_calls::{LeaseRequest, PendingLeaseCall};
-use super::quota::growth;
+use super::node_state::NodeState;
 use super::reads::ReadWaiter;
+use super::replica_state::ReplicaState;
 use super::request_trace::{RequestTrace, ending};
 use super::session::Claim;
 use super::sessions::{SessionOpening, SessionResuming};
@@ -48,16 +48,6 @@ pub(crate) trait Follower: Any + Send + Sync {
     fn stopped(self: Arc<Self>, reason: &StopReason);
 }
 
-/// Counts as one open read until it is dropped.
-#[derive(Default)]
-pub(crate) struct OpenRead(Arc<AtomicUsize>);
-
-impl Drop for OpenRead {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Calls the hook once: with the outcome, or with `None` if this value is dropped before the
 /// outcome is known.
 struct Hook<F: FnOnce(Option<&CallResult<Reply>>)>(Option<F>);
@@ -78,36 +68,6 @@ impl<F: FnOnce(Option<&CallResult<Reply>>)> Drop for Hook<F> {
     }
 }
 
-/// Maximum size of a proposed command, in bytes: the encoded size of the largest request that a
-/// configuration allows, plus the operations that a lock may add.
-pub(super) const COMMAND_BYTES_MAX: usize = 7 << 19;
-
-/// Bytes that each scanned key counts towards the limit of open writes. Keys are scanned by the
-/// command itself, or by the check of the caller's rights. The value is the size of a row in an
-/// answer, without the value of the row, which is shared.
-const LOOK_BYTES: usize = 160;
-
-/// Adds operations that are applied after a transaction in the same entry. The limits for callers
-/// do not apply to these operations.
-fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Rejection> {
-    let Command::Txn(txn) = &mut *command else { return Ok(()) };
-    if leaving.is_empty() {
-        return Ok(());
-    }
-    txn.success.extend(leaving);
-    Limits::check_written(txn)?;
-    fits(command)
-}
-
-/// Checks that a command fits into an entry, whatever its origin.
-fn fits(command: &Command) -> Result<(), Rejection> {
-    let (bytes, max) = (encoded_len_hint(command), COMMAND_BYTES_MAX);
-    if bytes > max {
-        return Err(Rejection::RequestTooLarge { bytes, max });
-    }
-    Ok(())
-}
-
 /// The shared state of a node.
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
@@ -115,25 +75,16 @@ pub(crate) struct Shared {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) reader: Reader,
     pub(crate) hub: Arc<Hub>,
-    pub(crate) status: watch::Sender<NodeStatus>,
     /// Receives the applied changes. Set once, on the first use of a lock.
     pub(crate) follower: OnceLock<Arc<dyn Follower>>,
-    stopped: watch::Sender<Option<StopReason>>,
+    pub(super) admission: Admission,
+    pub(super) replica: ReplicaState,
+    /// The state of the node, as its driver reports it.
+    pub(crate) state: NodeState,
     pub(crate) meters: Arc<Meters>,
     pub(crate) slow: SlowLog,
     /// The log of batches of entries that take long to apply.
     pub(crate) slow_applies: SlowLog,
-    /// The facts that the driver recorded at its last tick.
-    sample: Mutex<HealthSample>,
-    open_writes: AtomicUsize,
-    open_bytes: AtomicUsize,
-    open_reads: Arc<AtomicUsize>,
-    /// Whether this node's disk is full.
-    low: AtomicBool,
-    /// Whether this replica holds a state of its cluster.
-    has_state: AtomicBool,
-    /// Whether this node is the only member, and leads.
-    alone: AtomicBool,
 }
 
 impl Shared {
@@ -150,22 +101,16 @@ impl Shared {
         Self {
             slow: SlowLog::new(settings.slow_request),
             slow_applies: SlowLog::new(settings.slow_apply),
-            sample: Mutex::new(HealthSample::initial(env.clock.now())),
+            admission: Admission::new(&settings),
+            replica: ReplicaState::default(),
+            state: NodeState::new(status, env.clock.now()),
             meters,
             settings,
             env,
             inbox,
             reader,
             hub,
-            status: watch::Sender::new(status),
             follower: OnceLock::new(),
-            stopped: watch::Sender::new(None),
-            open_writes: AtomicUsize::new(0),
-            open_bytes: AtomicUsize::new(0),
-            open_reads: Arc::default(),
-            low: AtomicBool::new(false),
-            has_state: AtomicBool::new(false),
-            alone: AtomicBool::new(false),
         }
     }
 
@@ -181,36 +126,24 @@ impl Shared {
 
     /// Returns the reason for which the node has stopped, if it has.
     pub(crate) fn stop_reason(&self) -> Option<StopReason> {
-        self.stopped.borrow().clone()
+        self.state.stop_reason()
     }
 
     /// Returns a receiver that is notified when the node stops.
     pub(crate) fn watch_stop(&self) -> watch::Receiver<Option<StopReason>> {
-        self.stopped.subscribe()
-    }
-
-    /// Records the facts of the driver.
-    pub(crate) fn record_sample(&self, sample: HealthSample) {
-        *self.sample.lock().unwrap_or_else(PoisonError::into_inner) = sample;
+        self.state.watch_stop()
     }
 
     /// Returns the current health of the node.
     pub(crate) fn health(&self) -> Health {
-        let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Health::judge(sample, self.stop_reason(), self.now(), self.settings.election_timeout)
+        self.state.health(self.now(), self.settings.election_timeout)
     }
 
     /// Marks the node as stopped, unless it already is, and notifies everything that waits.
     pub(crate) fn stop(&self, reason: StopReason) {
-        self.in_company();
+        self.replica.in_company();
         let mut first = false;
-        waking(|| {
-            self.stopped.send_if_modified(|stopped| {
-                first = stopped.is_none();
-                stopped.get_or_insert_with(|| reason.clone());
-                first
-            })
-        });
+        waking(|| first = self.state.stop(&reason));
         if first {
             super::inbox::refuse_all(self.inbox.close(), &reason);
             self.hub.close(&reason.to_string());
@@ -287,7 +220,8 @@ impl Shared {
         let trace = RequestTrace::begin(&command, self.now());
         let checked = self.settings.limits.check(&command);
         let checked = checked.and_then(|()| follow_up(&mut command, leaving));
-        let bytes = match checked.map_err(CallError::from).and_then(|()| self.find_room(&command)) {
+        let bytes = match checked.map_err(CallError::from).and_then(|()| self.admit_write(&command))
+        {
             Ok(bytes) => bytes,
             Err(error) => {
                 let end = ending(&Err::<(), _>(error.clone()));
@@ -298,10 +232,7 @@ impl Shared {
         };
         tracing::trace!(parent: &trace.span, bytes, "request admitted");
         let span = trace.span.clone();
-        let command = match mutant!(M36) {
-            false => command,
-            true => self.judged_here(command),
-        };
+        mutant!(M36, command = self.judged_here(command));
         self.push(Input::Write(Write { command, deadline, bytes, reply, trace }));
         Ok(span)
     }
@@ -316,117 +247,22 @@ impl Shared {
         Command::Txn(Txn { success, ..Txn::default() })
     }
 
-    /// Checks a command, and returns the bytes that it counts towards the limit of open writes.
-    fn let_in(&self, command: &Command) -> CallResult<usize> {
-        self.settings.limits.check(command)?;
-        self.find_room(command)
+    /// Admits a command that is within the limits of requests. Returns the bytes that it counts towards the limit of
+    /// open writes.
+    fn admit_write(&self, command: &Command) -> CallResult<usize> {
+        self.admission.admit_write(command, &self.reader).map_err(|why| self.stopped_or(why))
     }
 
-    /// Like [`Shared::let_in`], for a command that is within the limits.
-    fn find_room(&self, command: &Command) -> CallResult<usize> {
-        self.room_for(command).map_err(|why| self.shut_or(why))
+    /// Counts a read as open until the returned value is dropped.
+    fn admit_read(&self) -> CallResult<OpenRead> {
+        self.admission.admit_read().map_err(|why| self.stopped_or(why))
     }
 
     /// Returns the reason for a rejection. If the node has stopped, returns this as the reason:
     /// other reasons are temporary, and the caller would retry forever.
-    fn shut_or(&self, why: CallError) -> CallError {
+    fn stopped_or(&self, why: CallError) -> CallError {
         let stopped = |reason| CallError::Stopped { reason, maybe_applied: false };
         self.stop_reason().map_or(why, stopped)
-    }
-
-    fn room_for(&self, command: &Command) -> CallResult<usize> {
-        let is_wide = is_wide(command);
-        // If the limit is already reached, avoid the cost of counting keys.
-        if is_wide && self.open_bytes() >= self.settings.open_bytes_max {
-            return Err(CallError::Busy);
-        }
-        let mut keys = if is_wide { self.may_look(command)? } else { 0 };
-        if let Command::As(caller, deed) = command {
-            // Each replica scans all of these keys before it knows whether the caller has the
-            // rights.
-            keys += self.reader.judged_by(caller, deed);
-        }
-        if let Some(more) = growth(command, &|key| self.reader.value_len(key)) {
-            self.may_grow(more)?;
-        }
-        let bytes = encoded_len_hint(command);
-        // Limit the bytes for scanned keys, so that the largest scan can still be admitted while
-        // other commands are open.
-        let looked =
-            keys.saturating_mul(LOOK_BYTES).min(self.look_bytes_max().saturating_sub(bytes));
-        let bytes = bytes + looked;
-        let most = self.settings.open_bytes_max;
-        // An eighth of the limit is reserved for commands on single keys.
-        self.admit(bytes, if looked > 0 { most - most / 8 } else { most })?;
-        Ok(bytes)
-    }
-
-    /// Returns the maximum number of bytes that the scanned keys of one command count. Two commands
-    /// with this maximum may be open at once.
-    fn look_bytes_max(&self) -> usize {
-        self.settings.open_bytes_max / 8 * 3
-    }
-
-    /// Checks whether this replica may grow by `more` bytes. Commands in flight are not counted
-    /// here. The limit of open writes and consensus bound the commands in flight.
-    fn may_grow(&self, more: u64) -> CallResult<()> {
-        if self.low.load(Ordering::Relaxed) {
-            return Err(CallError::NoSpace);
-        }
-        let (bytes, quota) = (self.reader.bytes(), self.settings.quota_bytes);
-        if bytes.saturating_add(more) > quota {
-            return Err(CallError::QuotaExceeded { bytes, quota });
-        }
-        Ok(())
-    }
-
-    /// Checks whether a command may scan as many keys as its ranges contain, and returns their
-    /// number. For a deletion, counting stops where a higher number makes no difference. If the
-    /// caller has no rights to the keys, their number is not revealed. Such a command is rejected
-    /// later, when its rights are checked.
-    fn may_look(&self, command: &Command) -> Result<usize, Rejection> {
-        if let Command::As(caller, deed) = command
-            && self.reader.judge(caller, deed).is_err()
-        {
-            return Ok(0);
-        }
-        match command.deed() {
-            Command::Txn(txn) => self.may_pass_over(txn),
-            Command::Delete(delete) => {
-                let max = self.look_bytes_max() / LOOK_BYTES + 1;
-                Ok(self.reader.passed_over_by(&delete.range, max))
-            }
-            _ => Ok(0),
-        }
-    }
-
-    /// Checks whether a transaction may scan as many keys as its ranges contain, and returns their
-    /// number.
-    fn may_pass_over(&self, txn: &Txn) -> Result<usize, Rejection> {
-        let max = self.settings.limits.txn_keys_max;
-        let count = |max: usize| self.reader.passed_over(txn, max.saturating_add(1));
-        let keys = count(max);
-        if keys <= max {
-            return Ok(keys);
-        }
-        let max = max.max(self.reader.kept_keys().saturating_mul(4));
-        let keys = count(max);
-        if keys > max { Err(Rejection::TooManyKeys { max }) } else { Ok(keys) }
-    }
-
-    /// Records whether this node's disk is full.
-    pub(crate) fn set_low(&self, low: bool) {
-        self.low.store(low, Ordering::Relaxed);
-    }
-
-    /// Returns whether this replica holds a state of its cluster. Before the cluster is founded, before a new member
-    /// has received a state, and while a lost state is fetched, the store is empty and must not be read.
-    pub(crate) fn has_state(&self) -> bool {
-        self.has_state.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set_has_state(&self) {
-        self.has_state.store(true, Ordering::Release);
     }
 
     /// Proposes a command without a deadline, and calls back with the outcome. For internal use by
@@ -453,26 +289,9 @@ impl Shared {
         self.begin_write(command, Vec::new(), None, reply).map(drop).map_err(|(error, _)| error)
     }
 
-    /// Enables local linearizable reads without a question to the leader. The caller guarantees
-    /// that this node is the only member and leads, and that its readers see everything committed.
-    /// Every later commit is acknowledged by this node, after it is visible to readers. This is
-    /// valid until [`Shared::in_company`] is called.
-    pub(crate) fn alone(&self) {
-        self.alone.store(true, Ordering::SeqCst);
-    }
-
-    /// Disables local linearizable reads. Must be called before a change can become visible on
-    /// another node and is not visible to readers here yet. This is the case before any message is
-    /// sent to another member, and before an entry is applied.
-    pub(crate) fn in_company(&self) {
-        if !mutant!(B53) {
-            self.alone.store(false, Ordering::SeqCst);
-        }
-    }
-
     /// Waits until this replica has applied everything that was committed anywhere before the call.
     pub(crate) async fn read_barrier(&self, deadline: Moment) -> CallResult<()> {
-        if self.alone.load(Ordering::SeqCst) {
+        if self.replica.is_alone() {
             self.meters.ended(RequestKind::Read, Ending::Ok, Duration::ZERO);
             return Ok(());
         }
@@ -499,7 +318,7 @@ impl Shared {
         let Some(passed_over) = self.is_slow(took, now) else { return };
         // Log the line in the read's span. If reads are not traced, this is the span of the caller.
         let _inside = span.enter();
-        let status = self.status.borrow().clone();
+        let status = self.state.status.borrow().clone();
         let (kind, outcome, leader) = (kind.as_str(), end.as_str(), status.leader);
         let unapplied = status.commit.get().saturating_sub(status.applied.get());
         let node = status.name;
@@ -575,7 +394,7 @@ impl Shared {
 
     /// Runs a transaction that writes nothing.
     pub(crate) fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection> {
-        self.may_pass_over(txn)?;
+        self.admission.keys_of_txn(txn, &self.reader)?;
         let reply = self.reader.read_txn(txn)?;
         let ranges = reply.ranges();
         self.meters.ranges_total.add(ranges);
@@ -583,16 +402,11 @@ impl Shared {
         Ok(reply)
     }
 
-    /// Returns the bytes that admission counts for unanswered writes.
-    pub(crate) fn open_bytes(&self) -> usize {
-        self.open_bytes.load(Ordering::Relaxed)
-    }
-
     /// Updates the gauges that any thread can read. [`Metrics`](crate::metrics::Metrics) calls this
     /// for each snapshot, so that a snapshot includes every request that was answered before it.
     pub(crate) fn read_gauges(&self) {
         let (meters, reader) = (&self.meters, &self.reader);
-        meters.open_bytes.count(self.open_bytes());
+        meters.open_bytes.count(self.admission.open_bytes());
         meters.watchers.count(self.hub.open());
         meters.watchers_behind.count(self.hub.behind());
         meters.watch_overflows_total.reach(self.hub.overflows());
@@ -607,12 +421,12 @@ impl Shared {
 
     /// Waits until this replica holds a state of its cluster.
     pub(crate) async fn any_state(&self, deadline: Moment) -> CallResult<()> {
-        if self.has_state() { Ok(()) } else { self.at_least(Revision(0), deadline).await }
+        if self.replica.has_state() { Ok(()) } else { self.at_least(Revision(0), deadline).await }
     }
 
     /// Waits until this replica has reached `revision`.
     pub(crate) async fn at_least(&self, revision: Revision, deadline: Moment) -> CallResult<()> {
-        if self.has_state() && self.reader.revision() >= revision {
+        if self.replica.has_state() && self.reader.revision() >= revision {
             return Ok(());
         }
         let _open = self.admit_read()?;
@@ -644,7 +458,9 @@ impl Shared {
         let (sender, receiver) = oneshot::channel();
         let (asked, reply) = (self.now(), ReplyTo::Waiting(sender));
         let mut opening = SessionOpening { ttl, delay, info, asked, deadline, bytes: 0, reply };
-        opening.bytes = self.let_in(&opening.command())?;
+        let command = opening.command();
+        self.settings.limits.check(&command)?;
+        opening.bytes = self.admit_write(&command)?;
         self.push(Input::OpenSession(opening));
         Ok(self.answer(receiver, true).await?.taken())
     }
@@ -714,53 +530,11 @@ impl Shared {
         if let Err(input) = self.inbox.push(input) {
             let reason = self.stop_reason().unwrap_or(StopReason::Shutdown);
             match &*input {
-                Input::Write(write) => self.release(write.bytes),
-                Input::OpenSession(opening) => self.release(opening.bytes),
+                Input::Write(write) => self.admission.release(write.bytes),
+                Input::OpenSession(opening) => self.admission.release(opening.bytes),
                 _ => {}
             }
             super::inbox::refuse_all(vec![*input], &reason);
-        }
-    }
-
-    /// Removes a write that has ended from the counts of open writes.
-    pub(crate) fn release(&self, bytes: usize) {
-        if bytes > 0 {
-            self.open_writes.fetch_sub(1, Ordering::Relaxed);
-            self.open_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts a read as open until the returned value is dropped.
-    fn admit_read(&self) -> CallResult<OpenRead> {
-        let reads = self.open_reads.fetch_add(1, Ordering::Relaxed) + 1;
-        let open = OpenRead(Arc::clone(&self.open_reads));
-        if reads > self.settings.open_reads_max {
-            return Err(self.shut_or(CallError::Busy));
-        }
-        Ok(open)
-    }
-
-    /// Counts a write, if all open writes then take at most `most` bytes.
-    fn admit(&self, bytes: usize, most: usize) -> CallResult<()> {
-        assert!(bytes > 0, "a command of no bytes");
-        let writes = self.open_writes.fetch_add(1, Ordering::Relaxed) + 1;
-        let total = self.open_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if writes > self.settings.open_writes_max || total > most {
-            self.release(bytes);
-            return Err(CallError::Busy);
-        }
-        Ok(())
-    }
-
-    /// Returns the error for a call whose deadline has passed without an effect. While the cluster
-    /// is not founded, the error names the members that the node waits for.
-    fn late(&self) -> CallError {
-        let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
-        match &sample.founding {
-            Some(waiting_for) if !waiting_for.is_empty() => {
-                CallError::NotFounded { waiting_for: waiting_for.clone() }
-            }
-            _ => CallError::Deadline { maybe_applied: false },
         }
     }
 
@@ -770,7 +544,7 @@ impl Shared {
         changes: bool,
     ) -> CallResult<T> {
         match receiver.await {
-            Ok(Err(CallError::Deadline { maybe_applied: false })) => Err(self.late()),
+            Ok(Err(CallError::Deadline { maybe_applied: false })) => Err(self.state.late()),
             Ok(result) => result,
             // The driver dropped the call because it panicked.
             Err(_) => {

@@ -187,9 +187,12 @@ impl Snapshots {
         if log_bytes > HELD_LOG_FACTOR * self.due_bytes(state_bytes) {
             return Some(newest.index);
         }
-        if let Some(slowest) = slowest.filter(|_| mutant!(M45)) {
-            return Some(slowest);
-        }
+        mutant!(
+            M45,
+            if slowest.is_some() {
+                return slowest;
+            }
+        );
         let fetching = self.served(now).into_iter().map(|id| id.index);
         fetching.chain(slowest).chain([newest.index]).min()
     }

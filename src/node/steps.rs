@@ -13,7 +13,7 @@
 //! temporary. Such a request is repeated until its deadline. If no attempt is open at the deadline,
 //! the request fails with `Pending`, and otherwise its outcome is unknown.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::model::{
@@ -21,6 +21,7 @@ use crate::model::{
 };
 
 use super::answer::{CallError, ReplyTo, StopReason};
+use super::leader_queries::LeaderQueries;
 
 /// Maximum number of open requests of one node. Operators need fewer. The limit protects against a
 /// large number of joining processes.
@@ -28,15 +29,13 @@ const OPEN_MAX: usize = 256;
 
 /// The open membership requests of this node.
 pub(crate) struct Steps {
-    next: u64,
     open: BTreeMap<u64, PendingChange>,
+    /// The unanswered attempts. Requests and attempts are numbered by one counter.
+    attempts: LeaderQueries<Attempt>,
     ask_again_after: Duration,
 }
 
-/// Requests and attempts are numbered by one counter.
 struct PendingChange {
-    /// Unanswered attempts, each with the term of the leader that received it and its number.
-    asked: BTreeSet<(Term, u64)>,
     membership_request: MembershipRequest,
     deadline: Moment,
     reply: ReplyTo<NodeId>,
@@ -47,9 +46,17 @@ struct PendingChange {
     done: Option<(NodeId, LogIndex)>,
 }
 
+/// An attempt to make the change of a request.
+struct Attempt {
+    /// Number of the request.
+    request: u64,
+    /// The term of the leader that received it.
+    term: Term,
+}
+
 impl Steps {
     pub(crate) fn new(ask_again_after: Duration) -> Self {
-        Self { next: 1, open: BTreeMap::new(), ask_again_after }
+        Self { open: BTreeMap::new(), attempts: LeaderQueries::default(), ask_again_after }
     }
 
     /// Adds a request.
@@ -63,80 +70,66 @@ impl Steps {
         if self.open.len() >= OPEN_MAX {
             return reply.send(Err(CallError::Busy));
         }
-        let asked = BTreeSet::new();
-        let wanted = PendingChange {
-            asked,
-            membership_request,
-            deadline,
-            reply,
-            ask_at: now,
-            waits: false,
-            done: None,
-        };
-        self.open.insert(self.next, wanted);
-        self.next += 1;
+        let (ask_at, waits, done) = (now, false, None);
+        let wanted = PendingChange { membership_request, deadline, reply, ask_at, waits, done };
+        self.open.insert(self.attempts.number(), wanted);
     }
 
     /// Returns the next request to send to the leader of `term`, and the number of the attempt.
     pub(crate) fn ask(&mut self, term: Term, now: Moment) -> Option<(u64, MembershipRequest)> {
-        let due = |wanted: &&mut PendingChange| wanted.done.is_none() && wanted.ask_at <= now;
-        let wanted = self.open.values_mut().find(due)?;
-        let round = self.next;
-        self.next += 1;
-        wanted.asked.insert((term, round));
+        let due = |wanted: &PendingChange| wanted.done.is_none() && wanted.ask_at <= now;
+        let (&request, wanted) = self.open.iter_mut().find(|(_, wanted)| due(wanted))?;
+        let round = self.attempts.send(Attempt { request, term }, now);
         // The intervals grow, because a rejection is final only if no attempt is open.
-        let open = u32::try_from(wanted.asked.len()).unwrap_or(u32::MAX);
+        let open = self.attempts.queries().filter(|attempt| attempt.request == request).count();
+        let open = u32::try_from(open).unwrap_or(u32::MAX);
         wanted.ask_at = now + self.ask_again_after.saturating_mul(open);
         Some((round, wanted.membership_request.clone()))
     }
 
     /// Removes an attempt that was not sent.
     pub(crate) fn not_asked(&mut self, round: u64) {
-        if let Some((_, asking, wanted)) = self.asking(round) {
-            wanted.asked.remove(&asking);
-        }
+        self.attempts.answered(round);
+    }
+
+    /// Returns whether no attempt to make the change of a request is open.
+    fn has_no_attempt(&self, request: u64) -> bool {
+        self.attempts.queries().all(|attempt| attempt.request != request)
     }
 
     /// Processes an answer of the leader.
     pub(crate) fn answered(&mut self, round: u64, answer: MemberAnswer) {
-        let Some((number, asking, wanted)) = self.asking(round) else { return };
-        wanted.asked.remove(&asking);
+        let Some((_, Attempt { request, term })) = self.attempts.answered(round) else { return };
+        let Some(wanted) = self.open.get_mut(&request) else { return };
         match answer {
             MemberAnswer::Done { id, index } => wanted.done = Some((id, index)),
             // The request will be sent again.
             MemberAnswer::NotLeader(_) => {}
             MemberAnswer::Refused(rejection) => {
                 if says_never(&wanted.membership_request, &rejection) {
-                    wanted.asked.retain(|(term, _)| *term >= asking.0);
+                    self.attempts.retain(|_, other| other.request != request || other.term >= term);
                 }
                 wanted.waits = rejection == MembershipError::Pending;
-                if wanted.waits {
+                if wanted.waits || wanted.done.is_some() || !self.has_no_attempt(request) {
                     return;
                 }
-                let is_final = wanted.asked.is_empty() && wanted.done.is_none();
-                if is_final && let Some(wanted) = self.open.remove(&number) {
+                if let Some(wanted) = self.open.remove(&request) {
                     wanted.reply.send(Err(CallError::Members(rejection)));
                 }
             }
         }
     }
 
-    /// Returns the request of an attempt.
-    fn asking(&mut self, round: u64) -> Option<(u64, (Term, u64), &mut PendingChange)> {
-        self.open.iter_mut().find_map(|(number, wanted)| {
-            let asking = *wanted.asked.iter().find(|(_, asked)| *asked == round)?;
-            Some((*number, asking, wanted))
-        })
-    }
-
     /// Answers the requests whose change is applied on this replica.
     pub(crate) fn applied(&mut self, index: LogIndex) {
-        for (wanted, id) in self.take(|wanted| wanted.done.filter(|(_, at)| *at <= index)) {
+        for (_, wanted, id) in self.take(|wanted| wanted.done.filter(|(_, at)| *at <= index)) {
             wanted.reply.send(Ok(id.0));
         }
+        self.forget_attempts();
     }
 
-    /// Sends all requests again after a change of the leader.
+    /// Sends all requests again after a change of the leader. Earlier attempts stay open, because their leader may
+    /// have made the change.
     pub(crate) fn leader_changed(&mut self, now: Moment) {
         for wanted in self.open.values_mut() {
             wanted.ask_at = now;
@@ -149,21 +142,33 @@ impl Steps {
         let over = |wanted: &PendingChange| {
             (wanted.deadline <= now || wanted.reply.is_gone()).then_some(())
         };
-        for (wanted, ()) in self.take(over) {
-            let is_refused = wanted.waits && wanted.asked.is_empty() && wanted.done.is_none();
+        for (request, wanted, ()) in self.take(over) {
+            let is_refused = wanted.waits && wanted.done.is_none() && self.has_no_attempt(request);
             wanted.reply.send(Err(match is_refused {
                 true => CallError::Members(MembershipError::Pending),
                 false => CallError::Deadline { maybe_applied: true },
             }));
         }
+        self.forget_attempts();
     }
 
-    /// Removes and returns the requests for which `what` returns a value.
-    fn take<T>(&mut self, what: impl Fn(&PendingChange) -> Option<T>) -> Vec<(PendingChange, T)> {
-        let found: Vec<(u64, T)> =
-            self.open.iter().filter_map(|(round, wanted)| Some((*round, what(wanted)?))).collect();
-        let mut take = |(round, said)| Some((self.open.remove(&round)?, said));
+    /// Removes and returns the requests for which `what` returns a value, with their numbers.
+    fn take<T>(
+        &mut self,
+        what: impl Fn(&PendingChange) -> Option<T>,
+    ) -> Vec<(u64, PendingChange, T)> {
+        let found: Vec<(u64, T)> = self
+            .open
+            .iter()
+            .filter_map(|(number, wanted)| Some((*number, what(wanted)?)))
+            .collect();
+        let mut take = |(number, said)| Some((number, self.open.remove(&number)?, said));
         found.into_iter().filter_map(&mut take).collect()
+    }
+
+    /// Forgets the attempts of requests that are not open any more.
+    fn forget_attempts(&mut self) {
+        self.attempts.retain(|_, attempt| self.open.contains_key(&attempt.request));
     }
 
     /// Fails all requests when the node stops.
@@ -172,6 +177,7 @@ impl Steps {
             let reason = reason.clone();
             wanted.reply.send(Err(CallError::Stopped { reason, maybe_applied: true }));
         }
+        self.forget_attempts();
     }
 }
 

@@ -1,7 +1,29 @@
 //! Committed entries: applies them, makes them visible, reports them, and compares digests with the other replicas.
 
-use super::*;
-use crate::machine::Tally;
+use std::sync::Arc;
+
+use super::{Driver, DriverStage, Fatal, SCRUB_ROWS};
+use crate::env::Point;
+use crate::machine::{Applied, Change, Machine, Tally};
+use crate::model::{Fault, LogIndex, Moment, NodeId, Outcome, PeerMessage, RequestId, Revision};
+use crate::node::digests::{DigestVerdict, Digests};
+use crate::node::proposals::Closed;
+use crate::node::request_trace::BatchTimes;
+use crate::{codec, consensus, wal};
+
+/// The effects of a batch of committed entries that are not reported yet.
+struct Batch {
+    /// Number of entries.
+    entries: usize,
+    /// The last entry.
+    last: LogIndex,
+    /// Time at which the driver received the entries.
+    came: Moment,
+    /// The changes of keys, in order.
+    changes: Vec<Change>,
+    /// The requests of this node that the entries have decided.
+    closed: Vec<Closed>,
+}
 
 impl Driver {
     /// Applies committed entries and reports them in the required order: first readers see the
@@ -9,100 +31,157 @@ impl Driver {
     pub(super) fn apply(&mut self, entries: Vec<wal::Entry>) -> Result<(), Fatal> {
         // Until all changes are visible, readers must ask the leader, because leases become visible
         // before their keys.
-        self.shared.in_company();
+        self.shared.replica.in_company();
         self.shared.env.points.reach(Point::DriverBeforeApply);
-        let came = self.shared.now();
-        let mine = (self.shared.settings.node, self.identity.incarnation());
-        let (count, mut last) = (entries.len(), self.machine.applied());
-        let (mut changes, mut closed) = (Vec::new(), Vec::new());
+        let mut batch = Batch {
+            entries: entries.len(),
+            last: self.machine.applied(),
+            came: self.shared.now(),
+            changes: Vec::new(),
+            closed: Vec::new(),
+        };
         for entry in entries {
-            let (index, term) = (entry.index, entry.term);
-            let membership = (entry.kind == wal::EntryKind::Membership).then(|| entry.clone());
-            let is_without_requests =
-                entry.kind == wal::EntryKind::Data && codec::are_no_items(&entry.data);
-            self.snapshots.applied(entry.data.len());
-            let entry = match mutant!(M29) && self.shared.settings.node.get() > 1 {
-                false => entry,
-                true => backwards(entry),
+            self.apply_to_replica(entry, &mut batch)?;
+        }
+        self.forget_applied(&batch);
+        mutant!(B67, self.to_leader.reads.applied(batch.last));
+        mutant!(B68, self.answer_early(&mut batch));
+        let (visible_at, visible) = self.publish(&batch);
+        self.notify_followers(&batch, visible);
+        self.report_to_consensus(batch.last);
+        self.shared.env.points.reach(Point::DriverBeforeReply);
+        let entries = batch.entries;
+        self.answer(batch, visible_at, visible);
+        self.shared.env.points.reach(Point::DriverAfterReply);
+        self.machine.scrub(SCRUB_ROWS * entries).map_err(|fault| fault.to_string())
+    }
+
+    /// Applies one entry to the replica, and collects its effects.
+    fn apply_to_replica(&mut self, entry: wal::Entry, batch: &mut Batch) -> Result<(), Fatal> {
+        let (index, term) = (entry.index, entry.term);
+        let membership = (entry.kind == wal::EntryKind::Membership).then(|| entry.clone());
+        let is_without_requests =
+            entry.kind == wal::EntryKind::Data && codec::are_no_items(&entry.data);
+        self.snapshots.own.applied(entry.data.len());
+        let mut entry = entry;
+        mutant!(
+            M29,
+            if self.shared.settings.node.get() > 1 {
+                entry = backwards(entry)
+            }
+        );
+        let applied = apply_entry(&mut self.machine, entry).map_err(|fault| fault.to_string())?;
+        self.follow_members(membership, applied.members.is_some())?;
+        if is_without_requests {
+            self.settled(index);
+        }
+        self.settle_step(index, term, applied.members.is_some());
+        self.decide(applied.outcomes, index, batch);
+        self.count_done(&applied.tally);
+        for change in applied.leases {
+            self.follow_lease(change);
+        }
+        batch.changes.extend(applied.changes);
+        batch.last = index;
+        tracing::trace!(%index, %term, "entry applied");
+        if Digests::is_due(index) {
+            self.tell_digest(index)?;
+        }
+        Ok(())
+    }
+
+    /// Updates everything that depends on the members, after an entry was applied.
+    fn follow_members(
+        &mut self,
+        membership: Option<wal::Entry>,
+        has_changed: bool,
+    ) -> Result<(), Fatal> {
+        if let Some(entry) = membership {
+            self.follow_membership(&entry)?;
+        }
+        if has_changed {
+            self.membership.changed();
+            self.members_changed();
+        }
+        Ok(())
+    }
+
+    /// Records the outcomes of the requests in an entry.
+    fn decide(&mut self, outcomes: Vec<(RequestId, Outcome)>, index: LogIndex, batch: &mut Batch) {
+        let mine = (self.shared.settings.node, self.identity.incarnation());
+        let in_log = self.timing.log_times.of(index);
+        for (id, outcome) in outcomes {
+            if let Some(leading) = &mut self.leader {
+                leading.in_log.decided(&id);
+            }
+            if (id.node, id.incarnation) != mine {
+                continue;
+            }
+            // If this node was removed, report an unknown outcome to its callers.
+            let decided = match self.machine.members().is_removed(id.node) {
+                true => self.to_leader.proposals.lost(id.seq),
+                false => self.to_leader.proposals.applied(id.seq, outcome),
             };
-            let applied =
-                apply_entry(&mut self.machine, entry).map_err(|fault| fault.to_string())?;
-            if let Some(entry) = membership {
-                self.follow_membership(&entry)?;
-            }
-            if applied.members.is_some() {
-                self.unsettled = Some(Unsettled::ToPropose);
-                self.members_changed();
-            }
-            if is_without_requests {
-                self.settled(index);
-            }
-            self.settle_step(index, term, applied.members.is_some());
-            let in_log = self.log_times.of(index);
-            for (id, outcome) in applied.outcomes {
-                if let Some(leading) = &mut self.leading {
-                    leading.in_log.decided(&id);
-                }
-                if (id.node, id.incarnation) == mine {
-                    // If this node was removed, report an unknown outcome to its callers.
-                    let decided = match self.machine.members().is_removed(id.node) {
-                        true => self.proposals.lost(id.seq),
-                        false => self.proposals.applied(id.seq, outcome),
-                    };
-                    if let Some(mut decided) = decided {
-                        decided.decided_by(index, in_log);
-                        closed.push(decided);
-                    }
-                }
-            }
-            self.count_done(&applied.tally);
-            for change in applied.leases {
-                self.follow_lease(change);
-            }
-            changes.extend(applied.changes);
-            last = index;
-            tracing::trace!(%index, %term, "entry applied");
-            if Digests::is_due(index) {
-                self.tell_digest(index)?;
-            }
+            batch.closed.extend(decided.map(|mut decided| {
+                decided.decided_by(index, in_log);
+                decided
+            }));
         }
-        if let Some(leading) = &mut self.leading {
-            leading.in_log.applied(last);
+    }
+
+    /// Forgets what is kept about entries until they are applied.
+    fn forget_applied(&mut self, batch: &Batch) {
+        if let Some(leading) = &mut self.leader {
+            leading.in_log.applied(batch.last);
         }
-        self.committed(last, came);
-        self.log_times.forget(last);
-        if mutant!(B67) {
-            self.reads.applied(last);
-        }
-        if mutant!(B68) {
-            let times = BatchTimes { came, visible: came };
-            self.tell_applied(std::mem::take(&mut closed), times, count);
-        }
+        self.committed(batch.last, batch.came);
+        self.timing.log_times.forget(batch.last);
+    }
+
+    /// Used by a mutant: answers the callers before their changes are visible.
+    fn answer_early(&mut self, batch: &mut Batch) {
+        let times = BatchTimes { came: batch.came, visible: batch.came };
+        self.tell_applied(std::mem::take(&mut batch.closed), times, batch.entries);
+    }
+
+    /// Makes the changes visible to readers. Returns the time, and the visible revision.
+    fn publish(&mut self, batch: &Batch) -> (Moment, Revision) {
         self.machine.publish();
         // Update this gauge before the caller of a compaction is answered.
-        self.shared.meters.compacted_revision.set(self.shared.reader.compacted().get());
-        let times = BatchTimes { came, visible: self.shared.now() };
-        self.shared.meters.apply_entries.add(count);
-        self.shared.meters.watch_changes_total.add(changes.len() as u64);
-        let visible = self.shared.reader.revision();
-        self.shared.hub.publish(&changes, visible);
+        let meters = &self.shared.meters;
+        meters.compacted_revision.set(self.shared.reader.compacted().get());
+        let visible = self.shared.now();
+        meters.apply_entries.add(batch.entries);
+        meters.watch_changes_total.add(batch.changes.len() as u64);
+        (visible, self.shared.reader.revision())
+    }
+
+    /// Reports the visible changes to watchers and to the lock table.
+    fn notify_followers(&self, batch: &Batch, visible: Revision) {
+        self.shared.hub.publish(&batch.changes, visible);
         if let Some(follower) = self.shared.follower.get() {
-            Arc::clone(follower).applied(&changes, visible, came);
+            Arc::clone(follower).applied(&batch.changes, visible, batch.came);
         }
+    }
+
+    /// Reports the applied entries to consensus.
+    fn report_to_consensus(&mut self, last: LogIndex) {
         if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.applied(last);
         }
         if self.is_alone() {
-            self.shared.alone();
+            self.shared.replica.alone();
         }
-        self.shared.env.points.reach(Point::DriverBeforeReply);
-        self.reads.applied(last);
-        self.steps.applied(last);
+    }
+
+    /// Answers the callers that waited for these entries.
+    fn answer(&mut self, batch: Batch, visible_at: Moment, visible: Revision) {
+        self.to_leader.reads.applied(batch.last);
+        self.to_leader.steps.applied(batch.last);
         self.release_at_least(visible);
         self.judge_renewals();
-        self.tell_applied(closed, times, count);
-        self.shared.env.points.reach(Point::DriverAfterReply);
-        self.machine.scrub(SCRUB_ROWS * count).map_err(|fault| fault.to_string())
+        let times = BatchTimes { came: batch.came, visible: visible_at };
+        self.tell_applied(batch.closed, times, batch.entries);
     }
 
     fn count_done(&self, tally: &Tally) {
@@ -115,60 +194,24 @@ impl Driver {
         meters.txns_total.add(txns);
     }
 
-    pub(super) fn follow_lease(&mut self, change: LeaseChange) {
-        match &change {
-            LeaseChange::Granted { .. } => self.shared.meters.lease_grants_total.one(),
-            LeaseChange::Ended { .. } => self.shared.meters.lease_ends_total.one(),
-        }
-        let lessor = self.leading.as_mut().and_then(|leading| leading.lessor.as_mut());
-        match change {
-            LeaseChange::Granted { id, ttl, session } => {
-                if let Some(lessor) = lessor {
-                    lessor.granted(id, ttl);
-                }
-                // A late entry of an earlier incarnation granted the lease of that incarnation's own session.
-                if let Some((node, incarnation, info)) = session
-                    && info.own
-                    && node == self.shared.settings.node
-                    && incarnation < self.identity.incarnation()
-                {
-                    self.insist(Command::Revoke(id));
-                }
-            }
-            LeaseChange::Ended { id } => {
-                if let Some(lessor) = lessor {
-                    lessor.ended(id);
-                }
-                self.lease_ended(id);
-            }
-        }
-    }
-
     /// Answers the callers that wait for this revision, or for the first state of the cluster.
     pub(super) fn release_at_least(&mut self, visible: Revision) {
-        if !self.shared.has_state() {
+        if !self.shared.replica.has_state() {
             // A replica with a state of its cluster finds its own id in that state, as a present or
             // former member. A new member starts with only the founders.
             if !self.machine.members().has_minted(self.shared.settings.node) {
                 return;
             }
-            self.shared.set_has_state();
+            self.shared.replica.set_has_state();
         }
-        while let Some(entry) = self.at_least.first_entry() {
-            if *entry.key() > visible {
-                break;
-            }
-            for asking in entry.remove() {
-                asking.reply.send(Ok(()));
-            }
-        }
+        self.to_leader.reached(visible);
     }
 
     pub(super) fn tell_digest(&mut self, index: LogIndex) -> Result<(), Fatal> {
         let digest = self.machine.digest();
         // Only the digests of voters count.
-        if self.roster.members().is_voter(self.shared.settings.node) {
-            for peer in self.roster.peers() {
+        if self.membership.roster.members().is_voter(self.shared.settings.node) {
+            for peer in self.membership.roster.peers() {
                 self.send(peer, PeerMessage::Digest { index, digest });
             }
         }
@@ -179,7 +222,7 @@ impl Driver {
     /// changes at each tick, to reach the next comparison. The next comparison may have a majority,
     /// because a missing member has come back or a wrong replica was removed.
     pub(super) fn compare_again(&mut self) {
-        if self.leading.is_some() && self.digests.wants_another() {
+        if self.leader.is_some() && self.peers.digests.wants_another() {
             // During a leadership transfer the proposal is rejected. The next tick tries again.
             let _ = self.propose_nothing();
         }
@@ -191,11 +234,11 @@ impl Driver {
         index: LogIndex,
         digest: u64,
     ) -> Result<(), Fatal> {
-        match self.digests.tell(from, index, digest) {
+        match self.peers.digests.tell(from, index, digest) {
             DigestVerdict::Fine => Ok(()),
             DigestVerdict::Others(wrong) => {
                 for node in wrong {
-                    let name = self.roster.name_of(node);
+                    let name = self.membership.roster.name_of(node);
                     tracing::error!(member = name, %index, "replica diverged from the majority");
                 }
                 Ok(())

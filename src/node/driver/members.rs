@@ -1,7 +1,22 @@
 //! Membership changes: the requests of local callers, the change that this node proposes as the leader, and the
 //! effect of an applied change.
 
-use super::*;
+use std::sync::Arc;
+
+use super::leader::LeaderState;
+use super::{Driver, DriverStage, Fatal};
+use crate::env::SendOutcome;
+use crate::model::{
+    Command, DiskId, JoinAnswer, JoinAsk, Joined, LogIndex, MemberAnswer, MemberAttributes,
+    MemberChange, Members, MembershipError, MembershipRequest, Moment, NodeId, PeerMessage, Term,
+    are_addresses,
+};
+use crate::node::answer::{CallError, CallResult, ReplyTo};
+use crate::node::inbox::Input;
+use crate::node::rounds::QueryOrigin;
+use crate::node::settings::Contact;
+use crate::transport::JoinReply;
+use crate::wal;
 
 /// A membership change that this node has proposed as the leader.
 pub(super) struct UnderWay {
@@ -10,46 +25,17 @@ pub(super) struct UnderWay {
     /// The affected member.
     id: NodeId,
     change: MemberChange,
-    askers: Vec<StepAsker>,
-}
-
-/// The origin of a request for a membership change.
-pub(super) enum StepAsker {
-    /// A caller on this node.
-    Local {
-        round: u64,
-    },
-    Remote {
-        node: NodeId,
-        incarnation: Incarnation,
-        round: u64,
-    },
-}
-
-/// A membership change that this node has applied and that is not known to be settled. A change is
-/// settled when a quorum of the new members has durably recorded that it is committed.
-///
-/// The disk records the commit of the change only with the next entry. If all members stopped
-/// before that, they would restart with the old members, and might need the vote of a removed
-/// member. So the change is reported to the caller and to a removed member only after a later entry
-/// is committed whose proposer had applied the change. This later entry has no requests: only a
-/// leader that has applied all earlier changes proposes entries without requests.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unsettled {
-    /// The leader has to propose the settling entry.
-    ToPropose,
-    /// This node has proposed the settling entry.
-    Proposed,
+    origins: Vec<QueryOrigin>,
 }
 
 impl Driver {
     /// As the leader: proposes the entry that settles the last membership change.
     pub(super) fn settle_members(&mut self) {
-        if self.unsettled == Some(Unsettled::ToPropose) && self.leading.is_some() {
+        if self.membership.needs_settling_entry() && self.leader.is_some() {
             // The proposal is rejected during a leadership transfer, or while the log is full. The
             // next turn tries again.
             if self.propose_nothing().is_ok() {
-                self.unsettled = Some(Unsettled::Proposed);
+                self.membership.settling_entry_proposed();
             }
         }
     }
@@ -58,7 +44,7 @@ impl Driver {
     /// restarted. The peer must know that the last change is settled before it can tell a removed
     /// member of its removal, and the removed member may know no other peer.
     pub(super) fn settle_for_peer(&mut self) {
-        if self.leading.is_some() && self.machine.members().has_removed() {
+        if self.leader.is_some() && self.machine.members().has_removed() {
             // The proposal is rejected while another change is in progress. That change will be
             // settled in any case.
             let _ = self.propose_nothing();
@@ -67,55 +53,56 @@ impl Driver {
 
     /// Processes an applied entry without requests, which settles the last change.
     pub(super) fn settled(&mut self, index: LogIndex) {
-        if self.unsettled.take().is_none() {
+        if !self.membership.settle() {
             return;
         }
         self.introduce();
-        let waiting = self.leading.as_mut().map(|leading| std::mem::take(&mut leading.untold));
-        for (asker, id) in waiting.into_iter().flatten() {
-            self.answer_step(asker, MemberAnswer::Done { id, index });
+        let waiting = self.leader.as_mut().map(|leading| std::mem::take(&mut leading.untold));
+        for (origin, id) in waiting.into_iter().flatten() {
+            self.answer_step(origin, MemberAnswer::Done { id, index });
         }
     }
 
     /// As the leader: answers the origin of a request as soon as the change is settled.
-    fn step_is_made(&mut self, asker: StepAsker, id: NodeId, index: LogIndex) {
-        match &mut self.leading {
-            Some(leading) if self.unsettled.is_some() => leading.untold.push((asker, id)),
-            _ => self.answer_step(asker, MemberAnswer::Done { id, index }),
+    fn step_is_made(&mut self, origin: QueryOrigin, id: NodeId, index: LogIndex) {
+        match &mut self.leader {
+            Some(leading) if !self.membership.is_settled() => leading.untold.push((origin, id)),
+            _ => self.answer_step(origin, MemberAnswer::Done { id, index }),
         }
     }
 
     /// Sends the requests of local callers to the leader.
     pub(super) fn ask_for_steps(&mut self, now: Moment) {
-        let (term, Some(leader)) = self.known_leader else { return };
+        let Some(leader) = self.contact.leader() else { return };
+        let term = self.contact.term();
         let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
-        while let Some((round, membership_request)) = self.steps.ask(term, now) {
+        while let Some((round, membership_request)) = self.to_leader.steps.ask(term, now) {
             if leader == me {
-                self.take_step(StepAsker::Local { round }, membership_request);
+                self.take_step(QueryOrigin { node: me, incarnation, round }, membership_request);
                 continue;
             }
             let ask = PeerMessage::MemberAsk { round, incarnation, membership_request };
             if self.post(leader, ask.lane(), ask) != SendOutcome::Queued {
-                self.steps.not_asked(round);
+                self.to_leader.steps.not_asked(round);
             }
         }
     }
 
     /// As the leader: starts a requested membership change, or answers with a rejection.
-    pub(super) fn take_step(&mut self, asker: StepAsker, membership_request: MembershipRequest) {
+    pub(super) fn take_step(&mut self, origin: QueryOrigin, membership_request: MembershipRequest) {
         match self.judge_step(&membership_request) {
-            Err(MemberAnswer::Done { id, index }) => self.step_is_made(asker, id, index),
-            Err(answer) => self.answer_step(asker, answer),
+            Err(MemberAnswer::Done { id, index }) => self.step_is_made(origin, id, index),
+            Err(answer) => self.answer_step(origin, answer),
             Ok((id, change)) => match self.under_way() {
-                Some(under_way) if under_way.change == change => under_way.askers.push(asker),
+                Some(under_way) if under_way.change == change => under_way.origins.push(origin),
                 Some(_) => {
-                    self.answer_step(asker, MemberAnswer::Refused(MembershipError::Pending));
+                    self.answer_step(origin, MemberAnswer::Refused(MembershipError::Pending));
                 }
                 None => match self.propose_step(id, change) {
-                    Some(under_way) => under_way.askers.push(asker),
+                    Some(under_way) => under_way.origins.push(origin),
                     // This node cannot propose the change now. The request is repeated, and may
                     // then reach a leader that can.
-                    None => self.answer_step(asker, MemberAnswer::NotLeader(None)),
+                    None => self.answer_step(origin, MemberAnswer::NotLeader(None)),
                 },
             },
         }
@@ -127,13 +114,13 @@ impl Driver {
         &mut self,
         membership_request: &MembershipRequest,
     ) -> Result<(NodeId, MemberChange), MemberAnswer> {
-        let leader = self.known_leader.1;
+        let leader = self.contact.leader();
         // A new leader has not heard from all members yet. A new leader counts these members as
         // absent, and would wrongly reject changes. This answer causes the request to be repeated
         // later.
         let (now, timeout) = (self.shared.now(), self.shared.settings.election_timeout);
         let is_young = |leading: &LeaderState| now.since(leading.since) < timeout;
-        let is_young = self.leading.as_ref().is_some_and(is_young);
+        let is_young = self.leader.as_ref().is_some_and(is_young);
         let absent = |rejection| match is_young {
             true => MemberAnswer::NotLeader(None),
             false => MemberAnswer::Refused(rejection),
@@ -141,7 +128,7 @@ impl Driver {
         let DriverStage::Running(consensus) = &mut self.stage else {
             return Err(MemberAnswer::NotLeader(None));
         };
-        if self.leading.is_none() || !consensus.is_ready_to_lead() {
+        if self.leader.is_none() || !consensus.is_ready_to_lead() {
             let me = self.shared.settings.node;
             return Err(MemberAnswer::NotLeader(leader.filter(|leader| *leader != me)));
         }
@@ -185,7 +172,7 @@ impl Driver {
         };
         // The request may repeat a change that is already in progress. Such a request was checked
         // before that change was proposed.
-        let repeated = self.leading.as_ref().and_then(|leading| leading.step.as_ref());
+        let repeated = self.leader.as_ref().and_then(|leading| leading.step.as_ref());
         if repeated.is_some_and(|under_way| under_way.change == change) {
             return Ok((id, change));
         }
@@ -215,22 +202,22 @@ impl Driver {
     }
 
     fn under_way(&mut self) -> Option<&mut UnderWay> {
-        self.leading.as_mut().and_then(|leading| leading.step.as_mut())
+        self.leader.as_mut().and_then(|leading| leading.step.as_mut())
     }
 
     fn propose_step(&mut self, id: NodeId, change: MemberChange) -> Option<&mut UnderWay> {
         let DriverStage::Running(consensus) = &mut self.stage else { return None };
         let (term, index) = consensus.propose_membership(&change).ok()?;
         tracing::info!(%id, ?change, %index, "proposed membership change");
-        let leading = self.leading.as_mut()?;
-        Some(leading.step.insert(UnderWay { term, index, id, change, askers: Vec::new() }))
+        let leading = self.leader.as_mut()?;
+        Some(leading.step.insert(UnderWay { term, index, id, change, origins: Vec::new() }))
     }
 
     /// As the leader: promotes new members that have caught up, if they were added to replace a
     /// voter or on a reservation for a voter.
     pub(super) fn replace_voters(&mut self) {
         let DriverStage::Running(consensus) = &mut self.stage else { return };
-        let Some(leading) = &self.leading else { return };
+        let Some(leading) = &self.leader else { return };
         if leading.step.is_some() || !consensus.is_ready_to_lead() {
             return;
         }
@@ -250,15 +237,13 @@ impl Driver {
         }
     }
 
-    fn answer_step(&mut self, asker: StepAsker, answer: MemberAnswer) {
-        match asker {
-            StepAsker::Local { round } => {
-                self.steps.answered(round, answer);
-                self.steps.applied(self.machine.applied());
-            }
-            StepAsker::Remote { node, incarnation, round } => {
-                self.send(node, PeerMessage::MemberAnswer { round, incarnation, answer });
-            }
+    fn answer_step(&mut self, origin: QueryOrigin, answer: MemberAnswer) {
+        if origin.node == self.shared.settings.node {
+            self.to_leader.steps.answered(origin.round, answer);
+            self.to_leader.steps.applied(self.machine.applied());
+        } else {
+            let QueryOrigin { node, incarnation, round } = origin;
+            self.send(node, PeerMessage::MemberAnswer { round, incarnation, answer });
         }
     }
 
@@ -276,26 +261,26 @@ impl Driver {
     /// Processes an applied entry. If this node had proposed a change, its outcome may be known now.
     pub(super) fn settle_step(&mut self, index: LogIndex, term: Term, has_changed: bool) {
         let step = self
-            .leading
+            .leader
             .as_mut()
             .and_then(|leading| leading.step.take_if(|under_way| under_way.index <= index));
         let Some(under_way) = step else { return };
         // If another entry has this index, the change was discarded, and the request is repeated.
         let is_it = (under_way.term, under_way.index) == (term, index) && has_changed;
-        for asker in under_way.askers {
+        for origin in under_way.origins {
             match is_it {
-                true => self.step_is_made(asker, under_way.id, index),
-                false => self.answer_step(asker, MemberAnswer::NotLeader(None)),
+                true => self.step_is_made(origin, under_way.id, index),
+                false => self.answer_step(origin, MemberAnswer::NotLeader(None)),
             }
         }
     }
 
     /// Updates the peers to connect to and the voters whose digests count, after the members have changed.
     pub(super) fn members_changed(&mut self) {
-        self.shared.in_company();
+        self.shared.replica.in_company();
         let members = self.machine.members();
-        self.roster.update(members);
-        self.digests.set_voters(members.voters());
+        self.membership.roster.update(members);
+        self.peers.digests.set_voters(members.voters());
         self.introduce();
     }
 
@@ -307,24 +292,23 @@ impl Driver {
         let is_only =
             members.is_voter(me) && members.rows().len() == 1 && members.outgoing().is_empty();
         is_only
-            && self.leading.is_some()
+            && self.leader.is_some()
             && consensus.is_ready_to_lead()
             && consensus.known_commit() == self.machine.applied()
     }
 
-    /// Sets the members from a state that this node received or loaded. It is unknown whether the
-    /// last membership change is settled. If any member was ever removed, a new entry settles it.
+    /// Sets the members from a state that this node received or loaded.
     pub(super) fn found_members(&mut self) {
         let has_removed = self.machine.members().has_removed();
-        self.unsettled = has_removed.then_some(Unsettled::ToPropose);
+        self.membership.founded(has_removed);
         self.members_changed();
     }
 
     /// Applies the known members to all existing and future connections.
     fn introduce(&mut self) {
-        let settling = self.unsettled.is_some() && !mutant!(B52);
-        self.identity.knows(Arc::clone(self.roster.members()), settling);
-        self.network.set_peers(&self.roster.contacts());
+        let settling = !self.membership.is_settled() && !mutant!(B52);
+        self.identity.knows(Arc::clone(self.membership.roster.members()), settling);
+        self.io.network.set_peers(&self.membership.roster.contacts());
     }
 
     /// Announces the name and addresses of this node, if they differ from the replicated values.
@@ -336,8 +320,8 @@ impl Driver {
             (&member.name, &member.address, &member.endpoints)
                 == (name, address, &settings.endpoints)
         });
-        if !known && !self.has_announced {
-            self.has_announced = true;
+        if !known && !self.membership.has_announced {
+            self.membership.has_announced = true;
             let (name, address) = (name.clone(), address.clone());
             let endpoints = settings.endpoints.clone();
             self.insist(Command::Announce(MemberAttributes { name, address, endpoints }));
@@ -349,23 +333,19 @@ impl Driver {
     /// A node that stops leading withdraws its proposal. Otherwise the proposal could be applied
     /// after a member was downgraded, which the next leader would not notice.
     pub(super) fn raise_version(&mut self) {
-        if self.leading.is_none() || self.raising.is_some_and(|seq| self.proposals.is_open(seq)) {
+        let Some(leading) = &self.leader else { return };
+        if leading.raising.is_some_and(|seq| self.to_leader.proposals.is_open(seq)) {
             return;
         }
-        let me = self.shared.settings.node;
-        let supported_version = |id: &NodeId| match *id == me {
-            true => Some(self.shared.settings.supported_version),
-            false => self.peer_versions.get(id).copied(),
+        let own = self.shared.settings.supported_version;
+        let version = self.membership.version_of_all(self.machine.members(), own);
+        let Some(version) = version.filter(|version| *version > self.machine.version()) else {
+            return;
         };
-        // Do not count a member that is not connected: it may come back with another build.
-        let rows = self.machine.members().rows().iter();
-        let here = rows.filter(|(_, member)| member.is_taken()).map(|(id, _)| id);
-        let all: Option<Vec<_>> = here.map(supported_version).collect();
-        let least = all.and_then(|all| all.into_iter().min());
-        let known = self.machine.version();
-        if let Some(version) = least.filter(|version| *version > known) {
-            tracing::info!(%version, "raising cluster version, all members support it");
-            self.raising = Some(self.insist(Command::Raise(version)));
+        tracing::info!(%version, "raising cluster version, all members support it");
+        let seq = self.insist(Command::Raise(version));
+        if let Some(leading) = &mut self.leader {
+            leading.raising = Some(seq);
         }
     }
 
@@ -374,7 +354,7 @@ impl Driver {
     /// Processes the join request of a node that knows the cluster's token. Any member may receive
     /// the request.
     pub(super) fn take_join(&mut self, ask: JoinAsk, reply: JoinReply, now: Moment) {
-        if !matches!(self.stage, DriverStage::Running(_)) || self.stopping.is_some() {
+        if !matches!(self.stage, DriverStage::Running(_)) || self.lifecycle.farewell().is_some() {
             return reply.send(JoinAnswer::Later("this member is starting or stopping".to_owned()));
         }
         let JoinAsk { disk, name, address, replaces } = ask;
@@ -393,7 +373,7 @@ impl Driver {
                     // here because this replica lags. The leader's replica does not lag, so ask the
                     // leader.
                     let nameless = members.rows().values().any(|member| member.name.is_empty());
-                    return reply.send(match nameless || self.leading.is_none() {
+                    return reply.send(match nameless || self.leader.is_none() {
                         true => JoinAnswer::Later(why),
                         false => JoinAnswer::Refused(why),
                     });
@@ -405,7 +385,12 @@ impl Driver {
         let told = ReplyTo::Call(Box::new(move |result| {
             drop(inbox.push(Input::LetIn(reply, result)));
         }));
-        self.steps.add(membership_request, now + self.shared.settings.call_deadline, told, now);
+        self.to_leader.steps.add(
+            membership_request,
+            now + self.shared.settings.call_deadline,
+            told,
+            now,
+        );
     }
 
     /// Answers a join request once its outcome is known.

@@ -1,7 +1,11 @@
 //! Compaction: the leader compacts history automatically, and every node frees what is compacted.
 
-use super::*;
-use crate::node::retain::Sight;
+use super::{Driver, DriverStage};
+use crate::model::{Command, Moment};
+use crate::node::answer::ReplyTo;
+use crate::node::inbox::Write;
+use crate::node::request_trace::RequestTrace;
+use crate::node::retain::{Retention, Sight};
 
 /// Number of versions that are freed at each tick, in addition to the versions that are freed with
 /// each entry. So compacted versions are freed within seconds even without writes.
@@ -12,22 +16,15 @@ impl Driver {
     pub(super) fn forget_history(&mut self, now: Moment) {
         self.machine.sweep(SWEEP_ROWS);
         let DriverStage::Running(consensus) = &self.stage else { return };
-        if self.leading.is_none() || !consensus.is_ready_to_lead() {
-            self.retention = None;
+        let Some(leading) = self.leader.as_mut().filter(|_| consensus.is_ready_to_lead()) else {
             return;
-        }
-        let (shared, term) = (&self.shared, consensus.term());
-        let settings = &shared.settings;
-        let (_, retention) = match &mut self.retention {
-            Some(counting) if counting.0 == term => counting,
-            // A new leader does not know the marks of the earlier leader.
-            other => other.insert((
-                term,
-                Retention::new(&settings.history, settings.quota_bytes, |window| {
-                    settings.drift.wait_for(window)
-                }),
-            )),
         };
+        let (shared, settings) = (&self.shared, &self.shared.settings);
+        // A new leader does not know the marks of the earlier leader.
+        let retention = leading.retention.get_or_insert_with(|| {
+            let stretch = |window| settings.drift.wait_for(window);
+            Retention::new(&settings.history, settings.quota_bytes, stretch)
+        });
         let sight = Sight {
             revision: shared.reader.revision(),
             compacted: shared.reader.compacted(),
@@ -40,6 +37,12 @@ impl Driver {
         let trace = RequestTrace::begin(&command, now);
         // If this compaction fails, a later tick proposes it again.
         let deadline = Some(now + self.shared.settings.call_deadline);
-        self.proposals.add(Write { command, deadline, bytes: 0, reply: ReplyTo::Nobody, trace });
+        self.to_leader.proposals.add(Write {
+            command,
+            deadline,
+            bytes: 0,
+            reply: ReplyTo::Nobody,
+            trace,
+        });
     }
 }

@@ -1,7 +1,14 @@
 //! The sessions of this node: opening, resuming, renewing and closing them.
 
-use super::*;
-use crate::model::SessionInfo;
+use std::sync::Arc;
+
+use super::Driver;
+use crate::model::{Command, LeaseId, Moment, Rejection, Reply, SessionInfo};
+use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};
+use crate::node::inbox::{Input, Write};
+use crate::node::request_trace::RequestTrace;
+use crate::node::session::{Claim, ResumeSessionError};
+use crate::node::sessions::{Resumed, SessionOpening, SessionResuming};
 
 impl Driver {
     pub(super) fn open_session(&mut self, opening: SessionOpening) {
@@ -24,7 +31,7 @@ impl Driver {
             }
             Err(error) => return opening.reply.send(Err(error)),
         };
-        if opening.reply.is_gone() || self.stopping.is_some() {
+        if opening.reply.is_gone() || self.lifecycle.farewell().is_some() {
             self.insist(Command::Revoke(lease));
             let (reason, maybe_applied) = (StopReason::Shutdown, true);
             return opening.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
@@ -39,7 +46,7 @@ impl Driver {
     /// Resumes a lease, according to this replica. The caller has ensured that the replica is
     /// current.
     pub(super) fn resume_session(&mut self, resuming: SessionResuming, now: Moment) {
-        if self.stopping.is_some() {
+        if self.lifecycle.farewell().is_some() {
             let (reason, maybe_applied) = (StopReason::Shutdown, false);
             return resuming.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
         }

@@ -1,44 +1,56 @@
 //! Snapshots: taking and offering them, sending parts to peers, fetching and installing them, and truncating the
 //! front of the log.
 
-use super::*;
+use bytes::Bytes;
+use std::sync::Arc;
+
+use super::snapshot_flow::{SnapshotAction, SnapshotEvent, SnapshotFlow};
+use super::{Driver, DriverStage, Fatal, Recording, SnapshotState};
+use crate::consensus::{Offer, Taken};
+use crate::machine::{ImageError, Machine};
+use crate::model::{
+    LogIndex, Members, Moment, NodeId, PeerMessage, Rejection, RequestId, SnapshotId,
+};
+use crate::node::snapshot_worker::{Job, News};
+use crate::node::writing::WriteError;
+use crate::wal;
 
 impl Driver {
     /// Takes a snapshot if one is due, and continues a fetch.
     pub(super) fn keep_snapshots(&mut self, now: Moment) {
         let DriverStage::Running(consensus) = &mut self.stage else { return };
         let wanted = consensus.wants_snapshot();
-        let covered = self.snapshots.newest().map_or(LogIndex(1), |(id, _)| id.index);
+        let covered = self.snapshots.own.newest().map_or(LogIndex(1), |(id, _)| id.index);
         let state_bytes = || self.shared.reader.bytes();
-        if self.machine.applied() > covered && self.snapshots.is_due(state_bytes, wanted, now) {
+        if self.machine.applied() > covered && self.snapshots.own.is_due(state_bytes, wanted, now) {
             self.begin_snapshot();
         }
-        if self.snapshots.end_serving(now) {
+        if self.snapshots.own.end_serving(now) {
             self.offer_newest(now);
         }
         self.fetch_on(now);
-        if self.warm.wants(self.machine.applied()) {
-            self.warm.deliver(self.machine.image());
+        if self.io.warm.wants(self.machine.applied()) {
+            self.io.warm.deliver(self.machine.image());
         }
     }
 
     fn begin_snapshot(&mut self) {
-        self.snapshots.begun();
-        self.snapshot_queue.push(Job::Take(Box::new(self.machine.image())));
+        self.snapshots.own.begun();
+        self.io.snapshot_queue.push(Job::Take(Box::new(self.machine.image())));
     }
 
     /// Continues the fetch of a snapshot.
     pub(super) fn fetch_on(&mut self, now: Moment) {
-        if let Some((from, id)) = self.snapshots.tick(now) {
+        if let Some((from, id)) = self.snapshots.own.tick(now) {
             self.send(from, PeerMessage::SnapshotAsk { id, offset: id.bytes });
         }
         match &self.stage {
-            DriverStage::Restoring { .. } => self.snapshots.give_up_stalled(now),
+            DriverStage::Restoring { .. } => self.snapshots.own.give_up_stalled(now),
             // The log has overtaken the snapshot, because a newer leader still had the entries.
             DriverStage::Running(_) => {
-                if let Some(id) = self.snapshots.end_overtaken_fetch(self.machine.applied()) {
-                    self.offer.take_if(|offer| offer.id == id);
-                    self.snapshot_queue.push(Job::Discard(id));
+                if let Some(id) = self.snapshots.own.end_overtaken_fetch(self.machine.applied()) {
+                    self.snapshot_abandoned(id);
+                    self.io.snapshot_queue.push(Job::Discard(id));
                 }
             }
             DriverStage::Founding(_) | DriverStage::Recording(_) => {}
@@ -51,9 +63,9 @@ impl Driver {
         let DriverStage::Running(consensus) = &self.stage else { return };
         let peers = consensus.peers();
         let slowest = peers.iter().filter(|peer| peer.active).map(|peer| peer.matched).min();
-        let (log_bytes, state_bytes) = (self.log_reader.bytes(), self.shared.reader.bytes());
-        if let Some(up_to) = self.snapshots.cut(slowest, log_bytes, state_bytes, now) {
-            self.log.cut(up_to);
+        let (log_bytes, state_bytes) = (self.io.log_reader.bytes(), self.shared.reader.bytes());
+        if let Some(up_to) = self.snapshots.own.cut(slowest, log_bytes, state_bytes, now) {
+            self.io.log.cut(up_to);
         }
     }
 
@@ -63,7 +75,7 @@ impl Driver {
             News::Taken { id, members, took } => {
                 self.shared.meters.snapshot_taken(took, id.bytes);
                 tracing::debug!(index = %id.index, bytes = id.bytes, "took snapshot");
-                self.snapshots.taken(id, members);
+                self.snapshots.own.taken(id, members);
                 self.offer_newest(now);
             }
             // The state in memory is damaged, so the node stops. The next start rebuilds the state
@@ -74,14 +86,14 @@ impl Driver {
             News::NotTaken { why } => {
                 tracing::warn!(%why, "taking snapshot failed, retrying");
                 let no_room = matches!(&why, WriteError::File(error) if error.is_no_space());
-                self.snapshots.not_taken(no_room, now);
+                self.snapshots.own.not_taken(no_room, now);
             }
             News::Part { to, id, offset, data } => {
                 let message = match data {
                     Ok(data) => {
                         // Keep the log for a peer only if the peer fetches a snapshot that exists
                         // here.
-                        self.snapshots.serve(to, id, now);
+                        self.snapshots.own.serve(to, id, now);
                         if let DriverStage::Running(consensus) = &mut self.stage {
                             consensus.snapshot_progress(to);
                         }
@@ -96,15 +108,15 @@ impl Driver {
                 self.send(to, message);
             }
             News::Received { id, bytes } => {
-                self.snapshots.received(id, bytes, now);
+                self.snapshots.own.received(id, bytes, now);
                 self.ask_for_parts();
             }
             News::Loaded { id, machine } => self.loaded(id, machine, now)?,
             News::NotReceived { why, .. } if why.needs_upgrade() => return Err(why.to_string()),
             News::NotReceived { id, why } => {
                 tracing::warn!(index = %id.index, %why, "receiving snapshot failed");
-                self.snapshots.not_received(id, now);
-                self.offer.take_if(|offer| offer.id == id);
+                self.snapshots.own.not_received(id, now);
+                self.snapshot_abandoned(id);
             }
         }
         Ok(())
@@ -113,13 +125,13 @@ impl Driver {
     /// Reports the newest snapshot to consensus, and discards older snapshots and the log entries
     /// that it covers.
     fn offer_newest(&mut self, now: Moment) {
-        let Some((id, members)) = self.snapshots.newest() else { return };
+        let Some((id, members)) = self.snapshots.own.newest() else { return };
         let id = *id;
         if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.offer_snapshot(Some((id, members)));
         }
-        let served = self.snapshots.served(now);
-        self.snapshot_queue.push(Job::Keep { newest: id, served });
+        let served = self.snapshots.own.served(now);
+        self.io.snapshot_queue.push(Job::Keep { newest: id, served });
         self.cut_log(now);
     }
 
@@ -128,7 +140,7 @@ impl Driver {
     /// Handles a snapshot that is missing or damaged. If the damaged snapshot is the newest,
     /// another one is taken from the state in memory, even if no entry was applied since.
     fn cannot_be_sent(&mut self, id: SnapshotId, why: &str) {
-        if !self.snapshots.lost(id) {
+        if !self.snapshots.own.lost(id) {
             return tracing::debug!(index = %id.index, why, "older snapshot cannot be sent");
         }
         tracing::error!(index = %id.index, why, "newest snapshot is unreadable, taking another");
@@ -140,19 +152,19 @@ impl Driver {
 
     /// Processes a peer's request for a part.
     pub(super) fn serve_part(&mut self, to: NodeId, id: SnapshotId, offset: u64) {
-        self.snapshot_queue.push(Job::Read { to, id, offset });
+        self.io.snapshot_queue.push(Job::Read { to, id, offset });
     }
 
     /// Processes the request of a peer that has lost its state and needs any snapshot that covers `least`.
     pub(super) fn serve_any(&mut self, to: NodeId, least: LogIndex, now: Moment) {
-        match self.snapshots.newest().map(|(id, _)| *id) {
+        match self.snapshots.own.newest().map(|(id, _)| *id) {
             Some(id) if id.index >= least => {
-                self.snapshots.serve(to, id, now);
+                self.snapshots.own.serve(to, id, now);
                 self.send(to, PeerMessage::SnapshotHere { id });
             }
             _ => {
                 if self.machine.applied() >= least
-                    && self.snapshots.is_due(|| 0, true, now)
+                    && self.snapshots.own.is_due(|| 0, true, now)
                     && matches!(self.stage, DriverStage::Running(_))
                 {
                     self.begin_snapshot();
@@ -166,92 +178,97 @@ impl Driver {
     /// Processes the leader's offer of a snapshot. This node needs it, because the entries that it lacks are no
     /// longer in the leader's log.
     pub(super) fn offered(&mut self, offer: Offer, now: Moment) {
+        let (from, id) = (offer.from, offer.id);
+        let SnapshotState { own, flow } = &mut self.snapshots;
         // Install a complete snapshot before another fetch begins. Otherwise a snapshot that takes
         // long to load would never be installed.
-        if self.snapshots.has_whole() || self.loaded.is_some() || self.to_install.is_some() {
+        if own.has_whole() || !flow.may_fetch() || !own.may_fetch(id, now) {
             return;
         }
-        let (from, id) = (offer.from, offer.id);
-        if !self.snapshots.may_fetch(id, now) {
-            return;
-        }
-        self.offer = Some(offer);
+        let _ = flow.apply(SnapshotEvent::Offered { id, offer });
         self.fetch(from, id, now);
     }
 
     /// Fetches a snapshot from a peer after this node's own state was lost.
     pub(super) fn found_state(&mut self, from: NodeId, id: SnapshotId, now: Moment) {
         if matches!(&self.stage, DriverStage::Restoring { least, .. } if id.index >= *least)
-            && self.snapshots.fetching().is_none()
-            && self.snapshots.may_fetch(id, now)
+            && self.snapshots.own.fetching().is_none()
+            && self.snapshots.own.may_fetch(id, now)
         {
             self.fetch(from, id, now);
         }
     }
 
     pub(super) fn fetch(&mut self, from: NodeId, id: SnapshotId, now: Moment) {
-        if self.snapshots.fetch(from, id, now) {
-            tracing::info!(peer = self.roster.name_of(from), index = %id.index, bytes = id.bytes, "fetching snapshot");
-            self.snapshot_queue.push(Job::Receive(id));
+        if self.snapshots.own.fetch(from, id, now) {
+            tracing::info!(peer = self.membership.roster.name_of(from), index = %id.index, bytes = id.bytes, "fetching snapshot");
+            self.io.snapshot_queue.push(Job::Receive(id));
         }
     }
 
     fn ask_for_parts(&mut self) {
-        while let Some((from, id, offset)) = self.snapshots.ask() {
+        while let Some((from, id, offset)) = self.snapshots.own.ask() {
             self.send(from, PeerMessage::SnapshotAsk { id, offset });
         }
     }
 
     /// Processes a part from a peer.
     pub(super) fn part_came(&mut self, from: NodeId, id: SnapshotId, offset: u64, data: Bytes) {
-        if self.snapshots.fetching() == Some((from, id)) {
+        if self.snapshots.own.fetching() == Some((from, id)) {
             self.shared.meters.snapshot_received_bytes_total.add(data.len() as u64);
-            self.snapshot_queue.push(Job::Append { id, offset, data });
+            self.io.snapshot_queue.push(Job::Append { id, offset, data });
         }
     }
 
     /// Ends a fetch because the peer does not have the snapshot any more. The leader then offers
     /// another snapshot.
     pub(super) fn part_is_gone(&mut self, from: NodeId, id: SnapshotId) {
-        if self.snapshots.fetching() == Some((from, id)) {
-            self.snapshots.end_fetch(id);
-            self.offer.take_if(|offer| offer.id == id);
+        if self.snapshots.own.fetching() == Some((from, id)) {
+            self.snapshots.own.end_fetch(id);
+            self.snapshot_abandoned(id);
         }
     }
 
     /// Processes a snapshot that is durable and loaded.
     fn loaded(&mut self, id: SnapshotId, machine: Box<Machine>, now: Moment) -> Result<(), Fatal> {
-        self.snapshots.fetched(id);
+        self.snapshots.own.fetched(id);
         if let DriverStage::Restoring { .. } = self.stage {
             return self.restored(id, machine, now);
         }
-        self.loaded = Some((id, machine));
-        self.put_before_consensus();
-        Ok(())
+        self.snapshot_event(SnapshotEvent::Loaded { id, state: machine }, now)?;
+        self.decide_on_loaded(now)
     }
 
     /// Passes the offer of the loaded snapshot to consensus, unless consensus is busy.
-    pub(super) fn put_before_consensus(&mut self) {
-        let Some((id, _)) = &self.loaded else { return };
-        let taken = match (&mut self.stage, &self.offer) {
-            (DriverStage::Running(consensus), Some(offer)) if offer.id == *id => {
-                consensus.take_snapshot(offer)
-            }
+    pub(super) fn decide_on_loaded(&mut self, now: Moment) -> Result<(), Fatal> {
+        let SnapshotFlow::Loaded { offer, .. } = &self.snapshots.flow else { return Ok(()) };
+        let taken = match &mut self.stage {
+            DriverStage::Running(consensus) => consensus.take_snapshot(offer),
             _ => Taken::Needless,
         };
-        match taken {
-            Taken::Installing => {
-                self.offer = None;
-                self.to_install = self.loaded.take();
+        self.snapshot_event(SnapshotEvent::Decided(taken), now)
+    }
+
+    /// Records that a snapshot cannot be fetched or is not needed.
+    fn snapshot_abandoned(&mut self, id: SnapshotId) {
+        let _ = self.snapshots.flow.apply(SnapshotEvent::Abandoned(id));
+    }
+
+    /// Processes an event on the way of a snapshot into this replica.
+    pub(super) fn snapshot_event(
+        &mut self,
+        event: SnapshotEvent<Offer, Box<Machine>>,
+        now: Moment,
+    ) -> Result<(), Fatal> {
+        match self.snapshots.flow.apply(event) {
+            SnapshotAction::Nothing => Ok(()),
+            SnapshotAction::Discard(machine) => {
+                self.io.snapshot_queue.push(Job::Forget(machine));
+                Ok(())
             }
-            Taken::Later => {}
-            Taken::Needless => {
-                // Meanwhile another offer may have arrived, whose snapshot is being fetched.
-                let id = *id;
-                self.offer.take_if(|offer| offer.id == id);
-                if let Some((_, machine)) = self.loaded.take() {
-                    self.snapshot_queue.push(Job::Forget(machine));
-                }
+            SnapshotAction::Install(id, machine) => self.install(id, *machine, now),
+            SnapshotAction::Missing(id) => {
+                Err(format!("the snapshot to install at index {} is missing", id.index))
             }
         }
     }
@@ -259,15 +276,12 @@ impl Driver {
     // ---- installing -------------------------------------------------------------------------------
 
     /// Installs the state of a snapshot after consensus has put it in place of the log.
-    pub(super) fn install(&mut self, id: SnapshotId, now: Moment) -> Result<(), Fatal> {
-        let Some((_, machine)) = self.to_install.take_if(|(taken, _)| *taken == id) else {
-            return Err(format!("the snapshot to install at index {} is missing", id.index));
-        };
-        self.put_in_place(*machine)?;
+    fn install(&mut self, id: SnapshotId, machine: Machine, now: Moment) -> Result<(), Fatal> {
+        self.put_in_place(machine)?;
         if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.installed(self.machine.members()).map_err(|fault| fault.to_string())?;
         }
-        self.snapshots.installed(id, Members::clone(self.machine.members()));
+        self.snapshots.own.installed(id, Members::clone(self.machine.members()));
         self.end_own_past();
         tracing::info!(index = %id.index, "installed snapshot");
         self.offer_newest(now);
@@ -280,7 +294,7 @@ impl Driver {
         self.shared.meters.snapshots_installed_total.one();
         let before = self.shared.reader.revision();
         let old = self.machine.install(machine).map_err(|fault| fault.to_string())?;
-        self.snapshot_queue.push(Job::Forget(Box::new(old)));
+        self.io.snapshot_queue.push(Job::Forget(Box::new(old)));
         self.found_members();
         let visible = self.shared.reader.revision();
         if visible > before {
@@ -298,15 +312,15 @@ impl Driver {
         // entries.
         let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         let mut closed = Vec::new();
-        for seq in self.proposals.open() {
+        for seq in self.to_leader.proposals.open() {
             match self.machine.answer(RequestId { node, incarnation, seq }) {
-                Some(Err(Rejection::Closed)) => closed.extend(self.proposals.lost(seq)),
-                Some(outcome) => closed.extend(self.proposals.applied(seq, outcome)),
+                Some(Err(Rejection::Closed)) => closed.extend(self.to_leader.proposals.lost(seq)),
+                Some(outcome) => closed.extend(self.to_leader.proposals.applied(seq, outcome)),
                 None => {}
             }
         }
-        self.reads.applied(self.machine.applied());
-        self.steps.applied(self.machine.applied());
+        self.to_leader.reads.applied(self.machine.applied());
+        self.to_leader.steps.applied(self.machine.applied());
         self.release_at_least(visible);
         self.tell(closed);
         Ok(())
@@ -329,9 +343,9 @@ impl Driver {
         let commit = hard_state.commit.max(id.index);
         let hard_state = wal::HardState { term, vote, commit };
         self.put_in_place(*machine)?;
-        self.snapshots.installed(id, Members::clone(self.machine.members()));
+        self.snapshots.own.installed(id, Members::clone(self.machine.members()));
         self.stage = DriverStage::Recording(Recording::Base(hard_state.clone()));
-        self.log.push(wal::Group {
+        self.io.log.push(wal::Group {
             base: Some(wal::Base { index: id.index, term: id.term }),
             hard_state: Some(hard_state),
             ..wal::Group::default()

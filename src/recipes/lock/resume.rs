@@ -102,7 +102,7 @@ impl ResumeError {
 impl Hold {
     /// Returns the data for resuming this hold.
     pub(crate) fn to_ticket(&self) -> SavedHold {
-        let node = self.session().shared().status.borrow().id;
+        let node = self.session().shared().state.status.borrow().id;
         let (_, entry, waiter, _) = self.parts();
         entry.prevent_handoff(waiter);
         let since = match waiter.loss() {
@@ -200,7 +200,7 @@ async fn resume<G: OfHold + 'static>(
 ) -> Result<G, ResumeError> {
     let SavedHold { node, lease, since, key } = ticket;
     let shared = session.shared();
-    let own = shared.status.borrow().id;
+    let own = shared.state.status.borrow().id;
     if *node != own {
         return Err(ResumeError::AnotherNode { ticket: *node, own });
     }

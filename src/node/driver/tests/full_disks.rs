@@ -51,13 +51,13 @@ fn full_disks_everywhere_keep_the_leader_and_heal_by_themselves() {
     }
     three.pass(5_000);
     assert_eq!(three.leader(), 1);
-    let term = three.shared(1).status.borrow().term;
+    let term = three.shared(1).state.status.borrow().term;
     assert!((0..3).all(|node| no_space(&three.put(node, "more", 10))));
     three.delete(0, "k").unwrap();
     (0..3).for_each(|node| three.disk(node, Space::Plenty));
     three.pass(50);
     (0..3).for_each(|node| drop(three.put(node, "more", 10).unwrap()));
-    assert_eq!(three.shared(1).status.borrow().term, term, "without an election");
+    assert_eq!(three.shared(1).state.status.borrow().term, term, "without an election");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn full_disk_truncates_the_log_despite_a_lagging_follower() {
         settings.log_segment_bytes = 2 << 10;
         settings.snapshot_log_bytes = 64 << 10;
     });
-    let first = |three: &Three| three.nodes[0].driver.log_reader.first().get();
+    let first = |three: &Three| three.nodes[0].driver.io.log_reader.first().get();
     // One connected member does not write its log.
     for i in 0..100 {
         let mut call = three.call(0, put(&format!("k{i}"), 1_000), 5_000);

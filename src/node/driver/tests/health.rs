@@ -97,13 +97,14 @@ fn followers_keep_their_leader_until_another_is_elected() {
         three.hub.cut(id(0), id(peer));
     }
     let leads =
-        |three: &Three, node: usize| three.shared(node).status.borrow().role == Role::Leader;
+        |three: &Three, node: usize| three.shared(node).state.status.borrow().role == Role::Leader;
     let (saw_none, waited) = (Cell::new(false), Cell::new(false));
     three.until("no other member leads", |three| {
         for node in [1, 2] {
             let health = three.shared(node).health();
             assert!(health.has_leader && health.status == HealthStatus::Healthy, "{health:?}");
-            saw_none.set(saw_none.get() || three.shared(node).status.borrow().leader.is_none());
+            saw_none
+                .set(saw_none.get() || three.shared(node).state.status.borrow().leader.is_none());
             waited.set(
                 waited.get() || health.to_string().starts_with("the node is waiting for a leader"),
             );
@@ -146,7 +147,9 @@ fn new_leader_delays_membership_changes_until_it_has_contact() {
     let deadline = three.clock.now() + Duration::from_secs(5);
     let reply = crate::node::ReplyTo::Nobody;
     three.push(0, Input::Transfer { to: Some(id(1)), deadline, reply });
-    three.until("m1 does not lead", |three| three.shared(1).status.borrow().role == Role::Leader);
+    three.until("m1 does not lead", |three| {
+        three.shared(1).state.status.borrow().role == Role::Leader
+    });
     three.pass(50);
     three.hub.heal_all();
     // The new leader has not heard from the other remaining member yet.

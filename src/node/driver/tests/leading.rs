@@ -79,7 +79,7 @@ fn lease_due_during_a_failed_transfer_ends_after_it() {
     three.pass(250);
     assert_eq!(leases(&three, 2), [lease], "it is due, and cannot be proposed");
     three.pass(600);
-    assert_eq!(three.shared(0).status.borrow().role, Role::Leader);
+    assert_eq!(three.shared(0).state.status.borrow().role, Role::Leader);
     assert_eq!(leases(&three, 2), []);
     drop(asked);
 }
@@ -118,7 +118,7 @@ fn leadership_transfer_respects_its_deadline() {
     let (after, result) = answered_after(&mut three, asked);
     assert_eq!(result, Err(CallError::Deadline { maybe_applied: false }));
     assert!((800..=850).contains(&after), "after {after} ms");
-    assert_eq!(three.shared(0).status.borrow().role, Role::Leader);
+    assert_eq!(three.shared(0).state.status.borrow().role, Role::Leader);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn leader_with_a_hanging_disk_transfers_leadership() {
         assert!(passed * 5 < 2_000, "a quorum's disks are well, and a write takes {passed} steps");
         three.step_without_log(Some(0));
     }
-    let leads = |three: &Three| three.shared(0).status.borrow().role == Role::Leader;
+    let leads = |three: &Three| three.shared(0).state.status.borrow().role == Role::Leader;
     for _ in 0..2_000 / 5 {
         three.step_without_log(Some(0));
     }
@@ -154,7 +154,7 @@ fn returning_leader_is_counted_as_one_change() {
         let meters = Arc::clone(&three.shared(2).meters);
         crate::metrics::Metrics::new("", meters).snapshot().leader_changes_total
     };
-    let leader = |three: &Three| three.shared(2).status.borrow().leader;
+    let leader = |three: &Three| three.shared(2).state.status.borrow().leader;
     let before = changes(&three);
     isolate(&three, 2);
     three.until("it is in touch with the leader still", |three| leader(three).is_none());
@@ -172,7 +172,7 @@ fn pending_read_is_sent_to_the_new_leader_at_once() {
     let moved = transfer(&three, 0, 1, 5_000);
     let (after, result) = answered_after(&mut three, read);
     assert_eq!(result, Ok(()));
-    assert_eq!(three.shared(2).status.borrow().leader, Some(id(1)));
+    assert_eq!(three.shared(2).state.status.borrow().leader, Some(id(1)));
     assert!(after < 150, "after {after} ms: a question is put again by itself after 200");
     drop(moved);
 }

@@ -211,11 +211,11 @@ impl Three {
 
     fn leader_now(&self) -> Option<usize> {
         let leads = |node: &usize| {
-            let status = self.shared(*node).status.borrow();
+            let status = self.shared(*node).state.status.borrow();
             status.role == Role::Leader && status.leader == Some(status.id)
         };
         let leaders: Vec<usize> = (0..3).filter(leads).collect();
-        let knows = |node: usize| self.shared(node).status.borrow().leader;
+        let knows = |node: usize| self.shared(node).state.status.borrow().leader;
         match leaders[..] {
             [leader] if (0..3).all(|node| knows(node) == Some(id(leader))) => Some(leader),
             _ => None,

@@ -20,7 +20,7 @@ fn writes_beyond_the_admission_limits_are_busy() {
     assert_eq!(three.write(0, put("more", 100_000)), Err(CallError::Busy), "too many bytes");
     large.into_iter().for_each(|call| drop(three.finish(call).unwrap()));
     three.put(0, "more", 10).unwrap();
-    assert_eq!(three.shared(0).open_bytes(), 0, "everything is given back");
+    assert_eq!(three.shared(0).admission.open_bytes(), 0, "everything is given back");
 }
 
 /// A session that is being opened, and the result of the first poll.
@@ -50,7 +50,7 @@ fn sessions_that_are_being_opened_count_as_writes() {
     }
     assert!(open_session(&three).1.is_pending(), "there is room again");
     three.pass(100);
-    assert_eq!(three.shared(0).open_bytes(), 0);
+    assert_eq!(three.shared(0).admission.open_bytes(), 0);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn stopped_node_reports_stopped_before_other_errors() {
     three.step();
     for _ in 0..3 {
         assert_eq!(open_session(&three).1, Poll::Ready(Err(stopped.clone())));
-        assert_eq!(three.shared(0).open_bytes(), 0, "everything is given back");
+        assert_eq!(three.shared(0).admission.open_bytes(), 0, "everything is given back");
     }
 }
 

@@ -134,7 +134,7 @@ fn logged_growth_is_reported_as_applied_despite_a_full_quota() {
     assert_eq!(three.shared(2).reader.revision(), before, "nobody has decided it");
     three.hub.cut(id(2), id(0));
     three.hub.cut(id(1), id(2));
-    let leads = |three: &Three| three.shared(0).status.borrow().role == Role::Leader;
+    let leads = |three: &Three| three.shared(0).state.status.borrow().role == Role::Leader;
     for _ in 0..6_000 {
         if leads(&three) {
             break;
@@ -244,14 +244,14 @@ fn scanning_transaction_counts_its_keys_until_answered() {
     ];
     for (command, let_in) in wide.into_iter().zip([350..400, 5_000..5_001, 350..400]) {
         let calls: Vec<Call> = (0..5_000).map(|_| three.call(0, command.clone(), 5_000)).collect();
-        assert!(three.shared(0).open_bytes() <= 64 << 20);
+        assert!(three.shared(0).admission.open_bytes() <= 64 << 20);
         let results: Vec<_> = calls.into_iter().map(|call| three.finish(call)).collect();
         let done = results.iter().filter(|result| result.is_ok()).count();
         assert!(let_in.contains(&done), "{done} of {command:?}");
         let is_fine =
             |result: &CallResult<Reply>| !matches!(result, Err(why) if *why != CallError::Busy);
         assert!(results.iter().all(is_fine));
-        assert_eq!(three.shared(0).open_bytes(), 0, "everything is given back");
+        assert_eq!(three.shared(0).admission.open_bytes(), 0, "everything is given back");
     }
 }
 
@@ -286,7 +286,7 @@ fn attaching_a_lease_counts_all_its_keys() {
     let mut let_in = |command: Command| {
         let calls: Vec<Call> = (0..2_000).map(|_| three.call(0, command.clone(), 5_000)).collect();
         let results: Vec<_> = calls.into_iter().map(|call| three.finish(call)).collect();
-        assert_eq!(three.shared(0).open_bytes(), 0, "everything is given back");
+        assert_eq!(three.shared(0).admission.open_bytes(), 0, "everything is given back");
         results.iter().filter(|result| **result != Err(CallError::Busy)).count()
     };
     let put = |key| Put::new(key, "").lease(lease);
@@ -310,7 +310,7 @@ fn attaching_a_lease_counts_all_its_keys() {
     // One key belongs to root only. The request is denied, and counts the same.
     three.write(0, Command::Put(Put::new("x", "").lease(lease))).unwrap();
     let refused = three.call(0, by("ann", put("k000")), 5_000);
-    assert!(three.shared(0).open_bytes() > 1_000 * 160);
+    assert!(three.shared(0).admission.open_bytes() > 1_000 * 160);
     let refused = three.finish(refused).unwrap_err();
     assert_eq!(refused, CallError::Rejected(AuthError::Denied.into()));
 }

@@ -205,7 +205,7 @@ fn resumed_lease_is_not_active_before_the_leader_confirms() {
     let deadline = shared.now() + ms(1000);
     let error = three.wait(async move { shared.resume_session(lease, ms(0), deadline).await });
     assert_eq!(error.err().unwrap(), CallError::Deadline { maybe_applied: false });
-    assert_eq!(three.shared(2).status.borrow().sessions, 0);
+    assert_eq!(three.shared(2).state.status.borrow().sessions, 0);
     three.hub.heal_all();
     three.pass(4000);
     assert!(!three.is_bound(0), "nobody kept it");

@@ -28,7 +28,7 @@ fn accepted_snapshot_waits_for_a_slow_log() {
     for _ in 0..600 {
         three.step_without_log(Some(2));
     }
-    let revision = |three: &Three, node: usize| three.shared(node).status.borrow().revision;
+    let revision = |three: &Three, node: usize| three.shared(node).state.status.borrow().revision;
     assert!(revision(&three, 2) < revision(&three, 0), "the log's proof was not waited for");
     three.until("it never catches up", |three| revision(three, 2) == revision(three, 0));
     let metrics = Metrics::new("m2", Arc::clone(&three.shared(2).meters)).snapshot();
@@ -41,7 +41,7 @@ fn fetch_overtaken_by_the_log_is_abandoned_with_its_file() {
     let ends: [fn(&mut Three, SnapshotId); 3] = [|_, _| {}, gone, |three, _| three.restart(2)];
     for ends in ends {
         let mut three = Three::led_by(0, often);
-        let applied = three.shared(2).status.borrow().applied;
+        let applied = three.shared(2).state.status.borrow().applied;
         let later = LogIndex(applied.get() + 20);
         let id_of_it = SnapshotId { index: later, term: Term(1), bytes: 1 << 20, checksum: 7 };
         // The peer that offers it is gone, and another node leads.
@@ -53,14 +53,14 @@ fn fetch_overtaken_by_the_log_is_abandoned_with_its_file() {
             names.iter().filter(|name| name.ends_with(".partial")).count()
         };
         three.pass(300);
-        let fetches = |three: &Three| three.nodes[2].driver.snapshots.fetching().is_some();
+        let fetches = |three: &Three| three.nodes[2].driver.snapshots.own.fetching().is_some();
         assert!(fetches(&three) && partials(&three) == 1);
         ends(&mut three, id_of_it);
         for i in 0..30 {
             three.put(0, &format!("k{i}"), 10).unwrap();
         }
         three.until("it fetches on", |three| !fetches(three) && partials(three) == 0);
-        assert!(three.shared(2).status.borrow().applied >= later);
+        assert!(three.shared(2).state.status.borrow().applied >= later);
     }
 }
 
@@ -81,7 +81,7 @@ fn corrupted_state_outside_the_rows_stops_the_node() {
     let mut three = Three::led_by(0, often);
     let grant = Command::Grant { id: None, ttl: Duration::from_secs(600), session: None };
     three.write(2, grant).unwrap();
-    let revision = |three: &Three, node: usize| three.shared(node).status.borrow().revision;
+    let revision = |three: &Three, node: usize| three.shared(node).state.status.borrow().revision;
     three.nodes[2].driver.machine.rot_lease();
     for i in 0..100 {
         three.put(0, &format!("k{i}"), 100).unwrap();

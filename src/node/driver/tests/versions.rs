@@ -23,7 +23,7 @@ fn connects(three: &Three, node: usize, supported_version: ClusterVersion) {
 }
 
 fn version(three: &Three) -> ClusterVersion {
-    three.shared(0).status.borrow().version
+    three.shared(0).state.status.borrow().version
 }
 
 fn nobody_has_stopped(three: &Three) -> bool {
@@ -53,7 +53,7 @@ fn version_upgrade_is_not_proposed_again_after_a_leader_change() {
     }
     connects(&three, 1, NEXT);
     three.until("nobody else leads", |three| {
-        (1..3).any(|node| three.shared(node).status.borrow().role == Role::Leader)
+        (1..3).any(|node| three.shared(node).state.status.borrow().role == Role::Leader)
     });
     // The second node was downgraded.
     connects(&three, 1, ClusterVersion::FIRST);

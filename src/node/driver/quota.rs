@@ -1,29 +1,31 @@
 //! Limits the growth of the state by the quota and by full disks.
 //!
-//! A call is checked on its own node before it is sent (`Shared::write`). The leader checks the
+//! A call is checked on its own node before it is sent (`node/admission.rs`). The leader checks the
 //! call again, because the node's replica may lag, or the node's disk may have space while the
 //! voters' disks are full. The leader also counts the entries in its log that are not applied yet.
 //! Commands that cannot grow the state pass both checks.
 
-use super::*;
-use crate::metrics;
-use crate::model::ProposeRejection as Why;
-use crate::node::quota::{Values, growth};
+use super::Driver;
+use crate::model::{LogIndex, Moment, PeerMessage, Proposal, ProposeRejection, RequestId};
+use crate::node::answer::CallError;
+use crate::node::proposals::Batch;
+use crate::node::quota::{self, Values, growth};
+use crate::{metrics, wal};
 
 impl Driver {
     /// As the leader: removes the requests that must not grow the state now, and rejects them.
     pub(super) fn hold_back_growth(&mut self, waiting: &mut [Batch], now: Moment) {
-        let no_space = self.no_space();
-        let quota = self.shared.settings.quota_bytes;
-        let Some(leading) = &self.leading else { return };
+        let no_space = self.peers.has_no_space(self.membership.roster.members());
+        let quota_bytes = self.shared.settings.quota_bytes;
+        let Some(leading) = &self.leader else { return };
         let mut bytes = self.shared.reader.bytes().saturating_add(leading.in_log.growth());
         let mut coming = Values::default();
         for batch in waiting {
             let Proposal { node, incarnation, .. } = batch.proposal;
-            let mut refused: Vec<(u64, Why)> = Vec::new();
+            let mut refused: Vec<(u64, ProposeRejection)> = Vec::new();
             batch.proposal.requests.retain(|(seq, command)| {
                 let id = RequestId { node, incarnation, seq: *seq };
-                let leading = self.leading.as_ref();
+                let leading = self.leader.as_ref();
                 let in_log = leading.map(|leading| &leading.in_log);
                 // The request is already in the log and will not be proposed again.
                 if in_log.is_some_and(|in_log| in_log.contains(&id)) {
@@ -34,10 +36,8 @@ impl Driver {
                     coming.len_of(key).max(proposed).max(self.shared.reader.value_len(key))
                 };
                 let Some(more) = growth(command, &len_of) else { return true };
-                let why =
-                    self.rejected_requests.why(id).or(no_space).or_else(|| {
-                        (bytes.saturating_add(more) > quota).then_some(Why::QuotaExceeded)
-                    });
+                let earlier = self.peers.rejected_requests.why(id);
+                let why = earlier.or_else(|| quota::rejection(no_space, bytes, more, quota_bytes));
                 let Some(why) = why else {
                     bytes = bytes.saturating_add(more);
                     coming.add(command, LogIndex(0));
@@ -50,14 +50,14 @@ impl Driver {
                 false
             });
             for (seq, why) in refused {
-                self.refuse_growth(RequestId { node, incarnation, seq }, why, &batch.fresh, now);
+                self.reject_growth(RequestId { node, incarnation, seq }, why, &batch.fresh, now);
             }
         }
     }
 
-    fn refuse_growth(&mut self, id: RequestId, why: Why, fresh: &[u64], now: Moment) {
+    fn reject_growth(&mut self, id: RequestId, why: ProposeRejection, fresh: &[u64], now: Moment) {
         if id.node != self.shared.settings.node {
-            self.rejected_requests.add(id, why, now);
+            self.peers.rejected_requests.add(id, why, now);
             let (incarnation, seqs) = (id.incarnation, vec![id.seq]);
             self.shared.meters.proposals_refused_total.at(reason(why)).one();
             return self.send(id.node, PeerMessage::ProposeRejected { incarnation, seqs, why });
@@ -65,49 +65,40 @@ impl Driver {
         // A request that an earlier leader may have logged stays open. Reject only requests that no
         // log can contain.
         let fresh: Vec<u64> = fresh.iter().copied().filter(|seq| *seq == id.seq).collect();
-        self.proposals.put_back([id.seq], &fresh);
-        let refused = self.proposals.refuse_growth(id.seq, self.growth_error(why));
+        self.to_leader.proposals.put_back([id.seq], &fresh);
+        let refused = self.to_leader.proposals.reject_growth_here(id.seq, self.growth_error(why));
         if refused.is_none() {
-            self.hold(now);
+            self.to_leader.hold(now);
         }
         self.tell(refused.into_iter().collect());
     }
 
     /// Processes the leader's rejection of requests that would have made the state grow.
-    pub(super) fn growth_refused(&mut self, seqs: &[u64], why: Why, now: Moment) {
+    pub(super) fn growth_rejected_by_leader(
+        &mut self,
+        seqs: &[u64],
+        why: ProposeRejection,
+        now: Moment,
+    ) {
         for seq in seqs {
-            let refused = self.proposals.refused_growth(*seq, self.growth_error(why));
+            let refused =
+                self.to_leader.proposals.growth_rejected_by_leader(*seq, self.growth_error(why));
             self.tell(refused.into_iter().collect());
             // Only requests that stay open are repeated later, so only they need a pause.
-            if self.proposals.is_open(*seq) {
-                self.hold(now);
+            if self.to_leader.proposals.is_open(*seq) {
+                self.to_leader.hold(now);
             }
         }
     }
 
-    fn growth_error(&self, why: Why) -> CallError {
-        match why {
-            Why::NoSpace => CallError::NoSpace,
-            _ => CallError::QuotaExceeded {
-                bytes: self.shared.reader.bytes(),
-                quota: self.shared.settings.quota_bytes,
-            },
-        }
-    }
-
-    /// If no request that grows the state can be proposed now, returns the reason. A leader whose
-    /// own disk is full transfers its leadership if it can.
-    fn no_space(&self) -> Option<Why> {
-        let members = self.roster.members();
-        let quorum = self.space.quorum_has_room(members.voters())
-            && self.space.quorum_has_room(members.outgoing().iter().copied());
-        (self.space.is_low() || !quorum).then_some(Why::NoSpace)
+    fn growth_error(&self, why: ProposeRejection) -> CallError {
+        CallError::of_growth(why, self.shared.reader.bytes(), self.shared.settings.quota_bytes)
     }
 
     /// Processes a report of the log about the disk space.
     pub(super) fn take_space(&mut self, space: wal::Space, now: Moment) {
         let low = space == wal::Space::Low;
-        if !self.space.own(low, now) {
+        if !self.peers.space.own(low, now) {
             return;
         }
         let node = self.my_name();
@@ -116,55 +107,37 @@ impl Driver {
         } else {
             tracing::info!(node, "disk has space again");
         }
-        self.shared.set_low(low);
-        self.warm.set_scarce(low);
+        self.shared.admission.set_disk_full(low);
+        self.io.warm.set_scarce(low);
         self.say_space();
     }
 
     fn say_space(&mut self) {
-        for peer in self.roster.peers() {
-            self.send(peer, PeerMessage::Space { low: self.space.is_low() });
+        for peer in self.membership.roster.peers() {
+            self.send(peer, PeerMessage::Space { low: self.peers.space.is_low() });
         }
     }
 
     /// Repeats the report of a full disk, and transfers leadership to a member with disk space.
     pub(super) fn mind_space(&mut self, now: Moment) {
-        self.rejected_requests.forget(now);
-        if !self.space.tick(now) {
+        self.peers.rejected_requests.forget(now);
+        if !self.peers.space.tick(now) {
             return;
         }
         self.say_space();
         // Try again to truncate the log: a peer that needed its front may not need it any more.
         self.cut_log(now);
-        let DriverStage::Running(consensus) = &mut self.stage else { return };
-        if self.leading.is_none() || consensus.is_transferring() {
-            return;
-        }
-        let (space, members) = (&self.space, self.roster.members());
-        let fit = |peer: &&consensus::PeerStatus| {
-            peer.active
-                && peer.state != consensus::PeerState::Snapshot
-                && members.is_voter(peer.id)
-                && space.has_room(peer.id)
-        };
-        let peers = consensus.peers();
-        // Of equally good members, choose the member with the lowest id.
-        let best =
-            peers.iter().filter(fit).max_by_key(|peer| (peer.matched, std::cmp::Reverse(peer.id)));
-        if let Some(peer) = best.map(|peer| peer.id) {
-            tracing::warn!(%peer, "disk is full, transferring leadership");
-            consensus.transfer_to(peer);
-        }
+        self.hand_over_from_full_disk();
     }
 }
 
 /// Returns the metric label for a rejection.
-pub(super) fn reason(why: Why) -> metrics::Refused {
+pub(super) fn reason(why: ProposeRejection) -> metrics::Refused {
     match why {
-        Why::NotLeader(_) => metrics::Refused::NotLeader,
-        Why::Busy => metrics::Refused::Busy,
-        Why::Diverged => metrics::Refused::Diverged,
-        Why::QuotaExceeded => metrics::Refused::Quota,
-        Why::NoSpace => metrics::Refused::NoSpace,
+        ProposeRejection::NotLeader(_) => metrics::Refused::NotLeader,
+        ProposeRejection::Busy => metrics::Refused::Busy,
+        ProposeRejection::Diverged => metrics::Refused::Diverged,
+        ProposeRejection::QuotaExceeded => metrics::Refused::Quota,
+        ProposeRejection::NoSpace => metrics::Refused::NoSpace,
     }
 }

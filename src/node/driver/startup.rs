@@ -1,6 +1,12 @@
 //! The start of a node: founding a cluster, or continuing from the log.
 
-use super::*;
+use std::sync::Arc;
+
+use super::{Driver, DriverStage, Fatal, Recording};
+use crate::consensus::{Consensus, ConsensusConfig};
+use crate::model::{Command, Members, Moment, PeerMessage};
+use crate::node::settings::Settings;
+use crate::wal;
 
 impl Driver {
     /// Advances the founding of the cluster, on a member that does not take part yet.
@@ -14,10 +20,9 @@ impl Driver {
         if let Some(founders) = founders {
             let group = wal::Group { founding: Some(founders.clone()), ..wal::Group::default() };
             self.stage = DriverStage::Recording(Recording::Founders(founders));
-            self.log.push(group);
-        } else if now >= self.next_hello {
-            self.next_hello = now + self.shared.settings.heartbeat;
-            for peer in self.roster.peers() {
+            self.io.log.push(group);
+        } else if self.timing.is_hello_due(now, self.shared.settings.heartbeat) {
+            for peer in self.membership.roster.peers() {
                 let message = match self.stage {
                     DriverStage::Restoring { least, .. } => PeerMessage::SnapshotWanted { least },
                     _ => PeerMessage::Hello(self.identity.hello(peer)),
@@ -31,7 +36,7 @@ impl Driver {
     fn report_founding(&mut self, now: Moment) {
         let DriverStage::Founding(founding) = &mut self.stage else { return };
         let Some(waits_for) = founding.report(now) else { return };
-        let waiting_for = self.roster.places(&waits_for).join(", ");
+        let waiting_for = self.membership.roster.places(&waits_for).join(", ");
         tracing::warn!(
             node = self.my_name(),
             waiting_for,
@@ -48,7 +53,7 @@ impl Driver {
                 // In a restored cluster more entries are applied than the synthetic founding entry.
                 let commit = self.machine.applied();
                 self.start_consensus(wal::HardState { commit, ..wal::HardState::default() })?;
-                for peer in self.roster.peers() {
+                for peer in self.membership.roster.peers() {
                     self.send(peer, PeerMessage::Hello(self.identity.hello(peer)));
                 }
                 Ok(())
@@ -75,9 +80,9 @@ impl Driver {
             )
         };
         let applied = self.machine.applied();
-        let mut consensus = Consensus::new(config, self.log_reader.clone(), hard_state, applied)
+        let mut consensus = Consensus::new(config, self.io.log_reader.clone(), hard_state, applied)
             .map_err(|fault| fault.to_string())?;
-        consensus.offer_snapshot(self.snapshots.newest().map(|(id, members)| (*id, members)));
+        consensus.offer_snapshot(self.snapshots.own.newest().map(|(id, members)| (*id, members)));
         self.stage = DriverStage::Running(Box::new(consensus));
         self.release_at_least(self.shared.reader.revision());
         Ok(())

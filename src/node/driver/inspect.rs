@@ -40,18 +40,18 @@ impl Driver {
         Look {
             term,
             vote,
-            leads: self.leading.is_some(),
+            leads: self.leader.is_some(),
             commit,
             applied,
             revision: self.shared.reader.revision(),
-            settled: self.unsettled.is_none(),
+            settled: self.membership.is_settled(),
             ticks,
         }
     }
 
     /// Returns the last entry that the newest snapshot covers.
     pub(crate) fn snapshot(&self) -> Option<LogIndex> {
-        self.snapshots.newest().map(|(id, _)| id.index)
+        self.snapshots.own.newest().map(|(id, _)| id.index)
     }
 
     /// Returns whether the node has released an entry for applying before its own log has written
@@ -78,7 +78,7 @@ impl Driver {
 
     /// Returns the lessor if this node is the leader and counts leases.
     pub(crate) fn lessor(&self) -> Option<&Lessor> {
-        self.leading.as_ref()?.lessor.as_ref()
+        self.leader.as_ref()?.lessor.as_ref()
     }
 
     pub(crate) fn digest(&self) -> u64 {

@@ -2,35 +2,56 @@
 
 use tracing::Span;
 
-use super::*;
-use crate::codec::proposal_len;
-use crate::metrics;
+use super::lifecycle::LifecycleEvent;
+use super::snapshot_flow::SnapshotEvent;
+use super::{Driver, DriverStage, Fatal, PROPOSAL_BYTES_MAX};
+use crate::consensus::Stepped;
+use crate::env::Point;
+use crate::model::{Command, Moment, NodeId, PeerMessage, Proposal, ProposeRejection};
+use crate::node::answer::CallError;
+use crate::node::inbox::{Input, Write};
+use crate::node::proposals::Closed;
+use crate::node::reads::ReadWaiter;
+use crate::node::rounds::{Answer, LeaseQuestion, QueryOrigin, Question};
+use crate::transport::Refused;
+use crate::{codec, metrics, wal};
 
 /// The error for a backup of a replica without any state of its cluster.
 const NO_STATE: &str = "this node has no state of its cluster yet: wait until its health reports that it is serving, or use another member";
 
 impl Driver {
-    pub(super) fn take(&mut self, input: Input, now: Moment) -> Result<(), Fatal> {
+    /// Processes all inputs since the last turn.
+    pub(super) fn take_inputs(&mut self, now: Moment) -> Result<(), Fatal> {
+        let mut inputs = self.io.take_inputs(&self.shared.inbox);
+        self.shared.meters.inbox_inputs.add(inputs.len());
+        for input in inputs.drain(..) {
+            self.take(input, now)?;
+        }
+        self.io.reuse(inputs);
+        Ok(())
+    }
+
+    fn take(&mut self, input: Input, now: Moment) -> Result<(), Fatal> {
         match input {
             Input::Peer(from, message) => self.take_message(from, message, now)?,
             Input::Connected(peer, hello) => {
                 tracing::debug!(%peer, "peer connected");
-                self.peer_rejections.resolve(&self.roster.name_of(peer));
+                self.peers.rejections.resolve(&self.membership.roster.name_of(peer));
                 self.hear(&hello)?;
-                if self.peer_versions.insert(peer, hello.supported_version).is_none() {
+                if self.membership.connected(peer, hello.supported_version) {
                     self.settle_for_peer();
                 }
-                if self.roster.hear(peer, &hello.address) {
-                    self.network.set_peers(&self.roster.contacts());
+                if self.membership.roster.hear(peer, &hello.address) {
+                    self.io.network.set_peers(&self.membership.roster.contacts());
                 }
             }
             Input::Disconnected(peer) => {
-                self.peer_versions.remove(&peer);
+                self.membership.disconnected(peer);
                 if let DriverStage::Running(consensus) = &mut self.stage {
                     consensus.unreachable(peer);
                 }
             }
-            Input::Refused(peer, rejection) => self.refused(peer, rejection, now)?,
+            Input::Refused(peer, rejection) => self.connection_rejected(peer, rejection, now)?,
             Input::Durable(proof, synced) => self.take_proof(proof, synced, now)?,
             Input::Space(space) => self.take_space(space, now),
             Input::LogCut => {
@@ -40,17 +61,22 @@ impl Driver {
             }
             Input::LogFailed(why) => return Err(format!("the log has failed: {why}")),
             Input::Write(write) => self.take_write(write),
-            Input::Read(asking) if mutant!(M06) => asking.reply.send(Ok(now)),
-            Input::Read(asking) => self.reads.add(asking),
+            Input::Read(waiter) => {
+                mutant!(M06, {
+                    waiter.reply.send(Ok(now));
+                    return Ok(());
+                });
+                self.to_leader.reads.add(waiter);
+            }
             Input::AtLeast { revision, deadline, reply } => {
-                if self.shared.has_state() && self.shared.reader.revision() >= revision {
+                if self.shared.replica.has_state() && self.shared.reader.revision() >= revision {
                     reply.send(Ok(()));
                 } else {
-                    let asking = ReadWaiter { deadline, reply, span: Span::none() };
-                    self.at_least.entry(revision).or_default().push(asking);
+                    let waiter = ReadWaiter { deadline, reply, span: Span::none() };
+                    self.to_leader.wait_for(revision, waiter);
                 }
             }
-            Input::Lease(call) => self.lease_calls.add(call),
+            Input::Lease(call) => self.to_leader.lease_calls.add(call),
             Input::OpenSession(opening) => self.open_session(opening),
             Input::SessionGranted(opening, granted) => self.session_granted(opening, granted),
             Input::ResumeSession(resuming) => self.resume_session(resuming, now),
@@ -63,26 +89,19 @@ impl Driver {
             Input::Join(ask, reply) => self.take_join(ask, reply, now),
             Input::LetIn(reply, result) => self.let_in(reply, result),
             Input::Step { membership_request, deadline, reply } => {
-                self.steps.add(membership_request, deadline, reply, now)
+                self.to_leader.steps.add(membership_request, deadline, reply, now)
             }
             Input::Snapshot(news) => self.take_news(news, now)?,
-            Input::Backup { reply, .. } if !self.shared.has_state() => {
+            Input::Backup { reply, .. } if !self.shared.replica.has_state() => {
                 reply.send(Err(CallError::Backup(NO_STATE.into())));
             }
             Input::Backup { path, reply } => {
-                self.backups.add(path, reply, || self.machine.image());
+                self.io.backups.add(path, reply, || self.machine.image());
             }
             #[cfg(any(test, feature = "sim"))]
             Input::Rot { key, reply } => reply.send(Ok(self.machine.rot(&key))),
-            Input::Abort => self.aborted = true,
-            Input::Stop => {
-                if self.stopping.is_none() {
-                    for lease in self.sessions.close_all(now) {
-                        self.insist(Command::Revoke(lease));
-                    }
-                    self.stopping = Some(Stopping { began: now, transferred: false });
-                }
-            }
+            Input::Abort => self.lifecycle_event(LifecycleEvent::Abort, now),
+            Input::Stop => self.lifecycle_event(LifecycleEvent::Shutdown(now), now),
         }
         Ok(())
     }
@@ -141,76 +160,64 @@ impl Driver {
                     tracing::warn!(%from, %rejection, "rejected raft message");
                 }
             },
-            PeerMessage::Propose(proposal) => match &mut self.leading {
-                _ if proposal.node != from || proposal_len(&proposal) > PROPOSAL_BYTES_MAX => {
+            PeerMessage::Propose(proposal) => match &mut self.leader {
+                _ if proposal.node != from
+                    || codec::proposal_len(&proposal) > PROPOSAL_BYTES_MAX =>
+                {
                     self.malformed(from, &proposal);
                 }
                 Some(leading) => leading.forwarded.push(proposal),
                 None => {
                     let why = ProposeRejection::NotLeader(consensus.leader());
-                    self.refuse(&proposal, why);
+                    self.reject_forwarded(&proposal, why);
                 }
             },
             PeerMessage::ProposeRejected { incarnation, seqs, why } if incarnation == mine => {
                 match why {
                     ProposeRejection::QuotaExceeded | ProposeRejection::NoSpace => {
-                        self.growth_refused(&seqs, why, now);
+                        self.growth_rejected_by_leader(&seqs, why, now);
                     }
                     _ => {
-                        self.proposals.refused(&seqs);
-                        self.hold(now);
+                        self.to_leader.proposals.queue_again(&seqs);
+                        self.to_leader.hold(now);
                     }
                 }
             }
             PeerMessage::ReadAsk { round, incarnation } => {
-                if self.leading.is_some() {
-                    self.rounds.join(ReadOrigin::Remote { node: from, incarnation, round });
-                } else {
-                    self.send(from, PeerMessage::ReadAnswer { round, incarnation, index: None });
-                }
-            }
-            PeerMessage::ReadAnswer { round, incarnation, index } if incarnation == mine => {
-                self.reads.answered(round, index, now);
-                self.reads.applied(self.machine.applied());
-                if index.is_none() {
-                    self.hold(now);
-                }
+                let origin = QueryOrigin { node: from, incarnation, round };
+                self.take_question(origin, Question::Read);
             }
             PeerMessage::Renew { round, incarnation, leases } => {
-                if let Some(leading) = &mut self.leading {
-                    let renewal = ReadOrigin::Renewal { node: from, incarnation, round, leases };
-                    if mutant!(B22) {
-                        leading.renewals.entry(LogIndex(0)).or_default().push(renewal);
-                        self.judge_renewals();
-                        return Ok(());
-                    }
-                    self.rounds.join(renewal);
+                let origin = QueryOrigin { node: from, incarnation, round };
+                self.take_question(origin, Question::Renew(leases));
+            }
+            PeerMessage::LeaseAsk { round, incarnation, renew, look } => {
+                let origin = QueryOrigin { node: from, incarnation, round };
+                let question = Question::Leases(LeaseQuestion { renew, look });
+                self.take_question(origin, question);
+            }
+            PeerMessage::ReadAnswer { round, incarnation, index } if incarnation == mine => {
+                self.take_answer(round, Answer::Read(index));
+                if index.is_none() {
+                    self.to_leader.hold(now);
                 }
             }
             PeerMessage::Renewed { round, incarnation, renewed, gone } if incarnation == mine => {
-                self.renewed(round, &renewed, &gone);
-            }
-            PeerMessage::LeaseAsk { round, incarnation, renew, look } => {
-                if self.leading.is_some() {
-                    let question = LeaseQuestion { round, renew, look };
-                    self.rounds.join(ReadOrigin::Leases { node: from, incarnation, question });
-                }
+                self.take_answer(round, Answer::Renewed { renewed, gone });
             }
             PeerMessage::LeaseAnswer { round, incarnation, living, gone }
                 if incarnation == mine =>
             {
-                self.lease_calls.answered(round, &living, &gone);
+                self.take_answer(round, Answer::Leases { living, gone });
             }
             PeerMessage::Digest { index, digest } => self.compare(from, index, digest)?,
             PeerMessage::MemberAsk { round, incarnation, membership_request } => {
-                self.take_step(
-                    StepAsker::Remote { node: from, incarnation, round },
-                    membership_request,
-                );
+                let origin = QueryOrigin { node: from, incarnation, round };
+                self.take_step(origin, membership_request);
             }
             PeerMessage::MemberAnswer { round, incarnation, answer } if incarnation == mine => {
-                self.steps.answered(round, answer);
-                self.steps.applied(self.machine.applied());
+                self.to_leader.steps.answered(round, answer);
+                self.to_leader.steps.applied(self.machine.applied());
             }
             // These messages are handled above.
             PeerMessage::Hello(_)
@@ -219,7 +226,7 @@ impl Driver {
             | PeerMessage::SnapshotGone { .. }
             | PeerMessage::SnapshotWanted { .. }
             | PeerMessage::SnapshotHere { .. } => {}
-            PeerMessage::Space { low } => self.space.hear(from, low, now),
+            PeerMessage::Space { low } => self.peers.space.hear(from, low, now),
             // This is an answer to an earlier incarnation, so ignore it.
             PeerMessage::ProposeRejected { .. }
             | PeerMessage::ReadAnswer { .. }
@@ -234,17 +241,17 @@ impl Driver {
     /// not reach the log, because a request that is too large for an entry cannot be proposed.
     fn malformed(&mut self, from: NodeId, proposal: &Proposal) {
         self.shared.meters.proposals_refused_total.at(metrics::Refused::Malformed).one();
-        let (node, bytes) = (proposal.node, proposal_len(proposal));
+        let (node, bytes) = (proposal.node, codec::proposal_len(proposal));
         tracing::warn!(%from, %node, bytes, "dropped malformed requests of a member");
     }
 
     pub(super) fn take_write(&mut self, write: Write) {
         // Requests without a deadline are not rejected. Such requests wait until the difference is
         // resolved.
-        if self.digests.is_undecided() && write.deadline.is_some() {
-            self.tell(vec![Closed::refused(write, CallError::Diverged)]);
+        if self.peers.digests.is_undecided() && write.deadline.is_some() {
+            self.tell(vec![Closed::not_accepted(write, CallError::Diverged)]);
         } else {
-            self.proposals.add(write);
+            self.to_leader.proposals.add(write);
         }
     }
 
@@ -259,14 +266,12 @@ impl Driver {
                 self.shared.env.points.reach(Point::DriverBeforeSend);
                 let proven = proof.number();
                 tracing::trace!(group = proven, "log group synced");
-                self.log_times.durable(proven, synced);
+                self.timing.log_times.durable(proven, synced);
                 let opened = consensus.persisted(proof);
-                self.log_owes_since = consensus.owes_log().then_some(now);
+                self.timing.log_owes_since = consensus.owes_log().then_some(now);
                 self.send_raft(opened);
                 self.shared.env.points.reach(Point::DriverAfterSend);
-                if let Some((id, _)) = self.installing.take_if(|(_, group)| *group <= proven) {
-                    self.install(id, now)?;
-                }
+                self.snapshot_event(SnapshotEvent::Durable(proven), now)?;
             }
             DriverStage::Recording(recording) => {
                 let recording = recording.clone();
@@ -278,15 +283,15 @@ impl Driver {
     }
 
     /// Processes the rejection of a connection, by this node or by the peer.
-    pub(super) fn refused(
+    fn connection_rejected(
         &mut self,
         peer: NodeId,
         rejection: Refused,
         now: Moment,
     ) -> Result<(), Fatal> {
         let name = match rejection.at.as_deref().unwrap_or_default() {
-            "" => self.roster.name_of(peer),
-            address => self.roster.name_at(address),
+            "" => self.membership.roster.name_of(peer),
+            address => self.membership.roster.name_at(address),
         };
         if rejection.disk_lost == Some(self.shared.settings.node) {
             return Err(format!("{name} does not accept this member: {}", rejection.why));
@@ -296,9 +301,9 @@ impl Driver {
                 peer = name,
                 "peer reports that this member was removed from the cluster"
             );
-            self.removed = true;
+            self.lifecycle_event(LifecycleEvent::Removed, now);
         }
-        if self.peer_rejections.add(&name, &rejection.why, now) {
+        if self.peers.rejections.add(&name, &rejection.why, now) {
             tracing::warn!(peer = name, why = rejection.why, "peer connection rejected");
         }
         Ok(())

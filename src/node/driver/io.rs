@@ -1,0 +1,67 @@
+//! The connections of the driver to everything outside it: its inputs, the network, the log, and the workers that use
+//! the disk.
+
+use std::sync::Arc;
+
+use crate::env::{Network, SendOutcome};
+use crate::metrics::Meters;
+use crate::model::{Lane, NodeId, PeerMessage};
+use crate::node::answer::StopReason;
+use crate::node::backups::Backups;
+use crate::node::inbox::{Inbox, Input};
+use crate::node::log_worker::LogQueue;
+use crate::node::snapshot_worker::SnapshotQueue;
+use crate::{wal, warm};
+
+/// Maximum capacity of the input buffer that is kept from turn to turn.
+const INPUT_ROOM_MAX: usize = 1_024;
+
+/// The handles with which a driver reaches the network and the workers.
+pub(super) struct Io {
+    pub(super) network: Box<dyn Network>,
+    pub(super) log: Arc<LogQueue>,
+    pub(super) log_reader: wal::LogReader,
+    pub(super) snapshot_queue: Arc<SnapshotQueue>,
+    pub(super) backups: Backups,
+    pub(super) warm: Arc<warm::WriteBehindQueue>,
+    /// A buffer that the inbox fills while the driver processes the current inputs.
+    pub(super) input_room: Vec<Input>,
+}
+
+impl Io {
+    /// Takes all inputs since the last call.
+    pub(super) fn take_inputs(&mut self, inbox: &Inbox) -> Vec<Input> {
+        inbox.take(std::mem::take(&mut self.input_room))
+    }
+
+    /// Keeps the buffer of processed inputs for the inbox.
+    pub(super) fn reuse(&mut self, mut inputs: Vec<Input>) {
+        inputs.clear();
+        inputs.shrink_to(INPUT_ROOM_MAX);
+        self.input_room = inputs;
+    }
+
+    /// Sends a message to a peer. All messages go through here.
+    pub(super) fn post(
+        &mut self,
+        to: NodeId,
+        lane: Lane,
+        message: PeerMessage,
+        meters: &Meters,
+    ) -> SendOutcome {
+        let outcome = self.network.send(to, lane, message);
+        match outcome {
+            SendOutcome::Queued => {}
+            SendOutcome::Full => meters.messages_dropped_total.one(),
+            SendOutcome::Unreachable => meters.messages_unreachable_total.one(),
+        }
+        outcome
+    }
+
+    /// Ends the workers.
+    pub(super) fn close(&self, reason: &StopReason) {
+        self.log.close();
+        self.snapshot_queue.close();
+        self.backups.close(reason);
+    }
+}

@@ -1,0 +1,348 @@
+//! The duties of a leader: follows changes of the leader, proposes entries, and confirms its leadership.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::members::UnderWay;
+use super::{Driver, DriverStage, ENTRY_BYTES, quota};
+use crate::consensus::RoundId;
+use crate::model::{
+    Command, Item, LeaseId, LogIndex, Moment, NodeId, PeerMessage, Proposal, ProposeRejection,
+    RequestId, Term,
+};
+use crate::node::answer::CallError;
+use crate::node::lessor::Lessor;
+use crate::node::proposals::Batch;
+use crate::node::quota::{Proposed, growth};
+use crate::node::retain::Retention;
+use crate::node::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
+use crate::{codec, consensus};
+
+/// The state that only a leader has.
+pub(super) struct LeaderState {
+    /// Time of the election.
+    pub(super) since: Moment,
+    /// Proposals from other nodes in this turn.
+    pub(super) forwarded: Vec<Proposal>,
+    /// Requests that were proposed in this term and are not applied yet. The leader does not
+    /// propose these requests again.
+    pub(super) in_log: Proposed,
+    /// Counts leases, from the first applied entry of the term.
+    pub(super) lessor: Option<Lessor>,
+    /// Leases whose revocation is in unapplied entries, with the last such entry. Their expiry is
+    /// not proposed: it would name the lease by its id, and after the revocation the same id may
+    /// belong to another lease.
+    pub(super) revoked: BTreeMap<LeaseId, LogIndex>,
+    /// Confirmed renewals, by the index that must be applied before they are processed.
+    pub(super) renewals: BTreeMap<LogIndex, Vec<LeaderQuery>>,
+    /// The times at which uncommitted entries were proposed. Consensus bounds their number.
+    pub(super) flights: VecDeque<(LogIndex, Moment)>,
+    /// The membership change that was proposed and is not applied yet.
+    pub(super) step: Option<UnderWay>,
+    /// The origins of requests that wait until the last membership change is settled, each with the
+    /// affected member.
+    pub(super) untold: Vec<(QueryOrigin, NodeId)>,
+    /// Decides how much history is kept, from the first applied entry of the term.
+    pub(super) retention: Option<Retention>,
+    /// The number of the request with which this leader raises the cluster version.
+    pub(super) raising: Option<u64>,
+}
+
+impl LeaderState {
+    fn new(now: Moment) -> Self {
+        Self {
+            since: now,
+            forwarded: Vec::new(),
+            in_log: Proposed::default(),
+            lessor: None,
+            revoked: BTreeMap::new(),
+            renewals: BTreeMap::new(),
+            flights: VecDeque::new(),
+            step: None,
+            untold: Vec::new(),
+            retention: None,
+            raising: None,
+        }
+    }
+
+    /// Records that a request was proposed in the entry at `index`. `more` is the growth that it may cause.
+    fn proposed(&mut self, id: RequestId, index: LogIndex, command: &Command, more: u64) {
+        self.in_log.proposed(id, index, command, more);
+        if let Command::Revoke(lease) = command.deed() {
+            self.revoked.insert(*lease, index);
+        }
+    }
+}
+
+impl Driver {
+    /// Detects changes of the leader, and informs the parts that depend on the leader.
+    pub(super) fn follow_leader(&mut self, now: Moment) {
+        let DriverStage::Running(consensus) = &self.stage else { return };
+        let known = (consensus.term(), consensus.leader());
+        let leads = consensus.is_leader();
+        if !self.contact.is_known(known) || leads != self.leader.is_some() {
+            let stands = matches!(
+                consensus.role(),
+                consensus::RaftRole::Candidate | consensus::RaftRole::Leader
+            );
+            self.leader_changed(known, stands, leads, now);
+        }
+        self.start_lessor(now);
+    }
+
+    fn leader_changed(
+        &mut self,
+        known: (Term, Option<NodeId>),
+        stands: bool,
+        leads: bool,
+        now: Moment,
+    ) {
+        let change = self.contact.observe(known, stands);
+        let meters = &self.shared.meters;
+        meters.elections_total.add(u64::from(change.is_new_candidacy));
+        meters.leader_changes_total.add(u64::from(change.has_another_leader));
+        if known.1.is_some() {
+            self.shared.slow.knows_leader(now);
+            self.shared.slow_applies.knows_leader(now);
+        }
+        self.stop_leading();
+        if leads {
+            tracing::info!(node = self.my_name(), term = %known.0, "became leader");
+            self.leader = Some(LeaderState::new(now));
+        }
+        self.to_leader.leader_changed(now);
+        if let Some(leader) = known.1.filter(|leader| *leader != self.shared.settings.node) {
+            self.to_leader.transferred(leader);
+        }
+        self.publish_status();
+        self.record_sample(now);
+    }
+
+    pub(super) fn start_lessor(&mut self, now: Moment) {
+        let DriverStage::Running(consensus) = &self.stage else { return };
+        let Some(leading) = &mut self.leader else { return };
+        if leading.lessor.is_none() && consensus.is_ready_to_lead() {
+            let leases = self.machine.leases();
+            leading.lessor = Some(Lessor::new(self.shared.settings.drift, now, leases));
+        }
+    }
+
+    pub(super) fn stop_leading(&mut self) {
+        let Some(leading) = self.leader.take() else { return };
+        self.shared.replica.in_company();
+        if let Some(seq) = leading.raising {
+            self.to_leader.proposals.withdraw(seq);
+        }
+        self.membership.stopped_leading();
+        for proposal in &leading.forwarded {
+            self.reject_forwarded(proposal, ProposeRejection::NotLeader(self.contact.leader()));
+        }
+        for LeaderQuery { origin, question } in self.rounds.end() {
+            match question {
+                Question::Read => self.reply(origin, Answer::Read(None)),
+                // No answer is needed: the nodes that sent these questions repeat them.
+                Question::Renew(_) | Question::Leases(_) => {}
+            }
+        }
+    }
+
+    /// As the leader: packs the requests of this node and of the other nodes into entries.
+    pub(super) fn propose(&mut self, now: Moment) {
+        let Some(leading) = &mut self.leader else { return };
+        let mut waiting: Vec<Batch> = std::mem::take(&mut leading.forwarded)
+            .into_iter()
+            .map(|proposal| Batch { proposal, fresh: Vec::new() })
+            .collect();
+        if !self.to_leader.is_held(now) {
+            while let Some(batch) = self.to_leader.proposals.batch(now, ENTRY_BYTES) {
+                waiting.push(batch);
+            }
+        }
+        self.hold_back_growth(&mut waiting, now);
+        let Some(leading) = &mut self.leader else { return };
+        let (mut entries, mut bytes) = (vec![Vec::new()], 0);
+        for mut batch in waiting {
+            let Proposal { node, incarnation, .. } = batch.proposal;
+            batch.proposal.requests.retain(|(seq, _)| {
+                !leading.in_log.contains(&RequestId { node, incarnation, seq: *seq })
+            });
+            if batch.proposal.requests.is_empty() {
+                continue;
+            }
+            if bytes >= ENTRY_BYTES {
+                bytes = 0;
+                entries.push(Vec::new());
+            }
+            bytes += codec::proposal_len(&batch.proposal);
+            entries.last_mut().expect("there is one").push(batch);
+        }
+        for entry in entries.into_iter().filter(|entry| !entry.is_empty()) {
+            self.propose_entry(entry, now);
+        }
+    }
+
+    pub(super) fn propose_entry(&mut self, batches: Vec<Batch>, now: Moment) {
+        let (mut items, mut fresh) = (Vec::new(), Vec::new());
+        for batch in batches {
+            items.push(Item::Proposal(batch.proposal));
+            fresh.push(batch.fresh);
+        }
+        match self.propose_items(&items) {
+            Ok(index) => {
+                let Some(leading) = &mut self.leader else { return };
+                for item in items {
+                    let Item::Proposal(Proposal { node, incarnation, requests, .. }) = item else {
+                        continue;
+                    };
+                    for (seq, command) in requests {
+                        tracing::trace!(
+                            %node, request = seq, %index,
+                            "request appended to an entry"
+                        );
+                        let len_of = |key: &[u8]| {
+                            let coming = leading.in_log.values().len_of(key);
+                            coming.max(self.shared.reader.value_len(key))
+                        };
+                        let more = growth(&command, &len_of).unwrap_or(0);
+                        let id = RequestId { node, incarnation, seq };
+                        leading.proposed(id, index, &command, more);
+                    }
+                }
+            }
+            Err(why) => {
+                for (item, fresh) in items.into_iter().zip(fresh) {
+                    let Item::Proposal(proposal) = item else { continue };
+                    if proposal.node == self.shared.settings.node {
+                        self.not_proposed(&proposal, &fresh, why, now);
+                    } else {
+                        self.reject_forwarded(&proposal, why);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn propose_items(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRejection> {
+        match self.peers.digests.is_undecided() {
+            true => Err(ProposeRejection::Diverged),
+            false => self.propose_entry_of(items),
+        }
+    }
+
+    /// Proposes an entry without requests, even while replicas differ. A replica that applies it knows that its
+    /// proposer had applied all earlier membership changes.
+    pub(super) fn propose_nothing(&mut self) -> Result<LogIndex, ProposeRejection> {
+        match &self.stage {
+            DriverStage::Running(consensus) if consensus.is_changing() => {
+                Err(ProposeRejection::Busy)
+            }
+            _ => self.propose_entry_of(&[]),
+        }
+    }
+
+    fn propose_entry_of(&mut self, items: &[Item]) -> Result<LogIndex, ProposeRejection> {
+        let DriverStage::Running(consensus) = &mut self.stage else {
+            return Err(ProposeRejection::NotLeader(None));
+        };
+        let (term, index) = consensus.propose(codec::encode_items(items))?;
+        self.proposed(term, index);
+        Ok(index)
+    }
+
+    /// Returns this node's own requests that could not be proposed.
+    pub(super) fn not_proposed(
+        &mut self,
+        proposal: &Proposal,
+        fresh: &[u64],
+        why: ProposeRejection,
+        now: Moment,
+    ) {
+        self.to_leader.proposals.put_back(proposal.requests.iter().map(|(seq, _)| *seq), fresh);
+        self.to_leader.hold(now);
+        match why {
+            // Another leader is or will be elected, or the log is busy. These reasons are
+            // temporary, so the requests are repeated, like requests of other nodes.
+            ProposeRejection::NotLeader(_) | ProposeRejection::Busy => {}
+            // Reject a request that no log can contain. A request that an earlier leader may have
+            // logged stays open.
+            ProposeRejection::Diverged
+            | ProposeRejection::QuotaExceeded
+            | ProposeRejection::NoSpace => {
+                let refuse = |seq: &u64| {
+                    self.to_leader.proposals.reject_unproposed(*seq, CallError::Diverged)
+                };
+                let refused = fresh.iter().filter_map(refuse).collect();
+                self.tell(refused);
+            }
+        }
+    }
+
+    /// Tells another node that its requests were not proposed.
+    pub(super) fn reject_forwarded(&mut self, proposal: &Proposal, why: ProposeRejection) {
+        let seqs = proposal.requests.iter().map(|(seq, _)| *seq).collect();
+        let incarnation = proposal.incarnation;
+        self.shared.meters.proposals_refused_total.at(quota::reason(why)).one();
+        self.send(proposal.node, PeerMessage::ProposeRejected { incarnation, seqs, why });
+    }
+
+    /// Takes a question of another node, for the next round. A node that does not lead answers only reads: the other
+    /// questions are repeated until a leader answers.
+    pub(super) fn take_question(&mut self, origin: QueryOrigin, question: Question) {
+        let query = LeaderQuery { origin, question };
+        let Some(leading) = &mut self.leader else {
+            if query.question == Question::Read {
+                self.reply(origin, Answer::Read(None));
+            }
+            return;
+        };
+        mutant!(
+            B22,
+            if matches!(query.question, Question::Renew(_)) {
+                leading.renewals.entry(LogIndex(0)).or_default().push(query);
+                return self.judge_renewals();
+            }
+        );
+        self.rounds.join(query);
+    }
+
+    /// Answers a question of any node, which may be this one.
+    pub(super) fn reply(&mut self, origin: QueryOrigin, answer: Answer) {
+        if origin.node == self.shared.settings.node {
+            self.take_answer(origin.round, answer);
+        } else {
+            self.send(origin.node, origin.message(answer));
+        }
+    }
+
+    /// As the leader: starts a round of the consensus for the questions that wait.
+    pub(super) fn start_rounds(&mut self, now: Moment) {
+        let DriverStage::Running(consensus) = &mut self.stage else { return };
+        while self.leader.is_some()
+            && let Some(round) = self.rounds.start(now)
+        {
+            self.shared.meters.read_rounds_total.one();
+            if !consensus.read_round(round) {
+                self.rounds.not_started(round);
+                return;
+            }
+        }
+    }
+
+    /// Answers the questions of a round in which a quorum has confirmed that this node leads.
+    pub(super) fn confirmed(&mut self, round: RoundId, index: LogIndex) {
+        let now = self.shared.now();
+        if let Some(began) = self.rounds.began(round) {
+            self.shared.meters.read_round_seconds.add(now.since(began));
+        }
+        for query in self.rounds.confirmed(round) {
+            match query.question {
+                Question::Read => self.reply(query.origin, Answer::Read(Some(index))),
+                Question::Renew(_) | Question::Leases(_) => {
+                    if let Some(leading) = &mut self.leader {
+                        leading.renewals.entry(index).or_default().push(query);
+                    }
+                }
+            }
+        }
+        self.judge_renewals();
+    }
+}
