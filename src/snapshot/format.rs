@@ -131,7 +131,7 @@ impl Footer {
     }
 
     /// Returns the encoded footer.
-    #[cfg(any(test, feature = "fuzzing"))]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn encoded(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.encode(&mut Encoder::new(&mut bytes));

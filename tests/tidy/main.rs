@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 /// The modules of the library that each module may import. `model` and `env` are for all modules above them. Every
 /// module may also import `mutant`.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
-    ("check", &[]),
     ("model", &[]),
     ("mutant", &[]),
     ("env", &["model"]),
@@ -44,7 +43,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("backup", &["model", "env", "wal", "snapshot", "machine", "node", "api"]),
     ("recipes", &["model", "machine", "watch", "node", "api"]),
     ("testing", &["model", "env", "transport", "node", "api"]),
-    ("fuzz", &["check", "codec", "wal", "snapshot", "transport", "consensus"]),
+    ("fuzz", &["codec", "wal", "snapshot", "transport", "consensus"]),
     (
         "sim",
         &[
@@ -79,7 +78,8 @@ const FOREIGN: &[(&str, &[&str])] = &[
     // The transport uses this crate only in a test that needs an intermediate authority.
     ("rcgen::", &["testing", "transport"]),
     ("getrandom::", &["env"]),
-    ("serde_json::", &["check"]),
+    // Only in tests.
+    ("bowline_testkit::", &["fuzz"]),
 ];
 
 /// Sources of nondeterminism, which only the modules in [`DOORS`] may use. Everything else must be replayable from a
