@@ -115,13 +115,14 @@ impl WarmCopy {
 }
 
 impl std::fmt::Debug for WarmCopy {
+    #[cfg_attr(not(feature = "warm"), allow(unused_variables, reason = "there is no store"))]
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match *self {
+        match *self {
             #[cfg(feature = "warm")]
-            WarmCopy::OnDisk => "OnDisk",
+            WarmCopy::OnDisk => f.write_str("OnDisk"),
             #[cfg(test)]
-            WarmCopy::OnShelf(_) => "OnShelf",
-        })
+            WarmCopy::OnShelf(_) => f.write_str("OnShelf"),
+        }
     }
 }
 
