@@ -1,14 +1,14 @@
 //! Fuzz targets for every parser of untrusted bytes.
 //!
-//! The feature `fuzzing`, which is not part of the public interface, exports the fuzz targets for
-//! `tests/fuzz` and `tests/fuzzing.rs`. A target is a function that takes bytes, and panics if the
+//! `cargo test --lib fuzz` runs the targets as tests. With `--cfg fuzzing`, which cargo-fuzz sets, and
+//! the feature `sim`, this hidden module exports them for `tests/fuzz`. A target is a function that takes bytes, and panics if the
 //! parser violates one of its guarantees. The implementation of a target is in the file `fuzz.rs`
 //! of the folder that parses the bytes. Some targets interpret the bytes as a list of operations
 //! ("commit two entries, flip a bit, open"). These targets read the operations from a [`Feed`].
 //! They also correct the checksums in their data, because a fuzzer would hardly find valid
 //! checksums.
 
-use crate::{check, codec, consensus, snapshot, transport, wal};
+use crate::{codec, consensus, snapshot, transport, wal};
 
 /// The outcome of one run of a target. If every input is rejected, the target tests nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,9 +30,8 @@ pub struct Target {
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
-/// All targets whose code is in the library. The targets that compare with the naive model are in
-/// `tests/fuzz`.
-pub const TARGETS: [Target; 9] = [
+/// All targets whose code is in the library. Further targets are in `src/crates/testkit`.
+pub const TARGETS: [Target; 8] = [
     Target { name: "log_records", run: wal::fuzz::records, seeds: wal::fuzz::record_seeds },
     Target { name: "log_directory", run: wal::fuzz::directory, seeds: wal::fuzz::directory_seeds },
     Target { name: "snapshots", run: snapshot::fuzz::snapshots, seeds: snapshot::fuzz::seeds },
@@ -41,7 +40,6 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "messages", run: codec::fuzz::messages, seeds: codec::fuzz::message_seeds },
     Target { name: "gate", run: consensus::fuzz::gate, seeds: consensus::fuzz::seeds },
     Target { name: "commands", run: codec::fuzz::commands, seeds: codec::fuzz::command_seeds },
-    Target { name: "histories", run: check::fuzz::histories, seeds: check::fuzz::seeds },
 ];
 
 /// Derives choices for a target from the bytes of the input. When the input is used up, all numbers
@@ -110,5 +108,35 @@ impl<'a> Feed<'a> {
         let (bytes, rest) = self.rest.split_at(wanted.min(self.rest.len()));
         self.rest = rest;
         bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    mod library {
+        use crate::fuzz::TARGETS;
+
+        bowline_testkit::fuzz_tests! {
+            TARGETS,
+            records_of_the_log_in_any_order_are_refused_or_a_log: "log_records",
+            a_damaged_log_is_refused_or_says_what_it_once_said: "log_directory",
+            a_snapshot_of_any_bytes_is_refused_or_a_state: "snapshots",
+            a_stream_is_the_frames_that_are_cut_out_of_it: "frames",
+            only_who_belongs_comes_through_the_handshake: "handshake",
+            a_message_has_one_encoding: "messages",
+            no_message_of_a_peer_breaks_a_member: "gate",
+            every_command_that_can_be_read_can_be_applied: "commands",
+        }
+    }
+
+    mod outside {
+        use bowline_testkit::fuzz::TARGETS;
+
+        bowline_testkit::fuzz_tests! {
+            TARGETS,
+            transactions_do_what_the_naive_model_does: "transactions",
+            a_range_is_a_filter_of_all_rows: "ranges",
+            a_history_of_any_bytes_is_refused_or_has_one_verdict: "histories",
+        }
     }
 }

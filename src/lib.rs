@@ -58,10 +58,10 @@
 //! `docs/architecture.md` describes them.
 
 // First, because its macro `mutant!` is used by the modules below.
-#[cfg(not(feature = "mutants"))]
+#[cfg(not(bowline_mutants))]
 #[macro_use]
 mod mutant;
-#[cfg(feature = "mutants")]
+#[cfg(bowline_mutants)]
 #[macro_use]
 pub mod mutant;
 
@@ -90,9 +90,7 @@ pub mod metrics;
 #[doc(hidden)]
 pub mod model;
 
-#[cfg(feature = "check")]
-pub mod check;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, all(fuzzing, feature = "sim")))]
 #[doc(hidden)]
 pub mod fuzz;
 mod recipes;
@@ -227,6 +225,4 @@ mod pages {
     struct Sizes;
     #[doc = include_str!("../docs/operating/upgrade.md")]
     struct Upgrade;
-    #[doc = include_str!("../docs/assurance/checkers.md")]
-    struct Testing;
 }

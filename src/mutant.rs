@@ -1,24 +1,24 @@
 //! Mutants: deliberate faults in the code, which prove that the tests detect such faults.
 //!
 //! A mutant is a small fault at one place in the code, marked there by the macro `mutant!`. If the
-//! mutant is planted (active), the code does the wrong thing. Unless the feature `mutants` is enabled
-//! or the library's own tests are compiled, no mutant is ever planted, and the compiler removes the
+//! mutant is planted (active), the code does the wrong thing. Unless `--cfg bowline_mutants` is set or
+//! the library's own tests are compiled, no mutant is ever planted, and the compiler removes the
 //! faulty code. A release therefore contains no mutants.
 //!
 //! A mutant is planted either in one thread ([`Mutant::plant`]), which is enough for a simulated
 //! cluster, or in the whole process ([`Mutant::plant_everywhere`]), for real nodes, which have many
 //! threads. The page `docs/assurance/mutants.md` lists the seeds of the simulation that detect each
-//! mutant. `benches/mutants.rs` generates that page.
+//! mutant. `benches/mutants` generates that page.
 //!
-//! Invariant: only the feature `mutants` enables mutants. No other feature may enable it.
+//! Invariant: only `--cfg bowline_mutants` enables mutants in a program. No feature may enable them.
 
 #![cfg_attr(
-    not(feature = "mutants"),
+    not(bowline_mutants),
     allow(
         dead_code,
         unreachable_pub,
         unused_imports,
-        reason = "public, and all of it used, with the feature alone"
+        reason = "public, and all of it used, with the switch alone"
     )
 )]
 
@@ -48,7 +48,7 @@ macro_rules! mutants {
             $(#[doc = $breaks] $name,)*
         }
 
-        #[cfg(any(test, feature = "mutants"))]
+        #[cfg(any(test, bowline_mutants))]
         impl Mutant {
             /// All mutants.
             pub const ALL: &[Mutant] = &[$(Mutant::$name,)*];
@@ -181,22 +181,22 @@ mutants! {
 }
 
 /// Returns whether this mutant is planted, which is never the case in this build.
-#[cfg(not(any(test, feature = "mutants")))]
+#[cfg(not(any(test, bowline_mutants)))]
 #[inline(always)]
 pub(crate) const fn is(_: Mutant) -> bool {
     false
 }
 
-#[cfg(not(any(test, feature = "mutants")))]
+#[cfg(not(any(test, bowline_mutants)))]
 const _: () = assert!(!is(Mutant::M01), "what is released breaks nothing");
 
-#[cfg(any(test, feature = "mutants"))]
+#[cfg(any(test, bowline_mutants))]
 pub use switch::Planted;
-#[cfg(any(test, feature = "mutants"))]
+#[cfg(any(test, bowline_mutants))]
 pub(crate) use switch::is;
 
 /// The switch that plants a mutant.
-#[cfg(any(test, feature = "mutants"))]
+#[cfg(any(test, bowline_mutants))]
 mod switch {
     use std::cell::Cell;
     use std::marker::PhantomData;

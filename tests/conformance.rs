@@ -11,8 +11,6 @@
 //! afterwards, because the scripts define what is right.
 
 mod language;
-mod naive;
-mod subject;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -25,9 +23,9 @@ use bowline::model::{
     RequestId, Revision,
 };
 
+use bowline_testkit::naive::Naive;
+use bowline_testkit::subject::{Applied, LeaseNews, Real, Subject};
 use language::{Block, Step, TERM};
-use naive::Naive;
-use subject::{Applied, LeaseNews, Real, Subject};
 
 /// Minimum number of cases. If there are fewer, a file was not found.
 const CASES_MIN: usize = 300;

@@ -198,7 +198,7 @@ fn tickets_example_sells_no_seat_twice_unless_careless() {
 /// `docs/assurance/checkers.md` uses this history as its first example.
 #[test]
 fn example_history_is_a_violation() {
-    use bowline::check::{Budget, Register, RegisterCall, Verdict, linear, lines};
+    use bowline_check::{Budget, Register, RegisterCall, Verdict, linear, lines};
     let text = include_str!("../docs/examples/history.jsonl");
     let read = lines::read::<RegisterCall>(text.as_bytes()).unwrap();
     let verdict = linear::check(&Register::default(), &read.history, Budget::default());

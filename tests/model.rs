@@ -13,10 +13,6 @@
 //! `BOWLINE_MODEL_CASES` sets the number of histories (default 2000). A failing history is shortened, and the failure
 //! prints the command that repeats it: `BOWLINE_MODEL_SEED=... cargo test --test model`.
 
-mod histories;
-mod naive;
-mod subject;
-
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::num::NonZeroUsize;
@@ -31,9 +27,9 @@ use bowline::model::{
 };
 use bytes::Bytes;
 
-use histories::{Authors, Now, Random, TERM};
-use naive::Naive;
-use subject::{Applied, Lease, LeaseNews, Real, Subject};
+use bowline_testkit::histories::{self, Authors, Now, Random, TERM};
+use bowline_testkit::naive::Naive;
+use bowline_testkit::subject::{Applied, Lease, LeaseNews, Real, Subject};
 
 const CASES_DEFAULT: u64 = 2000;
 

@@ -14,14 +14,12 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 
-#[path = "../crew/mod.rs"]
-mod crew;
 mod report;
 mod work;
 
 use std::time::{Duration, Instant};
 
-use crew::{Cluster, Form, Measured, Plan, Shape, live};
+use bowline_testkit::crew::{Cluster, Form, Measured, Plan, Shape, live};
 use work::{Site, Work};
 
 /// Number of callers that fill the store.
@@ -46,7 +44,7 @@ impl Options {
         let bench = args.iter().any(|arg| arg == "--bench");
         let mut options = Self {
             form: Form::Table,
-            shape: Shape::default(),
+            shape: Shape::new(env!("CARGO_TARGET_TMPDIR")),
             only: None,
             time: Duration::from_secs(3),
             times: 11,
@@ -94,11 +92,10 @@ fn main() -> Result<(), String> {
         return Ok(());
     }
     let options = Options::from_args(&args)?;
-    options.form.begin(&format!(
-        "{}; {} keys, values of 256 bytes\n",
-        options.shape.words(),
-        options.keys
-    ));
+    report::begin(
+        options.form,
+        &format!("{}; {} keys, values of 256 bytes\n", options.shape.words(), options.keys),
+    );
     load(&options)?;
     if options.shape.members > 1 {
         changes_of_leader(&options)?;
@@ -172,7 +169,7 @@ fn load(options: &Options) -> Result<(), String> {
         for (member, _) in &shares {
             all.merge(&cluster.members[*member].measured());
         }
-        options.form.rate(name, &all, cluster.cpu().saturating_sub(cpu));
+        report::rate(options.form, name, &all, cluster.cpu().saturating_sub(cpu));
     }
     cluster.end();
     Ok(())
@@ -200,7 +197,7 @@ fn changes_of_leader(options: &Options) -> Result<(), String> {
             cluster.members[leader].tell("transfer");
             all.merge(&cluster.members[leader].measured());
         }
-        options.form.time(moved, &all);
+        report::time(options.form, moved, &all);
     }
     if options.wants(killed) && !options.shape.in_process {
         let mut all = Measured::new(Duration::ZERO);
@@ -214,7 +211,7 @@ fn changes_of_leader(options: &Options) -> Result<(), String> {
             all.add(begun.elapsed());
             cluster.restart(plan)?;
         }
-        options.form.time(killed, &all);
+        report::time(options.form, killed, &all);
     }
     cluster.end();
     Ok(())

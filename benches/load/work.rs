@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bowline::{Client, Compare, KeyRange, LeaseId, Node, Op, Session};
 use tokio::task::JoinSet;
 
-use crate::crew::{Measured, Trade, together};
+use bowline_testkit::crew::{Measured, Trade, together};
 
 /// Bytes of each value.
 const VALUE_BYTES: usize = 256;

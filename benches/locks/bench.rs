@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::crew::{Cluster, Form, Shape};
 use crate::report::{Report, Row, Spent};
 use crate::site::{Counts, Site};
+use bowline_testkit::crew::{Cluster, Form, Shape};
 
 /// The options of the benchmark.
 pub(crate) struct Options {
@@ -34,7 +34,7 @@ impl Options {
         let bench = args.iter().any(|arg| arg == "--bench");
         let mut options = Self {
             form: Form::Table,
-            shape: Shape::default(),
+            shape: Shape::new(env!("CARGO_TARGET_TMPDIR")),
             only: None,
             time: Duration::from_secs(3),
             long: Duration::from_secs(10),

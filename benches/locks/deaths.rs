@@ -5,9 +5,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::bench::{At, Bench};
-use crate::crew::{Cluster, Measured, Shape};
 use crate::report::Row;
 use crate::site::{Site, number};
+use bowline_testkit::crew::{Cluster, Measured, Shape};
 
 /// Time limit for a waiter to be queued.
 const ENTERED: Duration = Duration::from_secs(10);

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use bowline::Op;
 
 use crate::bench::{Bench, Meter};
-use crate::crew::{Measured, together};
 use crate::report::{Row, Spent, rates};
 use crate::site::Site;
+use bowline_testkit::crew::{Measured, together};
 
 /// Bytes of each value.
 const VALUE_BYTES: usize = 256;
@@ -50,7 +50,7 @@ pub(crate) async fn commit(site: &Arc<Site>, kind: Kind, callers: u64, time: Dur
         let guard = Arc::clone(&guards[caller as usize]);
         let site = Arc::clone(site);
         async move {
-            let client = crate::crew::Trade::node(&*site).client();
+            let client = bowline_testkit::crew::Trade::node(&*site).client();
             let mut measured = Measured::new(Duration::ZERO);
             let begun = Instant::now();
             while begun.elapsed() < time {

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use crate::bench::{Bench, Meter};
-use crate::crew::{Cluster, Measured, together};
 use crate::report::{Row, Spent, rates};
 use crate::site::{Site, number};
+use bowline_testkit::crew::{Cluster, Measured, together};
 
 /// Time limit for all waiters to be queued.
 const ENTERED: Duration = Duration::from_secs(60);

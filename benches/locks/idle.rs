@@ -7,9 +7,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::bench::{Bench, Meter, counts};
-use crate::crew::{Cluster, Measured, together};
 use crate::report::Row;
 use crate::site::Site;
+use bowline_testkit::crew::{Cluster, Measured, together};
 
 /// Number of callers that acquire the locks.
 const TAKERS: u64 = 256;

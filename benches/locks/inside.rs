@@ -11,10 +11,10 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
 use crate::bench::{Bench, Meter};
-use crate::crew::member::cpu_of;
-use crate::crew::{Measured, together};
 use crate::report::Row;
 use crate::site::{Site, number};
+use bowline_testkit::crew::member::cpu_of;
+use bowline_testkit::crew::{Measured, together};
 
 /// One of this many handoffs is timed. At a timed handoff the task also checks whether the
 /// measurement has ended.

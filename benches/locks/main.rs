@@ -16,8 +16,6 @@
 #![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 
 mod bench;
-#[path = "../crew/mod.rs"]
-mod crew;
 mod deaths;
 mod guarded;
 mod handoff;
@@ -29,7 +27,7 @@ mod shares;
 mod site;
 
 use bench::{Bench, Options};
-use crew::{Plan, live};
+use bowline_testkit::crew::{Plan, live};
 use site::Site;
 
 fn main() -> Result<(), String> {

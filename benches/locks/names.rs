@@ -7,9 +7,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::bench::{At, Bench, Meter, counts};
-use crate::crew::{Cluster, Measured};
 use crate::report::{Row, rates};
 use crate::site::Site;
+use bowline_testkit::crew::{Cluster, Measured};
 
 /// Number of callers in the rows with many names.
 const CALLERS: u64 = 64;

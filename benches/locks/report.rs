@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::crew::{Form, Measured};
+use bowline_testkit::crew::{Form, Measured};
 
 /// The result of one row.
 pub(crate) struct Row<'a> {

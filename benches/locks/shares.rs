@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use bowline::{Client, Op};
 
 use crate::bench::{Bench, Meter};
-use crate::crew::{Measured, Trade, together};
 use crate::report::{Row, rates};
 use crate::site::{Site, number};
+use bowline_testkit::crew::{Measured, Trade, together};
 
 /// Number of tasks on each node.
 const TASKS: u64 = 64;

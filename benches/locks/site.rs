@@ -7,9 +7,9 @@ use std::time::Duration;
 use bowline::{Guard, KeyRange, Node, Session};
 use tokio::sync::{OnceCell, oneshot};
 
-use crate::crew::Trade;
 use crate::handoff::Line;
 use crate::{guarded, handoff, idle, inside, names, shares};
+use bowline_testkit::crew::Trade;
 
 /// A member, and the state that its callers share.
 pub(crate) struct Site {

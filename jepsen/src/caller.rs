@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use bowline::check::{At, Outcome};
+use bowline_check::{At, Outcome};
 
 use crate::calls::{Call, Reply};
 use crate::dice::Dice;

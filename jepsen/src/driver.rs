@@ -37,7 +37,7 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
     let [dir, name, members, armed @ ..] = words else {
         return Err("usage: DIR NAME NAME=ADDRESS,... [POINT:HITS]".into());
     };
-    #[cfg(feature = "mutants")]
+    #[cfg(bowline_mutants)]
     if let Ok(mutant) = std::env::var("BOWLINE_MUTANT") {
         bowline::mutant::Mutant::named(&mutant).ok_or("unknown mutant")?.plant_everywhere();
     }

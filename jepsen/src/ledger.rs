@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bowline::check::{At, History, Index, Operation, Outcome, Process};
+use bowline_check::{At, History, Index, Operation, Outcome, Process};
 use serde::Serialize;
 
 use crate::calls::Reply;

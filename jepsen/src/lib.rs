@@ -33,7 +33,7 @@
 //! Data directories can be on separate file systems ([`volume`]), which can lose power or fill up.
 //!
 //! In addition to the public API, this crate uses two hidden modules of the library: `env`, with the environment
-//! traits and the names of the crash points, and `mutant`, with the feature `mutants`. The crate uses no other
+//! traits and the names of the crash points, and `mutant`, with `--cfg bowline_mutants`. The crate uses no other
 //! internals.
 
 pub mod client;
@@ -43,7 +43,6 @@ pub mod slots;
 
 pub mod calls;
 pub mod moment;
-pub mod ports;
 pub mod process;
 pub mod wire;
 

@@ -322,9 +322,9 @@ fn programs(common: &Common) -> Result<Programs, String> {
     let path = std::env::current_exe()
         .map_err(|error| format!("cannot find the path of this program: {error}"))?;
     let mutant = std::env::var_os(MUTANT).map(|name| name.to_string_lossy().into_owned());
-    if mutant.is_some() && !cfg!(feature = "mutants") {
+    if mutant.is_some() && !cfg!(bowline_mutants) {
         return Err(format!(
-            "{MUTANT} is set, but this harness is built without mutants: build it with --features mutants, or unset it"
+            "{MUTANT} is set, but this harness is built without mutants: build it with RUSTFLAGS=\"--cfg bowline_mutants\", or unset it"
         ));
     }
     Ok(Programs::beside(&path, common.server.as_deref()).with_mutant(mutant))

@@ -119,7 +119,7 @@ fn said_of(exhibit: &Exhibit, pages: &mut Pages) -> Judgement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bowline::check::{History, Operation, Register, RegisterCall, RegisterReply, linear};
+    use bowline_check::{History, Operation, Register, RegisterCall, RegisterReply, linear};
 
     use crate::workload::budget;
 

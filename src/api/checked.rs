@@ -8,7 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::model::{ClusterId, NodeId};
-use crate::node::{Contact, Drift, PART_BYTES, RestoredFrom, Settings, WarmCopy};
+use crate::node::{Contact, Drift, PART_BYTES, RestoredFrom, Settings};
 
 use super::Config;
 
@@ -179,7 +179,7 @@ impl Checked {
             snapshot_log_bytes: config.snapshot_log_bytes,
             log_segment_bytes: config.log_segment_bytes,
             snapshot_part_bytes: PART_BYTES,
-            warm_copy: config.warm_copy.then_some(WarmCopy::OnDisk),
+            warm_copy: config.warm_copy.clone(),
             slow_request: config.slow_request,
             slow_apply: config.slow_apply,
         }

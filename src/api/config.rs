@@ -11,7 +11,7 @@ use crate::model::{
     ClusterVersion, Limits, MemberAttributes, NodeId, addresses, are_addresses, is_address,
     is_nowhere,
 };
-use crate::node::{Contact, History, is_joining, whose};
+use crate::node::{Contact, History, WarmCopy, is_joining, whose};
 #[cfg(feature = "tls")]
 use crate::transport::PeerTls;
 use crate::transport::TcpSettings;
@@ -52,7 +52,7 @@ pub struct Config {
     pub(super) history: History,
     pub(super) snapshot_log_bytes: u64,
     pub(super) log_segment_bytes: u64,
-    pub(super) warm_copy: bool,
+    pub(super) warm_copy: Option<WarmCopy>,
     pub(super) slow_request: Duration,
     pub(super) slow_apply: Duration,
     pub(super) env: Env,
@@ -168,7 +168,7 @@ impl Config {
             history: History::default(),
             snapshot_log_bytes: 32 << 20,
             log_segment_bytes: 16 << 20,
-            warm_copy: false,
+            warm_copy: None,
             slow_request: Duration::from_millis(300),
             slow_apply: Duration::from_millis(100),
             env: Env::real(),
@@ -402,8 +402,9 @@ impl Config {
     /// The copy costs up to a tenth of a core while data changes, about 100 MB of memory, and disk
     /// space of up to 4 times the size of the state. Correctness does not depend on the copy.
     /// Default: off. `docs/decisions/warm-copy.md` describes when it is worthwhile.
+    #[cfg(feature = "warm")]
     pub fn warm_copy(mut self, keep: bool) -> Self {
-        self.warm_copy = keep;
+        self.warm_copy = keep.then_some(WarmCopy::OnDisk);
         self
     }
 

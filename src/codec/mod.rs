@@ -57,9 +57,9 @@ mod outcome;
 mod snapshot_record;
 mod value;
 
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, all(fuzzing, feature = "sim")))]
 pub(crate) mod fuzz;
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests draw more than fuzzers begin with"))]
 pub(crate) mod sample;
 #[cfg(test)]

@@ -62,8 +62,8 @@ pub(crate) use status::{PeerState, PeerStatus, RaftRole};
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use vote::{Durable, Vote};
 
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, all(fuzzing, feature = "sim")))]
 pub(crate) use tests::fuzz;
 
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 mod tests;

@@ -128,7 +128,7 @@ record!(Footer, 22, { counts, chunks, bytes as fixed, checksum as fixed });
 
 impl Footer {
     /// Returns the encoded footer.
-    #[cfg(any(test, feature = "fuzzing"))]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn encoded(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.encode(&mut Encoder::new(&mut bytes));

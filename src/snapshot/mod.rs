@@ -51,7 +51,7 @@
 mod error;
 mod folder;
 mod format;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, all(fuzzing, feature = "sim")))]
 pub(crate) mod fuzz;
 mod partial;
 mod reader;

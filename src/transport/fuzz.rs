@@ -2,16 +2,17 @@
 //! only after all checks, and must not read any byte of a message before that.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use tokio::sync::watch;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::BytesMut;
 
 use super::context::Context;
 use super::exchange::{self, Broken, Met, Preface};
 use super::frame::{self, Frame, FrameKind, FrameReader, HEADER_BYTES};
 use super::handshake::{Admission, judge};
 use super::join;
+use super::script::Script;
 use super::security::Security;
 use super::wire::Wire;
 use super::*;
@@ -124,41 +125,6 @@ pub(crate) fn frame_seeds() -> Vec<Vec<u8>> {
         seeds.push(std::iter::once(1).chain(orders).collect());
     }
     seeds
-}
-
-// ---- the wire -----------------------------------------------------------------------------
-
-/// A scripted other end: its output is fixed in advance, and it records its input.
-pub(super) struct Script {
-    unread: Mutex<Bytes>,
-    said: Mutex<Vec<u8>>,
-}
-
-impl Script {
-    fn new(words: Vec<u8>) -> Self {
-        Self { unread: Mutex::new(words.into()), said: Mutex::default() }
-    }
-
-    fn unread(&self) -> MutexGuard<'_, Bytes> {
-        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn said(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Reads at most `room` bytes, or nothing at the end of the input.
-    pub(super) fn read(&self, mut out: impl BufMut, room: usize) -> usize {
-        let mut unread = self.unread();
-        let some = room.min(unread.len());
-        out.put(unread.split_to(some));
-        some
-    }
-
-    pub(super) fn write(&self, bytes: &[u8]) -> usize {
-        self.said().extend_from_slice(bytes);
-        bytes.len()
-    }
 }
 
 // ---- the handshake ------------------------------------------------------------------------

@@ -68,7 +68,7 @@ mod context;
 mod dialer;
 mod exchange;
 mod frame;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, all(fuzzing, feature = "sim")))]
 pub(crate) mod fuzz;
 mod handshake;
 #[cfg(any(test, feature = "sim"))]
@@ -79,6 +79,8 @@ mod names;
 mod peers;
 mod pipe;
 mod runtime;
+#[cfg(any(test, fuzzing))]
+mod script;
 mod security;
 mod tcp;
 #[cfg(feature = "tls")]

@@ -22,8 +22,8 @@ pub(super) enum Wire {
     #[cfg(feature = "tls")]
     Tls(Box<TlsWire>),
     /// The scripted input of a fuzzer.
-    #[cfg(feature = "fuzzing")]
-    Script(Box<super::fuzz::Script>),
+    #[cfg(any(test, fuzzing))]
+    Script(Box<super::script::Script>),
 }
 
 impl Wire {
@@ -33,7 +33,7 @@ impl Wire {
             Wire::Plain(tcp) => tcp.readable().await,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.readable().await,
-            #[cfg(feature = "fuzzing")]
+            #[cfg(any(test, fuzzing))]
             Wire::Script(_) => Ok(()),
         }
     }
@@ -44,7 +44,7 @@ impl Wire {
             Wire::Plain(tcp) => tcp.try_read_buf(buffer),
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.try_read(buffer),
-            #[cfg(feature = "fuzzing")]
+            #[cfg(any(test, fuzzing))]
             Wire::Script(script) => {
                 let room = buffer.capacity() - buffer.len();
                 Ok(script.read(&mut *buffer, room))
@@ -61,7 +61,7 @@ impl Wire {
                 Wire::Plain(tcp) => tcp.try_read(rest),
                 #[cfg(feature = "tls")]
                 Wire::Tls(tls) => tls.try_read(&mut &mut *rest),
-                #[cfg(feature = "fuzzing")]
+                #[cfg(any(test, fuzzing))]
                 Wire::Script(script) => {
                     let room = rest.len();
                     Ok(script.read(&mut *rest, room))
@@ -82,7 +82,7 @@ impl Wire {
 
     /// Waits until data can be written.
     pub(super) async fn writable(&self) -> io::Result<()> {
-        #[cfg(feature = "fuzzing")]
+        #[cfg(any(test, fuzzing))]
         if matches!(self, Wire::Script(_)) {
             return Ok(());
         }
@@ -95,7 +95,7 @@ impl Wire {
             Wire::Plain(tcp) => tcp.try_write(bytes),
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.try_write(bytes),
-            #[cfg(feature = "fuzzing")]
+            #[cfg(any(test, fuzzing))]
             Wire::Script(script) => Ok(script.write(bytes)),
         }
     }
@@ -106,7 +106,7 @@ impl Wire {
             Wire::Plain(_) => false,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.is_pending(),
-            #[cfg(feature = "fuzzing")]
+            #[cfg(any(test, fuzzing))]
             Wire::Script(_) => false,
         }
     }
@@ -117,7 +117,7 @@ impl Wire {
             Wire::Plain(_) => Ok(()),
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.try_flush(),
-            #[cfg(feature = "fuzzing")]
+            #[cfg(any(test, fuzzing))]
             Wire::Script(_) => Ok(()),
         }
     }
@@ -143,7 +143,7 @@ impl Wire {
             Wire::Plain(tcp) => tcp.shutdown().await,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.finish().await,
-            #[cfg(feature = "fuzzing")]
+            #[cfg(any(test, fuzzing))]
             Wire::Script(_) => Ok(()),
         }
     }
@@ -154,7 +154,7 @@ impl Wire {
             Wire::Plain(_) => None,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.name(),
-            #[cfg(feature = "fuzzing")]
+            #[cfg(any(test, fuzzing))]
             Wire::Script(_) => None,
         }
     }
@@ -165,7 +165,7 @@ impl Wire {
         match self {
             Wire::Plain(_) => Ok(()),
             Wire::Tls(tls) => tls.still_trusted(trust),
-            #[cfg(feature = "fuzzing")]
+            #[cfg(any(test, fuzzing))]
             Wire::Script(_) => Ok(()),
         }
     }
@@ -175,7 +175,7 @@ impl Wire {
             Wire::Plain(tcp) => tcp,
             #[cfg(feature = "tls")]
             Wire::Tls(tls) => tls.tcp(),
-            #[cfg(feature = "fuzzing")]
+            #[cfg(any(test, fuzzing))]
             Wire::Script(_) => unreachable!("words that are made up come over no socket"),
         }
     }

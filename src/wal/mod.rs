@@ -57,7 +57,7 @@
 mod cut;
 mod error;
 mod format;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, all(fuzzing, feature = "sim")))]
 pub(crate) mod fuzz;
 mod index;
 mod open;
@@ -168,7 +168,7 @@ impl Durable {
     }
 
     /// Creates a proof without a write, for tests of code that waits for proofs.
-    #[cfg(any(test, feature = "fuzzing"))]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn for_test(number: u64) -> Self {
         Self { number }
     }

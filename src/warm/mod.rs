@@ -24,6 +24,9 @@
 //! - Every record exists and matches its checksum.
 //! - The loaded state has the digest that the head contains.
 //!
+//! Only the store on disk needs the feature `warm`, and with it sled. Without the feature,
+//! [`WarmCopy`] has no value outside of tests.
+//!
 //! This module does not decide when to take snapshots or which log entries to keep, and does not
 //! apply entries.
 
@@ -34,6 +37,7 @@ mod load;
 mod manifest;
 #[cfg(test)]
 mod memory;
+#[cfg(feature = "warm")]
 mod on_disk;
 mod store;
 #[cfg(test)]
@@ -55,6 +59,7 @@ use copy::{Copy, CopySizes};
 use guard::Guarded;
 use layout::CopyHead;
 use manifest::Manifest;
+#[cfg(feature = "warm")]
 use on_disk::DiskShelf;
 use store::CopyStore;
 use worker::store_dir;
@@ -73,12 +78,14 @@ const DISK_FACTOR_MAX: u64 = 8;
 const DISK_BYTES_SLACK: u64 = 256 << 20;
 
 /// Time limit for loading, after which the node starts without the copy.
+#[cfg(feature = "warm")]
 const LOAD_MAX: Duration = Duration::from_secs(30);
 
 /// The place where the copy is stored.
 #[derive(Clone)]
 pub(crate) enum WarmCopy {
     /// On disk.
+    #[cfg(feature = "warm")]
     OnDisk,
     /// In a store in memory that outlives the node, for tests. No other thread is used.
     #[cfg(test)]
@@ -86,17 +93,20 @@ pub(crate) enum WarmCopy {
 }
 
 impl WarmCopy {
+    #[cfg_attr(not(feature = "warm"), allow(unused_variables, reason = "there is no store"))]
     fn store(&self, env: &Env) -> Arc<dyn CopyStore> {
-        match self {
+        match *self {
+            #[cfg(feature = "warm")]
             WarmCopy::OnDisk => Arc::new(DiskShelf::new(Arc::clone(&env.disk))),
             #[cfg(test)]
-            WarmCopy::OnShelf(store) => Arc::clone(store),
+            WarmCopy::OnShelf(ref store) => Arc::clone(store),
         }
     }
 
     /// Returns the time limit for loading, or `None` if the copy is loaded on the calling thread.
     fn load_max(&self) -> Option<Duration> {
-        match self {
+        match *self {
+            #[cfg(feature = "warm")]
             WarmCopy::OnDisk => Some(LOAD_MAX),
             #[cfg(test)]
             WarmCopy::OnShelf(_) => None,
@@ -105,12 +115,14 @@ impl WarmCopy {
 }
 
 impl std::fmt::Debug for WarmCopy {
+    #[cfg_attr(not(feature = "warm"), allow(unused_variables, reason = "there is no store"))]
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            WarmCopy::OnDisk => "OnDisk",
+        match *self {
+            #[cfg(feature = "warm")]
+            WarmCopy::OnDisk => f.write_str("OnDisk"),
             #[cfg(test)]
-            WarmCopy::OnShelf(_) => "OnShelf",
-        })
+            WarmCopy::OnShelf(_) => f.write_str("OnShelf"),
+        }
     }
 }
 

@@ -43,7 +43,7 @@ use bowline::model::{
 };
 use bytes::Bytes;
 
-use crate::subject::Lease;
+use bowline_testkit::subject::Lease;
 
 /// A command of a script.
 pub(crate) enum Step {

@@ -8,7 +8,6 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bowline::check::{RegisterCall, lines};
 use bowline::testing::{self, Cluster};
 use bowline::{
     Blocking, Client, Compare, Config, ConfigError, Effect, Error, GuardError, KeyRange, LeadError,
@@ -22,6 +21,7 @@ use bowline::{
     lock::ResumeError,
     queue::QueueError,
 };
+use bowline_check::{RegisterCall, lines};
 
 use crate::{loopback, stage};
 

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 /// The modules of the library that each module may import. `model` and `env` are for all modules above them. Every
 /// module may also import `mutant`.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
-    ("check", &[]),
     ("model", &[]),
     ("mutant", &[]),
     ("env", &["model"]),
@@ -45,7 +44,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("backup", &["model", "env", "wal", "snapshot", "machine", "node", "api"]),
     ("recipes", &["model", "machine", "watch", "node", "api"]),
     ("testing", &["model", "env", "transport", "node", "api"]),
-    ("fuzz", &["check", "codec", "wal", "snapshot", "transport", "consensus"]),
+    ("fuzz", &["codec", "wal", "snapshot", "transport", "consensus"]),
     (
         "sim",
         &[
@@ -80,7 +79,22 @@ const FOREIGN: &[(&str, &[&str])] = &[
     // The transport uses this crate only in a test that needs an intermediate authority.
     ("rcgen::", &["testing", "transport"]),
     ("getrandom::", &["env"]),
-    ("serde_json::", &["check"]),
+    // Only in tests.
+    ("bowline_testkit::", &["fuzz"]),
+];
+
+/// The packages of this repository that each package in `src/crates` and the harness may depend on.
+const CRATES: &[(&str, &[&str])] = &[
+    ("src/crates/check", &[]),
+    ("src/crates/proto", &[]),
+    ("src/crates/testkit", &["bowline", "bowline-check"]),
+    ("src/crates/server", &["bowline", "bowline-proto"]),
+    ("src/crates/client", &["bowline-proto"]),
+    (
+        "src/crates/cli",
+        &["bowline", "bowline-check", "bowline-client", "bowline-proto", "bowline-server"],
+    ),
+    ("jepsen", &["bowline", "bowline-check", "bowline-client", "bowline-proto", "bowline-testkit"]),
 ];
 
 /// Sources of nondeterminism, which only the modules in [`DOORS`] may use. Everything else must be replayable from a
@@ -265,6 +279,40 @@ fn import_table_has_no_cycle() {
         assert!(!next.is_empty(), "a cycle among {:?}", table.keys().collect::<Vec<_>>());
         done.extend(next);
     }
+}
+
+#[test]
+fn a_crate_depends_only_on_what_the_table_allows() {
+    let crates = fs::read_dir(root().join("src/crates")).unwrap();
+    let crates = crates.map(|entry| entry.unwrap().path()).chain([root().join("jepsen")]);
+    let mut complaints = Vec::new();
+    for path in crates {
+        let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
+        let manifest = fs::read_to_string(path.join("Cargo.toml")).unwrap();
+        let Some((_, allowed)) = CRATES.iter().find(|(crate_, _)| *crate_ == name) else {
+            complaints.push(format!("{name}: not in the table"));
+            continue;
+        };
+        let rest = manifest.split_once("\n[dependencies]\n").unwrap().1;
+        let lines = rest.lines().take_while(|line| !line.starts_with('['));
+        let names = lines.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
+        for other in names.filter(|name| name.starts_with("bowline") && !allowed.contains(name)) {
+            complaints.push(format!("{name}: must not depend on {other}"));
+        }
+    }
+    settle(complaints);
+}
+
+/// A file belongs to one module of one crate.
+#[test]
+fn no_module_names_its_file() {
+    let mut complaints = Vec::new();
+    for (path, text) in all_sources() {
+        if text.lines().any(|line| line.trim_start().starts_with("#[path")) {
+            complaints.push(format!("{}: use a module or a crate", path.display()));
+        }
+    }
+    settle(complaints);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use bowline::check::page::escaped;
+use bowline_check::page::escaped;
 
 use super::{Summary, plot};
 use crate::ledger::End;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use bowline::check::page::escaped;
+use bowline_check::page::escaped;
 
 use crate::ledger::{End, Entry};
 use crate::progress::Window;

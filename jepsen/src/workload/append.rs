@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bowline::check::{History, Level, ListTxn, TxnStep, Value, cycles};
+use bowline_check::{History, Level, ListTxn, TxnStep, Value, cycles};
 
 use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bowline::check::{History, Level, Outcome, RegisterTxn, TxnStep, Value, cycles};
+use bowline_check::{History, Level, Outcome, RegisterTxn, TxnStep, Value, cycles};
 
 use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};
@@ -174,7 +174,7 @@ fn sums(history: &History<RegisterTxn, Vec<Option<Value>>>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use bowline::check::Operation;
+    use bowline_check::Operation;
 
     use super::*;
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use bowline::check::{At, History, Outcome};
+use bowline_check::{At, History, Outcome};
 use serde::Serialize;
 
 use super::{Client, Exhibit, Kind, Workload};
@@ -164,7 +164,7 @@ fn nobodys(sums: &BTreeMap<i64, usize>, above: &[i64], last: i64) -> Option<Stri
 
 #[cfg(test)]
 mod tests {
-    use bowline::check::Operation;
+    use bowline_check::Operation;
 
     use super::*;
     use crate::workload::Judgement;

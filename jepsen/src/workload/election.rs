@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
-use bowline::check::models::CurrentLeader;
-use bowline::check::{
+use bowline_check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
+use bowline_check::models::CurrentLeader;
+use bowline_check::{
     At, ElectionCall, ElectionModel, ElectionReply, History, Operation, Outcome, Value, linear,
 };
 

@@ -5,9 +5,9 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use bowline::check::lines::{self, Written};
-use bowline::check::page::Page;
-use bowline::check::{History, Verdict};
+use bowline_check::lines::{self, Written};
+use bowline_check::page::Page;
+use bowline_check::{History, Verdict};
 use serde::Serialize;
 
 use super::Judgement;

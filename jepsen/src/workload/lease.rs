@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::check::intervals::{self, LeaseCall, LeaseReply, leases};
-use bowline::check::{At, History, Operation, Outcome, Value};
+use bowline_check::intervals::{self, LeaseCall, LeaseReply, leases};
+use bowline_check::{At, History, Operation, Outcome, Value};
 
 use super::{Client, Exhibit, Kind, Span, Workload};
 use crate::caller::{Caller, Miss};

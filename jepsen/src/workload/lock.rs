@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
-use bowline::check::{
+use bowline_check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
+use bowline_check::{
     At, History, MutexCall, MutexModel, MutexReply, Outcome, SemaphoreCall, SemaphoreModel,
     SemaphoreReply, Value, linear,
 };

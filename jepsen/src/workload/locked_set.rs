@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bowline::check::{History, Level, ListTxn, TxnStep, Value, cycles};
+use bowline_check::{History, Level, ListTxn, TxnStep, Value, cycles};
 
 use super::append::elements;
 use super::{Client, Control, Exhibit, Kind, Workload};

@@ -2,7 +2,7 @@
 //!
 //! A workload belongs to one run. The workload runs the steps of each client ([`Client`]), records them in
 //! [`Book`](crate::ledger::Book)s, and reads the final state. Each record is passed to a checker as an [`Exhibit`].
-//! The public checkers of `bowline::check` are used wherever one fits.
+//! The public checkers of `bowline_check` are used wherever one fits.
 //!
 //! To write a workload, add a file with a type to this directory, and add one line to [`ALL`]. `register.rs` is a
 //! simple workload with a public checker, and `counter.rs` is a workload with its own checks.
@@ -21,7 +21,7 @@ mod register;
 mod set;
 mod watch;
 
-use bowline::check::{Budget, Verdict};
+use bowline_check::{Budget, Verdict};
 
 use crate::caller::{Caller, Miss};
 use crate::fleet::{Compaction, Setup};

@@ -12,8 +12,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bowline::check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
-use bowline::check::{At, History, Outcome};
+use bowline_check::intervals::{self, HoldCall, HoldKind, HoldReply, Holds};
+use bowline_check::{At, History, Outcome};
 use serde::Serialize;
 
 use super::lock::token_number;
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
     use crate::progress;
     use crate::workload::Judgement;
-    use bowline::check::Operation;
+    use bowline_check::Operation;
 
     type Item = Operation<ItemCall, Option<u64>>;
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use bowline::check::{History, Register, RegisterCall, RegisterReply, Value, linear};
+use bowline_check::{History, Register, RegisterCall, RegisterReply, Value, linear};
 
 use super::{Client, Control, Exhibit, Kind, Workload, budget};
 use crate::caller::{Caller, Miss};
@@ -144,7 +144,7 @@ mod tests {
     use crate::fleet::tests::shell;
     use crate::ledger::Ledger;
     use crate::workload::Judgement;
-    use bowline::check::Operation;
+    use bowline_check::Operation;
 
     /// Checks a run with this last write and an empty final state.
     fn emptied(number: u64, operations: u64) -> Judgement {

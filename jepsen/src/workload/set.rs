@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bowline::check::{At, History, KvCall, KvReply, Outcome, Seen, Total, Value, total};
+use bowline_check::{At, History, KvCall, KvReply, Outcome, Seen, Total, Value, total};
 
 use super::{Client, Control, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use bowline::check::watch::{self, Keys, Received, RecordedEvent, RecordedWatchCall, WatchReply};
-use bowline::check::{At, History, Operation, Outcome, Value};
+use bowline_check::watch::{self, Keys, Received, RecordedEvent, RecordedWatchCall, WatchReply};
+use bowline_check::{At, History, Operation, Outcome, Value};
 
 use super::{Client, Exhibit, Kind, Workload};
 use crate::caller::{Caller, Miss};

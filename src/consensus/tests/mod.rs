@@ -3,7 +3,7 @@
 
 #[cfg_attr(not(test), allow(dead_code, reason = "the fuzzed member has one of no faults"))]
 mod disk;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, all(fuzzing, feature = "sim")))]
 pub(crate) mod fuzz;
 #[cfg(test)]
 mod hostile;

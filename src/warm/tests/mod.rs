@@ -2,6 +2,7 @@
 //! restarted.
 
 mod doubt;
+#[cfg(feature = "warm")]
 mod files;
 mod histories;
 

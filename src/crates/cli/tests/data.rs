@@ -10,9 +10,6 @@ use bowline::{Blocking, Config, KeyRange, Node};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "serve/ports.rs"]
-mod ports;
-
 const BOWLINE: &str = env!("CARGO_BIN_EXE_bowline");
 
 /// A directory of the test, removed on drop.
@@ -176,7 +173,7 @@ fn snapshot_and_inspect_print_the_actual_contents() {
 #[test]
 fn three_members_restored_by_the_command_are_a_cluster() {
     let place = Place::new("three").with_data();
-    let addresses = ports::lasting_ports(3).into_iter().map(|port| format!("127.0.0.1:{port}"));
+    let addresses = bowline_testkit::ports::lasting_addresses(3);
     let names = ["a", "b", "c"];
     let members: Vec<(&str, String)> = names.into_iter().zip(addresses).collect();
     for name in names {

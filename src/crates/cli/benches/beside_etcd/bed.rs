@@ -7,8 +7,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::process::{bowline, flags, free_ports};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{bowline, flags, free_ports};
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
 

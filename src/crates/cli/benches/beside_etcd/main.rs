@@ -13,12 +13,6 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
-#[path = "../../tests/serve/ports.rs"]
-mod ports;
-#[path = "../../tests/serve/process.rs"]
-#[allow(dead_code, reason = "shared with the tests")]
-mod process;
-
 mod bed;
 mod report;
 mod work;

@@ -1,4 +1,4 @@
-//! `bowline check`: reads a history from a file, checks it with the library's checkers ([`bowline::check`]), and
+//! `bowline check`: reads a history from a file, checks it with the library's checkers ([`bowline_check`]), and
 //! reports the verdict as text, as JSON, or as a page with a picture.
 
 use std::fs::{self, File};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use bowline::check::edn::{self, Dialect};
-use bowline::check::intervals::{self, HoldCall, Holds, LeaseCall, Leases};
-use bowline::check::lines::{self, FieldError, LineError, LineFault, Lines, Written};
-use bowline::check::page::Page;
-use bowline::check::watch::{self, RecordedWatchCall, WatchRecord};
-use bowline::check::{
+use bowline_check::edn::{self, Dialect};
+use bowline_check::intervals::{self, HoldCall, Holds, LeaseCall, Leases};
+use bowline_check::lines::{self, FieldError, LineError, LineFault, Lines, Written};
+use bowline_check::page::Page;
+use bowline_check::watch::{self, RecordedWatchCall, WatchRecord};
+use bowline_check::{
     Budget, ElectionModel, ElectionReply, History, Kv, KvCall, Level, ListTxn, Model, MutexModel,
     MutexReply, Operation, Outcome, QueueModel, Register, RegisterTxn, SemaphoreModel, Total,
     TxnStep, Undecided, Value, Verdict, cycles, linear, total,

@@ -1,7 +1,7 @@
 //! Formats the verdict of `bowline check` as text for people and as JSON for programs.
 
-use bowline::check::lines::{self, Lines, Written};
-use bowline::check::{Counterexample, Undecided, Verdict};
+use bowline_check::lines::{self, Lines, Written};
+use bowline_check::{Counterexample, Undecided, Verdict};
 use serde_json::{Value as Json, json};
 
 use super::CheckOptions;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::process::{Server, bowline};
+use bowline_testkit::process::{Server, bowline};
 
 /// Time limit for a long-running command. When it is killed, a test that waits for its next line fails.
 const GOING_MAX: Duration = Duration::from_secs(300);

@@ -10,7 +10,7 @@ use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, command_at, run};
 use crate::locks::silence;
-use crate::process::{Server, flags, free_ports};
+use bowline_testkit::process::{Server, flags, free_ports};
 
 /// An address at which no server listens.
 const CLOSED: &str = "127.0.0.1:1";
@@ -209,11 +209,11 @@ fn watch_resumes_after_its_last_event_despite_compaction() {
 fn options_come_from_variables_and_invalid_ones_are_named() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
-    let mut put = crate::process::bowline();
+    let mut put = bowline_testkit::process::bowline();
     put.env("ETCDCTL_ENDPOINTS", &server.address).env("BOWLINE_WRITE_OUT", "json");
     put.args(["put", "k", "v"]);
     assert!(run(put, b"").done().starts_with("{\"header\":{\"cluster_id\":"));
-    let mut wrong = crate::process::bowline();
+    let mut wrong = bowline_testkit::process::bowline();
     wrong.env("BOWLINE_COMMAND_TIMEOUT", "soon").args(["get", "k"]);
     let wrong = run(wrong, b"");
     assert_eq!(wrong.code, 2);

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, run};
-use crate::process::{Server, flags, free_ports};
+use bowline_testkit::process::{Server, flags, free_ports};
 
 #[test]
 fn arbitrary_bytes_round_trip() {

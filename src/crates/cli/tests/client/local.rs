@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command_at, run};
-use crate::process::{Server, bowline, flags, free_ports};
+use bowline_testkit::process::{Server, bowline, flags, free_ports};
 
 #[test]
 fn snapshot_is_saved_inspected_and_restored() {

@@ -14,7 +14,7 @@ use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, command_at, run};
 use crate::failover::hang_up;
-use crate::process::{Server, etcdctl_is_installed, flags, free_ports};
+use bowline_testkit::process::{Server, etcdctl_is_installed, flags, free_ports};
 
 fn signal(going: &Going, signal: Signal) {
     kill_process(Pid::from_child(&going.child), signal).unwrap();

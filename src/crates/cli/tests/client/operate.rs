@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
 use crate::ask::ask;
-use crate::process::Server;
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::Server;
 
 #[test]
 fn members_and_servers_are_listed() {
@@ -289,18 +289,18 @@ impl Etcd {
     /// Starts etcd. Skips the test if it is not installed.
     fn start() -> Option<Self> {
         let dir = tempdir().unwrap();
-        let [client, peer] =
-            crate::process::free_ports().map(|port: u16| format!("http://127.0.0.1:{port}"));
+        let [client, peer] = bowline_testkit::process::free_ports()
+            .map(|port: u16| format!("http://127.0.0.1:{port}"));
         let mut etcd = std::process::Command::new("etcd");
         etcd.arg("--data-dir").arg(dir.path().join("e")).args(["--log-level", "error"]);
         etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         etcd.arg(format!("--initial-cluster=default={peer}")).stderr(std::process::Stdio::null());
-        if !crate::process::etcdctl_is_installed() {
+        if !bowline_testkit::process::etcdctl_is_installed() {
             return None;
         }
         let Ok(child) = etcd.spawn() else {
-            crate::process::skip(crate::process::ETCD_IS_MISSING);
+            bowline_testkit::process::skip(bowline_testkit::process::ETCD_IS_MISSING);
             return None;
         };
         let mut etcd = Self { child, asked: Asked { address: client }, _dir: dir };

@@ -12,7 +12,7 @@ use rustix::termios::{LocalModes, tcgetattr};
 use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, command_at, run};
-use crate::process::Server;
+use bowline_testkit::process::Server;
 
 /// Opens a pseudoterminal. Returns the keyboard side and the program's side.
 fn terminal() -> (File, OwnedFd) {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
 use crate::ask::{Said, ask, run};
-use crate::process::{Server, bowline, flags, free_ports};
+use bowline_testkit::process::{Server, bowline, flags, free_ports};
 
 /// Returns a directory with `a.snap`, a snapshot of three keys, and the snapshot's revision.
 fn snapshot() -> (TempDir, u64) {

@@ -7,7 +7,7 @@ use std::process::Command;
 use tempfile::tempdir;
 
 use crate::ask::{Going, Said, command, run};
-use crate::process::{Server, etcdctl_is_installed};
+use bowline_testkit::process::{Server, etcdctl_is_installed};
 
 /// The requests that are rejected.
 const REFUSED: [&str; 9] = [

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt;
 use tempfile::tempdir;
 
 use crate::ask::{command_at, run};
-use crate::process::{Server, flags, free_ports};
+use bowline_testkit::process::{Server, flags, free_ports};
 
 #[test]
 fn clients_connect_over_a_unix_socket() {

@@ -4,8 +4,8 @@ use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::process::Server;
 use bowline_proto::{etcdserverpb as pb, v3lockpb};
+use bowline_testkit::process::Server;
 use pb::alarm_request::AlarmAction;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;

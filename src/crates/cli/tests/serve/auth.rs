@@ -9,12 +9,12 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use crate::process::Server;
 use authpb::permission::Type;
 use bowline_proto::authpb;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::v3lockpb::LockRequest;
 use bowline_proto::v3lockpb::lock_client::LockClient;
+use bowline_testkit::process::Server;
 use pb::auth_client::AuthClient;
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;

@@ -12,8 +12,8 @@ use tonic::codegen::Service as _;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::process::Server;
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::Server;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::watch_client::WatchClient;

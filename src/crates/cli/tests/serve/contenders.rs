@@ -17,8 +17,8 @@ use tonic::transport::Channel;
 use crate::crew::Crew;
 use crate::go::{Scene, counts, program};
 use crate::ledger::{Count, count, judge, row};
-use crate::process::etcdctl_is_installed;
 use bowline_proto::{etcdserverpb as pb, v3lockpb};
+use bowline_testkit::process::etcdctl_is_installed;
 use pb::lease_client::LeaseClient;
 use v3lockpb::lock_client::LockClient;
 

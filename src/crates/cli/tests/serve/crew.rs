@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::ports::lasting_ports;
-use crate::process::{Server, flags};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::ports::lasting_ports;
+use bowline_testkit::process::{Server, flags};
 use pb::maintenance_client::MaintenanceClient;
 
 /// Default number of kills: each of three members once, and then the leader.

@@ -14,8 +14,8 @@ use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use crate::process::{Etcd, Server, http};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Etcd, Server, http};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use requests::Chance;

@@ -9,8 +9,8 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::office::{GOOD, Office};
-use crate::process::{HttpBody, Server, bowline, flags, free_ports, http};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{HttpBody, Server, bowline, flags, free_ports, http};
 use pb::kv_client::KvClient;
 
 async fn put_at(channel: Channel) -> Result<(), tonic::Status> {
@@ -77,7 +77,7 @@ async fn default_port_serves_everything_and_metrics_port_serves_health_too() {
 #[test]
 fn unspecified_urls_answer_on_both_families() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {
-        return crate::process::skip("this machine has no IPv6");
+        return bowline_testkit::process::skip("this machine has no IPv6");
     }
     for any in ["0.0.0.0", "[::]"] {
         let dir = tempdir().unwrap();

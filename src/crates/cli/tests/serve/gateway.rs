@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
-use crate::process::{Etcd, HttpBody, Server, http, http_with};
+use bowline_testkit::process::{Etcd, HttpBody, Server, http, http_with};
 
 /// Requests to a new store, in this order, with the expected status code and body (without what differs between
 /// servers). Rows marked `Both` have the same answer in etcd 3.4, except for the error messages for invalid JSON.

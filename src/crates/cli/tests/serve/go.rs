@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::crew::Crew;
 use crate::ledger::{Count, judge, row};
-use crate::process::skip;
+use bowline_testkit::process::skip;
 
 /// How long a program may take for its next step: time for several elections on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);

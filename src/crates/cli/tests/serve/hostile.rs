@@ -21,10 +21,10 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::auth::{CHEAP, Raw, by, guarded, login};
-use crate::process::{Server, flags, free_ports, http, http_with, skip};
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::grpc::health::v1::HealthCheckRequest;
 use bowline_proto::grpc::health::v1::health_client::HealthClient;
+use bowline_testkit::process::{Server, flags, free_ports, http, http_with, skip};
 use pb::kv_client::KvClient;
 use pb::request_op::Request as Op;
 use pb::watch_client::WatchClient;

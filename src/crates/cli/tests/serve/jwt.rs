@@ -10,9 +10,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::auth::{by, guard, guarded, login};
-use crate::process::{Etcd, Server, bowline, flags, free_ports};
 use crate::tokens::{Watches, signed_in};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Etcd, Server, bowline, flags, free_ports};
 use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 

@@ -7,8 +7,8 @@ use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::process::{Server, bowline, flags, free_ports};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Server, bowline, flags, free_ports};
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::kv_client::KvClient;
 use pb::request_op::Request;

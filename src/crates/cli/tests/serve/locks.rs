@@ -6,8 +6,8 @@ use tempfile::tempdir;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use crate::process::Server;
 use bowline_proto::{etcdserverpb as pb, v3electionpb, v3lockpb};
+use bowline_testkit::process::Server;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use v3electionpb::election_client::ElectionClient;

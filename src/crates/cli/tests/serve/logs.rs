@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use flate2::read::GzDecoder;
 use tempfile::{TempDir, tempdir};
 
-use crate::process::{Server, bowline, flags, free_ports};
+use bowline_testkit::process::{Server, bowline, flags, free_ports};
 
 const READY: &str = "ready to serve client requests";
 const STOPPED: &str = "the member has stopped cleanly";

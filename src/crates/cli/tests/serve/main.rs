@@ -21,9 +21,7 @@ mod metrics;
 mod office;
 mod operate;
 mod p521;
-mod ports;
 #[allow(dead_code, reason = "shared with the command tests")]
-mod process;
 mod projects;
 mod restarts;
 mod revisions;

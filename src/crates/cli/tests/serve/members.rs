@@ -7,9 +7,9 @@ use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::process::{Server, flags, free_ports, http};
 use crate::tools::etcdctl;
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Server, flags, free_ports, http};
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
 

@@ -7,8 +7,8 @@ use tempfile::tempdir;
 use tonic::transport::Channel;
 
 use crate::crew::Crew;
-use crate::process::{Etcd, Server, http};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Etcd, Server, http};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::request_op::Request;

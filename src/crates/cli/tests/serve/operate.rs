@@ -7,11 +7,11 @@ use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use crate::process::{Server, flags, free_ports};
 use crate::tokens::until_begun;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::grpc::health::v1::HealthCheckRequest;
 use bowline_proto::grpc::health::v1::health_client::HealthClient;
+use bowline_testkit::process::{Server, flags, free_ports};
 use pb::AlarmType;
 use pb::alarm_request::AlarmAction;
 use pb::cluster_client::ClusterClient;

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::tempdir;
 
-use crate::process::{Server, bowline, etcdctl_is_installed, flags, free_ports, skip};
+use bowline_testkit::process::{Server, bowline, etcdctl_is_installed, flags, free_ports, skip};
 
 /// Runs openssl in a directory. Returns whether it is installed.
 fn openssl(dir: &Path, words: &str) -> bool {

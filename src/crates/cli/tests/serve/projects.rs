@@ -7,7 +7,7 @@ use std::process::Command;
 use tempfile::tempdir;
 
 use crate::office::{GOOD, Office};
-use crate::process::{Server, bowline, free_ports};
+use bowline_testkit::process::{Server, bowline, free_ports};
 
 /// A project's configuration of the server. `$NODE` is the node's address, `$CLIENT`, `$PEER`, `$METRICS` and `$HTTP`
 /// are ports, `$DIR` is a directory, and `$CA`, `$CERT` and `$KEY` are certificate files.

@@ -6,8 +6,8 @@ use std::path::Path;
 use tempfile::tempdir;
 
 use crate::members::{Cluster, add, until};
-use crate::process::{Server, bowline, flags, free_ports};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Server, bowline, flags, free_ports};
 
 /// The log line for first-start flags that have changed.
 const DIFFERS: &str = "configured members or token differ from the data directory";

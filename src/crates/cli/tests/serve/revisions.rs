@@ -12,10 +12,10 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use crate::auth::{by, login};
-use crate::process::Server;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::v3electionpb::election_client::ElectionClient;
 use bowline_proto::{v3electionpb, v3lockpb};
+use bowline_testkit::process::Server;
 use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;

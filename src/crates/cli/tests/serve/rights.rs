@@ -12,11 +12,11 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::auth::{CHEAP, Raw, by, guarded, login};
-use crate::process::{Server, http_with};
 use bowline_proto::authpb;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::v3electionpb as election;
 use bowline_proto::v3lockpb as lock;
+use bowline_testkit::process::{Server, http_with};
 use pb::request_op::Request as Op;
 
 /// How long to wait for the first response of a stream.

@@ -9,7 +9,7 @@ use std::process::Command;
 use protox::Compiler;
 use tempfile::tempdir;
 
-use crate::process::{Server, skip};
+use bowline_testkit::process::{Server, skip};
 
 /// The variable with the arguments of `protoc`, one a line.
 const PROTOC_ARGS: &str = "BOWLINE_TEST_PROTOC_ARGS";

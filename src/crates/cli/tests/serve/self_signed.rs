@@ -7,7 +7,7 @@ use std::process::Command;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
 use tempfile::{TempDir, tempdir};
 
-use crate::process::{Server, bowline, etcdctl_is_installed, flags, free_ports};
+use bowline_testkit::process::{Server, bowline, etcdctl_is_installed, flags, free_ports};
 
 /// A certificate and its key, in files.
 struct Own {

@@ -8,9 +8,9 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tempfile::tempdir;
 
-use crate::process::{Server, bowline, flags, free_ports};
 use crate::tools::etcdctl;
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Server, bowline, flags, free_ports};
 use pb::maintenance_client::MaintenanceClient;
 
 /// Runs a `bowline` command that must succeed and print one JSON object.

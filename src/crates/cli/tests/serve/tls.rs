@@ -14,9 +14,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Request};
 
 use crate::office::{Card, GOOD, Office, Says, put};
-use crate::process::{Server, bowline, flags, free_ports};
 use crate::tools::etcdctl;
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Server, bowline, flags, free_ports};
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
 

@@ -11,8 +11,8 @@ use tempfile::{TempDir, tempdir};
 use tonic::transport::Channel;
 
 use crate::office::{Card, GOOD, Office, Says};
-use crate::process::{Server, bowline, free_ports};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Server, bowline, free_ports};
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
 
@@ -31,7 +31,7 @@ fn flags(
     office: &Office,
     card: &Card,
 ) -> Vec<String> {
-    let all = crate::process::flags(own, peers, client, dir.path()).into_iter();
+    let all = bowline_testkit::process::flags(own, peers, client, dir.path()).into_iter();
     let mut all: Vec<_> = all
         .map(|flag| match flag.contains("-client-urls") {
             true => flag,
@@ -184,7 +184,7 @@ fn member_with_an_etcd_style_certificate_checks_the_authority() {
 #[tokio::test]
 async fn peer_auto_tls_encrypts_without_certificates_and_causes_a_warning() {
     let said = served(|own, peers, client, dir| {
-        let all = crate::process::flags(own, peers, client, dir.path()).into_iter();
+        let all = bowline_testkit::process::flags(own, peers, client, dir.path()).into_iter();
         let secured = all.map(|flag| match flag.contains("-client-urls") {
             true => flag,
             false => flag.replace("http://", "https://"),
@@ -266,7 +266,7 @@ async fn members_migrate_to_tls_one_by_one_without_lost_writes() {
     let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
     let cards = [0, 1, 2].map(|at| office.member(&format!("m{at}")));
     let bare = |at: usize| {
-        let flags = crate::process::flags(at, &peers, clients[at], dirs[at].path());
+        let flags = bowline_testkit::process::flags(at, &peers, clients[at], dirs[at].path());
         Server::start(&flags, clients[at], &[])
     };
     let secured = |at: usize, more: &[&str]| {

@@ -12,8 +12,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use crate::auth::{CHEAP, Raw, by, guarded, login};
-use crate::process::Server;
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::Server;
 use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::tempdir;
 
-use crate::process::{Server, etcdctl_is_installed};
+use bowline_testkit::process::{Server, etcdctl_is_installed};
 
 /// Returns the command, or `None` if it is not installed.
 pub(crate) fn etcdctl(server: &Server) -> Option<Command> {

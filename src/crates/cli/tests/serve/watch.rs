@@ -8,8 +8,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Streaming};
 
-use crate::process::Server;
 use bowline_proto::{etcdserverpb as pb, mvccpb};
+use bowline_testkit::process::Server;
 use pb::kv_client::KvClient;
 use pb::watch_client::WatchClient;
 use pb::watch_create_request::FilterType;

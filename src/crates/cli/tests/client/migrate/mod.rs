@@ -10,8 +10,8 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::ask::{Said, command_at, run};
-use crate::process::{ETCD_IS_MISSING, Server, flags, free_ports, skip};
 use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{ETCD_IS_MISSING, Server, flags, free_ports, skip};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::request_op::Request;

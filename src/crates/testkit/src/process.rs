@@ -1,0 +1,430 @@
+//! A server process, of Bowline or etcd, and gRPC channels to it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+use tonic::transport::Channel;
+
+use crate::ports::lasting_ports;
+
+/// How often to check whether a server responds.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// How long any step of a server may take, on a machine with far too much load.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The log of a server, as it is written.
+#[derive(Default)]
+struct Said {
+    /// The text so far, and whether the log has ended.
+    state: Mutex<(String, bool)>,
+    more: Condvar,
+}
+
+impl Said {
+    fn listen(&self, mut lines: impl BufRead) {
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+            self.state.lock().unwrap().0.push_str(&String::from_utf8_lossy(&line));
+            self.more.notify_all();
+            line.clear();
+        }
+        self.state.lock().unwrap().1 = true;
+        self.more.notify_all();
+    }
+
+    /// Waits until the log contains the text, or has ended.
+    fn until(&self, words: &str) -> MutexGuard<'_, (String, bool)> {
+        let goes_on = |state: &mut (String, bool)| !state.1 && !state.0.contains(words);
+        self.more.wait_timeout_while(self.state.lock().unwrap(), LIMIT, goes_on).unwrap().0
+    }
+}
+
+/// A running member.
+pub struct Server {
+    child: Child,
+    said: Arc<Said>,
+    listens: Option<JoinHandle<()>>,
+    /// The client address, as `host:port`.
+    pub address: String,
+}
+
+/// Returns free ports.
+pub fn free_ports<const N: usize>() -> [u16; N] {
+    lasting_ports(N).try_into().unwrap()
+}
+
+/// Restores the default action of ignored signals. A program inherits ignored signals from its parent, and a shell
+/// makes background jobs ignore some. The servers that these tests start must receive them anyway.
+fn listen_to_what_is_ignored() {
+    static ONCE: Once = Once::new();
+    let listen = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let _within = runtime.enter();
+        for kind in [SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()] {
+            if mask >> (kind.as_raw_value() - 1) & 1 == 1 {
+                drop(signal(kind).unwrap());
+            }
+        }
+    };
+    // The runtime is created on a separate thread, because this thread may already have a runtime.
+    ONCE.call_once(|| std::thread::spawn(listen).join().unwrap());
+}
+
+/// Returns the path of the program, which cargo builds before the tests and benchmarks of its package.
+fn program() -> PathBuf {
+    if let Some(path) = std::env::var_os("CARGO_BIN_EXE_bowline") {
+        return path.into();
+    }
+    // Older versions of cargo do not set the variable. The test is in a folder next to the program.
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(2).unwrap().join("bowline")
+}
+
+/// Returns the command, without environment variables that would change what it does.
+pub fn bowline() -> Command {
+    listen_to_what_is_ignored();
+    let mut command = Command::new(program());
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("ETCD_")) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Returns the flags of member `own`.
+pub fn flags(own: usize, peers: &[u16], client: u16, dir: &Path) -> Vec<String> {
+    let member = |(at, port): (usize, &u16)| format!("m{at}=http://127.0.0.1:{port}");
+    let cluster: Vec<_> = peers.iter().enumerate().map(member).collect();
+    let peer = peers[own];
+    vec![
+        format!("--name=m{own}"),
+        format!("--data-dir={}", dir.display()),
+        format!("--listen-client-urls=http://127.0.0.1:{client}"),
+        format!("--advertise-client-urls=http://127.0.0.1:{client}"),
+        format!("--listen-peer-urls=http://127.0.0.1:{peer}"),
+        format!("--initial-advertise-peer-urls=http://127.0.0.1:{peer}"),
+        format!("--initial-cluster={}", cluster.join(",")),
+    ]
+}
+
+/// Sends a plain HTTP request. Returns the status code, and the body as a stream.
+pub fn http(address: &str, method: &str, path: &str, body: &str) -> (u16, HttpBody) {
+    http_with(address, method, path, "", body)
+}
+
+/// The same with more headers, each with its line end.
+pub fn http_with(
+    address: &str,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &str,
+) -> (u16, HttpBody) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}Content-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    HttpBody::of(stream)
+}
+
+/// The body of an HTTP response, whole or chunked.
+pub struct HttpBody {
+    stream: BufReader<TcpStream>,
+    chunked: bool,
+    /// Bytes that were received and not consumed yet.
+    read: Vec<u8>,
+}
+
+impl HttpBody {
+    /// Reads the head of a response.
+    pub fn of(stream: TcpStream) -> (u16, Self) {
+        let mut body = Self { stream: BufReader::new(stream), chunked: false, read: Vec::new() };
+        let head = body.head_line();
+        let code = head.split(' ').nth(1).unwrap().parse().unwrap();
+        loop {
+            match body.head_line().to_ascii_lowercase().as_str() {
+                "" => return (code, body),
+                "transfer-encoding: chunked" => body.chunked = true,
+                _ => {}
+            }
+        }
+    }
+
+    fn head_line(&mut self) -> String {
+        let mut line = String::new();
+        assert!(self.stream.read_line(&mut line).unwrap() > 0, "the connection ended");
+        line.trim_end().to_owned()
+    }
+
+    /// Reads more bytes. Returns whether there were any.
+    fn more(&mut self) -> bool {
+        if !self.chunked {
+            return self.stream.read_to_end(&mut self.read).unwrap() > 0;
+        }
+        let length = u64::from_str_radix(&self.head_line(), 16).unwrap();
+        (&mut self.stream).take(length).read_to_end(&mut self.read).unwrap();
+        if length > 0 {
+            // Every chunk ends with a line end.
+            self.head_line();
+        }
+        length > 0
+    }
+
+    /// Returns the whole body, once it has ended.
+    pub fn text(&mut self) -> String {
+        while self.more() {}
+        String::from_utf8(std::mem::take(&mut self.read)).unwrap()
+    }
+
+    /// Returns the next line, or `None` at the end.
+    pub fn line(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {
+                let line = self.read.drain(..=end).collect();
+                return Some(String::from_utf8(line).unwrap());
+            }
+            if !self.more() {
+                return None;
+            }
+        }
+    }
+}
+
+/// An etcd server: the program that `BOWLINE_ETCD` names, or else the one of the Debian package.
+pub struct Etcd {
+    child: Child,
+    /// The client address, as `host:port`.
+    pub address: String,
+    _dir: TempDir,
+}
+
+/// The reason to skip a test that needs etcd.
+pub const ETCD_IS_MISSING: &str = "etcd is not installed (Debian: etcd-server)";
+
+/// Reports that a test cannot run here, and why. Panics if `BOWLINE_REQUIRE_TOOLS` is set, as in continuous
+/// integration, where every test must run.
+pub fn skip(why: &str) {
+    let required = std::env::var_os("BOWLINE_REQUIRE_TOOLS").is_some();
+    assert!(!required, "BOWLINE_REQUIRE_TOOLS is set, but {why}");
+    // The line is written to standard error directly, because the test harness captures `eprintln!` and shows it only
+    // for failures.
+    drop(writeln!(std::io::stderr(), "SKIPPED: {why}"));
+}
+
+/// Returns whether `etcdctl` is installed, and skips the test if it is not.
+pub fn etcdctl_is_installed() -> bool {
+    let installed = Command::new("etcdctl").arg("version").stdout(Stdio::null()).status().is_ok();
+    if !installed {
+        skip("etcdctl is not installed (Debian: etcd-client)");
+    }
+    installed
+}
+
+impl Etcd {
+    /// Starts a cluster of one etcd. Returns `None`, and skips the test, if etcd is not installed.
+    pub fn alone() -> Option<Self> {
+        Self::with(&[])
+    }
+
+    /// The same, with more flags.
+    pub fn with(more: &[&str]) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let [peer, client] = free_ports();
+        let chosen = std::env::var_os("BOWLINE_ETCD");
+        let mut command = Command::new(chosen.as_deref().unwrap_or("etcd".as_ref()));
+        command.args(flags(0, &[peer], client, dir.path())).args(more).stdout(Stdio::null());
+        let started = command.stderr(Stdio::null()).spawn();
+        // A program that `BOWLINE_ETCD` names must exist.
+        assert!(started.is_ok() || chosen.is_none(), "BOWLINE_ETCD={chosen:?}: {started:?}");
+        let Ok(child) = started else {
+            skip(ETCD_IS_MISSING);
+            return None;
+        };
+        let mut etcd = Self { child, address: format!("127.0.0.1:{client}"), _dir: dir };
+        while TcpStream::connect(&etcd.address).is_err()
+            || http(&etcd.address, "GET", "/health", "").0 != 200
+        {
+            let ended = etcd.child.try_wait().unwrap();
+            assert!(ended.is_none(), "etcd has ended: {ended:?}");
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        Some(etcd)
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+impl Server {
+    /// Starts a cluster of one member, and waits until it is ready.
+    pub fn alone(dir: &TempDir, more: &[&str]) -> Self {
+        let [peer, client] = free_ports();
+        Self::start(&flags(0, &[peer], client, dir.path()), client, more).ready()
+    }
+
+    /// Starts a cluster of three members, and waits until they are ready.
+    pub fn three(dirs: &[TempDir; 3]) -> Vec<Self> {
+        let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
+        let start = |at: usize| {
+            Self::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
+        };
+        // No member is ready before a quorum runs.
+        [0, 1, 2].map(start).map(Self::ready).into()
+    }
+
+    /// Starts a member, without waiting until it is ready.
+    pub fn start(flags: &[String], client: u16, more: &[&str]) -> Self {
+        let mut command = bowline();
+        command.arg("serve").args(flags).args(more);
+        Self::run(command, client)
+    }
+
+    /// Starts a member by a command, which may be a shell that calls exec.
+    pub fn run(mut command: Command, client: u16) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let (lines, said) = (child.stderr.take().unwrap(), Arc::<Said>::default());
+        let heard = Arc::clone(&said);
+        let listens = std::thread::spawn(move || heard.listen(BufReader::new(lines)));
+        Self { child, said, listens: Some(listens), address: format!("127.0.0.1:{client}") }
+    }
+
+    /// Waits until the server is ready.
+    pub fn ready(self) -> Self {
+        self.until_said("ready to serve client requests");
+        self
+    }
+
+    /// Waits until the log contains the text.
+    pub fn until_said(&self, words: &str) {
+        let said = self.said.until(words);
+        assert!(said.0.contains(words), "{words:?} is not in the log: {}", said.0);
+    }
+
+    /// Returns whether the log contains the text.
+    pub fn has_said(&self, words: &str) -> bool {
+        self.said.state.lock().unwrap().0.contains(words)
+    }
+
+    /// Waits until a GET of this path succeeds: a server that has just started may not have checked its health yet.
+    pub fn until_well(&self, path: &str) {
+        let begun = Instant::now();
+        loop {
+            let (code, body) = self.http("GET", path, "");
+            if code == 200 {
+                return;
+            }
+            assert!(begun.elapsed() < LIMIT, "{path}: {code} {body}");
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    /// Returns a channel to the server.
+    pub async fn channel(&self) -> Channel {
+        let endpoint = Channel::from_shared(format!("http://{}", self.address)).unwrap();
+        endpoint.connect().await.unwrap()
+    }
+
+    /// Sends a plain HTTP request. Returns the status code and the body.
+    pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let (code, mut body) = http(&self.address, method, path, body);
+        (code, body.text())
+    }
+
+    /// Returns how much CPU time the server has used.
+    pub fn worked(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // The fields after the command name, which may contain anything: the state is the third field of the line, the
+        // user time and the system time are the 14th and the 15th.
+        let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+        Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap()
+    }
+
+    /// Returns the resident memory in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// Returns the peak of the resident memory in bytes.
+    pub fn peak_memory_bytes(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, name: &str) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let text = std::fs::read_to_string(path).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    /// Returns the number of open file descriptors.
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
+    /// Returns the number of open sockets. Regular files are not counted, because those of the log come and go.
+    pub fn sockets(&self) -> usize {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
+        let links = open.flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok());
+        links.filter(|link| link.to_string_lossy().starts_with("socket:")).count()
+    }
+
+    /// Pauses the server with SIGSTOP. One of its threads receives the signal and stops the others. On a busy machine
+    /// these can run, and answer, until that thread is scheduled, so this waits until all have stopped.
+    pub fn pause(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
+        let begun = Instant::now();
+        let runs = |thread: std::fs::DirEntry| {
+            // A thread that ends meanwhile does not run either.
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['T', 'Z', 'X']))
+        };
+        let threads = format!("/proc/{}/task", self.child.id());
+        while std::fs::read_dir(&threads).unwrap().flatten().any(runs) {
+            assert!(begun.elapsed() < LIMIT, "the server is still running");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Resumes a paused server.
+    pub fn go_on(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
+    }
+
+    /// Stops the server and waits for it. Returns its exit status and its log.
+    pub fn stop(mut self) -> (ExitStatus, String) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let status = self.child.wait().unwrap();
+        self.listens.take().unwrap().join().unwrap();
+        let said = std::mem::take(&mut self.said.state.lock().unwrap().0);
+        (status, said)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
