@@ -95,6 +95,8 @@ pub mod check;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzz;
+#[doc(hidden)]
+pub mod lock_format;
 mod recipes;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;
