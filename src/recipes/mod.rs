@@ -17,6 +17,7 @@ mod election;
 mod lock;
 mod queue;
 
+pub use crate::lock_format::{LockKind, ReleaseRequest};
 pub use call::Call;
 pub use coordination::barrier::{Barrier, BarrierError, BarrierHold};
 pub use coordination::cached::{Cached, CachedCall, View};
@@ -34,11 +35,9 @@ pub use election::observe::{Leader, LeaderEvent, Observe};
 pub use election::{Campaign, Election, Leadership};
 pub use lock::acquire::{Acquire, LockFuture};
 pub use lock::admin::{LockAdminError, LockInfo, Locks};
-pub use lock::core::admin_request::ReleaseRequest;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use lock::core::entry::PASSES_MAX;
 pub use lock::core::error::{LockError, LostReason, WaitsFor};
-pub use lock::core::mode::LockKind;
 pub use lock::core::token::{ParseTokenError, Token};
 pub use lock::core::view::LockEntry;
 pub use lock::fence::{Fence, StaleToken};

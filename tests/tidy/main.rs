@@ -42,7 +42,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
     ("api", &["model", "env", "metrics", "transport", "machine", "watch", "node"]),
     ("backup", &["model", "env", "wal", "snapshot", "machine", "node", "api"]),
-    ("recipes", &["model", "machine", "watch", "node", "api"]),
+    ("lock_format", &["model"]),
+    ("recipes", &["model", "lock_format", "machine", "watch", "node", "api"]),
     ("testing", &["model", "env", "transport", "node", "api"]),
     ("fuzz", &["codec", "wal", "snapshot", "transport", "consensus"]),
     (
@@ -60,6 +61,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "watch",
             "node",
             "api",
+            "lock_format",
             "recipes",
         ],
     ),

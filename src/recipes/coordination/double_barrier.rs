@@ -23,6 +23,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Session};
+use crate::lock_format::is_entry;
 use crate::model::{Command, Compare, KeyRange, KeyValue, Op, Revision, Txn};
 use crate::node::{ReplyTo, SessionEndReason};
 
@@ -31,7 +32,6 @@ use super::group::key_in;
 use super::undo_on_drop::{SessionKey, delete_of};
 use super::wait_until::wait_until_local;
 use crate::recipes::call::{Call, Until};
-use crate::recipes::lock::core::lock_table::is_entry;
 
 /// This name sorts after all entries, whose names are hexadecimal.
 const READY: &[u8] = b"ready";

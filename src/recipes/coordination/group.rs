@@ -14,6 +14,7 @@ use futures_core::Stream;
 use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Session};
+use crate::lock_format::is_entry;
 use crate::model::{
     Compare, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision,
 };
@@ -22,7 +23,6 @@ use super::cas_branches::branch_is_unknown;
 use super::prefix_watch::{PrefixUpdate, PrefixWatch};
 use super::undo_on_drop::{SessionKey, delete_of};
 use crate::recipes::call::Call;
-use crate::recipes::lock::core::lock_table::is_entry;
 
 /// A group of members that join and leave. Created by [`Session::group`].
 ///

@@ -22,11 +22,11 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Effect, Error, Node, OwnSession};
+use crate::lock_format::ReleaseRequest;
 use crate::node::Shared as NodeShared;
 
 use crate::recipes::call::pause;
 use crate::recipes::election::{Election, Leadership};
-use crate::recipes::lock::core::admin_request::ReleaseRequest;
 use crate::recipes::lock::core::error::{LockError, LostReason};
 use crate::recipes::lock::hold::LockState;
 

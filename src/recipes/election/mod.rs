@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::api::{Client, Error, Session};
+use crate::lock_format::{MARK, prefix_of};
 use crate::model::{KeyRange, Op, Put, PutLease, PutValue};
 
 pub(crate) mod candidacy;
@@ -17,8 +18,6 @@ pub(crate) mod observe;
 use crate::recipes::lock::acquire::{Acquire, Enqueue, LockFuture};
 use crate::recipes::lock::admin::LockAdminError;
 use crate::recipes::lock::core::error::LockError;
-use crate::recipes::lock::core::lock_table::prefix_of;
-use crate::recipes::lock::core::metadata::MARK;
 use crate::recipes::lock::core::view::{self, LockEntry};
 use crate::recipes::lock::guard::OfHold;
 use crate::recipes::lock::guard_txn::GuardError;

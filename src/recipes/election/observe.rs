@@ -10,10 +10,10 @@ use bytes::Bytes;
 use futures_core::Stream;
 
 use crate::api::{Client, Error};
+use crate::lock_format::{QueuePosition, is_entry};
 use crate::model::{EventKind, KeyValue, LeaseId, Revision};
 
 use crate::recipes::coordination::prefix_watch::{PrefixUpdate, PrefixWatch};
-use crate::recipes::lock::core::lock_table::is_entry;
 
 /// A leader of an election.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ pub struct Observe {
     prefix: Bytes,
     following: PrefixWatch,
     /// Candidates by create revision and key, with their value and lease.
-    candidates: BTreeMap<(Revision, Bytes), (Bytes, LeaseId)>,
+    candidates: BTreeMap<QueuePosition, (Bytes, LeaseId)>,
     reported: Option<LeaderEvent>,
     to_report: VecDeque<LeaderEvent>,
 }
@@ -83,30 +83,32 @@ impl Observe {
     fn begin(&mut self, rows: Vec<KeyValue>) {
         self.candidates = candidates(rows, &self.prefix)
             .into_iter()
-            .map(|Candidate(Leader { key, value, since, lease })| ((since, key), (value, lease)))
+            .map(|Candidate(Leader { key, value, since, lease })| {
+                (QueuePosition::new(since, key), (value, lease))
+            })
             .collect();
         self.tell();
     }
 
     fn follow(&mut self, kind: EventKind, row: KeyValue, prev: Option<KeyValue>) {
         match prev {
-            Some(prev) => drop(self.candidates.remove(&(prev.create_revision, prev.key))),
+            Some(prev) => drop(self.candidates.remove(&QueuePosition::of(&prev))),
             // After a compaction the previous row of a change may not be available.
             None if kind == EventKind::Delete || row.version > 1 => {
-                self.candidates.retain(|(_, key), _| *key != row.key);
+                self.candidates.retain(|position, _| position.key != row.key);
             }
             None => {}
         }
         if kind == EventKind::Put
             && let Some(lease) = row.lease.filter(|_| is_entry(&row, &self.prefix))
         {
-            self.candidates.insert((row.create_revision, row.key), (row.value, lease));
+            self.candidates.insert(QueuePosition::of(&row), (row.value, lease));
         }
     }
 
     fn tell(&mut self) {
         let now = match self.candidates.first_key_value() {
-            Some(((since, key), (value, lease))) => LeaderEvent::Leads(Leader {
+            Some((QueuePosition { since, key }, (value, lease))) => LeaderEvent::Leads(Leader {
                 key: key.clone(),
                 value: value.clone(),
                 since: *since,

@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::api::{Effect, Error, Session};
+use crate::lock_format::{EntryMetadata, LockMode};
 use crate::model::{Moment, Revision};
 
 use super::guard::OfHold;
@@ -20,8 +21,6 @@ use crate::recipes::call::after_pause;
 use crate::recipes::lock::core::entry::{QueueEntry, Waiter, WaiterStage};
 use crate::recipes::lock::core::error::{LockError, LostReason};
 use crate::recipes::lock::core::lock_table::{Ask, LockTable};
-use crate::recipes::lock::core::metadata::{self, EntryMetadata};
-use crate::recipes::lock::core::mode::LockMode;
 
 /// Maximum number of names in one request. It keeps the request's transaction within
 /// [`Limits`](crate::Limits).
@@ -91,8 +90,9 @@ impl<G: OfHold> Acquire<G> {
         let owner_mode = OwnerMode::of(&mode);
         let signer = owner.clone();
         let value = || {
-            let mut metadata = EntryMetadata::new(mode.clone(), metadata::site(caller));
-            metadata.why = why.clone();
+            let mut metadata =
+                EntryMetadata::new(mode.clone(), crate::recipes::lock::core::request::site(caller));
+            metadata.reason = why.clone();
             if let Some(owner) = &signer {
                 owner.sign(&mut metadata);
             }

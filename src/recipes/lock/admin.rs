@@ -6,13 +6,15 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Node};
+use crate::lock_format::{
+    AdminAction, AdminRequest, QueuePosition, ReleaseRequest, admin_request_key, parent, prefix_of,
+};
 use crate::model::{
     Command, KeyRange, KeyValue, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn,
 };
 
 use crate::recipes::call::{Call, Until};
-use crate::recipes::lock::core::admin_request::{self, AdminAction, AdminRequest, ReleaseRequest};
-use crate::recipes::lock::core::lock_table::{parent, prefix_of, still_mine};
+use crate::recipes::lock::core::lock_table::still_mine;
 use crate::recipes::lock::core::view::{self, LockEntry};
 
 /// The locks of the store, for operators. Created by [`Node::locks`].
@@ -235,7 +237,7 @@ impl Locks {
                 };
             let (LockEntry { key, since, lease, .. }, by) = (&entry, &locks.label);
             tracing::warn!(by, why, lock = %key.escape_ascii(), "force-releasing lock immediately");
-            let order = admin_request::key_for(key);
+            let order = admin_request_key(key);
             let txn = Txn {
                 compares: still_mine(key, *since, *lease).to_vec(),
                 success: vec![Op::delete(key.clone()), Op::delete(order)],
@@ -286,7 +288,7 @@ impl Locks {
             view::check_successor(&successor, holder.lease)?;
             let prefix = parent(&holder.key).map(Bytes::copy_from_slice).unwrap_or_default();
             view::check_all_bowline(&locks.client.shared, &prefix)?;
-            let action = AdminAction::Transfer((successor.since, successor.key));
+            let action = AdminAction::Transfer(QueuePosition::new(successor.since, successor.key));
             let ordered = locks.order(&holder, action, why, &until).await?;
             locks.until_gone(&holder, ordered, &until).await
         })
@@ -310,7 +312,7 @@ impl Locks {
         );
         let request = ReleaseRequest { by: self.label.clone(), reason: why };
         let put = Put {
-            key: admin_request::key_for(key),
+            key: admin_request_key(key),
             value: PutValue::Set(AdminRequest { action, since: *since, request }.to_value()),
             lease: PutLease::Attach(*lease),
             prev_kv: false,

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Session};
+use crate::lock_format::{EntryMetadata, LockMode, QueuePosition, ReleaseRequest, parent};
 use crate::model::{Compare, KeyValue, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn};
 use crate::node::{CallResult, ReplyTo, SessionState, Shared};
 
@@ -16,12 +17,9 @@ use super::admin::LockAdminError;
 use super::guard_txn::GuardTxn;
 use super::owner::Owner;
 use super::saved_hold::SavedHold;
-use crate::recipes::lock::core::admin_request::ReleaseRequest;
 use crate::recipes::lock::core::entry::{Grant, QueueEntry, Waiter};
 use crate::recipes::lock::core::error::LostReason;
-use crate::recipes::lock::core::lock_table::{LockTable, parent, still_mine};
-use crate::recipes::lock::core::metadata::EntryMetadata;
-use crate::recipes::lock::core::mode::LockMode;
+use crate::recipes::lock::core::lock_table::{LockTable, still_mine};
 use crate::recipes::lock::core::token::Token;
 use crate::recipes::lock::core::view::{self, LockEntry};
 
@@ -429,7 +427,7 @@ impl Hold {
         view::check_all_bowline(&shared, &prefix)?;
         let (sender, receiver) = oneshot::channel();
         let (successor, reply) =
-            ((successor.since, successor.key.clone()), ReplyTo::Waiting(sender));
+            (QueuePosition::new(successor.since, successor.key.clone()), ReplyTo::Waiting(sender));
         if !self.table.transfer(&self.entry, &self.waiter, successor, reply) {
             return Err(LockAdminError::Gone);
         }

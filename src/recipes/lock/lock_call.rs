@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::api::Session;
+use crate::lock_format::LockMode;
 use crate::model::Moment;
 
 use super::acquire::{Acquire, Asked, Enqueue, LockFuture};
@@ -16,7 +17,6 @@ use super::guard::OfHold;
 use super::mutex::Guard;
 use super::owner::{Owner, OwnerMode};
 use crate::recipes::lock::core::error::LockError;
-use crate::recipes::lock::core::mode::LockMode;
 
 /// A call that acquires a lock. Returned by [`Mutex::lock`](crate::Mutex::lock),
 /// [`RwLock::read`](crate::RwLock::read), [`Semaphore::acquire`](crate::Semaphore::acquire),

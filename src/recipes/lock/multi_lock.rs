@@ -6,10 +6,10 @@ use std::panic::Location;
 use bytes::Bytes;
 
 use crate::api::Session;
+use crate::lock_format::LockMode;
 
 use super::guard::guard;
 use super::lock_call::LockCall;
-use crate::recipes::lock::core::mode::LockMode;
 
 impl Session {
     /// Acquires several locks together: all or none. Each lock is the same as the

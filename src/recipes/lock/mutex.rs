@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::api::{Error, Session};
+use crate::lock_format::LockMode;
 use crate::node::ReplyTo;
 
 use super::admin::LockAdminError;
@@ -15,7 +16,6 @@ use super::hold::{self, Released};
 use super::lock_call::LockCall;
 use crate::recipes::lock::core::error::{LockError, LostReason};
 use crate::recipes::lock::core::lock_table::LockTable;
-use crate::recipes::lock::core::mode::LockMode;
 use crate::recipes::lock::core::token::Token;
 use crate::recipes::lock::core::view::{self, LockEntry};
 

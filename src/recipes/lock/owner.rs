@@ -24,6 +24,7 @@ use std::task::Waker;
 use bytes::Bytes;
 
 use crate::api::Session;
+use crate::lock_format::{EntryMetadata, LockMode, LockQueue, QueuePosition, is_entry, parent};
 use crate::model::{KeyRange, LeaseId, Range, Revision};
 use crate::node::Shared;
 use crate::watch::waking;
@@ -31,9 +32,7 @@ use crate::watch::waking;
 use super::hold::Hold;
 use crate::recipes::lock::core::entry::{Grant, QueueEntry, Share, Waiter};
 use crate::recipes::lock::core::error::{LockError, WaitsFor};
-use crate::recipes::lock::core::lock_table::{LockTable, is_entry, parent};
-use crate::recipes::lock::core::metadata::EntryMetadata;
-use crate::recipes::lock::core::mode::{LockMode, LockQueue, QueuePosition};
+use crate::recipes::lock::core::lock_table::LockTable;
 
 /// Default for how often an owner may hold one lock.
 const HOLDS_MAX: u32 = 1 << 16;
@@ -295,7 +294,7 @@ impl Owner {
         };
         entry.prefixes.iter().zip(keys.iter()).find_map(|(prefix, key)| {
             let lock = name_of(prefix);
-            let mut cycle = search.from(prefix, &(since, key.clone()), 0)?;
+            let mut cycle = search.from(prefix, &QueuePosition::new(since, key.clone()), 0)?;
             cycle.push(WaitsFor { owner: self.inner.name.clone(), lock });
             cycle.reverse();
             Some(cycle)
@@ -407,7 +406,7 @@ impl Search<'_> {
             if row.create_revision > self.until {
                 continue;
             }
-            let position = (row.create_revision, row.key.clone());
+            let position = QueuePosition::new(row.create_revision, row.key.clone());
             let mode = EntryMetadata::mode_of(&row.key, &row.value);
             queue.insert(position.clone(), mode.clone());
             let metadata = EntryMetadata::parse(&row.key, &row.value)
@@ -434,7 +433,7 @@ impl Search<'_> {
             LockMode::Read => metadata.mode != LockMode::Read,
             // An upgrade waits only for the other readers that hold.
             LockMode::Upgrade(of) => {
-                other.1 != *of && metadata.mode == LockMode::Read && queue.may_hold(other)
+                other.key != *of && metadata.mode == LockMode::Read && queue.may_hold(other)
             }
         };
         entries
@@ -465,7 +464,7 @@ impl Search<'_> {
             let Some(row) = row.filter(|row| row.create_revision <= self.until) else { continue };
             let is_owners =
                 EntryMetadata::parse(&row.key, &row.value).is_some_and(|s| s.owner == owner);
-            let position = (row.create_revision, row.key);
+            let position = QueuePosition::new(row.create_revision, row.key);
             let waits_on = !self.queue(&prefix).queue.may_hold(&position)
                 && !LockTable::of(self.shared).is_given_up(&position);
             if is_owners && waits_on {

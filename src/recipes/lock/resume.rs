@@ -19,6 +19,9 @@ use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
 use crate::api::{Effect, Error, Session};
+use crate::lock_format::{
+    AdminRequest, EntryMetadata, LockMode, MARK, admin_request_target, parent, prefix_of,
+};
 use crate::model::{
     Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Revision, Txn,
 };
@@ -31,12 +34,9 @@ use super::hold::Hold;
 use super::mutex::{Guard, Mutex};
 use super::saved_hold::SavedHold;
 use crate::recipes::election::{Election, Leadership};
-use crate::recipes::lock::core::admin_request::{self, AdminRequest};
 use crate::recipes::lock::core::entry::{DeferredActions, Phase, QueueEntry};
 use crate::recipes::lock::core::error::{LockError, LostReason};
-use crate::recipes::lock::core::lock_table::{LockTable, parent, prefix_of, still_mine};
-use crate::recipes::lock::core::metadata::{EntryMetadata, MARK};
-use crate::recipes::lock::core::mode::LockMode;
+use crate::recipes::lock::core::lock_table::{LockTable, still_mine};
 use crate::recipes::lock::core::table_state::{LockTableState, QueuedWaiter};
 
 /// Error of resuming a hold. [`ResumeError::effect`] states whether anything was changed.
@@ -321,10 +321,8 @@ impl LockTableState {
         let waiter = entry.lock().add_waiter(false, None, None, false);
         self.enqueued(shared, &entry, &keys, *since, actions);
         // Run admin requests that arrived while no program had the hold.
-        let requests = admin_request::rows(shared, &prefix);
-        for row in
-            requests.iter().filter(|row| admin_request::addressee(&row.key) == Some(&key[..]))
-        {
+        let requests = crate::recipes::lock::core::view::request_rows(shared, &prefix);
+        for row in requests.iter().filter(|row| admin_request_target(&row.key) == Some(&key[..])) {
             if let Some(order) = AdminRequest::parse(&row.value) {
                 entry.apply_request(order, key, &row.key, actions);
             }

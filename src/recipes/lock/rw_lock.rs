@@ -7,6 +7,7 @@ use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
 use crate::api::{Effect, Error, Session};
+use crate::lock_format::{LockMode, lock_of};
 use crate::model::{Command, Reply};
 use crate::node::ReplyTo;
 
@@ -15,8 +16,6 @@ use super::hold::confirmed;
 use super::lock_call::LockCall;
 use super::upgrade::Upgrade;
 use crate::recipes::lock::core::error::LostReason;
-use crate::recipes::lock::core::lock_table::lock_of;
-use crate::recipes::lock::core::mode::LockMode;
 use crate::recipes::lock::core::view::{self, LockEntry};
 
 /// A lock that many readers or one writer can hold. Created by [`Session::rw_lock`].

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::api::{Client, Effect, Error, Session};
+use crate::lock_format::{EntryMetadata, LockKind, LockMode, is_entry, lock_of, prefix_of};
 use crate::model::{
     Command, Compare, CompareOp, CompareTarget, KeyRange, KeyValue, Op, Put, PutLease, PutValue,
     Txn,
@@ -16,9 +17,6 @@ use super::guard_txn::GuardError;
 use super::lock_call::LockCall;
 use crate::recipes::call::{Call, Until};
 use crate::recipes::lock::core::error::LockError;
-use crate::recipes::lock::core::lock_table::{is_entry, lock_of, prefix_of};
-use crate::recipes::lock::core::metadata::EntryMetadata;
-use crate::recipes::lock::core::mode::{LockKind, LockMode};
 use crate::recipes::lock::core::token::Token;
 use crate::recipes::lock::core::view::{self, LockEntry};
 

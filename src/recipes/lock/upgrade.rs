@@ -25,6 +25,7 @@ use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
 use crate::api::Effect;
+use crate::lock_format::{EntryMetadata, LockMode, LockQueue, QueuePosition, lock_of, prefix_of};
 use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision, Txn};
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
 use crate::watch::waking;
@@ -36,9 +37,6 @@ use super::lock_call::deadline_of;
 use super::owner::OwnerMode;
 use super::rw_lock::{ReadGuard, WriteGuard};
 use crate::recipes::lock::core::error::LockError;
-use crate::recipes::lock::core::lock_table::{lock_of, prefix_of};
-use crate::recipes::lock::core::metadata::EntryMetadata;
-use crate::recipes::lock::core::mode::{LockMode, LockQueue};
 use crate::recipes::lock::core::view;
 
 /// A call that upgrades a reader to the writer; see [`ReadGuard::upgrade`]. Dropping the call also
@@ -334,9 +332,9 @@ fn bar(read: &Hold, second: &Hold) -> Option<KeyValue> {
     let mut queue = LockQueue::default();
     for row in &rows {
         let mode = EntryMetadata::mode_of(&row.key, &row.value);
-        queue.insert((row.create_revision, row.key.clone()), mode);
+        queue.insert(QueuePosition::new(row.create_revision, row.key.clone()), mode);
     }
-    let may_write = queue.may_hold(&(second.since(), second.key().clone()));
+    let may_write = queue.may_hold(&QueuePosition::new(second.since(), second.key().clone()));
     rows.into_iter().nth(1).filter(|_| may_write)
 }
 

@@ -4,9 +4,9 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Effect, Error, stopped};
+use crate::lock_format::LockKind;
 use crate::node::{SessionEndReason, Shared, StopReason};
 
-use super::mode::LockKind;
 use super::view::LockEntry;
 
 /// Why a lock, leadership or item is no longer held.

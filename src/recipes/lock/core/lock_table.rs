@@ -16,6 +16,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::lock_format::{
+    EntryMetadata, LockMode, LockQueue, QueuePosition, ReleaseRequest, parent, prefix_of,
+};
 use crate::machine::Change;
 use crate::model::{
     Command, Compare, KeyRange, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Rejection,
@@ -26,13 +29,10 @@ use crate::node::{
 };
 use crate::watch::waking;
 
-use super::admin_request::ReleaseRequest;
 use super::entry::{
     Action, Bound, DeferredActions, Load, Phase, QueueEntry, ReleasePlan, Waiter, unbinding,
 };
 use super::error::{LockError, LostReason};
-use super::metadata::EntryMetadata;
-use super::mode::{LockMode, LockQueue, QueuePosition};
 use super::table_state::{LockTableState, end_entry, no_more};
 use super::token::Token;
 use super::view;
@@ -237,13 +237,13 @@ impl LockTable {
     }
 
     /// Reports whether a local entry was given up although its key still exists.
-    pub(crate) fn is_given_up(&self, (since, key): &QueuePosition) -> bool {
+    pub(crate) fn is_given_up(&self, QueuePosition { since, key }: &QueuePosition) -> bool {
         let state = self.lock();
         state.local(key).is_some_and(|entry| entry.lock().is_given_up(*since))
     }
 
     /// Reports whether a local task holds the lock but has not received its guard yet.
-    pub(crate) fn is_undelivered(&self, (since, key): &QueuePosition) -> bool {
+    pub(crate) fn is_undelivered(&self, QueuePosition { since, key }: &QueuePosition) -> bool {
         let state = self.lock();
         state.local(key).is_some_and(|entry| {
             let inner = entry.lock();
@@ -526,27 +526,6 @@ impl Follower for LockTable {
     }
 }
 
-/// Returns the key prefix of a lock's queue.
-pub(crate) fn prefix_of(name: &Bytes) -> Bytes {
-    [&name[..], b"/"].concat().into()
-}
-
-/// Returns the prefix of which a key is a direct child, including the slash.
-pub(crate) fn parent(key: &[u8]) -> Option<&[u8]> {
-    key.iter().rposition(|byte| *byte == b'/').map(|slash| &key[..=slash])
-}
-
-/// Returns the name of the lock to whose queue a key belongs.
-pub(crate) fn lock_of(key: &Bytes) -> Bytes {
-    let prefix = parent(key).unwrap_or_default();
-    key.slice(..prefix.len().saturating_sub(1))
-}
-
-/// Reports whether a row below a lock's prefix is an entry of its queue.
-pub(crate) fn is_entry(row: &KeyValue, prefix: &[u8]) -> bool {
-    row.lease.is_some() && parent(&row.key) == Some(prefix)
-}
-
 /// Returns the transaction that creates the keys of an entry if none of them exists. `before` is
 /// applied in either case.
 fn enqueue_txn(entry: &QueueEntry, keys: &[Bytes], before: Option<Txn>) -> Txn {
@@ -570,7 +549,8 @@ impl ReleasePlan {
     /// Returns the transaction of the release plan.
     fn to_txn(&self, shared: &Shared, lease: LeaseId) -> Txn {
         let leaving = self.leaving(lease);
-        let ([key], Some((since, successor))) = (&*self.keys, &self.successor) else {
+        let ([key], Some(QueuePosition { since, key: successor })) = (&*self.keys, &self.successor)
+        else {
             return leaving;
         };
         let row = shared.reader.get(successor).0.filter(|row| row.create_revision == *since);
@@ -642,12 +622,9 @@ impl ReleasePlan {
 /// key. Returns `None` if the successor already holds, or if there would be too many conditions.
 fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
     let prefix = Bytes::copy_from_slice(parent(&successor.key)?);
-    let (rows, mut queue) = (view::rows(shared, &prefix), LockQueue::default());
-    for row in &rows {
-        let position = (row.create_revision, row.key.clone());
-        queue.insert(position, EntryMetadata::mode_in_queue(&row.key, &row.value));
-    }
-    let position = (successor.create_revision, successor.key.clone());
+    let rows = view::rows(shared, &prefix);
+    let queue = LockQueue::of(&rows);
+    let position = QueuePosition::of(successor);
     if queue.may_hold(&position) {
         return None;
     }

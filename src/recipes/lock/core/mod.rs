@@ -1,12 +1,10 @@
 //! The core of all locks: the lock table, which follows the replica, and the state of each queue
 //! entry of this node.
 
-pub(crate) mod admin_request;
 pub(crate) mod entry;
 pub(crate) mod error;
 pub(crate) mod lock_table;
-pub(crate) mod metadata;
-pub(crate) mod mode;
+pub(crate) mod request;
 pub(crate) mod table_state;
 pub(crate) mod token;
 pub(crate) mod view;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::api::Error;
+use crate::lock_format::{
+    EntryMetadata, LockKind, LockQueue, QueuePosition, admin_request_target, is_entry, prefix_of,
+};
 use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Range, Revision, SortOrder, SortTarget};
 use crate::node::Shared;
 
-use super::lock_table::{is_entry, prefix_of};
-use super::metadata::EntryMetadata;
-use super::mode::{LockKind, LockQueue, QueuePosition};
 use crate::recipes::lock::admin::LockAdminError;
 
 /// One entry of a lock queue, as known to the local replica.
@@ -76,8 +76,8 @@ pub(crate) fn at(
     queue: &LockQueue,
     position: &QueuePosition,
 ) -> Option<LockEntry> {
-    let (row, _) = shared.reader.get(&position.1);
-    entry_of(shared, queue, row.filter(|row| row.create_revision == position.0)?)
+    let (row, _) = shared.reader.get(&position.key);
+    entry_of(shared, queue, row.filter(|row| row.create_revision == position.since)?)
 }
 
 /// Returns the lock queue of `name` in order.
@@ -89,11 +89,7 @@ pub(crate) fn list(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<LockEntry>,
 }
 
 fn entries_of(shared: &Shared, rows: Vec<KeyValue>) -> Vec<LockEntry> {
-    let mut queue = LockQueue::default();
-    for row in &rows {
-        let mode = EntryMetadata::mode_in_queue(&row.key, &row.value);
-        queue.insert((row.create_revision, row.key.clone()), mode);
-    }
+    let queue = LockQueue::of(&rows);
     rows.into_iter().filter_map(|row| entry_of(shared, &queue, row)).collect()
 }
 
@@ -102,14 +98,14 @@ fn entry_of(shared: &Shared, queue: &LockQueue, row: KeyValue) -> Option<LockEnt
     let lease = row.lease?;
     let session = shared.reader.lease_head(lease).and_then(|info| info.session);
     let (node, label) = session.map(|(node, _, session)| (node, session.label)).unzip();
-    let position = (row.create_revision, row.key.clone());
+    let position = QueuePosition::new(row.create_revision, row.key.clone());
     let kind = queue.mode(&position)?.kind();
     let holds = queue.may_hold(&position);
     let (site, owner, reason) = match EntryMetadata::parse(&row.key, &row.value) {
-        Some(metadata) => (metadata.site, metadata.owner_name, metadata.why),
+        Some(metadata) => (metadata.site, metadata.owner_name, metadata.reason),
         None => (String::new(), String::new(), row.value),
     };
-    let (since, key) = position;
+    let QueuePosition { since, key } = position;
     Some(LockEntry { key, since, holds, kind, lease, label, node, site, owner, reason })
 }
 
@@ -137,4 +133,11 @@ pub(crate) fn check_successor(successor: &LockEntry, lease: LeaseId) -> Result<(
     } else {
         Err(LockAdminError::NoSuccessor { successor: successor.key.clone() })
     }
+}
+
+/// Returns the rows below a lock's prefix whose keys are those of admin requests.
+pub(crate) fn request_rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
+    let range = Range::new(KeyRange::prefix(prefix.clone()));
+    let rows = shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
+    rows.into_iter().filter(|row| admin_request_target(&row.key).is_some()).collect()
 }

@@ -10,10 +10,10 @@ use super::{
     Action, Bound, DeferredActions, Grant, Load, PendingRequest, Phase, ReleasePlan, Waiter,
     WaiterStage,
 };
+use crate::lock_format::QueuePosition;
 use crate::model::{LeaseId, Moment, Reply, Revision};
 use crate::node::ReplyTo;
 use crate::recipes::lock::core::error::{LockError, LostReason};
-use crate::recipes::lock::core::mode::QueuePosition;
 use crate::recipes::lock::core::token::Token;
 use crate::recipes::lock::core::waiter_counts::WaiterCounts;
 

@@ -28,6 +28,7 @@ use std::task::Waker;
 
 use bytes::Bytes;
 
+use crate::lock_format::{AdminAction, AdminRequest, EntryMetadata, LockKind, QueuePosition};
 use crate::model::{Compare, LeaseId, Op, Rejection, Reply, Revision, Txn};
 use crate::node::{ReplyTo, SessionEndReason, SharedSession};
 
@@ -37,10 +38,7 @@ mod waiter;
 pub(crate) use inner::EntryInner;
 pub(crate) use waiter::{Grant, Share, Waiter, WaiterStage};
 
-use super::admin_request::{AdminAction, AdminRequest};
 use super::error::{LockError, LostReason};
-use super::metadata::EntryMetadata;
-use super::mode::{LockKind, QueuePosition};
 use super::table_state::no_more;
 use super::waiter_counts::WaiterCounts;
 
@@ -599,8 +597,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::lock_format::ReleaseRequest;
     use crate::model::Moment;
-    use crate::recipes::lock::core::admin_request::ReleaseRequest;
 
     /// Returns an entry shared by the tasks of a session that waits since revision 2, and a waiter
     /// for each of `TASKS` tasks.

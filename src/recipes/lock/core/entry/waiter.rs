@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::{Action, DeferredActions};
+use crate::lock_format::ReleaseRequest;
 use crate::model::{Moment, Revision};
-use crate::recipes::lock::core::admin_request::ReleaseRequest;
 use crate::recipes::lock::core::error::{LockError, LostReason};
 use crate::recipes::lock::core::token::Token;
 use crate::recipes::lock::core::waiter_counts::{WaiterCounts, WaiterRole};

@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{LockTableState, fail_all, no_more, queue_of};
+use super::{LockTableState, fail_all, no_more};
+use crate::lock_format::{
+    AdminRequest, EntryMetadata, LockMode, LockQueue, QueuePosition, admin_request_key,
+    admin_request_target, parent,
+};
 use crate::machine::Change;
 use crate::model::{Event, EventKind, KeyValue, Revision};
 use crate::node::{ReplyTo, Shared};
-use crate::recipes::lock::core::admin_request::{self, AdminRequest};
 use crate::recipes::lock::core::entry::{Action, DeferredActions, Phase, QueueEntry};
 use crate::recipes::lock::core::error::LockError;
-use crate::recipes::lock::core::lock_table::parent;
-use crate::recipes::lock::core::metadata::EntryMetadata;
-use crate::recipes::lock::core::mode::LockMode;
 use crate::recipes::lock::core::view;
 
 impl LockTableState {
@@ -40,7 +40,7 @@ impl LockTableState {
             let Some(prefix) = parent(&event.kv.key) else { continue };
             let Some(queue) = self.queues.get_mut(prefix) else {
                 if event.kind == EventKind::Put
-                    && let Some(key) = admin_request::addressee(&event.kv.key)
+                    && let Some(key) = admin_request_target(&event.kv.key)
                 {
                     match mutant!(B35) {
                         false => requests.push((&event.kv, self.local(key).cloned())),
@@ -53,7 +53,7 @@ impl LockTableState {
             let key = &event.kv.key;
             let is_entry = event.kind == EventKind::Put && event.kv.lease.is_some();
             if let Some(before) = &event.prev {
-                let position = (before.create_revision, key.clone());
+                let position = QueuePosition::new(before.create_revision, key.clone());
                 all.remove(&position);
                 if !is_entry {
                     queue.waiting.remove(&position);
@@ -62,7 +62,7 @@ impl LockTableState {
             }
             if is_entry {
                 let mode = EntryMetadata::mode_in_queue(key, &event.kv.value);
-                all.insert((event.kv.create_revision, key.clone()), mode);
+                all.insert(QueuePosition::new(event.kv.create_revision, key.clone()), mode);
             }
             touched.insert(Bytes::copy_from_slice(prefix));
             let Some(entry) = queue.local.get(key).cloned() else { continue };
@@ -89,7 +89,7 @@ impl LockTableState {
         actions: &mut DeferredActions,
     ) {
         let (Some(key), Some(order)) =
-            (admin_request::addressee(&row.key), AdminRequest::parse(&row.value))
+            (admin_request_target(&row.key), AdminRequest::parse(&row.value))
         else {
             return;
         };
@@ -195,7 +195,7 @@ impl LockTableState {
             queue.local.insert(key.clone(), Arc::clone(entry));
             queue.waiting.retain(|_, waiting| !Arc::ptr_eq(waiting, entry));
             if !no_handoff {
-                queue.waiting.insert((since, key.clone()), Arc::clone(entry));
+                queue.waiting.insert(QueuePosition::new(since, key.clone()), Arc::clone(entry));
             }
         }
     }
@@ -227,7 +227,7 @@ impl LockTableState {
         self.receive_transfer(entry, &row.key, row.create_revision, actions);
         self.grant_waiting(shared, prefix, actions);
         // When the request was applied, the entry of this key was not known yet.
-        if let Some(order) = shared.reader.get(&admin_request::key_for(&row.key)).0 {
+        if let Some(order) = shared.reader.get(&admin_request_key(&row.key)).0 {
             self.follow_request(&order, None, actions);
         }
         true
@@ -241,7 +241,7 @@ impl LockTableState {
             if queue.all.is_none() {
                 continue;
             }
-            let all = queue_of(view::rows(shared, prefix));
+            let all = LockQueue::of(&view::rows(shared, prefix));
             let entries: Vec<(Bytes, Arc<QueueEntry>)> =
                 queue.local.iter().map(|(key, entry)| (key.clone(), Arc::clone(entry))).collect();
             queue.waiting.retain(|position, _| all.contains(position));
@@ -285,7 +285,7 @@ impl LockTableState {
         }
         for prefix in &prefixes {
             self.grant_waiting(shared, prefix, actions);
-            for row in admin_request::rows(shared, prefix) {
+            for row in view::request_rows(shared, prefix) {
                 self.follow_request(&row, None, actions);
             }
         }

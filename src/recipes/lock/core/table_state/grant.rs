@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::{LockTableState, fail_all, no_more, queue_of, update_value};
+use super::{LockTableState, fail_all, no_more, update_value};
+use crate::lock_format::{LockKind, LockMode, LockQueue, QueueMismatch, QueuePosition};
 use crate::model::{KeyValue, Revision};
 use crate::node::{ReplyTo, Shared};
 use crate::recipes::lock::core::entry::{
     Action, DeferredActions, EntryInner, Phase, QueueEntry, Waiter,
 };
 use crate::recipes::lock::core::error::LockError;
-use crate::recipes::lock::core::mode::{LockKind, LockMode, Mismatch, QueuePosition};
 use crate::recipes::lock::core::view::{self, LockEntry};
 
 impl LockTableState {
@@ -56,9 +56,9 @@ impl LockTableState {
                 if let Some(row) = rows.iter().find(mine) {
                     update_value(entry, key, &row.value, actions);
                 }
-                queue.all = Some(queue_of(rows));
+                queue.all = Some(LockQueue::of(&rows));
             }
-            let position = (since, key.clone());
+            let position = QueuePosition::new(since, key.clone());
             if !queue.all.as_ref().is_some_and(|all| all.contains(&position)) {
                 // Another client deleted the key in the same iteration of the driver.
                 {
@@ -92,9 +92,9 @@ impl LockTableState {
         }
         for (prefix, key) in entry.prefixes.iter().zip(keys.iter()) {
             let queue = self.queues.get_mut(prefix).expect("the all was read above");
-            queue.waiting.insert((since, key.clone()), Arc::clone(entry));
+            queue.waiting.insert(QueuePosition::new(since, key.clone()), Arc::clone(entry));
             let all = queue.all.as_ref().expect("the all was read above");
-            let position = (since, key.clone());
+            let position = QueuePosition::new(since, key.clone());
             if all.mode(&position).is_some_and(LockMode::is_upgrade) {
                 queue.upgrades.insert(position);
             }
@@ -129,11 +129,11 @@ impl LockTableState {
     ) -> Option<LockEntry> {
         entry.prefixes.iter().zip(keys).find_map(|(prefix, key)| {
             let all = self.queues.get(prefix)?.all.as_ref()?;
-            let position = (since, key.clone());
+            let position = QueuePosition::new(since, key.clone());
             let own = all.mode(&position).filter(|_| !all.may_hold(&position))?;
             // A reader that upgrades is not blocked by its own read entry.
             let is_own =
-                |other: &QueuePosition| matches!(own, LockMode::Upgrade(of) if *of == other.1);
+                |other: &QueuePosition| matches!(own, LockMode::Upgrade(of) if *of == other.key);
             let mut before =
                 all.iter().map(|(other, _)| other).take_while(|other| **other < position);
             view::at(shared, all, before.find(|other| !is_own(other))?)
@@ -147,14 +147,14 @@ impl LockTableState {
         since: Revision,
     ) -> Result<(), LockError> {
         for (prefix, key) in entry.prefixes.iter().zip(keys) {
-            let position = (since, key.clone());
+            let position = QueuePosition::new(since, key.clone());
             let Some(all) = self.queues.get(prefix).and_then(|queue| queue.all.as_ref()) else {
                 continue;
             };
             all.validate(&position, entry.asked).map_err(|misfit| match misfit {
-                Mismatch::SecondUpgrade => LockError::UpgradeTaken,
-                Mismatch::NoRead => LockError::Evicted,
-                Mismatch::Kind { stored, asked } => LockError::mismatch(stored, asked),
+                QueueMismatch::SecondUpgrade => LockError::UpgradeTaken,
+                QueueMismatch::NoRead => LockError::Evicted,
+                QueueMismatch::Kind { stored, asked } => LockError::mismatch(stored, asked),
             })?;
         }
         Ok(())
@@ -164,7 +164,7 @@ impl LockTableState {
         let locks = if mutant!(B06) { 1 } else { keys.len() };
         entry.prefixes.iter().zip(keys).take(locks).all(|(prefix, key)| {
             let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
-            all.is_some_and(|all| all.may_hold(&(since, key.clone())))
+            all.is_some_and(|all| all.may_hold(&QueuePosition::new(since, key.clone())))
         })
     }
 
@@ -275,7 +275,7 @@ impl LockTableState {
         {
             let Some(queue) = self.queues.get(prefix) else { return };
             let Some(all) = &queue.all else { return };
-            if let Some((_, key)) = all.first().map(|(position, _)| position)
+            if let Some((QueuePosition { key, .. }, _)) = all.first()
                 && let Some(entry) = queue.local.get(key)
             {
                 entry.is_contended.store(all.len() > 1, Ordering::Relaxed);
@@ -286,7 +286,7 @@ impl LockTableState {
             }
             for (position, entry) in &queue.waiting {
                 if queue.upgrades.contains(position)
-                    && all.validate(position, entry.asked) == Err(Mismatch::NoRead)
+                    && all.validate(position, entry.asked) == Err(QueueMismatch::NoRead)
                 {
                     bereft.push(Arc::clone(entry));
                 } else if all.may_hold(position) {
@@ -303,12 +303,12 @@ impl LockTableState {
         for entry in behind_foreign {
             fail_all(&entry, &LockError::KindMismatch { stored: LockKind::Foreign }, actions);
         }
-        for ((since, key), entry) in due {
+        for (QueuePosition { since, key }, entry) in due {
             let mut inner = entry.lock();
             let keys = Arc::clone(&inner.keys);
             if inner.phase != (Phase::Waiting { since }) || !keys.contains(&key) {
                 drop(inner);
-                self.wait_no_more(prefix, &(since, key));
+                self.wait_no_more(prefix, &QueuePosition::new(since, key));
                 continue;
             }
             // A grant is delivered only while the session is valid.
@@ -318,7 +318,7 @@ impl LockTableState {
             self.grant(shared, &entry, &mut inner, since, actions);
             drop(inner);
             for (prefix, key) in entry.prefixes.iter().zip(keys.iter()) {
-                self.wait_no_more(prefix, &(since, key.clone()));
+                self.wait_no_more(prefix, &QueuePosition::new(since, key.clone()));
             }
         }
     }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::model::{KeyValue, LeaseId, Moment, Revision};
+use crate::lock_format::{LockQueue, QueuePosition, entry_key, entry_number, parent, prefix_of};
+use crate::model::{LeaseId, Moment, Revision};
 use crate::node::{ReplyTo, Shared, SharedSession};
 
 mod follow;
@@ -20,13 +21,10 @@ use follow::update_value;
 
 use super::entry::{DeferredActions, Phase, QueueEntry, ReleasePlan, Waiter, WaiterStage};
 use super::error::{LockError, LostReason};
-use super::lock_table::{Ask, parent, prefix_of};
-use super::metadata::EntryMetadata;
-use super::mode::{LockQueue, QueuePosition};
+use super::lock_table::Ask;
 use super::token::Token;
 use super::view;
 use super::waiter_counts::{WaiterCount, WaiterCounts, WaiterRole};
-use crate::recipes::decimal::number_in;
 
 /// A waiter and its queue entry.
 pub(crate) type QueuedWaiter = (Arc<QueueEntry>, Arc<Waiter>);
@@ -91,19 +89,12 @@ impl LocalQueue {
     /// Operations of the old entry that are still in flight compare the create revision too, so
     /// they do not affect a reused name.
     fn is_deleted(&mut self, prefix: &[u8], key: &[u8], lease: LeaseId) {
-        let plain = [prefix, lease.to_string().as_bytes(), b"."].concat();
-        let Some(number) = key.strip_prefix(&plain[..]).and_then(number_in::<u64>) else { return };
+        let Some(number) = entry_number(prefix, lease, key) else { return };
         if self.free.len() >= LEASES_WITH_FREE_NAMES_MAX && !self.free.contains_key(&lease) {
             self.free.clear();
         }
         self.free.entry(lease).or_default().insert(number);
     }
-}
-
-/// Returns the key of a lease in a queue: the name that etcd uses, or that name with a number.
-fn numbered(prefix: &Bytes, lease: LeaseId, number: Option<u64>) -> Bytes {
-    let number = number.map(|number| format!(".{number}")).unwrap_or_default();
-    [&prefix[..], lease.to_string().as_bytes(), number.as_bytes()].concat().into()
 }
 
 impl LockTableState {
@@ -184,7 +175,7 @@ impl LockTableState {
         ask: &Ask<'_>,
         max: usize,
     ) -> Result<Arc<QueueEntry>, LockError> {
-        let prefixes: Box<[Bytes]> = ask.names.iter().map(prefix_of).collect();
+        let prefixes: Box<[Bytes]> = ask.names.iter().map(|name| prefix_of(name)).collect();
         if prefixes.iter().any(|prefix| self.is_full(prefix, max)) {
             return Err(LockError::QueueFull { max });
         }
@@ -244,12 +235,12 @@ impl LockTableState {
         lease: LeaseId,
         stands: impl Fn(&Bytes) -> bool,
     ) -> Bytes {
-        let mut name = numbered(prefix, lease, None);
+        let mut name = entry_key(prefix, lease, None);
         while self.local(&name).is_some() || stands(&name) {
             let queue = self.queues.get_mut(prefix);
             let free = queue.and_then(|queue| queue.free.get_mut(&lease)?.pop_first());
             let number = free.unwrap_or_else(|| self.number());
-            name = numbered(prefix, lease, Some(number));
+            name = entry_key(prefix, lease, Some(number));
         }
         name
     }
@@ -307,7 +298,7 @@ impl LockTableState {
     ) {
         for (prefix, key) in entry.prefixes.iter().zip(keys) {
             let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
-            if all.is_none_or(|all| !all.contains(&(since, key.clone()))) {
+            if all.is_none_or(|all| !all.contains(&QueuePosition::new(since, key.clone()))) {
                 self.forget(entry, prefix, key);
             }
         }
@@ -357,7 +348,10 @@ impl LockTableState {
             let inner = entry.lock();
             if let Some(since) = inner.since() {
                 for (prefix, key) in entry.prefixes.iter().zip(inner.keys.iter()) {
-                    positions.entry(prefix).or_default().insert((since, key.clone()));
+                    positions
+                        .entry(prefix)
+                        .or_default()
+                        .insert(QueuePosition::new(since, key.clone()));
                 }
             }
         }
@@ -446,7 +440,8 @@ fn before(
 ) -> Option<usize> {
     let inner = entry.lock();
     let since = inner.since()?;
-    let in_line = inner.keys.iter().filter_map(|key| in_line.get(&(since, key.clone())));
+    let in_line =
+        inner.keys.iter().filter_map(|key| in_line.get(&QueuePosition::new(since, key.clone())));
     let holder = usize::from(inner.holder.is_some());
     Some(in_line.max().copied().unwrap_or_default() + holder + inner.before(waiter))
 }
@@ -490,21 +485,11 @@ pub(crate) fn end_entry(
     inner.lose(loss, actions);
 }
 
-/// Builds a lock queue from its rows.
-fn queue_of(rows: Vec<KeyValue>) -> LockQueue {
-    let mut all = LockQueue::default();
-    for row in rows {
-        let mode = EntryMetadata::mode_in_queue(&row.key, &row.value);
-        all.insert((row.create_revision, row.key), mode);
-    }
-    all
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::machine::Change;
-    use crate::model::{Event, EventKind};
+    use crate::model::{Event, EventKind, KeyValue};
     use crate::node::SessionEndReason;
     use crate::recipes::lock::core::entry::{Action, Bound, Load};
 

@@ -18,7 +18,7 @@ use super::mode::LockMode;
 use crate::model::LeaseId;
 
 /// Prefix of values written by Bowline. A candidate's value must not begin with it.
-pub(crate) const MARK: &[u8] = b"bowline:1 ";
+pub const MARK: &[u8] = b"bowline:1 ";
 
 /// Maximum length of a stored `site` in bytes. From a longer path the beginning is removed, because
 /// the end is more specific.
@@ -26,26 +26,28 @@ const SITE_BYTES_MAX: usize = 80;
 
 /// The metadata of a queue entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct EntryMetadata {
-    pub(crate) mode: LockMode,
+pub struct EntryMetadata {
+    /// Lock mode.
+    pub mode: LockMode,
     /// Cluster-wide id of the entry's owner, or empty.
-    pub(crate) owner: String,
+    pub owner: String,
     /// Name of the entry's owner, or empty.
-    pub(crate) owner_name: String,
+    pub owner_name: String,
     /// Source location and task.
-    pub(crate) site: String,
-    pub(crate) why: Bytes,
+    pub site: String,
+    /// Reason given with the request.
+    pub reason: Bytes,
 }
 
 impl EntryMetadata {
     /// Returns metadata with this mode, without owner and reason.
-    pub(crate) fn new(mode: LockMode, site: String) -> Self {
+    pub fn new(mode: LockMode, site: String) -> Self {
         let (owner, owner_name) = (String::new(), String::new());
-        Self { mode, owner, owner_name, site, why: Bytes::new() }
+        Self { mode, owner, owner_name, site, reason: Bytes::new() }
     }
 
     /// Encodes the metadata as a row's value.
-    pub(crate) fn to_value(&self) -> Bytes {
+    pub fn to_value(&self) -> Bytes {
         let mut text = String::with_capacity(96);
         text.push_str("bowline:1 ");
         match &self.mode {
@@ -74,19 +76,19 @@ impl EntryMetadata {
         }
         text.push('\n');
         let mut value = text.into_bytes();
-        value.extend_from_slice(&self.why);
+        value.extend_from_slice(&self.reason);
         value.into()
     }
 
     /// Parses the value of the row with this key. Returns `None` if it was not written by Bowline.
-    pub(crate) fn parse(key: &[u8], value: &Bytes) -> Option<EntryMetadata> {
+    pub fn parse(key: &[u8], value: &Bytes) -> Option<EntryMetadata> {
         let rest = value.strip_prefix(MARK)?;
         let mut lines = rest.splitn(4, |byte| *byte == b'\n');
         let text =
             |line: Option<&[u8]>| String::from_utf8_lossy(line.unwrap_or_default()).into_owned();
         let head = text(lines.next());
         let (site, owner_name) = (text(lines.next()), text(lines.next()));
-        let why = lines.next().map(|why| value.slice_ref(why)).unwrap_or_default();
+        let reason = lines.next().map(|reason| value.slice_ref(reason)).unwrap_or_default();
         let (head, owner) = head.split_once(" owner=").unwrap_or((&head, ""));
         let mut words = head.split(' ');
         let mode = match words.next()? {
@@ -103,11 +105,11 @@ impl EntryMetadata {
             }
             _ => return None,
         };
-        Some(EntryMetadata { mode, owner: owner.to_owned(), owner_name, site, why })
+        Some(EntryMetadata { mode, owner: owner.to_owned(), owner_name, site, reason })
     }
 
     /// Returns the lock mode of a row below a lock's prefix.
-    pub(crate) fn mode_in_queue(key: &[u8], value: &Bytes) -> LockMode {
+    pub fn mode_in_queue(key: &[u8], value: &Bytes) -> LockMode {
         match EntryMetadata::parse(key, value) {
             Some(metadata) => metadata.mode,
             None if is_named_as_request(key) => LockMode::Mutex,
@@ -116,7 +118,7 @@ impl EntryMetadata {
     }
 
     /// Returns the lock mode of the row with this key, if it is known to be a lock request.
-    pub(crate) fn mode_of(key: &[u8], value: &Bytes) -> LockMode {
+    pub fn mode_of(key: &[u8], value: &Bytes) -> LockMode {
         EntryMetadata::parse(key, value).map_or(LockMode::Mutex, |metadata| metadata.mode)
     }
 }
@@ -131,15 +133,6 @@ fn is_named_as_request(key: &[u8]) -> bool {
     let is_hexadecimal = lease.parse().is_ok_and(|id: LeaseId| id.to_string() == lease);
     let is_decimal = lease.parse().is_ok_and(|id: u64| id > 0 && id.to_string() == lease);
     is_hexadecimal || is_decimal
-}
-
-/// Returns the source location of a request and its task.
-pub(crate) fn site(caller: &std::panic::Location<'_>) -> String {
-    let (file, line) = (caller.file(), caller.line());
-    match tokio::task::try_id() {
-        Some(task) => format!("{file}:{line} task {task}"),
-        None => format!("{file}:{line}"),
-    }
 }
 
 #[cfg(test)]
@@ -176,7 +169,7 @@ mod tests {
             assert_eq!(EntryMetadata::parse(key, &metadata.to_value()).as_ref(), Some(&metadata));
             metadata.owner = "1234.7".to_owned();
             metadata.owner_name = "nightly job".to_owned();
-            metadata.why = Bytes::from_static(b"two\nlines, and \xff");
+            metadata.reason = Bytes::from_static(b"two\nlines, and \xff");
             assert_eq!(EntryMetadata::parse(key, &metadata.to_value()), Some(metadata));
         }
         for other in

@@ -7,11 +7,10 @@
 
 use bytes::Bytes;
 
-use crate::model::{KeyRange, KeyValue, Range, Revision};
-use crate::node::Shared;
+use crate::model::Revision;
 
 use super::metadata::MARK;
-use super::mode::QueuePosition;
+use super::queue::QueuePosition;
 
 /// Suffix of a request's key, after the key of the entry.
 const SUFFIX: &[u8] = b"/order";
@@ -28,7 +27,7 @@ pub struct ReleaseRequest {
 
 /// The requested action.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum AdminAction {
+pub enum AdminAction {
     /// Ask the holder to release the lock.
     RequestRelease,
     /// Release the lock without the holder's consent.
@@ -40,40 +39,35 @@ pub(crate) enum AdminAction {
 
 /// An admin request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct AdminRequest {
-    pub(crate) action: AdminAction,
+pub struct AdminRequest {
+    /// Requested action.
+    pub action: AdminAction,
     /// Create revision of the entry's key, so that the request never affects a later entry with the
     /// same key.
-    pub(crate) since: Revision,
-    pub(crate) request: ReleaseRequest,
+    pub since: Revision,
+    /// Requester and reason.
+    pub request: ReleaseRequest,
 }
 
 /// Returns the key of a request to an entry.
-pub(crate) fn key_for(entry: &Bytes) -> Bytes {
+pub fn admin_request_key(entry: &[u8]) -> Bytes {
     [entry, SUFFIX].concat().into()
 }
 
 /// Returns the key of the entry that a request row addresses, or `None` if the key is not that of a
 /// request.
-pub(crate) fn addressee(key: &[u8]) -> Option<&[u8]> {
+pub fn admin_request_target(key: &[u8]) -> Option<&[u8]> {
     key.strip_suffix(SUFFIX)
-}
-
-/// Returns the rows below a lock's prefix whose keys are those of requests.
-pub(crate) fn rows(shared: &Shared, prefix: &Bytes) -> Vec<KeyValue> {
-    let range = Range::new(KeyRange::prefix(prefix.clone()));
-    let rows = shared.reader.range(&range).map(|reply| reply.kvs).unwrap_or_default();
-    rows.into_iter().filter(|row| addressee(&row.key).is_some()).collect()
 }
 
 impl AdminRequest {
     /// Encodes the request as a row's value, one line each: action with successor key and revision,
     /// revision of the addressed entry, requester, reason.
-    pub(crate) fn to_value(&self) -> Bytes {
+    pub fn to_value(&self) -> Bytes {
         let action = match &self.action {
             AdminAction::RequestRelease => "ask".to_owned(),
             AdminAction::ForceRelease => "break".to_owned(),
-            AdminAction::Transfer((since, successor)) => {
+            AdminAction::Transfer(QueuePosition { since, key: successor }) => {
                 let successor: String =
                     successor.iter().map(|byte| format!("{byte:02x}")).collect();
                 format!("hand over {successor} {since}")
@@ -96,7 +90,7 @@ impl AdminRequest {
     }
 
     /// Parses a row's value. Returns `None` if it is not a request written by Bowline.
-    pub(crate) fn parse(value: &[u8]) -> Option<AdminRequest> {
+    pub fn parse(value: &[u8]) -> Option<AdminRequest> {
         let text = std::str::from_utf8(value.strip_prefix(MARK)?).ok()?;
         let mut lines = text.splitn(4, '\n');
         let action = match lines.next()? {
@@ -104,7 +98,10 @@ impl AdminRequest {
             "break" => AdminAction::ForceRelease,
             other => {
                 let (successor, since) = other.strip_prefix("hand over ")?.split_once(' ')?;
-                AdminAction::Transfer((Revision(since.parse().ok()?), from_hex(successor)?))
+                AdminAction::Transfer(QueuePosition::new(
+                    Revision(since.parse().ok()?),
+                    from_hex(successor)?,
+                ))
             }
         };
         let since = Revision(lines.next()?.parse().ok()?);
@@ -127,7 +124,7 @@ mod tests {
 
     #[test]
     fn admin_action_round_trips_and_other_rows_are_rejected() {
-        let successor = (Revision(5), Bytes::from_static(b"l/\xff\n1"));
+        let successor = QueuePosition::new(Revision(5), Bytes::from_static(b"l/\xff\n1"));
         for action in [
             AdminAction::RequestRelease,
             AdminAction::ForceRelease,
@@ -147,6 +144,9 @@ mod tests {
         ] {
             assert_eq!(AdminRequest::parse(other), None);
         }
-        assert_eq!(addressee(&key_for(&Bytes::from_static(b"l/1"))), Some(&b"l/1"[..]));
+        assert_eq!(
+            admin_request_target(&admin_request_key(&Bytes::from_static(b"l/1"))),
+            Some(&b"l/1"[..])
+        );
     }
 }

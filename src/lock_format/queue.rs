@@ -1,4 +1,4 @@
-//! The lock modes, and the decision which entries of a lock queue may hold the lock. A queue is
+//! The decision which entries of a lock queue may hold the lock. A queue is
 //! ordered by the create revisions of its keys, and each mode has its own condition. The decision
 //! is a pure function of the rows, so all replicas with the same rows agree.
 //!
@@ -16,96 +16,35 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
-use crate::model::Revision;
+use crate::model::{KeyValue, Revision};
 
-/// Queue position: create revision and key. A lower position is earlier in the queue.
-pub(crate) type QueuePosition = (Revision, Bytes);
+use super::metadata::EntryMetadata;
+use super::mode::{LockKind, LockMode};
 
-/// Lock mode: the condition under which an entry may hold.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum LockMode {
-    /// Holds if the entry is first. Used for a mutex, a candidate, and requests of etcd clients.
-    Mutex,
-    /// A leased key that is not a lock request, such as a group member. No request may wait after
-    /// such a key, because the key does not disappear when a lock is released.
-    Foreign,
-    /// Holds if only reads are ahead.
-    Read,
-    /// Holds if the entry is first. Used for writers of a read/write lock.
-    Write,
-    /// Holds if the read entry with this key is the only reader that holds. An upgrade overtakes
-    /// waiting writers, because they wait for that reader anyway. If such a writer leaves, readers
-    /// after it may hold. So an upgrade that holds excludes no other holder by itself. It only
-    /// allows the row of the read entry to be rewritten, provided that the queue has not changed.
-    Upgrade(Bytes),
-    /// Holds if the permits ahead plus the permits of this entry fit into the limit.
-    Permits {
-        /// Total number of permits.
-        limit: u32,
-        /// Number of requested permits.
-        wants: u32,
-    },
+/// Position of an entry in its lock queue. A lower position is earlier in the queue.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct QueuePosition {
+    /// Create revision of the entry's key.
+    pub since: Revision,
+    /// The entry's key.
+    pub key: Bytes,
 }
 
-/// The kind of lock that a name is used for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum LockKind {
-    /// A mutex or an election, of Bowline or of etcd clients.
-    Mutex,
-    /// A read/write lock.
-    ReadWrite,
-    /// A semaphore with this number of permits.
-    Semaphore(u32),
-    /// Leased keys below the name that are not lock requests, such as group members or sequential
-    /// keys.
-    Foreign,
-}
-
-impl std::fmt::Display for LockKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            LockKind::Mutex => f.write_str("a mutex or an election"),
-            LockKind::ReadWrite => f.write_str("a read/write lock"),
-            LockKind::Semaphore(limit) => write!(f, "a semaphore of {limit}"),
-            LockKind::Foreign => f.write_str("keys that are not lock requests"),
-        }
-    }
-}
-
-impl LockMode {
-    pub(crate) fn is_upgrade(&self) -> bool {
-        matches!(self, LockMode::Upgrade(_))
+impl QueuePosition {
+    /// Returns the position of the entry with this create revision and key.
+    pub fn new(since: Revision, key: Bytes) -> Self {
+        Self { since, key }
     }
 
-    /// Reports whether an entry of mode `successor` may take over a hold of this mode without
-    /// excluding more than the hold did.
-    pub(crate) fn covers(&self, successor: &LockMode) -> bool {
-        match (self, successor) {
-            (LockMode::Mutex, LockMode::Mutex)
-            | (LockMode::Write, LockMode::Write | LockMode::Read)
-            | (LockMode::Read, LockMode::Read) => true,
-            (
-                LockMode::Permits { limit, wants },
-                LockMode::Permits { limit: others, wants: less },
-            ) => limit == others && less <= wants,
-            _ => false,
-        }
-    }
-
-    pub(crate) fn kind(&self) -> LockKind {
-        match self {
-            LockMode::Mutex => LockKind::Mutex,
-            LockMode::Read | LockMode::Write | LockMode::Upgrade(_) => LockKind::ReadWrite,
-            LockMode::Permits { limit, .. } => LockKind::Semaphore(*limit),
-            LockMode::Foreign => LockKind::Foreign,
-        }
+    /// Returns the position of a row.
+    pub fn of(row: &KeyValue) -> Self {
+        Self { since: row.create_revision, key: row.key.clone() }
     }
 }
 
 /// The entries of one lock queue in order.
 #[derive(Default, Debug)]
-pub(crate) struct LockQueue {
+pub struct LockQueue {
     entries: BTreeMap<QueuePosition, LockMode>,
     /// Entries that block readers: all entries except reads.
     barring: BTreeSet<QueuePosition>,
@@ -115,8 +54,18 @@ pub(crate) struct LockQueue {
 }
 
 impl LockQueue {
+    /// Builds the queue of these rows, which may be in any order.
+    pub fn of<'a>(rows: impl IntoIterator<Item = &'a KeyValue>) -> Self {
+        let mut queue = Self::default();
+        for row in rows {
+            let mode = EntryMetadata::mode_in_queue(&row.key, &row.value);
+            queue.insert(QueuePosition::of(row), mode);
+        }
+        queue
+    }
+
     /// Adds or updates an entry.
-    pub(crate) fn insert(&mut self, position: QueuePosition, mode: LockMode) {
+    pub fn insert(&mut self, position: QueuePosition, mode: LockMode) {
         if mode == LockMode::Read {
             self.barring.remove(&position);
         } else {
@@ -131,36 +80,40 @@ impl LockQueue {
     }
 
     /// Removes an entry.
-    pub(crate) fn remove(&mut self, position: &QueuePosition) {
+    pub fn remove(&mut self, position: &QueuePosition) {
         self.entries.remove(position);
         self.barring.remove(position);
         self.foreign.remove(position);
     }
 
-    pub(crate) fn contains(&self, position: &QueuePosition) -> bool {
+    /// Reports whether the queue has an entry at this position.
+    pub fn contains(&self, position: &QueuePosition) -> bool {
         self.entries.contains_key(position)
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Returns the number of entries.
+    pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    pub(crate) fn first(&self) -> Option<(&QueuePosition, &LockMode)> {
+    /// Returns the first entry.
+    pub fn first(&self) -> Option<(&QueuePosition, &LockMode)> {
         self.entries.first_key_value()
     }
 
     /// Returns the first leased key that is not a lock request. No request after it can hold.
-    pub(crate) fn first_foreign(&self) -> Option<&QueuePosition> {
+    pub fn first_foreign(&self) -> Option<&QueuePosition> {
         self.foreign.first()
     }
 
-    pub(crate) fn mode(&self, position: &QueuePosition) -> Option<&LockMode> {
+    /// Returns the mode of the entry at this position.
+    pub fn mode(&self, position: &QueuePosition) -> Option<&LockMode> {
         self.entries.get(position)
     }
 
     /// Returns the number of entries ahead of each position. Scans the queue once, up to the last
     /// of these positions.
-    pub(crate) fn before_each(
+    pub fn before_each(
         &self,
         positions: BTreeSet<QueuePosition>,
     ) -> BTreeMap<QueuePosition, usize> {
@@ -175,12 +128,12 @@ impl LockQueue {
     }
 
     /// Returns all entries in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&QueuePosition, &LockMode)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&QueuePosition, &LockMode)> {
         self.entries.iter()
     }
 
     /// Reports whether the entry at this position, which must exist, may hold.
-    pub(crate) fn may_hold(&self, position: &QueuePosition) -> bool {
+    pub fn may_hold(&self, position: &QueuePosition) -> bool {
         let Some(mode) = self.entries.get(position) else { return false };
         if mutant!(M27) {
             return true;
@@ -193,7 +146,7 @@ impl LockQueue {
             LockMode::Upgrade(of) => {
                 let mut entries = self.entries.iter();
                 let is_first = entries.next().is_some_and(|(first, mode)| {
-                    first.1 == *of && first < position && *mode == LockMode::Read
+                    first.key == *of && first < position && *mode == LockMode::Read
                 });
                 // Holds if it is the only upgrade and no other reader holds. Readers hold from the
                 // first entry of the queue up to the first entry that blocks readers. The upgrade
@@ -223,34 +176,30 @@ impl LockQueue {
     /// entry, and there must be at most one upgrade. `asked` is the kind at the time of the
     /// request. After a resize the row may state another limit, but the error reports the limit
     /// that the caller requested.
-    pub(crate) fn validate(
-        &self,
-        position: &QueuePosition,
-        asked: LockKind,
-    ) -> Result<(), Mismatch> {
+    pub fn validate(&self, position: &QueuePosition, asked: LockKind) -> Result<(), QueueMismatch> {
         let (Some(mode), Some((first, head))) = (self.entries.get(position), self.first()) else {
             return Ok(());
         };
         if let LockMode::Upgrade(of) = mode
-            && !self.entries.range(..position).any(|((_, key), _)| key == of)
+            && !self.entries.range(..position).any(|(other, _)| other.key == *of)
         {
-            return Err(Mismatch::NoRead);
+            return Err(QueueMismatch::NoRead);
         }
         if first == position {
             return Ok(());
         }
         if self.first_foreign().is_some_and(|foreign| foreign < position) {
-            return Err(Mismatch::Kind { stored: LockKind::Foreign, asked });
+            return Err(QueueMismatch::Kind { stored: LockKind::Foreign, asked });
         }
         let stored = head.kind();
         if stored != mode.kind() && stored != asked {
-            return Err(Mismatch::Kind { stored, asked });
+            return Err(QueueMismatch::Kind { stored, asked });
         }
         if let LockMode::Upgrade(_) = mode {
             let is_other =
                 |(_, mode): (&QueuePosition, &LockMode)| matches!(mode, LockMode::Upgrade(_));
             if self.entries.range(..position).any(is_other) {
-                return Err(Mismatch::SecondUpgrade);
+                return Err(QueueMismatch::SecondUpgrade);
             }
         }
         Ok(())
@@ -259,7 +208,7 @@ impl LockQueue {
 
 /// Why an entry is not allowed in a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Mismatch {
+pub enum QueueMismatch {
     /// The queue is of another kind.
     Kind {
         /// Kind of the first entry.
@@ -283,7 +232,7 @@ mod tests {
         let mut queue = LockQueue::default();
         let mut positions = Vec::new();
         for (at, word) in words.split_whitespace().enumerate() {
-            let position = (Revision(at as u64 + 2), Bytes::from(format!("k{at}")));
+            let position = QueuePosition::new(Revision(at as u64 + 2), format!("k{at}").into());
             let mode = match word.split_at(1) {
                 ("m", _) => LockMode::Mutex,
                 ("r", _) => LockMode::Read,
@@ -311,12 +260,12 @@ mod tests {
 
     #[test]
     fn positions_are_counted_for_several_entries_at_once() {
-        let position = |revision| (Revision(revision), Bytes::from_static(b"l/1"));
+        let position = |at| QueuePosition::new(Revision(at), Bytes::from_static(b"l/1"));
         let mut queue = LockQueue::default();
         [2, 3, 5, 8].into_iter().for_each(|at| queue.insert(position(at), LockMode::Mutex));
         let before = queue.before_each([8, 1, 3, 4, 9].into_iter().map(position).collect());
         let counted: Vec<_> =
-            before.into_iter().map(|((at, _), count)| (at.get(), count)).collect();
+            before.into_iter().map(|(at, count)| (at.since.get(), count)).collect();
         assert_eq!(counted, [(1, 0), (3, 1), (4, 2), (8, 3), (9, 4)]);
     }
 
@@ -420,13 +369,13 @@ mod tests {
         let validate = |at: usize, asked| queue.validate(&positions[at], asked);
         assert_eq!(validate(0, LockKind::ReadWrite), Ok(()));
         assert_eq!(validate(2, LockKind::ReadWrite), Ok(()));
-        assert_eq!(validate(3, LockKind::ReadWrite), Err(Mismatch::SecondUpgrade));
+        assert_eq!(validate(3, LockKind::ReadWrite), Err(QueueMismatch::SecondUpgrade));
         let (no_read, positions_in_it) = queue_of("- w u0");
         let found = no_read.validate(&positions_in_it[2], LockKind::ReadWrite);
-        assert_eq!(found, Err(Mismatch::NoRead));
+        assert_eq!(found, Err(QueueMismatch::NoRead));
         for (at, asked) in [(4, LockKind::Mutex), (5, LockKind::Semaphore(2))] {
             let stored = LockKind::ReadWrite;
-            assert_eq!(validate(at, asked), Err(Mismatch::Kind { stored, asked }));
+            assert_eq!(validate(at, asked), Err(QueueMismatch::Kind { stored, asked }));
         }
     }
 
@@ -437,7 +386,7 @@ mod tests {
             let (foreign, last) =
                 (&positions[positions.len() - 2], &positions[positions.len() - 1]);
             let asked = queue.mode(last).unwrap().kind();
-            let refused = Err(Mismatch::Kind { stored: LockKind::Foreign, asked });
+            let refused = Err(QueueMismatch::Kind { stored: LockKind::Foreign, asked });
             assert_eq!(queue.validate(last, asked), refused, "{words}");
             assert_eq!(queue.validate(&positions[0], asked), Ok(()), "{words}");
             queue.remove(foreign);
@@ -462,7 +411,7 @@ mod tests {
             let (queue, positions) = queue_of(words);
             let stored = queue.first().unwrap().1.kind();
             let asked = LockKind::Semaphore(asked);
-            let expected = if fits { Ok(()) } else { Err(Mismatch::Kind { stored, asked }) };
+            let expected = if fits { Ok(()) } else { Err(QueueMismatch::Kind { stored, asked }) };
             assert_eq!(queue.validate(&positions[1], asked), expected, "{words}, {asked}");
         }
     }
