@@ -1,0 +1,103 @@
+//! Routes requests on one port to gRPC, to the JSON gateway, and to plain HTTP.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use http::header::CONTENT_TYPE;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tonic::Status;
+use tonic::body::Body;
+
+use super::address;
+use super::alarms::Alarms;
+use super::aside::Turns;
+use super::calls::Calls;
+use super::connection::{Connection, holding};
+use super::endpoint::ListenerScope;
+use super::gateway;
+use super::grpc::Grpc;
+use super::http_side::{self, HttpSide};
+use super::member::Member;
+use super::room::Room;
+use super::services::{Answer, Services};
+
+/// Error for gRPC requests on ports without gRPC.
+const NO_GRPC: &str = "gRPC is not served on this port: use one of --listen-client-urls";
+
+/// Everything that a server offers. There is one instance, cloned for each connection.
+#[derive(Clone)]
+pub(super) struct Dispatch {
+    grpc: Grpc,
+    http: HttpSide,
+}
+
+impl Dispatch {
+    pub(super) fn new(member: &Arc<Member>) -> Self {
+        let (alarms, calls) = (Arc::new(Alarms::new(member)), Arc::new(Calls::new()));
+        let watch_room = Room::of_watches();
+        let services = Arc::new(Services::new(member, &alarms, watch_room.clone()));
+        let (of_http, member) = (Arc::clone(member), Arc::clone(member));
+        let http =
+            HttpSide { member: of_http, alarms: Arc::clone(&alarms), calls: Arc::clone(&calls) };
+        let connection = Connection::new(ListenerScope::All, &Turns::new(), None);
+        let grpc = Grpc { member, services, calls, alarms, watch_room, connection };
+        Self { grpc, http }
+    }
+
+    /// Returns an instance for one connection to a port with these services. `user` is the user named in the
+    /// connection's certificate.
+    pub(super) fn of_connection(&self, scope: ListenerScope, user: Option<Arc<str>>) -> Self {
+        let connection = Connection::new(scope, &self.grpc.connection.turns, user);
+        let grpc = Grpc { connection, ..self.grpc.clone() };
+        Self { grpc, http: self.http.clone() }
+    }
+
+    fn route(&self, mut request: Request<Incoming>) -> Answer {
+        let is_grpc = request
+            .headers()
+            .get(CONTENT_TYPE)
+            .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+        if is_grpc {
+            if matches!(self.grpc.connection.scope, ListenerScope::Http | ListenerScope::Health) {
+                let status = Status::unimplemented(NO_GRPC);
+                return Box::pin(async move { Ok(status.into_http()) });
+            }
+            return self.grpc.call(request);
+        }
+        if self.grpc.connection.scope == ListenerScope::Grpc {
+            return Box::pin(async { Ok(http_side::not_found()) });
+        }
+        if let Err(response) = address::normalize(request.uri_mut()) {
+            return Box::pin(async move { Ok(gateway::refused_unread(request, response).await) });
+        }
+        let path = request.uri().path();
+        if self.grpc.connection.scope == ListenerScope::Health && !http_side::is_health(path) {
+            return Box::pin(async { Ok(http_side::not_found()) });
+        }
+        if self.grpc.member.settings().offers_json && gateway::is_for(path) {
+            // As in etcd, a certificate identifies no user of the JSON gateway; callers send a token.
+            let mut grpc = self.grpc.clone();
+            grpc.connection.certified = None;
+            return Box::pin(async move { Ok(gateway::answer(&grpc, request).await) });
+        }
+        // Callers of plain HTTP never authenticate.
+        let is_nobody = self.grpc.member.client().access().is_enabled();
+        let Ok(held) = is_nobody.then(|| self.grpc.connection.anonymous_permit()).transpose()
+        else {
+            return Box::pin(async { Ok(http_side::too_many()) });
+        };
+        let http = self.http.clone();
+        Box::pin(async move { Ok(http.answer(request).await.map(|body| holding(body, held))) })
+    }
+}
+
+impl hyper::service::Service<Request<Incoming>> for Dispatch {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answer;
+
+    fn call(&self, request: Request<Incoming>) -> Answer {
+        self.route(request)
+    }
+}

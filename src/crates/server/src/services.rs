@@ -1,0 +1,176 @@
+//! The gRPC services of a server, and the sizes of the messages that they accept.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bowline_proto::etcdserverpb::auth_server::AuthServer;
+use bowline_proto::etcdserverpb::cluster_server::ClusterServer;
+use bowline_proto::etcdserverpb::kv_server::KvServer;
+use bowline_proto::etcdserverpb::lease_server::LeaseServer;
+use bowline_proto::etcdserverpb::maintenance_server::MaintenanceServer;
+use bowline_proto::etcdserverpb::watch_server::WatchServer;
+use bowline_proto::grpc::health::v1::health_server::HealthServer;
+use bowline_proto::v3electionpb::election_server::ElectionServer;
+use bowline_proto::v3lockpb::lock_server::LockServer;
+use http::{Request, Response};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codec::CompressionEncoding;
+use tonic::codegen::Service;
+
+use super::alarms::Alarms;
+use super::auth::AuthService;
+use super::cluster::ClusterService;
+use super::compression::COMPRESSED_STREAM_BYTES_MAX;
+use super::election::ElectionService;
+use super::health::HealthService;
+use super::kv::KvService;
+use super::leader::Leaderless;
+use super::lease::LeaseService;
+use super::lease_ids::LeaseIds;
+use super::line::Queues;
+use super::lock::LockService;
+use super::maintenance::MaintenanceService;
+use super::member::Member;
+use super::password::Passwords;
+use super::room::Room;
+use super::snapshot::Snapshots;
+use super::watch::WatchService;
+
+/// Number of bytes by which a client's message may exceed the largest request.
+const MESSAGE_SLACK_BYTES: usize = 512 << 10;
+
+/// Largest messages of unauthenticated callers: a login, a health check, and, while authentication is on, a watch
+/// without a user, which is rejected.
+const LOGIN_BYTES_MAX: usize = 16 << 10;
+const HEALTH_BYTES_MAX: usize = 4 << 10;
+const ANONYMOUS_BYTES_MAX: usize = 16 << 10;
+
+/// Largest message about leases, in bytes: they hold only numbers.
+const LEASE_BYTES_MAX: usize = 256 << 10;
+
+/// Paths with limits of their own.
+const LOGIN: &str = "/etcdserverpb.Auth/Authenticate";
+pub(super) const HEALTH: &str = "/grpc.health.v1.";
+
+const LEASE: &str = "/etcdserverpb.Lease/";
+const OBSERVE: &str = "/v3electionpb.Election/Observe";
+
+/// The response to a request, as soon as its headers are known.
+pub(super) type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// The gRPC services of a server.
+pub(super) struct Services {
+    /// Largest message of most methods, in bytes.
+    bytes_max: usize,
+    kv: Arc<KvService>,
+    watch: Arc<WatchService>,
+    lease: Arc<LeaseService>,
+    cluster: Arc<ClusterService>,
+    maintenance: Arc<MaintenanceService>,
+    auth: Arc<AuthService>,
+    lock: Arc<LockService>,
+    election: Arc<ElectionService>,
+    health: Arc<HealthService>,
+}
+
+/// Calls a service that accepts and sends gzip. The limit applies to a message both as sent and after decompression.
+macro_rules! call {
+    ($server:ident, $service:expr, $bytes_max:expr, $request:expr) => {
+        $server::from_arc(Arc::clone(&$service))
+            .accept_compressed(CompressionEncoding::Gzip)
+            .send_compressed(CompressionEncoding::Gzip)
+            .max_decoding_message_size($bytes_max)
+            .call($request)
+    };
+}
+
+impl Services {
+    /// Creates the services of a member. The budgets limit unread responses, of watches and of all other calls.
+    pub(super) fn new(member: &Arc<Member>, alarms: &Arc<Alarms>, watch_room: Room) -> Self {
+        let of_member = || Arc::clone(member);
+        let lease_ids = Arc::new(LeaseIds::new(member.id()));
+        let (leaderless, queues) = (Leaderless::of(member), Queues::new(member, &lease_ids));
+        Self {
+            bytes_max: member.settings().request_bytes_max + MESSAGE_SLACK_BYTES,
+            kv: Arc::new(KvService { member: of_member(), room: Room::new() }),
+            watch: Arc::new(WatchService {
+                member: of_member(),
+                room: watch_room,
+                leaderless: Arc::clone(&leaderless),
+            }),
+            lease: Arc::new(LeaseService {
+                member: of_member(),
+                lease_ids,
+                leaderless: Arc::clone(&leaderless),
+            }),
+            cluster: Arc::new(ClusterService(of_member())),
+            maintenance: Arc::new(MaintenanceService {
+                member: of_member(),
+                alarms: Arc::clone(alarms),
+                snapshots: Snapshots::new(member),
+            }),
+            auth: Arc::new(AuthService {
+                member: of_member(),
+                passwords: Arc::new(Passwords::new(member.settings().bcrypt_cost)),
+            }),
+            lock: Arc::new(LockService(Arc::clone(&queues))),
+            election: Arc::new(ElectionService { queues, leaderless }),
+            health: Arc::new(HealthService::new(member)),
+        }
+    }
+
+    /// Returns the maximum size of a message.
+    pub(super) fn bytes_max_of(&self, path: &str) -> usize {
+        match path {
+            LOGIN => LOGIN_BYTES_MAX,
+            _ if path.starts_with(HEALTH) => HEALTH_BYTES_MAX,
+            _ if path.starts_with(LEASE) => LEASE_BYTES_MAX,
+            _ => self.bytes_max,
+        }
+    }
+
+    /// Calls the service that a request is for.
+    pub(super) fn call<B>(
+        &self,
+        path: &str,
+        (is_anonymous, is_compressed): (bool, bool),
+        request: Request<B>,
+    ) -> Answer
+    where
+        B: http_body::Body + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+        B::Data: Send,
+    {
+        let service = service_of(path);
+        let bytes_max = match service {
+            "etcdserverpb.Watch" if is_anonymous => ANONYMOUS_BYTES_MAX,
+            "etcdserverpb.Watch" if is_compressed => COMPRESSED_STREAM_BYTES_MAX,
+            _ if is_compressed && path == OBSERVE => COMPRESSED_STREAM_BYTES_MAX,
+            _ => self.bytes_max_of(path),
+        };
+        match service {
+            "etcdserverpb.KV" => call!(KvServer, self.kv, bytes_max, request),
+            "etcdserverpb.Watch" => call!(WatchServer, self.watch, bytes_max, request),
+            "etcdserverpb.Lease" => call!(LeaseServer, self.lease, bytes_max, request),
+            "etcdserverpb.Cluster" => call!(ClusterServer, self.cluster, bytes_max, request),
+            "etcdserverpb.Maintenance" => {
+                call!(MaintenanceServer, self.maintenance, bytes_max, request)
+            }
+            "etcdserverpb.Auth" => call!(AuthServer, self.auth, bytes_max, request),
+            "v3lockpb.Lock" => call!(LockServer, self.lock, bytes_max, request),
+            "v3electionpb.Election" => call!(ElectionServer, self.election, bytes_max, request),
+            "grpc.health.v1.Health" => call!(HealthServer, self.health, bytes_max, request),
+            _ => {
+                let words = format!("unknown service {service}");
+                Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
+            }
+        }
+    }
+}
+
+/// Returns the service in the path of a method.
+pub(super) fn service_of(path: &str) -> &str {
+    path.trim_start_matches('/').split('/').next().unwrap_or_default()
+}
