@@ -11,16 +11,15 @@ use tonic::body::Body;
 
 use super::address;
 use super::alarms::Alarms;
-use super::aside::Turns;
-use super::calls::Calls;
-use super::connection::{Connection, holding};
 use super::endpoint::ListenerScope;
 use super::gateway;
 use super::grpc::Grpc;
 use super::http_side::{self, HttpSide};
 use super::member::Member;
-use super::room::Room;
-use super::services::{Answer, Services};
+use super::middleware::call_metrics::CallMetrics;
+use super::middleware::connection::{Connection, holding};
+use super::middleware::cpu_permits::CpuPermits;
+use super::services::Answer;
 
 /// Error for gRPC requests on ports without gRPC.
 const NO_GRPC: &str = "gRPC is not served on this port: use one of --listen-client-urls";
@@ -30,27 +29,23 @@ const NO_GRPC: &str = "gRPC is not served on this port: use one of --listen-clie
 pub(super) struct Dispatch {
     grpc: Grpc,
     http: HttpSide,
+    offers_json: bool,
 }
 
 impl Dispatch {
     pub(super) fn new(member: &Arc<Member>) -> Self {
-        let (alarms, calls) = (Arc::new(Alarms::new(member)), Arc::new(Calls::new()));
-        let watch_room = Room::of_watches();
-        let services = Arc::new(Services::new(member, &alarms, watch_room.clone()));
-        let (of_http, member) = (Arc::clone(member), Arc::clone(member));
-        let http =
-            HttpSide { member: of_http, alarms: Arc::clone(&alarms), calls: Arc::clone(&calls) };
-        let connection = Connection::new(ListenerScope::All, &Turns::new(), None);
-        let grpc = Grpc { member, services, calls, alarms, watch_room, connection };
-        Self { grpc, http }
+        let (alarms, calls) = (Arc::new(Alarms::new(member)), Arc::new(CallMetrics::new()));
+        let connection = Connection::new(ListenerScope::All, &CpuPermits::new(), None);
+        let grpc = Grpc::new(member, &alarms, &calls, connection);
+        let offers_json = member.settings().offers_json;
+        Self { grpc, http: HttpSide { member: Arc::clone(member), alarms, calls }, offers_json }
     }
 
     /// Returns an instance for one connection to a port with these services. `user` is the user named in the
     /// connection's certificate.
     pub(super) fn of_connection(&self, scope: ListenerScope, user: Option<Arc<str>>) -> Self {
-        let connection = Connection::new(scope, &self.grpc.connection.turns, user);
-        let grpc = Grpc { connection, ..self.grpc.clone() };
-        Self { grpc, http: self.http.clone() }
+        let connection = Connection::new(scope, &self.grpc.connection.permits, user);
+        Self { grpc: self.grpc.with(connection), ..self.clone() }
     }
 
     fn route(&self, mut request: Request<Incoming>) -> Answer {
@@ -63,7 +58,7 @@ impl Dispatch {
                 let status = Status::unimplemented(NO_GRPC);
                 return Box::pin(async move { Ok(status.into_http()) });
             }
-            return self.grpc.call(request);
+            return self.grpc.call(request.map(Body::new));
         }
         if self.grpc.connection.scope == ListenerScope::Grpc {
             return Box::pin(async { Ok(http_side::not_found()) });
@@ -75,14 +70,14 @@ impl Dispatch {
         if self.grpc.connection.scope == ListenerScope::Health && !http_side::is_health(path) {
             return Box::pin(async { Ok(http_side::not_found()) });
         }
-        if self.grpc.member.settings().offers_json && gateway::is_for(path) {
+        if self.offers_json && gateway::is_for(path) {
             // As in etcd, a certificate identifies no user of the JSON gateway; callers send a token.
-            let mut grpc = self.grpc.clone();
-            grpc.connection.certified = None;
+            let connection = Connection { certified: None, ..self.grpc.connection.clone() };
+            let grpc = self.grpc.with(connection);
             return Box::pin(async move { Ok(gateway::answer(&grpc, request).await) });
         }
         // Callers of plain HTTP never authenticate.
-        let is_nobody = self.grpc.member.client().access().is_enabled();
+        let is_nobody = self.http.member.client().access().is_enabled();
         let Ok(held) = is_nobody.then(|| self.grpc.connection.anonymous_permit()).transpose()
         else {
             return Box::pin(async { Ok(http_side::too_many()) });

@@ -26,11 +26,11 @@ use serde_json::{Value, json};
 use tonic::body::Body;
 use tonic::{Code, Status};
 
-use super::aside::{LARGE_JSON_BYTES, Turns};
-use super::deadline::{self, Deadline};
 use super::grpc::Grpc;
-use super::late::{MESSAGE_TIME_MAX, too_slow};
-use super::room::Held;
+use super::middleware::cpu_permits::{CpuPermits, LARGE_JSON_BYTES};
+use super::middleware::deadline::{self, deadline_of};
+use super::middleware::reauth::{MESSAGE_TIME_MAX, too_slow};
+use super::middleware::response_budget::Reservation;
 use stream::{Lines, Requests};
 
 /// Prefix of headers that are passed on to the service.
@@ -59,13 +59,20 @@ pub(super) async fn answer(grpc: &Grpc, request: Request<Incoming>) -> Response<
     let metadata = metadata(&head.headers);
     let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
     let streams = method.is_server_streaming();
-    if let Err(status) = Deadline::of(&metadata) {
+    if let Err(status) = deadline_of(&metadata) {
         forget(body).await;
         // In a gRPC request, an invalid header is an error of the protocol. In a JSON request, it is an error of the
         // client.
         return rejection(&Status::invalid_argument(status.message()));
     }
-    let held = match grpc.may_be_read(&metadata, &path) {
+    let mut call = Request::new(Body::empty());
+    *call.method_mut() = Method::POST;
+    match path.parse() {
+        Ok(uri) => *call.uri_mut() = uri,
+        Err(_) => return rejection(&Status::internal("bowline: invalid method path")),
+    }
+    *call.headers_mut() = metadata;
+    let held = match grpc.may_be_read(&mut call) {
         Ok(held) => held,
         Err(status) => {
             forget(body).await;
@@ -75,40 +82,34 @@ pub(super) async fn answer(grpc: &Grpc, request: Request<Incoming>) -> Response<
     let body = if method.is_client_streaming() {
         Body::new(Requests::new(body, method.input()))
     } else {
-        let bytes_max = grpc.services.bytes_max_of(&path);
+        let bytes_max = grpc.bytes_max_of(&path);
         let text = match tokio::time::timeout(MESSAGE_TIME_MAX, text(body, bytes_max)).await {
             Ok(Ok(text)) => text,
             Ok(Err(status)) => return rejection(&status),
             Err(_) => return rejection(&too_slow()),
         };
         let message = async { message(&method, &text) };
-        match grpc.connection.turns.aside(text.len() >= LARGE_JSON_BYTES, message).await {
+        match grpc.connection.permits.run(text.len() >= LARGE_JSON_BYTES, message).await {
             Ok(message) => Body::new(Full::new(message)),
             Err(status) => return rejection(&status),
         }
     };
-    let mut request = Request::new(body);
-    *request.method_mut() = Method::POST;
-    match path.parse() {
-        Ok(uri) => *request.uri_mut() = uri,
-        Err(_) => return rejection(&Status::internal("bowline: invalid method path")),
-    }
-    *request.headers_mut() = metadata;
+    *call.body_mut() = body;
     drop(held);
     // The error type is `Infallible`.
-    let Ok(response) = grpc.call(request).await;
+    let Ok(response) = grpc.call(call).await;
     if let Some(status) = failed(response.headers()) {
         return rejection_of(streams, &status);
     }
-    let room = response.extensions().get::<Held>().cloned();
+    let reservation = response.extensions().get::<Reservation>().cloned();
     let body = response.into_body();
     if streams {
         return answer_with(StatusCode::OK, Body::new(Lines::new(body, method.output())));
     }
-    match single(&method, body, &grpc.connection.turns).await {
+    match single(&method, body, &grpc.connection.permits).await {
         Ok(json) => {
-            let json = match room {
-                Some(room) => room.by(json.into()),
+            let json = match reservation {
+                Some(reservation) => reservation.by(json.into()),
                 None => json.into(),
             };
             answer_with(StatusCode::OK, Body::new(Full::new(json)))
@@ -175,14 +176,18 @@ fn metadata(headers: &HeaderMap) -> HeaderMap {
 }
 
 /// Converts the message of a unary response to JSON.
-async fn single(method: &MethodDescriptor, body: Body, turns: &Turns) -> Result<Vec<u8>, Status> {
+async fn single(
+    method: &MethodDescriptor,
+    body: Body,
+    permits: &CpuPermits,
+) -> Result<Vec<u8>, Status> {
     let collected = body.collect().await?;
     if let Some(status) = collected.trailers().and_then(failed) {
         return Err(status);
     }
     let message = json::only(&collected.to_bytes());
     let is_large = message.len() >= LARGE_JSON_BYTES;
-    turns.aside(is_large, async { json::written(&method.output(), message) }).await
+    permits.run(is_large, async { json::written(&method.output(), message) }).await
 }
 
 /// Returns the error in headers or trailers, if any.

@@ -1,178 +1,115 @@
-//! Handles gRPC requests: makes the checks that apply to every request, and calls the service.
+//! Handles gRPC requests: the list of the layers through which every call passes on its way to a service.
 
+use std::convert::Infallible;
 use std::error::Error as _;
 use std::sync::Arc;
 
 use bowline::Error;
-use http::{HeaderMap, Request, Response};
+use http::{Request, Response};
 use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 use tonic::body::Body;
-use tracing::Instrument as _;
+use tower::util::BoxCloneSyncService;
+use tower::{Service as _, ServiceBuilder};
 
 use super::alarms::Alarms;
-use super::aside::{Aside, Large};
-use super::calls::Calls;
-use super::compression::{compress_like_the_request, say_too_large, saying_too_large};
-use super::connection::{Connection, holding};
-use super::deadline::Deadline;
-use super::identity::Identity;
-use super::late::{Doubt, Late, MESSAGE_TIME_MAX, Patience};
-use super::leader::asks_for_leader;
 use super::member::Member;
-use super::permission::Needs;
-use super::room::{Held, Room};
-use super::services::{Answer, HEALTH, Services, service_of};
-use super::traffic::{Counted, Way};
-use super::wire::Reason;
-
-/// Methods with request streams, whose messages the service checks one by one.
-const STREAMS: [&str; 2] = ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
+use super::middleware::anonymous_limit::AnonymousLimit;
+use super::middleware::authorization::Authorization;
+use super::middleware::availability::Availability;
+use super::middleware::call_metrics::CallMetrics;
+use super::middleware::compression::Compression;
+use super::middleware::connection::Connection;
+use super::middleware::cpu_permits::EncodeUnderPermit;
+use super::middleware::deadline::Deadlines;
+use super::middleware::reauth::Reauthorization;
+use super::middleware::response_budget::{KeepReservations, ResponseBudget};
+use super::middleware::{Around, Middleware as _};
+use super::services::{Answer, Routes, Services};
 
 /// The gRPC side of a server, for one connection.
 #[derive(Clone)]
 pub(super) struct Grpc {
-    pub(super) member: Arc<Member>,
-    pub(super) services: Arc<Services>,
-    pub(super) calls: Arc<Calls>,
-    pub(super) alarms: Arc<Alarms>,
-    pub(super) watch_room: Room,
+    layers: BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>,
+    services: Arc<Services>,
+    member: Arc<Member>,
+    calls: Arc<CallMetrics>,
     pub(super) connection: Connection,
 }
 
 impl Grpc {
-    /// Handles a gRPC request from any source.
-    pub(super) fn call<B>(&self, mut request: Request<B>) -> Answer
-    where
-        B: http_body::Body + Send + Unpin + 'static,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-        B::Data: Send,
-    {
-        let path = request.uri().path().to_owned();
-        let calls = &self.calls;
-        let call = calls.begins(&path);
-        calls.comes_from(request.headers(), call.as_ref());
-        let traffic = Arc::clone(calls.traffic());
-        let span = traffic.span(&path);
-        let counted = move |response| match call {
-            Some(call) => call.follow(response),
-            None => response,
-        };
-        let admitted = Deadline::of(request.headers())
-            .and_then(|deadline| Ok((deadline, self.admit(request.headers(), &path)?)));
-        let (deadline, who) = match admitted {
-            Ok(admitted) => admitted,
-            Err(status) => return Box::pin(async move { Ok(counted(status.into_http())) }),
-        };
-        let (needs, is_one) = (Needs::of(&path), !STREAMS.contains(&path.as_str()));
-        let is_nobody = self.is_nobody(needs, &who);
-        let held = match is_nobody.then(|| self.connection.anonymous_permit()).transpose() {
-            Ok(held) => held,
-            Err(status) => return Box::pin(async move { Ok(counted(status.into_http())) }),
-        };
-        let is_judged = is_one && needs != Needs::Nobody;
-        let doubt = is_judged.then(|| Doubt::about(&self.member, &who, needs));
-        let patience = if is_one { Patience::Of(MESSAGE_TIME_MAX) } else { Patience::Endless };
-        let received = |body| Counted::new(body, &traffic, Way::In, &span);
-        let is_compressed = compress_like_the_request(request.headers_mut());
-        let mut request = request.map(|body| Late::new(received(body), doubt, patience));
-        request.extensions_mut().insert(who);
-        request.extensions_mut().insert(self.connection.turns.clone());
-        let answer = self.services.call(&path, (is_nobody, is_compressed), request);
-        let alarms = Arc::clone(&self.alarms);
-        let is_watch = service_of(&path) == "etcdserverpb.Watch";
-        let watch_room = is_watch.then(|| self.watch_room.clone());
-        let turns = self.connection.turns.clone();
-        let within = span.clone();
-        let answer = async move {
-            let mut response = match deadline.within(answer).await {
-                Ok(answered) => answered?,
-                Err(status) => return Ok(counted(status.into_http())),
-            };
-            say_too_large(response.headers_mut());
-            if is_for_space(&response) {
-                alarms.raise_no_space();
-            }
-            // Compression takes long, so compressed messages count as large.
-            let is_large = is_compressed || response.extensions().get::<Large>().is_some();
-            let room = response.extensions().get::<Held>().cloned();
-            let aside = |body| match is_large {
-                true => Body::new(Aside::new(body, &turns)),
-                false => body,
-            };
-            let response = response.map(|body| match is_one {
-                true => body,
-                false => saying_too_large(body),
-            });
-            let response = response.map(|body| match watch_room {
-                Some(room) => room.counting(body),
-                None => body,
-            });
-            let response = response.map(aside).map(|body| match room {
-                Some(room) => room.by_body(body),
-                None => body,
-            });
-            let sent = |body| Body::new(Counted::new(body, &traffic, Way::Out, &span));
-            let response = response.map(sent).map(|body| deadline.ending(holding(body, held)));
-            Ok(counted(response))
-        };
-        Box::pin(answer.instrument(within))
+    /// Creates the services of a member and the layers before them, the outermost first.
+    pub(super) fn new(
+        member: &Arc<Member>,
+        alarms: &Arc<Alarms>,
+        calls: &Arc<CallMetrics>,
+        connection: Connection,
+    ) -> Self {
+        let of_watches = ResponseBudget::of_watches();
+        let services = Arc::new(Services::new(member, alarms, of_watches.clone()));
+        let alarms = Arc::clone(alarms);
+        let layers = ServiceBuilder::new()
+            // Counts the call and its bytes. Opens its tracing span.
+            .layer(Around(Arc::clone(calls)))
+            // Cancels the call at the deadline that the client has set.
+            .layer(Around(Deadlines))
+            // Rejects the call without a leader that it needs, or at a learner.
+            .layer(Around(Availability(Arc::clone(member))))
+            // Identifies the caller. Rejects the call if the caller lacks permission.
+            .layer(Around(Authorization(Arc::clone(member))))
+            // Limits the calls of unauthenticated callers.
+            .layer(Around(AnonymousLimit(Arc::clone(member))))
+            // Identifies the caller again if the message arrives late. Limits the time until then.
+            .layer(Around(Reauthorization(Arc::clone(member))))
+            // Keeps a part of the response budget until the response is sent.
+            .layer(Around(KeepReservations(of_watches)))
+            // Encodes large responses one at a time per core.
+            .layer(Around(EncodeUnderPermit))
+            // Raises the alarm about lack of space.
+            .map_response(move |response| {
+                if is_for_space(&response) {
+                    alarms.raise_no_space();
+                }
+                response
+            })
+            // Compresses like the request. Translates errors about the size of messages.
+            .layer(Around(Compression))
+            // Limits the size of messages, and calls the service.
+            .service(Routes(Arc::clone(&services)));
+        let layers = BoxCloneSyncService::new(layers);
+        let (member, calls) = (Arc::clone(member), Arc::clone(calls));
+        Self { layers, services, member, calls, connection }
     }
 
-    /// Checks whether a request may be read at all, so that the server buffers nothing for callers without permission.
-    /// The request is checked again after reading. Until then the returned permit is held.
+    /// Returns an instance for another connection.
+    pub(super) fn with(&self, connection: Connection) -> Self {
+        Self { connection, ..self.clone() }
+    }
+
+    /// Handles a request from any source.
+    pub(super) fn call(&self, mut request: Request<Body>) -> Answer {
+        request.extensions_mut().insert(self.connection.permits.clone());
+        request.extensions_mut().insert(self.connection.clone());
+        self.layers.clone().call(request)
+    }
+
+    /// Checks by its headers whether a request may be read at all, so that the server buffers nothing for callers
+    /// without permission. The request is checked again after reading. Until then the returned permit is held.
     pub(super) fn may_be_read(
         &self,
-        headers: &HeaderMap,
-        path: &str,
+        request: &mut Request<Body>,
     ) -> Result<Option<OwnedSemaphorePermit>, Status> {
-        let judged = self.admit(headers, path).and_then(|who| {
-            self.is_nobody(Needs::of(path), &who)
-                .then(|| self.connection.anonymous_permit())
-                .transpose()
-        });
-        judged.inspect_err(|status| self.calls.refused(path, status))
+        request.extensions_mut().insert(self.connection.clone());
+        let admitted = Availability(Arc::clone(&self.member))
+            .request(request)
+            .and_then(|()| Authorization(Arc::clone(&self.member)).request(request))
+            .and_then(|()| AnonymousLimit(Arc::clone(&self.member)).request(request));
+        admitted.inspect_err(|status| self.calls.refused(request.uri().path(), status))
     }
 
-    /// Returns whether an admitted call is unauthenticated while authentication is on.
-    fn is_nobody(&self, needs: Needs, who: &Identity) -> bool {
-        let is_open = matches!(needs, Needs::Nobody | Needs::Watch);
-        let is_known = || self.member.again(who).is_ok_and(|who| who.user().is_some());
-        is_open && self.member.client().access().is_enabled() && !is_known()
-    }
-
-    /// Identifies the caller and rejects requests that need a leader when there is none, that learners do not serve, or
-    /// that the user may not send. Streams and ranges are checked where they are handled.
-    fn admit(&self, headers: &HeaderMap, path: &str) -> Result<Identity, Status> {
-        if asks_for_leader(headers) && !self.member.has_leader() {
-            return Err(Reason::NoLeader.into());
-        }
-        let is_for_all = path.starts_with(HEALTH)
-            || [
-                "/etcdserverpb.KV/Range",
-                "/etcdserverpb.Maintenance/Status",
-                "/etcdserverpb.Maintenance/Snapshot",
-            ]
-            .contains(&path);
-        if !is_for_all {
-            self.member.not_for_learners()?;
-        }
-        let needs = Needs::of(path);
-        if needs == Needs::Nobody {
-            return Ok(Identity::default());
-        }
-        if needs == Needs::Watch {
-            return Ok(Identity::unjudged(headers, self.connection.certified.as_ref()));
-        }
-        let access = self.member.client().access();
-        let who = Identity::of(
-            headers,
-            &access,
-            self.member.tokens(),
-            self.connection.certified.as_ref(),
-        )?;
-        needs.judge(&who, &access)?;
-        Ok(who)
+    /// Returns the maximum size of a message.
+    pub(super) fn bytes_max_of(&self, path: &str) -> usize {
+        self.services.bytes_max_of(path)
     }
 }
 

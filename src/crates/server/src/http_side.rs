@@ -12,15 +12,15 @@ use serde_json::json;
 use tonic::body::Body;
 
 use super::alarms::Alarms;
-use super::calls::Calls;
 use super::member::{CLUSTER_VERSION, Member, VERSION};
+use super::middleware::call_metrics::CallMetrics;
 use super::{metrics, probes};
 
 #[derive(Clone)]
 pub(super) struct HttpSide {
     pub(super) member: Arc<Member>,
     pub(super) alarms: Arc<Alarms>,
-    pub(super) calls: Arc<Calls>,
+    pub(super) calls: Arc<CallMetrics>,
 }
 
 impl HttpSide {

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::aside::{LARGE_BYTES, Large, Turns};
 use super::identity::Identity;
 use super::member::Member;
-use super::room::{Full, Held, Room};
+use super::middleware::cpu_permits::{CpuPermits, LARGE_BYTES, LargeResponse};
+use super::middleware::response_budget::{BudgetExhausted, Reservation, ResponseBudget};
 use super::wire::{
     Reason, bounds, check_delete, check_put, check_range, check_size, check_txn, compare,
     delete_response, is_local, is_long_delete, is_long_txn, key_range, only_reads, op, put,
@@ -35,7 +35,7 @@ const FEW_KEYS: usize = 1000;
 #[derive(Clone)]
 pub(super) struct KvService {
     pub(super) member: Arc<Member>,
-    pub(super) room: Room,
+    pub(super) budget: ResponseBudget,
 }
 
 impl KvService {
@@ -81,34 +81,34 @@ impl KvService {
     /// Runs a read. If there is no room for its response, waits for room and repeats the read.
     async fn read<T: Message, F: Future<Output = Result<T, Status>>>(
         &self,
-        (turns, is_long): (&Turns, bool),
+        (permits, is_long): (&CpuPermits, bool),
         ask: impl Fn() -> Result<F, Status>,
     ) -> Result<Response<T>, Status> {
         let (until, mut kept) = (self.until(), None);
         loop {
-            let (answer, bytes) = turns.aside(is_long, sized(ask()?)).await?;
-            match self.room.keep(bytes, kept) {
-                Ok(room) => return Ok(response(answer, bytes, room)),
-                Err(Full) => drop(answer),
+            let (answer, bytes) = permits.run(is_long, sized(ask()?)).await?;
+            match self.budget.keep(bytes, kept) {
+                Ok(reservation) => return Ok(response(answer, bytes, reservation)),
+                Err(BudgetExhausted) => drop(answer),
             }
-            kept = Some(self.room.wait(bytes, until).await?);
+            kept = Some(self.budget.wait(bytes, until).await?);
         }
     }
 
     /// Runs a change, which cannot be repeated. If there is no room for its response, returns only that it was applied.
     async fn write<T: Message>(
         &self,
-        (turns, is_long): (&Turns, bool),
+        (permits, is_long): (&CpuPermits, bool),
         ask: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
         if is_long {
-            self.room.wait_for_some(self.until()).await?;
+            self.budget.wait_for_some(self.until()).await?;
         }
-        let (answer, bytes) = turns.aside(is_long, sized(ask)).await?;
-        match self.room.keep(bytes, None) {
-            Ok(room) => Ok(response(answer, bytes, room)),
+        let (answer, bytes) = permits.run(is_long, sized(ask)).await?;
+        match self.budget.keep(bytes, None) {
+            Ok(reservation) => Ok(response(answer, bytes, reservation)),
             // The change was applied, or may have been. The code must not make the client retry.
-            Err(Full) => Err(Status::unknown(
+            Err(BudgetExhausted) => Err(Status::unknown(
                 "bowline: applied, but the reply was dropped: too many unread responses",
             )),
         }
@@ -139,13 +139,13 @@ async fn sized<T: Message>(
     Ok((answer, bytes))
 }
 
-fn response<T>(answer: T, bytes: usize, room: Option<Held>) -> Response<T> {
+fn response<T>(answer: T, bytes: usize, reservation: Option<Reservation>) -> Response<T> {
     let mut response = Response::new(answer);
     if bytes >= LARGE_BYTES {
-        response.extensions_mut().insert(Large);
+        response.extensions_mut().insert(LargeResponse);
     }
-    if let Some(room) = room {
-        response.extensions_mut().insert(room);
+    if let Some(reservation) = reservation {
+        response.extensions_mut().insert(reservation);
     }
     response
 }
@@ -156,7 +156,7 @@ impl Kv for KvService {
         &self,
         request: Request<RangeRequest>,
     ) -> Result<Response<RangeResponse>, Status> {
-        let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
+        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
         let request = request.into_inner();
         check_range(&request)?;
         if !request.serializable {
@@ -164,7 +164,7 @@ impl Kv for KvService {
         }
         let keys = key_range(request.key.clone(), request.range_end.clone());
         let is_long = self.is_long(&keys, &request);
-        self.read((&turns, is_long), || {
+        self.read((&permits, is_long), || {
             let call = self.range_call(&who, keys.clone(), &request)?;
             Ok::<_, Status>(async move {
                 let reply = call.await.map_err(refused)?;
@@ -187,7 +187,7 @@ impl Kv for KvService {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
-        let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
+        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
         let request = request.into_inner();
         check_put(&request)?;
         check_size(&request, self.member.settings().request_bytes_max)?;
@@ -213,14 +213,14 @@ impl Kv for KvService {
             let header = self.member.header(reply.revision);
             Ok(PutResponse { header, ..put_response(reply) })
         };
-        self.write((&turns, false), answer).await
+        self.write((&permits, false), answer).await
     }
 
     async fn delete_range(
         &self,
         request: Request<DeleteRangeRequest>,
     ) -> Result<Response<DeleteRangeResponse>, Status> {
-        let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
+        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
         let request = request.into_inner();
         check_delete(&request)?;
         check_size(&request, self.member.settings().request_bytes_max)?;
@@ -234,11 +234,11 @@ impl Kv for KvService {
             let header = self.member.header(reply.revision);
             Ok(DeleteRangeResponse { header, ..delete_response(reply) })
         };
-        self.write((&turns, is_long), answer).await
+        self.write((&permits, is_long), answer).await
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
-        let (who, turns) = (Identity::in_request(&request), Turns::in_request(&request));
+        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
         let request = request.into_inner();
         check_txn(&request, self.member.settings().txn_ops_max)?;
         check_size(&request, self.member.settings().request_bytes_max)?;
@@ -252,8 +252,8 @@ impl Kv for KvService {
             })
         };
         match only_reads(&request) {
-            true => self.read((&turns, is_long), || answer(request.clone())).await,
-            false => self.write((&turns, is_long), answer(request)?).await,
+            true => self.read((&permits, is_long), || answer(request.clone())).await,
+            false => self.write((&permits, is_long), answer(request)?).await,
         }
     }
 
@@ -288,7 +288,8 @@ mod tests {
             let row = KeyValue { value: vec![0; bytes].into(), ..Default::default() };
             let answer = RangeResponse { kvs: vec![row], ..Default::default() };
             let bytes = answer.encoded_len();
-            let is_large = response(answer, bytes, None).extensions().get::<Large>().is_some();
+            let is_large =
+                response(answer, bytes, None).extensions().get::<LargeResponse>().is_some();
             assert_eq!(is_large, expected, "{bytes} bytes");
         }
     }
@@ -305,8 +306,10 @@ mod tests {
         }
         let tokens = Tokens::simple(std::time::Duration::from_secs(1));
         let node = Arc::new(node);
-        let service =
-            KvService { member: Member::new(node, Settings::default(), tokens), room: Room::new() };
+        let service = KvService {
+            member: Member::new(node, Settings::default(), tokens),
+            budget: ResponseBudget::new(),
+        };
         let range = |key: &'static str, range_end: &'static str, limit| RangeRequest {
             key: key.into(),
             range_end: range_end.into(),

@@ -37,8 +37,8 @@
 //!     │
 //!   dispatch     routes requests: to `grpc`, to `gateway`, which offers the same services in JSON, or to `http_side`
 //!     │
-//!   grpc         makes the checks that apply to every call; `deadline` cancels expired calls, `late` re-checks the
-//!     │          callers of slow requests, `aside` limits CPU-heavy work, `room` the memory for unread responses
+//!   grpc         the list of the layers through which every call passes; `middleware` has the layers
+//!     │
 //!   services     creates the services, each with the state that it needs, and limits the sizes of messages
 //!     │
 //!   kv ...       one file per gRPC service
@@ -55,15 +55,10 @@
 
 mod address;
 mod alarms;
-mod aside;
 mod auth;
-mod calls;
 mod cluster;
-mod compression;
-mod connection;
 #[doc(hidden)]
 pub mod crypto;
-mod deadline;
 mod dispatch;
 mod driven;
 mod election;
@@ -76,7 +71,6 @@ mod health;
 mod http_side;
 mod identity;
 mod kv;
-mod late;
 mod leader;
 mod lease;
 mod lease_ids;
@@ -86,6 +80,7 @@ mod lock;
 mod maintenance;
 mod member;
 mod metrics;
+mod middleware;
 mod newcomers;
 mod no_space;
 mod password;
@@ -93,7 +88,6 @@ mod permission;
 mod probes;
 mod process;
 mod protocol;
-mod room;
 mod server;
 mod services;
 mod settings;
@@ -101,7 +95,6 @@ mod snapshot;
 mod socket;
 mod tls;
 mod token;
-mod traffic;
 mod watch;
 mod wire;
 

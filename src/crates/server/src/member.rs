@@ -12,7 +12,7 @@ use bowline_proto::etcdserverpb::ResponseHeader;
 use tonic::{Request, Status};
 
 use super::identity::Identity;
-use super::permission::Needs;
+use super::permission::Permission;
 use super::settings::Settings;
 use super::token::Tokens;
 use super::wire::{Reason, refused};
@@ -121,7 +121,7 @@ impl Member {
     pub(super) fn again_root(&self, who: &Identity) -> Result<Identity, Status> {
         let access = self.client.access();
         let who = who.again(&access, &self.tokens)?;
-        Needs::Root.judge(&who, &access)?;
+        Permission::Root.check(&who, &access)?;
         Ok(who)
     }
 
@@ -170,7 +170,7 @@ impl Member {
     pub(super) async fn administered_by<T>(&self, request: &Request<T>) -> Result<(), Status> {
         let access = self.client.read_access().await.map_err(refused)?;
         let who = Identity::in_request(request).again(&access, &self.tokens)?;
-        Needs::Root.judge(&who, &access)
+        Permission::Root.check(&who, &access)
     }
 
     /// Rejects requests that learners do not serve.

@@ -10,13 +10,13 @@ use bowline::{
 };
 
 use super::alarms::Alarms;
-use super::calls::{Calls, MethodTimes, SECONDS};
 use super::member::{CLUSTER_VERSION_SHORT, Member, VERSION};
+use super::middleware::call_metrics::{CallMetrics, MethodTimes, SECONDS};
 use super::process::Process;
 use bowline_proto::etcdserverpb as pb;
 
 /// Returns all metrics of a member in Prometheus' text format, taken at one moment.
-pub(super) fn text(member: &Member, alarms: &Alarms, calls: &Calls) -> String {
+pub(super) fn text(member: &Member, alarms: &Alarms, calls: &CallMetrics) -> String {
     let metrics = member.node().metrics().snapshot();
     let mut families = Families(metrics.to_prometheus());
     families.server(member, alarms, calls, &metrics);
@@ -61,7 +61,7 @@ impl Families {
         &mut self,
         member: &Member,
         alarms: &Alarms,
-        calls: &Calls,
+        calls: &CallMetrics,
         metrics: &MetricsSnapshot,
     ) {
         let labelled = |label: &str, value: &str| [(format!("{label}=\"{value}\""), 1)];
@@ -216,7 +216,7 @@ impl Families {
         self.line(format_args!("{name}_count {}", syncs.count()));
     }
 
-    fn calls(&mut self, calls: &Calls) {
+    fn calls(&mut self, calls: &CallMetrics) {
         let (begun, ended) = calls.samples();
         let help = "Number of started gRPC calls.";
         self.labelled("grpc_server_started_total", "counter", help, &begun);
@@ -232,7 +232,7 @@ impl Families {
     }
 
     /// Served only with `--metrics=extensive`, as in etcd, because it has fourteen lines per method.
-    fn times(&mut self, calls: &Calls) {
+    fn times(&mut self, calls: &CallMetrics) {
         let name = "grpc_server_handling_seconds";
         self.head(name, "histogram", "Time from the headers of a gRPC call to its end.");
         for MethodTimes { labels, cumulative, seconds } in calls.times() {

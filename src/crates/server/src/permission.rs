@@ -8,24 +8,24 @@ use super::wire::{Reason, access_refused};
 
 /// Permission that a method needs while authentication is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Needs {
+pub(super) enum Permission {
     /// None.
-    Nobody,
+    None,
     /// None to open the stream. Each watch on it is checked on its own, and so is an invalid token, because clients
     /// take a rejected watch as the reason to log in again.
-    Watch,
+    PerWatch,
     /// Any user. If the permission depends on the request, the service checks it.
     User,
     /// The role `root`. Also applies to unknown methods.
     Root,
 }
 
-impl Needs {
+impl Permission {
     pub(super) fn of(path: &str) -> Self {
         let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
         match (service, method) {
-            ("grpc.health.v1.Health", _) | ("etcdserverpb.Auth", "Authenticate") => Self::Nobody,
-            ("etcdserverpb.Watch", _) => Self::Watch,
+            ("grpc.health.v1.Health", _) | ("etcdserverpb.Auth", "Authenticate") => Self::None,
+            ("etcdserverpb.Watch", _) => Self::PerWatch,
             ("etcdserverpb.KV" | "etcdserverpb.Lease", _)
             | ("v3lockpb.Lock" | "v3electionpb.Election", _)
             | ("etcdserverpb.Auth", "UserGet" | "RoleGet")
@@ -36,9 +36,9 @@ impl Needs {
     }
 
     /// Checks the caller against the table by which the caller was identified.
-    pub(super) fn judge(self, who: &Identity, access: &Access) -> Result<(), Status> {
+    pub(super) fn check(self, who: &Identity, access: &Access) -> Result<(), Status> {
         let judged = match self {
-            Self::Nobody | Self::Watch => Ok(()),
+            Self::None | Self::PerWatch => Ok(()),
             Self::User => access.is_user(&who.caller()),
             Self::Root => match access.is_root(&who.caller()) {
                 // The user of a certificate may be missing in the table, whereas the user of a valid token always

@@ -13,3 +13,20 @@ pub(super) static PROTOCOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
 pub(super) fn methods() -> impl Iterator<Item = MethodDescriptor> {
     PROTOCOL.services().flat_map(|service| service.methods().collect::<Vec<_>>())
 }
+
+/// Prefix of the methods of the health service.
+pub(super) const HEALTH: &str = "/grpc.health.v1.";
+
+/// Methods with request streams, whose messages the service checks one by one.
+const REQUEST_STREAMS: [&str; 2] =
+    ["/etcdserverpb.Watch/Watch", "/etcdserverpb.Lease/LeaseKeepAlive"];
+
+/// Returns whether a method has a request stream.
+pub(super) fn has_request_stream(path: &str) -> bool {
+    REQUEST_STREAMS.contains(&path)
+}
+
+/// Returns the service in the path of a method.
+pub(super) fn service_of(path: &str) -> &str {
+    path.trim_start_matches('/').split('/').next().unwrap_or_default()
+}

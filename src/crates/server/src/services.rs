@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bowline_proto::etcdserverpb::auth_server::AuthServer;
 use bowline_proto::etcdserverpb::cluster_server::ClusterServer;
@@ -22,7 +23,6 @@ use tonic::codegen::Service;
 use super::alarms::Alarms;
 use super::auth::AuthService;
 use super::cluster::ClusterService;
-use super::compression::COMPRESSED_STREAM_BYTES_MAX;
 use super::election::ElectionService;
 use super::health::HealthService;
 use super::kv::KvService;
@@ -33,8 +33,11 @@ use super::line::Queues;
 use super::lock::LockService;
 use super::maintenance::MaintenanceService;
 use super::member::Member;
+use super::middleware::anonymous_limit::Anonymous;
+use super::middleware::compression::{COMPRESSED_STREAM_BYTES_MAX, is_compressed};
+use super::middleware::response_budget::ResponseBudget;
 use super::password::Passwords;
-use super::room::Room;
+use super::protocol::{HEALTH, service_of};
 use super::snapshot::Snapshots;
 use super::watch::WatchService;
 
@@ -52,7 +55,6 @@ const LEASE_BYTES_MAX: usize = 256 << 10;
 
 /// Paths with limits of their own.
 const LOGIN: &str = "/etcdserverpb.Auth/Authenticate";
-pub(super) const HEALTH: &str = "/grpc.health.v1.";
 
 const LEASE: &str = "/etcdserverpb.Lease/";
 const OBSERVE: &str = "/v3electionpb.Election/Observe";
@@ -88,16 +90,20 @@ macro_rules! call {
 
 impl Services {
     /// Creates the services of a member. The budgets limit unread responses, of watches and of all other calls.
-    pub(super) fn new(member: &Arc<Member>, alarms: &Arc<Alarms>, watch_room: Room) -> Self {
+    pub(super) fn new(
+        member: &Arc<Member>,
+        alarms: &Arc<Alarms>,
+        watch_budget: ResponseBudget,
+    ) -> Self {
         let of_member = || Arc::clone(member);
         let lease_ids = Arc::new(LeaseIds::new(member.id()));
         let (leaderless, queues) = (Leaderless::of(member), Queues::new(member, &lease_ids));
         Self {
             bytes_max: member.settings().request_bytes_max + MESSAGE_SLACK_BYTES,
-            kv: Arc::new(KvService { member: of_member(), room: Room::new() }),
+            kv: Arc::new(KvService { member: of_member(), budget: ResponseBudget::new() }),
             watch: Arc::new(WatchService {
                 member: of_member(),
-                room: watch_room,
+                budget: watch_budget,
                 leaderless: Arc::clone(&leaderless),
             }),
             lease: Arc::new(LeaseService {
@@ -130,47 +136,48 @@ impl Services {
             _ => self.bytes_max,
         }
     }
+}
 
-    /// Calls the service that a request is for.
-    pub(super) fn call<B>(
-        &self,
-        path: &str,
-        (is_anonymous, is_compressed): (bool, bool),
-        request: Request<B>,
-    ) -> Answer
-    where
-        B: http_body::Body + Send + 'static,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-        B::Data: Send,
-    {
-        let service = service_of(path);
-        let bytes_max = match service {
+/// Calls the service that a request is for.
+#[derive(Clone)]
+pub(super) struct Routes(pub(super) Arc<Services>);
+
+impl Service<Request<Body>> for Routes {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answer;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Answer {
+        let services = &*self.0;
+        let path = request.uri().path();
+        let service = service_of(path).to_owned();
+        let is_anonymous = request.extensions().get::<Anonymous>().is_some();
+        let bytes_max = match &*service {
             "etcdserverpb.Watch" if is_anonymous => ANONYMOUS_BYTES_MAX,
-            "etcdserverpb.Watch" if is_compressed => COMPRESSED_STREAM_BYTES_MAX,
-            _ if is_compressed && path == OBSERVE => COMPRESSED_STREAM_BYTES_MAX,
-            _ => self.bytes_max_of(path),
+            "etcdserverpb.Watch" if is_compressed(request.headers()) => COMPRESSED_STREAM_BYTES_MAX,
+            _ if path == OBSERVE && is_compressed(request.headers()) => COMPRESSED_STREAM_BYTES_MAX,
+            _ => services.bytes_max_of(path),
         };
-        match service {
-            "etcdserverpb.KV" => call!(KvServer, self.kv, bytes_max, request),
-            "etcdserverpb.Watch" => call!(WatchServer, self.watch, bytes_max, request),
-            "etcdserverpb.Lease" => call!(LeaseServer, self.lease, bytes_max, request),
-            "etcdserverpb.Cluster" => call!(ClusterServer, self.cluster, bytes_max, request),
+        match &*service {
+            "etcdserverpb.KV" => call!(KvServer, services.kv, bytes_max, request),
+            "etcdserverpb.Watch" => call!(WatchServer, services.watch, bytes_max, request),
+            "etcdserverpb.Lease" => call!(LeaseServer, services.lease, bytes_max, request),
+            "etcdserverpb.Cluster" => call!(ClusterServer, services.cluster, bytes_max, request),
             "etcdserverpb.Maintenance" => {
-                call!(MaintenanceServer, self.maintenance, bytes_max, request)
+                call!(MaintenanceServer, services.maintenance, bytes_max, request)
             }
-            "etcdserverpb.Auth" => call!(AuthServer, self.auth, bytes_max, request),
-            "v3lockpb.Lock" => call!(LockServer, self.lock, bytes_max, request),
-            "v3electionpb.Election" => call!(ElectionServer, self.election, bytes_max, request),
-            "grpc.health.v1.Health" => call!(HealthServer, self.health, bytes_max, request),
+            "etcdserverpb.Auth" => call!(AuthServer, services.auth, bytes_max, request),
+            "v3lockpb.Lock" => call!(LockServer, services.lock, bytes_max, request),
+            "v3electionpb.Election" => call!(ElectionServer, services.election, bytes_max, request),
+            "grpc.health.v1.Health" => call!(HealthServer, services.health, bytes_max, request),
             _ => {
                 let words = format!("unknown service {service}");
                 Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
             }
         }
     }
-}
-
-/// Returns the service in the path of a method.
-pub(super) fn service_of(path: &str) -> &str {
-    path.trim_start_matches('/').split('/').next().unwrap_or_default()
 }

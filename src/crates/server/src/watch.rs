@@ -30,7 +30,7 @@ use super::driven::{Answers, Driven};
 use super::identity::Identity;
 use super::leader::{Leaderless, needs_leader};
 use super::member::Member;
-use super::room::Room;
+use super::middleware::response_budget::ResponseBudget;
 use super::wire::{Reason, key_range, refused, revision};
 use batch::filter;
 use bowline_proto::etcdserverpb as pb;
@@ -49,7 +49,7 @@ const REQUESTS_AT_ONCE: usize = 64;
 #[derive(Clone)]
 pub(super) struct WatchService {
     pub(super) member: Arc<Member>,
-    pub(super) room: Room,
+    pub(super) budget: ResponseBudget,
     pub(super) leaderless: Arc<Leaderless>,
 }
 
@@ -64,10 +64,10 @@ impl Watch for WatchService {
         self.member.not_for_learners()?;
         let needs_leader = needs_leader(&request);
         let who = Identity::in_request(&request);
-        let WatchService { member, room, leaderless } = self.clone();
+        let WatchService { member, budget, leaderless } = self.clone();
         let requests = request.into_inner();
         Ok(Response::new(Driven::by(move |answers| {
-            let desk = Desk::new(member, room, who, answers);
+            let desk = Desk::new(member, budget, who, answers);
             async move {
                 tokio::select! {
                     ended = desk.serve(requests) => ended,
@@ -81,7 +81,7 @@ impl Watch for WatchService {
 /// A stream.
 struct Desk {
     member: Arc<Member>,
-    room: Room,
+    budget: ResponseBudget,
     who: Identity,
     answers: Answers<pb::WatchResponse>,
     /// Running watches, and those whose end has not been processed yet.
@@ -111,13 +111,13 @@ impl Drop for Begun {
 impl Desk {
     fn new(
         member: Arc<Member>,
-        room: Room,
+        budget: ResponseBudget,
         who: Identity,
         answers: Answers<pb::WatchResponse>,
     ) -> Self {
         let (watches, progress, course) = (HashMap::new(), Progress::default(), Arc::default());
         let (next_id, next_serial, told) = (0, Serial::default(), mpsc::unbounded_channel());
-        Self { member, room, who, answers, watches, next_id, next_serial, told, progress, course }
+        Self { member, budget, who, answers, watches, next_id, next_serial, told, progress, course }
     }
 
     /// Handles requests until the client disconnects. A client that has ended its request stream still receives
@@ -219,7 +219,7 @@ impl Desk {
         let (commands, orders) = mpsc::unbounded_channel();
         let serial = self.next_serial.take();
         let task = Task::new(
-            (Arc::clone(&self.member), self.room.clone()),
+            (Arc::clone(&self.member), self.budget.clone()),
             (serial, id),
             &request,
             (self.answers.clone(), Arc::clone(&self.course)),

@@ -10,7 +10,7 @@ use prost_reflect::MessageDescriptor;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::super::aside::json_aside;
+use super::super::middleware::cpu_permits::json_aside;
 use super::{failed, json, last_words};
 
 /// Largest request of a stream, in bytes. It is buffered until complete.

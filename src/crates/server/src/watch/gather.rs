@@ -7,7 +7,7 @@ use std::task::Poll;
 use bowline::{Event, KeyValue, Watch, WatchBatch, WatchError};
 
 use super::super::member::Member;
-use super::super::room::{Held, Room};
+use super::super::middleware::response_budget::{Reservation, ResponseBudget};
 
 /// Number of revisions at which a response is full, as in etcd.
 const REVISIONS_MAX: usize = 1000;
@@ -24,14 +24,14 @@ pub(super) struct Gathered {
     /// The error or the end that was read after the batch.
     pub(super) next: Option<Outcome>,
     /// Reserved part of the response budget, held until the batch is encoded.
-    pub(super) held: Option<Held>,
+    pub(super) held: Option<Reservation>,
 }
 
 /// Appends further pages of history to a batch, if the watch lags behind the store and the response budget permits a
 /// large response. Never waits for new changes.
 pub(super) async fn gather(
     member: &Member,
-    room: &Room,
+    budget: &ResponseBudget,
     watch: &mut Watch,
     batch: WatchBatch,
 ) -> Gathered {
@@ -40,7 +40,7 @@ pub(super) async fn gather(
     if batch.events.is_empty() || batch.revision >= member.client().revision() {
         return gathered;
     }
-    let Ok(held) = room.keep(BYTES_MAX, None) else { return gathered };
+    let Ok(held) = budget.keep(BYTES_MAX, None) else { return gathered };
     gathered.held = held;
     let (mut bytes, mut revisions) = size(&batch.events);
     while bytes < BYTES_MAX && revisions < REVISIONS_MAX {
@@ -67,7 +67,7 @@ pub(super) async fn gather(
         }
     }
     // The reservation for the largest response is exchanged for a reservation of the size that this response needs.
-    if let Ok(held) = room.keep(bytes, None) {
+    if let Ok(held) = budget.keep(bytes, None) {
         gathered.held = held;
     }
     gathered

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::super::driven::Answers;
 use super::super::member::Member;
-use super::super::room::{Held as Reserved, Room};
+use super::super::middleware::response_budget::{Reservation, ResponseBudget};
 use super::super::wire::{Reason, revision};
 use super::batch::{pieces, split, translate};
 use super::course::Course;
@@ -44,7 +44,7 @@ pub(super) enum Told {
 pub(super) struct Task {
     member: Arc<Member>,
     /// Budget for large responses.
-    room: Room,
+    budget: ResponseBudget,
     serial: Serial,
     id: i64,
     answers: Answers<pb::WatchResponse>,
@@ -93,7 +93,7 @@ enum Next {
 
 impl Task {
     pub(super) fn new(
-        (member, room): (Arc<Member>, Room),
+        (member, budget): (Arc<Member>, ResponseBudget),
         (serial, id): (Serial, i64),
         request: &pb::WatchCreateRequest,
         (answers, course): (Answers<pb::WatchResponse>, Arc<Course>),
@@ -109,7 +109,7 @@ impl Task {
             no_deletes: has(Nodelete),
             piece_bytes_max: request.fragment.then_some(bytes_max),
             member,
-            room,
+            budget,
             serial,
             id,
             answers,
@@ -151,7 +151,7 @@ impl Task {
                 }
                 outcome = next(&mut come, &mut watch), if self.held.is_none() => match outcome {
                     Some(Ok(batch)) => {
-                        let gathered = gather(&self.member, &self.room, &mut watch, batch).await;
+                        let gathered = gather(&self.member, &self.budget, &mut watch, batch).await;
                         come = gathered.next;
                         self.tell(gathered.batch, gathered.held).await
                     }
@@ -174,18 +174,18 @@ impl Task {
         }
     }
 
-    async fn tell(&mut self, batch: WatchBatch, room: Option<Reserved>) -> Next {
+    async fn tell(&mut self, batch: WatchBatch, reservation: Option<Reservation>) -> Next {
         let revision = batch.revision;
         if batch.events.is_empty() {
             self.say_how_far(revision).await;
             return Next::On;
         }
         let mut events = translate(batch.events, self.no_puts, self.no_deletes);
-        if let Some(room) = room
+        if let Some(reservation) = reservation
             && let Some(kv) = events.last_mut().and_then(|event| event.kv.as_mut())
         {
             // When the response has been encoded, the value is dropped, which frees its part of the response budget.
-            kv.value = room.by(std::mem::take(&mut kv.value));
+            kv.value = reservation.by(std::mem::take(&mut kv.value));
         }
         if events.is_empty() {
             return Next::On;

@@ -1,27 +1,57 @@
 //! Compresses messages with gzip, and translates errors for messages that are too large before or after decompression.
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::BodyExt as _;
 use tonic::Status;
 use tonic::body::Body;
 
+use super::Middleware;
+use crate::protocol::has_request_stream;
+
 /// Largest message of a compressed stream, in bytes after decompression. An open stream keeps the buffer of its
 /// largest message. Without this limit, a few hundred bytes on the wire could therefore occupy megabytes.
-pub(super) const COMPRESSED_STREAM_BYTES_MAX: usize = 256 << 10;
+pub(crate) const COMPRESSED_STREAM_BYTES_MAX: usize = 256 << 10;
+
+/// Returns whether the messages of a request are compressed.
+pub(crate) fn is_compressed(headers: &HeaderMap) -> bool {
+    headers.get("grpc-encoding").is_some_and(|encoding| encoding == "gzip")
+}
 
 /// Keeps the response uncompressed unless the request is compressed, as Go servers do, even if the client accepts gzip.
-/// Returns whether the request is compressed.
-pub(super) fn compress_like_the_request(headers: &mut HeaderMap) -> bool {
-    let is_compressed = headers.get("grpc-encoding").is_some_and(|encoding| encoding == "gzip");
-    if !is_compressed {
-        headers.remove("grpc-accept-encoding");
+/// Translates errors about the size of a message.
+#[derive(Clone)]
+pub(crate) struct Compression;
+
+impl Middleware for Compression {
+    /// Whether the requests are a stream, which is read after the headers of the response are sent.
+    type State = bool;
+
+    fn request(&self, request: &mut Request<Body>) -> Result<bool, Status> {
+        if !is_compressed(request.headers()) {
+            request.headers_mut().remove("grpc-accept-encoding");
+        }
+        Ok(has_request_stream(request.uri().path()))
     }
-    is_compressed
+
+    fn response(is_stream: bool, mut response: Response<Body>) -> Response<Body> {
+        say_too_large(response.headers_mut());
+        if !is_stream {
+            return response;
+        }
+        response.map(|body| {
+            Body::new(body.map_frame(|mut frame| {
+                if let Some(trailers) = frame.trailers_mut() {
+                    say_too_large(trailers);
+                }
+                frame
+            }))
+        })
+    }
 }
 
 /// Replaces the error for a message that is too large by the code and text of Go servers, which clients compare.
 /// `headers` are the headers of a response or the trailers of a stream.
-pub(super) fn say_too_large(headers: &mut HeaderMap) {
+fn say_too_large(headers: &mut HeaderMap) {
     const OUT_OF_RANGE: &str = "11";
     const EXHAUSTED: &str = "8";
     let is_size = |code: &HeaderValue| code == OUT_OF_RANGE || code == EXHAUSTED;
@@ -48,14 +78,4 @@ fn too_large(message: &str) -> Option<String> {
         return Some(format!("grpc: received message after decompression larger than max {max}"));
     }
     None
-}
-
-/// Applies [`say_too_large`] to the trailers of a stream, whose requests are read after its headers are sent.
-pub(super) fn saying_too_large(body: Body) -> Body {
-    Body::new(body.map_frame(|mut frame| {
-        if let Some(trailers) = frame.trailers_mut() {
-            say_too_large(trailers);
-        }
-        frame
-    }))
 }

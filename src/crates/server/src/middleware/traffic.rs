@@ -1,7 +1,7 @@
 //! Counts the bytes of gRPC messages, and gives each request a number and a tracing span.
 //!
 //! ```text
-//!   request ──▶ Counted ──▶ service ──▶ Counted ──▶ response    both in the request's span, until the response ends
+//!   request ──▶ CountedBody ──▶ service ──▶ CountedBody ──▶ response    both in the request's span, until the response ends
 //! ```
 
 use std::pin::Pin;
@@ -16,7 +16,7 @@ use tracing::Span;
 /// Counters of all requests of a member. Bytes are those of messages, as etcd counts them, without headers, frames and
 /// TLS.
 #[derive(Default)]
-pub(super) struct Traffic {
+pub(crate) struct Traffic {
     requests: AtomicU64,
     received: AtomicU64,
     sent: AtomicU64,
@@ -24,7 +24,7 @@ pub(super) struct Traffic {
 
 impl Traffic {
     /// Returns a span with a number for the next request. Without tracing there is neither.
-    pub(super) fn span(&self, method: &str) -> Span {
+    pub(crate) fn span(&self, method: &str) -> Span {
         tracing::debug_span!(
             "request",
             method,
@@ -33,14 +33,14 @@ impl Traffic {
     }
 
     /// Returns the numbers of bytes received and sent.
-    pub(super) fn bytes(&self) -> (u64, u64) {
+    pub(crate) fn bytes(&self) -> (u64, u64) {
         (self.received.load(Ordering::Relaxed), self.sent.load(Ordering::Relaxed))
     }
 }
 
 /// Direction of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(crate) enum Direction {
     /// From a client.
     In,
     /// To a client.
@@ -48,19 +48,19 @@ pub(super) enum Way {
 }
 
 /// A body whose bytes are counted.
-pub(super) struct Counted<B> {
+pub(crate) struct CountedBody<B> {
     body: B,
     traffic: Arc<Traffic>,
-    way: Way,
+    direction: Direction,
     /// Span in which the body is polled.
     span: Span,
     messages: Messages,
 }
 
-impl<B> Counted<B> {
-    pub(super) fn new(body: B, traffic: &Arc<Traffic>, way: Way, span: &Span) -> Self {
+impl<B> CountedBody<B> {
+    pub(crate) fn new(body: B, traffic: &Arc<Traffic>, direction: Direction, span: &Span) -> Self {
         let (traffic, span) = (Arc::clone(traffic), span.clone());
-        Self { body, traffic, way, span, messages: Messages::default() }
+        Self { body, traffic, direction, span, messages: Messages::default() }
     }
 }
 
@@ -100,7 +100,7 @@ impl Messages {
     }
 }
 
-impl<B: HttpBody + Unpin> HttpBody for Counted<B> {
+impl<B: HttpBody + Unpin> HttpBody for CountedBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -114,9 +114,9 @@ impl<B: HttpBody + Unpin> HttpBody for Counted<B> {
         if let Poll::Ready(Some(Ok(frame))) = &frame
             && let Some(data) = frame.data_ref()
         {
-            let count = match this.way {
-                Way::In => &this.traffic.received,
-                Way::Out => &this.traffic.sent,
+            let count = match this.direction {
+                Direction::In => &this.traffic.received,
+                Direction::Out => &this.traffic.sent,
             };
             // The frame is a single chunk, whatever its source is.
             count.fetch_add(this.messages.count(data.chunk()), Ordering::Relaxed);

@@ -6,18 +6,16 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::body::Body;
 
-/// Name of the header.
-pub(super) const HEADER: &str = "grpc-timeout";
+use super::Middleware;
 
-/// Deadline of a call, if the client has set one.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Deadline(Option<Instant>);
+/// Name of the header.
+pub(crate) const HEADER: &str = "grpc-timeout";
 
 /// Returns the status of an expired call, with the text of Go servers.
 fn over() -> Status {
@@ -42,32 +40,44 @@ fn span(text: &str) -> Result<Duration, String> {
     })
 }
 
-impl Deadline {
-    /// Parses the deadline from a request's headers.
-    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Status> {
-        let Some(value) = headers.get(HEADER) else { return Ok(Self(None)) };
-        let said = value.to_str().map_err(|error| error.to_string()).and_then(span);
-        match said {
-            // A deadline beyond the clock's range counts as no deadline.
-            Ok(span) => Ok(Self(Instant::now().checked_add(span))),
-            Err(why) => Err(Status::internal(format!("malformed grpc-timeout: {why}"))),
+/// Parses the deadline from the headers of a request.
+///
+/// # Errors
+/// Fails if the header is malformed.
+pub(crate) fn deadline_of(headers: &HeaderMap) -> Result<Option<Instant>, Status> {
+    let Some(value) = headers.get(HEADER) else { return Ok(None) };
+    let said = value.to_str().map_err(|error| error.to_string()).and_then(span);
+    match said {
+        // A deadline beyond the clock's range counts as no deadline.
+        Ok(span) => Ok(Instant::now().checked_add(span)),
+        Err(why) => Err(Status::internal(format!("malformed grpc-timeout: {why}"))),
+    }
+}
+
+/// Cancels calls at their deadlines. Dropping the call also drops the work that it waits for.
+#[derive(Clone)]
+pub(crate) struct Deadlines;
+
+impl Middleware for Deadlines {
+    type State = Option<Pin<Box<Sleep>>>;
+
+    fn request(&self, request: &mut Request<Body>) -> Result<Self::State, Status> {
+        let deadline = deadline_of(request.headers())?;
+        Ok(deadline.map(|end| Box::pin(sleep_until(end))))
+    }
+
+    fn poll_cancelled(end: &mut Self::State, context: &mut Context<'_>) -> Poll<Status> {
+        match end {
+            Some(end) => end.as_mut().poll(context).map(|()| over()),
+            None => Poll::Pending,
         }
     }
 
-    /// Runs work until the deadline, and then drops it.
-    pub(super) async fn within<F: Future>(self, work: F) -> Result<F::Output, Status> {
-        match self.0 {
-            Some(end) => timeout_at(end, work).await.map_err(|_| over()),
-            None => Ok(work.await),
-        }
-    }
-
-    /// Wraps a body so that it ends at the deadline.
-    pub(super) fn ending(self, body: Body) -> Body {
-        match self.0 {
-            Some(end) => Body::new(Ending { body: Some(body), end: Box::pin(sleep_until(end)) }),
+    fn response(end: Self::State, response: Response<Body>) -> Response<Body> {
+        response.map(|body| match end {
+            Some(end) => Body::new(Ending { body: Some(body), end }),
             None => body,
-        }
+        })
     }
 }
 
@@ -108,14 +118,17 @@ impl HttpBody for Ending {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
     use std::sync::Arc;
 
     use http::HeaderValue;
     use http_body_util::BodyExt as _;
     use tonic::Code;
+    use tower::{Service as _, ServiceBuilder, service_fn};
 
-    use super::super::driven::Driven;
+    use super::super::Around;
     use super::*;
+    use crate::driven::Driven;
 
     #[test]
     fn grpc_timeout_is_a_number_with_a_unit() {
@@ -134,46 +147,62 @@ mod tests {
         }
         let of = |text: &'static str| {
             let header = (http::HeaderName::from_static(HEADER), HeaderValue::from_static(text));
-            Deadline::of(&HeaderMap::from_iter([header]))
+            deadline_of(&HeaderMap::from_iter([header]))
         };
         assert_eq!(of("5x").unwrap_err().code(), Code::Internal);
-        assert!(of("99999999H").unwrap().0.is_some_and(|end| end > Instant::now()));
-        assert!(Deadline::of(&HeaderMap::new()).unwrap().0.is_none());
+        assert!(of("99999999H").unwrap().is_some_and(|end| end > Instant::now()));
+        assert!(deadline_of(&HeaderMap::new()).unwrap().is_none());
     }
 
     fn is_over(status: &Status) -> bool {
         (status.code(), status.message()) == (Code::DeadlineExceeded, "context deadline exceeded")
     }
 
-    fn soon() -> Deadline {
-        Deadline(Some(Instant::now() + Duration::from_millis(50)))
+    /// Calls `answer` with a deadline in a moment.
+    async fn call_soon<F>(answer: impl Fn() -> F + Clone) -> Response<Body>
+    where
+        F: Future<Output = Response<Body>> + Send + 'static,
+    {
+        let service = service_fn(move |_| {
+            let answer = answer();
+            Box::pin(async move { Ok::<_, Infallible>(answer.await) })
+        });
+        let request = Request::builder().header(HEADER, "50m").body(Body::empty()).unwrap();
+        ServiceBuilder::new().layer(Around(Deadlines)).service(service).call(request).await.unwrap()
     }
 
     #[tokio::test]
     async fn work_past_its_deadline_is_dropped_with_an_error() {
         let held = Arc::new(());
         let works = Arc::clone(&held);
-        let work = async move {
-            let _held = works;
-            std::future::pending::<()>().await;
-        };
-        assert!(is_over(&soon().within(work).await.unwrap_err()));
+        let response = call_soon(move || {
+            let held = Arc::clone(&works);
+            async move {
+                let _held = held;
+                std::future::pending().await
+            }
+        });
+        let status = Status::from_header_map(response.await.headers()).unwrap();
+        assert!(is_over(&status), "{status:?}");
         assert_eq!(Arc::strong_count(&held), 1);
-        assert_eq!(soon().within(async { 7 }).await.unwrap(), 7);
-        assert_eq!(Deadline(None).within(async { 7 }).await.unwrap(), 7);
+        let response = call_soon(|| async { Response::new(Body::empty()) }).await;
+        assert!(Status::from_header_map(response.headers()).is_none());
     }
 
     #[tokio::test]
     async fn stream_past_its_deadline_ends_and_drops_its_producer() {
         let held = Arc::new(());
         let works = Arc::clone(&held);
-        let answers = Driven::by(move |answers| async move {
-            let _held = works;
-            drop(answers.send(Ok(Frame::data(Bytes::from_static(b"one")))).await);
-            std::future::pending().await
+        let response = call_soon(move || {
+            let held = Arc::clone(&works);
+            let answers = Driven::by(move |answers| async move {
+                let _held = held;
+                drop(answers.send(Ok(Frame::data(Bytes::from_static(b"one")))).await);
+                std::future::pending().await
+            });
+            async { Response::new(Body::new(http_body_util::StreamBody::new(answers))) }
         });
-        let body = Body::new(http_body_util::StreamBody::new(answers));
-        let told = soon().ending(body).collect().await.unwrap();
+        let told = response.await.into_body().collect().await.unwrap();
         let status = Status::from_header_map(told.trailers().unwrap()).unwrap();
         assert!(is_over(&status), "{status:?}");
         assert_eq!(told.to_bytes(), "one");

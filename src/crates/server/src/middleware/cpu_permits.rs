@@ -14,25 +14,29 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::{Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::block_in_place;
+use tonic::Status;
 use tonic::body::Body;
-use tonic::{Request, Status};
+
+use super::Middleware;
+use super::compression::is_compressed;
 
 /// Size from which a message counts as large, in bytes.
-pub(super) const LARGE_BYTES: usize = 1 << 20;
+pub(crate) const LARGE_BYTES: usize = 1 << 20;
 
 /// Size from which JSON counts as large, in bytes. JSON is slower to encode and decode than protobuf.
-pub(super) const LARGE_JSON_BYTES: usize = 64 << 10;
+pub(crate) const LARGE_JSON_BYTES: usize = 64 << 10;
 
 /// Marks a response with a large message.
 #[derive(Clone, Copy)]
-pub(super) struct Large;
+pub(crate) struct LargeResponse;
 
 /// Permits for heavy work: those of one connection, and those that all connections share.
 #[derive(Clone, Debug)]
-pub(super) struct Turns {
+pub(crate) struct CpuPermits {
     own: Arc<Semaphore>,
     all: Arc<Semaphore>,
     /// Number of permits in each semaphore.
@@ -40,47 +44,47 @@ pub(super) struct Turns {
 }
 
 /// A permit, held until dropped.
-struct Turn {
+struct CpuPermit {
     _own: OwnedSemaphorePermit,
     _all: OwnedSemaphorePermit,
 }
 
-impl Turns {
+impl CpuPermits {
     /// Returns one permit per core.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::of(std::thread::available_parallelism().map_or(1, usize::from))
     }
 
     fn of(count: usize) -> Self {
-        let turns = || Arc::new(Semaphore::new(count));
-        Self { own: turns(), all: turns(), count }
+        let permits = || Arc::new(Semaphore::new(count));
+        Self { own: permits(), all: permits(), count }
     }
 
     /// Returns permits for another connection, sharing the global ones.
-    pub(super) fn of_another(&self) -> Self {
+    pub(crate) fn of_another(&self) -> Self {
         let (all, count) = (Arc::clone(&self.all), self.count);
         Self { own: Arc::new(Semaphore::new(count)), all, count }
     }
 
     /// Returns the permits of the connection on which a request arrived.
-    pub(super) fn in_request<T>(request: &Request<T>) -> Self {
+    pub(crate) fn in_request<T>(request: &tonic::Request<T>) -> Self {
         request.extensions().get().cloned().unwrap_or_else(Self::new)
     }
 
-    async fn take(self) -> Option<Turn> {
+    async fn take(self) -> Option<CpuPermit> {
         // The semaphores are never closed.
         let own = self.own.acquire_owned().await.ok()?;
         let all = self.all.acquire_owned().await.ok()?;
-        Some(Turn { _own: own, _all: all })
+        Some(CpuPermit { _own: own, _all: all })
     }
 
     /// Runs a future. If `is_long`, each poll runs in `block_in_place` under a permit. While the future is pending, no
     /// permit is held.
-    pub(super) async fn aside<F: Future>(&self, is_long: bool, future: F) -> F::Output {
+    pub(crate) async fn run<F: Future>(&self, is_long: bool, future: F) -> F::Output {
         let (mut future, mut next) = (pin!(future), Next::new(self));
         std::future::poll_fn(|context| match is_long {
             true => {
-                let _turn = ready!(next.poll(context));
+                let _permit = ready!(next.poll(context));
                 block_in_place(|| future.as_mut().poll(context))
             }
             false => future.as_mut().poll(context),
@@ -89,45 +93,66 @@ impl Turns {
     }
 }
 
+/// Encodes large responses under a permit.
+#[derive(Clone)]
+pub(crate) struct EncodeUnderPermit;
+
+impl Middleware for EncodeUnderPermit {
+    type State = (bool, Option<CpuPermits>);
+
+    fn request(&self, request: &mut Request<Body>) -> Result<Self::State, Status> {
+        // Compression takes long, so compressed messages count as large.
+        Ok((is_compressed(request.headers()), request.extensions().get().cloned()))
+    }
+
+    fn response((is_large, permits): Self::State, response: Response<Body>) -> Response<Body> {
+        let is_large = is_large || response.extensions().get::<LargeResponse>().is_some();
+        response.map(|body| match permits.filter(|_| is_large) {
+            Some(permits) => Body::new(PermittedBody::new(body, &permits)),
+            None => body,
+        })
+    }
+}
+
 /// Waits for one permit per poll.
 struct Next {
-    turns: Turns,
-    asked: Option<Pin<Box<dyn Future<Output = Option<Turn>> + Send>>>,
+    permits: CpuPermits,
+    asked: Option<Pin<Box<dyn Future<Output = Option<CpuPermit>> + Send>>>,
 }
 
 impl Next {
-    fn new(turns: &Turns) -> Self {
-        Self { turns: turns.clone(), asked: None }
+    fn new(permits: &CpuPermits) -> Self {
+        Self { permits: permits.clone(), asked: None }
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Turn>> {
-        let turns = &self.turns;
-        let asked = self.asked.get_or_insert_with(|| Box::pin(turns.clone().take()));
-        let turn = ready!(asked.as_mut().poll(context));
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<CpuPermit>> {
+        let permits = &self.permits;
+        let asked = self.asked.get_or_insert_with(|| Box::pin(permits.clone().take()));
+        let permit = ready!(asked.as_mut().poll(context));
         self.asked = None;
-        Poll::Ready(turn)
+        Poll::Ready(permit)
     }
 }
 
 /// Runs work on JSON of the given size, in `block_in_place` if it is large. For streams, which process one message at a
 /// time.
-pub(super) fn json_aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+pub(crate) fn json_aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     if bytes >= LARGE_JSON_BYTES { block_in_place(work) } else { work() }
 }
 
 /// A body whose messages are encoded under a permit.
-pub(super) struct Aside {
+pub(crate) struct PermittedBody {
     body: Body,
     next: Next,
 }
 
-impl Aside {
-    pub(super) fn new(body: Body, turns: &Turns) -> Self {
-        Self { body, next: Next::new(turns) }
+impl PermittedBody {
+    pub(crate) fn new(body: Body, permits: &CpuPermits) -> Self {
+        Self { body, next: Next::new(permits) }
     }
 }
 
-impl HttpBody for Aside {
+impl HttpBody for PermittedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -136,7 +161,7 @@ impl HttpBody for Aside {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
-        let _turn = ready!(this.next.poll(context));
+        let _permit = ready!(this.next.poll(context));
         block_in_place(|| Pin::new(&mut this.body).poll_frame(context))
     }
 
@@ -199,19 +224,19 @@ mod tests {
             let told = told.recv_timeout(Duration::from_secs(20));
             told.map_err(|_| Status::internal("no other task ran"))
         };
-        beside(async { Turns::new().aside(true, holds).await }, move || says.send(()).unwrap());
+        beside(async { CpuPermits::new().run(true, holds).await }, move || says.send(()).unwrap());
         let (says, told) = channel();
-        let body = Aside::new(Body::new(Holds(told)), &Turns::new());
+        let body = PermittedBody::new(Body::new(Holds(told)), &CpuPermits::new());
         beside(async move { body.collect().await.map(drop) }, move || says.send(()).unwrap());
     }
 
     /// Returns the maximum number of tasks that ran concurrently under these permits.
-    fn most_of(turns: Vec<Turns>) -> usize {
+    fn most_of(permits: Vec<CpuPermits>) -> usize {
         let most = Arc::new(Mutex::new((0, 0)));
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
         runtime.block_on(async {
             let mut all = JoinSet::new();
-            for turns in turns {
+            for permits in permits {
                 let most = Arc::clone(&most);
                 all.spawn(async move {
                     let works = async {
@@ -223,9 +248,9 @@ mod tests {
                         std::thread::sleep(Duration::from_millis(2));
                         most.lock().unwrap().0 -= 1;
                     };
-                    turns.aside(true, async { (works.await, rests.await) }).await;
+                    permits.run(true, async { (works.await, rests.await) }).await;
                     // The future waits once, so that it needs a second permit.
-                    turns.aside(true, tokio::time::sleep(Duration::from_millis(5))).await;
+                    permits.run(true, tokio::time::sleep(Duration::from_millis(5))).await;
                 });
             }
             all.join_all().await;
@@ -236,8 +261,8 @@ mod tests {
     #[test]
     fn cpu_permits_bound_concurrency_and_all_tasks_finish() {
         for count in [1, 2, 3] {
-            let turns = Turns::of(count);
-            assert_eq!(most_of(vec![turns; 60]), count);
+            let permits = CpuPermits::of(count);
+            assert_eq!(most_of(vec![permits; 60]), count);
         }
     }
 
@@ -245,29 +270,30 @@ mod tests {
     #[test]
     fn request_on_another_connection_runs_next() {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
-        let turns = Turns::of(1);
-        let other = turns.of_another();
+        let permits = CpuPermits::of(1);
+        let other = permits.of_another();
         let done = Arc::new(Mutex::new(Vec::new()));
         let (first, begun) = channel::<()>();
         runtime.block_on(async {
             let mut all = JoinSet::new();
-            let own = turns.clone();
+            let own = permits.clone();
             all.spawn(async move {
-                own.aside(true, async move { begun.recv().unwrap() }).await;
+                own.run(true, async move { begun.recv().unwrap() }).await;
             });
             let begun = Instant::now();
-            let has_taken = |turns: &Semaphore| {
+            let has_taken = |permits: &Semaphore| {
                 assert!(begun.elapsed() < Duration::from_secs(20), "no task runs");
-                turns.available_permits() == 0
+                permits.available_permits() == 0
             };
-            while !has_taken(&turns.all) {
+            while !has_taken(&permits.all) {
                 tokio::task::yield_now().await;
             }
-            for (who, turns) in std::iter::repeat_n(("many", &turns), 50).chain([("other", &other)])
+            for (who, permits) in
+                std::iter::repeat_n(("many", &permits), 50).chain([("other", &other)])
             {
-                let (turns, done) = (turns.clone(), Arc::clone(&done));
+                let (permits, done) = (permits.clone(), Arc::clone(&done));
                 all.spawn(async move {
-                    turns.aside(true, async { done.lock().unwrap().push(who) }).await;
+                    permits.run(true, async { done.lock().unwrap().push(who) }).await;
                 });
                 tokio::task::yield_now().await;
             }

@@ -1,4 +1,5 @@
-//! Counts calls by method and outcome: the metrics `grpc_server_*`, as gRPC servers in Go report them.
+//! Counts calls by method and outcome: the metrics `grpc_server_*`, as gRPC servers in Go report them. Each call has a
+//! tracing span.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -8,13 +9,15 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Request, Response};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tonic::body::Body;
 use tonic::{Code, Status};
+use tracing::Span;
 
-use super::protocol::methods;
-use super::traffic::Traffic;
+use super::traffic::{CountedBody, Direction, Traffic};
+use super::{Middleware, replace_body};
+use crate::protocol::methods;
 
 /// gRPC codes in numeric order, spelled as in Go's metrics.
 const CODES: [&str; 17] = [
@@ -38,7 +41,7 @@ const CODES: [&str; 17] = [
 ];
 
 /// Bucket bounds of `grpc_server_handling_seconds`, in seconds: the defaults of Prometheus' Go client.
-pub(super) const SECONDS: [f64; 11] =
+pub(crate) const SECONDS: [f64; 11] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Maximum length of a client's version, and maximum number of versions counted separately for each kind of call.
@@ -49,7 +52,7 @@ const CLIENTS_MAX: usize = 32;
 const UNKNOWN: &str = "unknown";
 
 /// Counters of all methods and clients.
-pub(super) struct Calls {
+pub(crate) struct CallMetrics {
     /// By path. Methods that were never called are included, with zeros.
     methods: BTreeMap<String, Arc<Method>>,
     traffic: Arc<Traffic>,
@@ -60,7 +63,7 @@ pub(super) struct Calls {
 }
 
 /// Labels and counts.
-pub(super) type Samples = Vec<(String, u64)>;
+pub(crate) type Samples = Vec<(String, u64)>;
 
 /// Counters of one method.
 struct Method {
@@ -91,17 +94,17 @@ impl Times {
 }
 
 /// Durations of the calls of one method.
-pub(super) struct MethodTimes<'a> {
+pub(crate) struct MethodTimes<'a> {
     /// Labels of the method.
-    pub(super) labels: &'a str,
+    pub(crate) labels: &'a str,
     /// Number of calls up to each bound; the last element counts all calls.
-    pub(super) cumulative: [u64; SECONDS.len() + 1],
+    pub(crate) cumulative: [u64; SECONDS.len() + 1],
     /// Sum of all durations, in seconds.
-    pub(super) seconds: f64,
+    pub(crate) seconds: f64,
 }
 
-impl Calls {
-    pub(super) fn new() -> Self {
+impl CallMetrics {
+    pub(crate) fn new() -> Self {
         let methods = methods().map(|method| {
             let (service, name) = (method.parent_service().full_name().to_owned(), method.name());
             let kind = match (method.is_client_streaming(), method.is_server_streaming()) {
@@ -132,23 +135,23 @@ impl Calls {
     }
 
     /// Returns the byte counters of all calls.
-    pub(super) fn traffic(&self) -> &Arc<Traffic> {
+    pub(crate) fn traffic(&self) -> &Arc<Traffic> {
         &self.traffic
     }
 
     /// Counts a health check over plain HTTP and its result.
-    pub(super) fn health_told(&self, is_healthy: bool) {
+    pub(crate) fn health_told(&self, is_healthy: bool) {
         let count = if is_healthy { &self.healthy } else { &self.unhealthy };
         count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the numbers of health checks that reported healthy and unhealthy.
-    pub(super) fn health_counts(&self) -> (u64, u64) {
+    pub(crate) fn health_counts(&self) -> (u64, u64) {
         (self.healthy.load(Ordering::Relaxed), self.unhealthy.load(Ordering::Relaxed))
     }
 
     /// Returns the durations of the calls of each method. A stream lasts until its last message.
-    pub(super) fn times(&self) -> impl Iterator<Item = MethodTimes<'_>> {
+    pub(crate) fn times(&self) -> impl Iterator<Item = MethodTimes<'_>> {
         self.methods.values().map(|method| {
             let Method { labels, times, .. } = &**method;
             let mut sum = 0;
@@ -162,14 +165,14 @@ impl Calls {
     }
 
     /// Counts the start of a call. Returns `None` if there is no method at this path.
-    pub(super) fn begins(&self, path: &str) -> Option<Call> {
+    pub(crate) fn begins(&self, path: &str) -> Option<Call> {
         let method = self.methods.get(path)?;
         method.begun.fetch_add(1, Ordering::Relaxed);
         Some(Call(Some((Arc::clone(method), Instant::now()))))
     }
 
     /// Counts a call by the client version in its headers.
-    pub(super) fn comes_from(&self, headers: &HeaderMap, call: Option<&Call>) {
+    pub(crate) fn comes_from(&self, headers: &HeaderMap, call: Option<&Call>) {
         let is_version = |word: &&str| {
             word.len() <= VERSION_BYTES_MAX
                 && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
@@ -187,7 +190,7 @@ impl Calls {
     }
 
     /// Returns the number of calls by client version and kind.
-    pub(super) fn clients(&self) -> Samples {
+    pub(crate) fn clients(&self) -> Samples {
         let of = |(clients, kind): (&Mutex<BTreeMap<String, u64>>, &str)| {
             let clients = clients.lock().unwrap_or_else(PoisonError::into_inner);
             let labelled = |(version, count): (&String, &u64)| {
@@ -199,14 +202,14 @@ impl Calls {
     }
 
     /// Counts a call that was rejected before its message was read.
-    pub(super) fn refused(&self, path: &str, status: &Status) {
+    pub(crate) fn refused(&self, path: &str, status: &Status) {
         if let Some(mut call) = self.begins(path) {
             call.ends(status.code());
         }
     }
 
     /// Returns labels and counts of started and of completed calls. Codes without calls are omitted, except for OK.
-    pub(super) fn samples(&self) -> (Samples, Samples) {
+    pub(crate) fn samples(&self) -> (Samples, Samples) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let begun =
             self.methods.values().map(|method| (method.labels.clone(), read(&method.begun)));
@@ -220,8 +223,33 @@ impl Calls {
     }
 }
 
+impl Middleware for Arc<CallMetrics> {
+    type State = (Option<Call>, Arc<Traffic>, Span);
+
+    fn request(&self, request: &mut Request<Body>) -> Result<Self::State, Status> {
+        let call = self.begins(request.uri().path());
+        self.comes_from(request.headers(), call.as_ref());
+        let (traffic, span) = (Arc::clone(&self.traffic), self.traffic.span(request.uri().path()));
+        replace_body(request, |body| CountedBody::new(body, &traffic, Direction::In, &span));
+        Ok((call, traffic, span))
+    }
+
+    fn response((call, traffic, span): Self::State, response: Response<Body>) -> Response<Body> {
+        let counted = |body| Body::new(CountedBody::new(body, &traffic, Direction::Out, &span));
+        let response = response.map(counted);
+        match call {
+            Some(call) => call.follow(response),
+            None => response,
+        }
+    }
+
+    fn span((_, _, span): &Self::State) -> Option<&Span> {
+        Some(span)
+    }
+}
+
 /// A started call, with its start time. Dropping it before its end is counted counts it as cancelled.
-pub(super) struct Call(Option<(Arc<Method>, Instant)>);
+pub(crate) struct Call(Option<(Arc<Method>, Instant)>);
 
 impl Call {
     fn is_stream(&self) -> bool {
@@ -240,7 +268,7 @@ impl Call {
     }
 
     /// Counts the outcome: of a unary call now, of a streaming call at the end of its body.
-    pub(super) fn follow(mut self, response: Response<Body>) -> Response<Body> {
+    pub(crate) fn follow(mut self, response: Response<Body>) -> Response<Body> {
         match Status::from_header_map(response.headers()) {
             Some(status) => self.ends(status.code()),
             None if !self.0.as_ref().is_some_and(|(method, _)| method.streams) => {
@@ -301,7 +329,7 @@ mod tests {
 
     #[test]
     fn unknown_client_versions_do_not_fill_the_table() {
-        let calls = Calls::new();
+        let calls = CallMetrics::new();
         let ask = |version: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("client-api-version", HeaderValue::from_str(version).unwrap());
@@ -323,7 +351,7 @@ mod tests {
 
     #[test]
     fn aborted_call_counts_as_canceled() {
-        let calls = Calls::new();
+        let calls = CallMetrics::new();
         let path = "/v3lockpb.Lock/Lock";
         drop(calls.begins(path).unwrap());
         drop(calls.begins(path).unwrap().follow(Response::new(Body::empty())));

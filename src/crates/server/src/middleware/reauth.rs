@@ -6,30 +6,56 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use http::Request;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Sleep;
 use tonic::Status;
+use tonic::body::Body;
 
-use super::identity::Identity;
-use super::member::Member;
-use super::permission::Needs;
+use super::{Middleware, replace_body};
+use crate::identity::Identity;
+use crate::member::Member;
+use crate::permission::Permission;
+use crate::protocol::has_request_stream;
 
 /// Time for which a check stays valid if users and roles do not change. Nearly all bodies arrive within it.
 const HOLDS_FOR: Duration = Duration::from_secs(1);
 
 /// Maximum time for the message of a unary request to arrive.
-pub(super) const MESSAGE_TIME_MAX: Duration = Duration::from_secs(60);
+pub(crate) const MESSAGE_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Re-checks the caller of a unary request when its message arrives, and limits the time until then.
+#[derive(Clone)]
+pub(crate) struct Reauthorization(pub(crate) Arc<Member>);
+
+impl Middleware for Reauthorization {
+    type State = ();
+
+    fn request(&self, request: &mut Request<Body>) -> Result<(), Status> {
+        let path = request.uri().path();
+        let (needed, is_stream) = (Permission::of(path), has_request_stream(path));
+        let is_checked = !is_stream && needed != Permission::None;
+        let who = request.extensions().get::<Identity>().filter(|_| is_checked);
+        let recheck = who.map(|who| AuthRecheck::about(&self.0, who, needed));
+        let timeout = match is_stream {
+            true => BodyTimeout::Endless,
+            false => BodyTimeout::Of(MESSAGE_TIME_MAX),
+        };
+        replace_body(request, |body| RecheckedBody::new(body, recheck, timeout));
+        Ok(())
+    }
+}
 
 /// The body of a request whose headers were admitted.
-pub(super) struct Late<B> {
+pub(crate) struct RecheckedBody<B> {
     body: B,
     /// The pending checks, or `None` if the service checks every message itself.
-    doubt: Option<Doubt>,
-    patience: Patience,
+    recheck: Option<AuthRecheck>,
+    timeout: BodyTimeout,
 }
 
 /// Time limit for a body.
-pub(super) enum Patience {
+pub(crate) enum BodyTimeout {
     /// No limit, for request streams.
     Endless,
     /// This long, counted from the first time at which the body has no data.
@@ -38,7 +64,7 @@ pub(super) enum Patience {
     Until(Pin<Box<Sleep>>),
 }
 
-impl Patience {
+impl BodyTimeout {
     /// Returns whether the time is over. Called when the body has no data.
     fn has_ended(&mut self, context: &mut Context<'_>) -> bool {
         if let Self::Of(time) = self {
@@ -52,7 +78,7 @@ impl Patience {
 }
 
 /// Returns the error for a body that takes too long.
-pub(super) fn too_slow() -> Status {
+pub(crate) fn too_slow() -> Status {
     Status::deadline_exceeded(format!(
         "bowline: the request did not arrive within {} s",
         MESSAGE_TIME_MAX.as_secs()
@@ -60,21 +86,21 @@ pub(super) fn too_slow() -> Status {
 }
 
 /// An admitted caller, and the time at which the caller was checked.
-pub(super) struct Doubt {
+pub(crate) struct AuthRecheck {
     member: Arc<Member>,
     who: Identity,
-    needs: Needs,
+    needed: Permission,
     /// Whether authentication was on; enabling it does not change its revision.
     were_on: bool,
     judged: Instant,
 }
 
-impl Doubt {
+impl AuthRecheck {
     /// Returns the state for a caller that was checked just now.
-    pub(super) fn about(member: &Arc<Member>, who: &Identity, needs: Needs) -> Self {
+    pub(crate) fn about(member: &Arc<Member>, who: &Identity, needed: Permission) -> Self {
         let were_on = member.client().access().is_enabled();
         let (member, who, judged) = (Arc::clone(member), who.clone(), Instant::now());
-        Self { member, who, needs, were_on, judged }
+        Self { member, who, needed, were_on, judged }
     }
 
     fn look(&mut self) -> Result<(), Status> {
@@ -87,17 +113,17 @@ impl Doubt {
         self.were_on = access.is_enabled();
         self.who = self.who.again(&access, self.member.tokens())?;
         self.judged = Instant::now();
-        self.needs.judge(&self.who, &access)
+        self.needed.check(&self.who, &access)
     }
 }
 
-impl<B> Late<B> {
-    pub(super) fn new(body: B, doubt: Option<Doubt>, patience: Patience) -> Self {
-        Self { body, doubt, patience }
+impl<B> RecheckedBody<B> {
+    pub(crate) fn new(body: B, recheck: Option<AuthRecheck>, timeout: BodyTimeout) -> Self {
+        Self { body, recheck, timeout }
     }
 }
 
-impl<B> HttpBody for Late<B>
+impl<B> HttpBody for RecheckedBody<B>
 where
     B: HttpBody + Unpin,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -110,12 +136,12 @@ where
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, Self::Error>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
-            return match self.patience.has_ended(context) {
+            return match self.timeout.has_ended(context) {
                 true => Poll::Ready(Some(Err(too_slow().into()))),
                 false => Poll::Pending,
             };
         };
-        if let Some(Err(status)) = self.doubt.as_mut().map(Doubt::look) {
+        if let Some(Err(status)) = self.recheck.as_mut().map(AuthRecheck::look) {
             return Poll::Ready(Some(Err(status.into())));
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
@@ -159,9 +185,9 @@ mod tests {
 
     #[tokio::test]
     async fn slowly_dripping_message_times_out() {
-        let patience = Patience::Of(Duration::from_millis(100));
-        let late = Late::new(Drip(None), None, patience);
-        let collected = tokio::time::timeout(Duration::from_secs(20), late.collect()).await;
+        let timeout = BodyTimeout::Of(Duration::from_millis(100));
+        let body = RecheckedBody::new(Drip(None), None, timeout);
+        let collected = tokio::time::timeout(Duration::from_secs(20), body.collect()).await;
         let refused = collected.expect("the body is waited for").unwrap_err();
         let refused = Status::from_error(refused);
         assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused:?}");
