@@ -9,24 +9,24 @@ use bowline::{
     cluster::{Alarm, AlarmChange, AlarmKind},
 };
 
-use super::member::Member;
-use super::no_space::NoSpace;
+use crate::member::Member;
+use crate::no_space::NoSpace;
 use bowline_proto::etcdserverpb as pb;
 
 /// The alarms that a member reports.
-pub(super) struct Alarms {
+pub(crate) struct Alarms {
     member: Arc<Member>,
     no_space: NoSpace,
 }
 
 impl Alarms {
-    pub(super) fn new(member: &Arc<Member>) -> Self {
+    pub(crate) fn new(member: &Arc<Member>) -> Self {
         Self { member: Arc::clone(member), no_space: NoSpace::default() }
     }
 
     /// Returns the active alarms that this member knows. The raised alarms come first, sorted by member, then this
     /// member's own.
-    pub(super) fn active(&self) -> Vec<pb::AlarmMember> {
+    pub(crate) fn active(&self) -> Vec<pb::AlarmMember> {
         let raised = self.member.client().alarms();
         let own = self.own().into_iter().filter(|alarm| !raised.contains(alarm));
         raised.iter().copied().chain(own).map(said).collect()
@@ -43,7 +43,7 @@ impl Alarms {
 
     /// Returns whether the member is unhealthy because of this kind of alarm: either the alarm was raised for the
     /// cluster, or a local problem keeps the member from serving.
-    pub(super) fn is_unhealthy(&self, kind: AlarmKind) -> bool {
+    pub(crate) fn is_unhealthy(&self, kind: AlarmKind) -> bool {
         let health = self.member.node().health();
         let is_local = match kind {
             AlarmKind::NoSpace => health.disk_full,
@@ -53,12 +53,12 @@ impl Alarms {
     }
 
     /// Raises this member's own alarm that the quota has rejected a request.
-    pub(super) fn raise_no_space(&self) {
+    pub(crate) fn raise_no_space(&self) {
         self.no_space.refused(self.member.state_bytes());
     }
 
     /// Clears this member's own alarm that the quota has rejected a request, if the change selects it.
-    pub(super) fn clear_no_space(&self, change: &AlarmChange) -> Option<pb::AlarmMember> {
+    pub(crate) fn clear_no_space(&self, change: &AlarmChange) -> Option<pb::AlarmMember> {
         let alarm = Alarm { member: Some(self.member.id()), kind: AlarmKind::NoSpace };
         let is_meant = match change {
             AlarmChange::Raise(_) => false,
@@ -74,7 +74,7 @@ impl Alarms {
 
 /// Converts a request to disarm alarms. Unlike in etcd, a request without a kind selects all kinds; in etcd it selects
 /// none.
-pub(super) fn ending(member_id: u64, kind: Option<AlarmKind>) -> AlarmChange {
+pub(crate) fn ending(member_id: u64, kind: Option<AlarmKind>) -> AlarmChange {
     match (NodeId::new(member_id), kind) {
         (member, Some(kind)) => AlarmChange::End(Alarm { member, kind }),
         (Some(member), None) => AlarmChange::EndAllOf(member),
@@ -83,7 +83,7 @@ pub(super) fn ending(member_id: u64, kind: Option<AlarmKind>) -> AlarmChange {
 }
 
 /// Converts an alarm type; `NONE` becomes `None`.
-pub(super) fn kind(alarm: pb::AlarmType) -> Option<AlarmKind> {
+pub(crate) fn kind(alarm: pb::AlarmType) -> Option<AlarmKind> {
     match alarm {
         pb::AlarmType::None => None,
         pb::AlarmType::Nospace => Some(AlarmKind::NoSpace),
@@ -92,7 +92,7 @@ pub(super) fn kind(alarm: pb::AlarmType) -> Option<AlarmKind> {
 }
 
 /// Converts an alarm to the protocol.
-pub(super) fn said(alarm: Alarm) -> pb::AlarmMember {
+pub(crate) fn said(alarm: Alarm) -> pb::AlarmMember {
     let kind = match alarm.kind {
         AlarmKind::NoSpace => pb::AlarmType::Nospace,
         AlarmKind::Corrupt => pb::AlarmType::Corrupt,

@@ -12,34 +12,34 @@ use tonic::body::Body;
 use tower::util::BoxCloneSyncService;
 use tower::{Service as _, ServiceBuilder};
 
-use super::alarms::Alarms;
-use super::member::Member;
-use super::middleware::anonymous_limit::AnonymousLimit;
-use super::middleware::authorization::Authorization;
-use super::middleware::availability::Availability;
-use super::middleware::call_metrics::CallMetrics;
-use super::middleware::compression::Compression;
-use super::middleware::connection::Connection;
-use super::middleware::cpu_permits::EncodeUnderPermit;
-use super::middleware::deadline::Deadlines;
-use super::middleware::reauth::Reauthorization;
-use super::middleware::response_budget::{KeepReservations, ResponseBudget};
-use super::middleware::{Around, Middleware as _};
-use super::services::{Answer, Routes, Services};
+use crate::alarms::Alarms;
+use crate::member::Member;
+use crate::middleware::anonymous_limit::AnonymousLimit;
+use crate::middleware::authorization::Authorization;
+use crate::middleware::availability::Availability;
+use crate::middleware::call_metrics::CallMetrics;
+use crate::middleware::compression::Compression;
+use crate::middleware::connection::Connection;
+use crate::middleware::cpu_permits::EncodeUnderPermit;
+use crate::middleware::deadline::Deadlines;
+use crate::middleware::reauth::Reauthorization;
+use crate::middleware::response_budget::{KeepReservations, ResponseBudget};
+use crate::middleware::{Around, Middleware as _};
+use crate::services::{Answer, Routes, Services};
 
 /// The gRPC side of a server, for one connection.
 #[derive(Clone)]
-pub(super) struct Grpc {
+pub(crate) struct Grpc {
     layers: BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>,
     services: Arc<Services>,
     member: Arc<Member>,
     calls: Arc<CallMetrics>,
-    pub(super) connection: Connection,
+    pub(crate) connection: Connection,
 }
 
 impl Grpc {
     /// Creates the services of a member and the layers before them, the outermost first.
-    pub(super) fn new(
+    pub(crate) fn new(
         member: &Arc<Member>,
         alarms: &Arc<Alarms>,
         calls: &Arc<CallMetrics>,
@@ -82,12 +82,12 @@ impl Grpc {
     }
 
     /// Returns an instance for another connection.
-    pub(super) fn with(&self, connection: Connection) -> Self {
+    pub(crate) fn with(&self, connection: Connection) -> Self {
         Self { connection, ..self.clone() }
     }
 
     /// Handles a request from any source.
-    pub(super) fn call(&self, mut request: Request<Body>) -> Answer {
+    pub(crate) fn call(&self, mut request: Request<Body>) -> Answer {
         request.extensions_mut().insert(self.connection.permits.clone());
         request.extensions_mut().insert(self.connection.clone());
         self.layers.clone().call(request)
@@ -95,7 +95,7 @@ impl Grpc {
 
     /// Checks by its headers whether a request may be read at all, so that the server buffers nothing for callers
     /// without permission. The request is checked again after reading. Until then the returned permit is held.
-    pub(super) fn may_be_read(
+    pub(crate) fn may_be_read(
         &self,
         request: &mut Request<Body>,
     ) -> Result<Option<OwnedSemaphorePermit>, Status> {
@@ -108,7 +108,7 @@ impl Grpc {
     }
 
     /// Returns the maximum size of a message.
-    pub(super) fn bytes_max_of(&self, path: &str) -> usize {
+    pub(crate) fn bytes_max_of(&self, path: &str) -> usize {
         self.services.bytes_max_of(path)
     }
 }

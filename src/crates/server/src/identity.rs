@@ -7,15 +7,15 @@ use bowline::auth::{Access, Caller};
 use http::{HeaderMap, HeaderValue};
 use tonic::{Request, Status};
 
-use super::token::Tokens;
-use super::wire::Reason;
+use crate::token::Tokens;
+use crate::wire::Reason;
 
 /// Header that etcd's gateway adds to requests.
 const THROUGH_A_GATEWAY: &str = "grpcgateway-accept";
 
 /// The user that a request acts for; none if authentication is off or the request has no credentials.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Identity {
+pub(crate) struct Identity {
     user: Option<String>,
     /// Credentials by which the user was identified.
     shown: Shown,
@@ -66,7 +66,7 @@ impl Identity {
     ///
     /// # Errors
     /// Fails if the token is invalid or expired.
-    pub(super) fn of(
+    pub(crate) fn of(
         headers: &HeaderMap,
         access: &Access,
         tokens: &Tokens,
@@ -77,7 +77,7 @@ impl Identity {
 
     /// Returns an identity with credentials but without a user, which is identified when a message [needs
     /// it](Self::again).
-    pub(super) fn unjudged(headers: &HeaderMap, certified: Option<&Arc<str>>) -> Self {
+    pub(crate) fn unjudged(headers: &HeaderMap, certified: Option<&Arc<str>>) -> Self {
         Self { shown: Shown::of(headers, certified), ..Self::default() }
     }
 
@@ -90,38 +90,38 @@ impl Identity {
     ///
     /// # Errors
     /// Fails if the token has expired since or was never valid.
-    pub(super) fn again(&self, access: &Access, tokens: &Tokens) -> Result<Self, Status> {
+    pub(crate) fn again(&self, access: &Access, tokens: &Tokens) -> Result<Self, Status> {
         Self::by(self.shown.clone(), access, tokens)
     }
 
     /// Returns the caller of a request. Without an identity from the dispatcher there is no user.
-    pub(super) fn in_request<T>(request: &Request<T>) -> Self {
+    pub(crate) fn in_request<T>(request: &Request<T>) -> Self {
         request.extensions().get::<Self>().cloned().unwrap_or_default()
     }
 
     /// Returns the auth revision at which the user was identified.
-    pub(super) fn revision(&self) -> u64 {
+    pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
 
     /// Returns whether the identity is still valid with this table.
-    pub(super) fn holds(&self, access: &Access) -> bool {
+    pub(crate) fn holds(&self, access: &Access) -> bool {
         // Enabling authentication does not change its revision.
         self.revision == access.revision() && (self.user.is_some() || !access.is_enabled())
     }
 
-    pub(super) fn user(&self) -> Option<&str> {
+    pub(crate) fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
 
     /// Returns the caller in the library's form, with the auth revision at which the caller was identified.
-    pub(super) fn caller(&self) -> Caller {
+    pub(crate) fn caller(&self) -> Caller {
         Caller { user: self.user.clone(), revision: self.revision }
     }
 
     /// Returns the caller with the current auth revision, without checking the credentials again. The credentials may
     /// have expired.
-    pub(super) fn known_still(&self, access: &Access) -> Caller {
+    pub(crate) fn known_still(&self, access: &Access) -> Caller {
         Caller { user: self.user.clone(), revision: access.revision() }
     }
 }

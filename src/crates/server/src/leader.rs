@@ -8,14 +8,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Request, Status};
 
-use super::member::Member;
-use super::wire::Reason;
+use crate::member::Member;
+use crate::wire::Reason;
 
 /// Interval between checks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Observes the absence of a leader on behalf of all streams.
-pub(super) struct Leaderless {
+pub(crate) struct Leaderless {
     /// The time since which there has been no leader; `None` while there is one.
     since: watch::Sender<Option<Instant>>,
     /// How long a stream that requires a leader stays open after [`Member::has_leader`] has become false. In total it
@@ -25,14 +25,14 @@ pub(super) struct Leaderless {
 
 impl Leaderless {
     /// Observes a member until it is dropped.
-    pub(super) fn of(member: &Arc<Member>) -> Arc<Self> {
+    pub(crate) fn of(member: &Arc<Member>) -> Arc<Self> {
         let since = watch::Sender::new(None);
         tokio::spawn(look(Arc::downgrade(member), since.clone()));
         Arc::new(Self { since, patience: member.settings().election_timeout * 2 })
     }
 
     /// Completes when there has been no leader for too long, counted from now at the earliest.
-    pub(super) async fn lost(&self) -> Status {
+    pub(crate) async fn lost(&self) -> Status {
         let begun = Instant::now();
         let mut seen = self.since.subscribe();
         loop {
@@ -67,11 +67,11 @@ async fn look(member: Weak<Member>, says: watch::Sender<Option<Instant>>) {
 }
 
 /// Returns whether a call must be rejected without a leader.
-pub(super) fn asks_for_leader(headers: &HeaderMap) -> bool {
+pub(crate) fn asks_for_leader(headers: &HeaderMap) -> bool {
     headers.get("hasleader").is_some_and(|value| value == "true")
 }
 
 /// Returns whether a stream must end without a leader.
-pub(super) fn needs_leader<T>(request: &Request<T>) -> bool {
+pub(crate) fn needs_leader<T>(request: &Request<T>) -> bool {
     asks_for_leader(request.metadata().as_ref())
 }

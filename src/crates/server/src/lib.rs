@@ -31,17 +31,13 @@
 //! ```text
 //!   server       builds, starts and stops a server
 //!     │
-//!   listen       accepts connections, with HTTP/1 and HTTP/2 on one port; `socket` has TCP and Unix sockets,
-//!     │          `gone` detects clients that have disconnected
-//!   greet        detects TLS and performs the handshake; `tls` has the certificates
-//!     │
-//!   dispatch     routes requests: to `grpc`, to `gateway`, which offers the same services in JSON, or to `http_side`
+//!   listen       accepts connections, with HTTP/1 and HTTP/2 on one port, and performs TLS handshakes; `tls` has the
+//!     │          certificates
+//!   dispatch     routes requests: to `grpc`, or to `web`, which offers the same services in JSON, and health and metrics
 //!     │
 //!   grpc         the list of the layers through which every call passes; `middleware` has the layers
 //!     │
-//!   services     creates the services, each with the state that it needs, and limits the sizes of messages
-//!     │
-//!   kv ...       one file per gRPC service
+//!   services     one file per gRPC service, and their queues, response streams and passwords
 //!     │
 //!   member       the library's node, and the clients that act on behalf of callers
 //!     │
@@ -53,49 +49,26 @@
 //! Each file imports only files below it. The crate uses only the library's public interface.
 //! `docs/etcd-compatibility.md` lists the differences from etcd.
 
-mod address;
 mod alarms;
-mod auth;
-mod cluster;
 #[doc(hidden)]
 pub mod crypto;
 mod dispatch;
-mod driven;
-mod election;
 mod endpoint;
-mod gateway;
-mod gone;
-mod greet;
 mod grpc;
-mod health;
-mod http_side;
 mod identity;
-mod kv;
 mod leader;
-mod lease;
-mod lease_ids;
-mod line;
 mod listen;
-mod lock;
-mod maintenance;
 mod member;
-mod metrics;
 mod middleware;
-mod newcomers;
 mod no_space;
-mod password;
 mod permission;
-mod probes;
-mod process;
 mod protocol;
 mod server;
 mod services;
 mod settings;
-mod snapshot;
-mod socket;
 mod tls;
 mod token;
-mod watch;
+mod web;
 mod wire;
 
 pub use endpoint::{Endpoint, ListenerScope};

@@ -11,11 +11,11 @@ use bowline::{
 use bowline_proto::etcdserverpb::ResponseHeader;
 use tonic::{Request, Status};
 
-use super::identity::Identity;
-use super::permission::Permission;
-use super::settings::Settings;
-use super::token::Tokens;
-use super::wire::{Reason, refused};
+use crate::identity::Identity;
+use crate::permission::Permission;
+use crate::settings::Settings;
+use crate::token::Tokens;
+use crate::wire::{Reason, refused};
 
 /// Version of etcd that this server emulates.
 pub const VERSION: &str = "3.6.9";
@@ -27,7 +27,7 @@ pub const CLUSTER_VERSION: &str = "3.6.0";
 pub const CLUSTER_VERSION_SHORT: &str = "3.6";
 
 /// A member, the settings of its server, and the tokens by which it identifies users.
-pub(super) struct Member {
+pub(crate) struct Member {
     node: Arc<Node>,
     client: Client,
     settings: Settings,
@@ -38,7 +38,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(node: Arc<Node>, settings: Settings, tokens: Tokens) -> Arc<Self> {
+    pub(crate) fn new(node: Arc<Node>, settings: Settings, tokens: Tokens) -> Arc<Self> {
         let client = node.client();
         // The library's cluster id is a hash of twice this size. Either half of the hash would do.
         let cluster_id = node.cluster().0 as u64;
@@ -46,17 +46,17 @@ impl Member {
         Arc::new(Self { node, client, settings, tokens, id, cluster_id })
     }
 
-    pub(super) fn id(&self) -> NodeId {
+    pub(crate) fn id(&self) -> NodeId {
         self.id
     }
 
-    pub(super) fn node(&self) -> &Node {
+    pub(crate) fn node(&self) -> &Node {
         &self.node
     }
 
     /// Returns the member's own client, which has all permissions. To be used only for work that no user has requested,
     /// and for public information.
-    pub(super) fn client(&self) -> &Client {
+    pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
@@ -66,7 +66,7 @@ impl Member {
     ///
     /// # Errors
     /// Fails if the token has expired since.
-    pub(super) fn acting(&self, who: &Identity) -> Result<UserClient, Status> {
+    pub(crate) fn acting(&self, who: &Identity) -> Result<UserClient, Status> {
         let access = self.client.access();
         let caller = match who.holds(&access) {
             true => who.caller(),
@@ -80,7 +80,7 @@ impl Member {
     ///
     /// # Errors
     /// Fails if the token has expired since, and with the errors of the call.
-    pub(super) async fn insisting<T, F>(
+    pub(crate) async fn insisting<T, F>(
         &self,
         who: &Identity,
         mut ask: impl FnMut(UserClient) -> F,
@@ -100,7 +100,7 @@ impl Member {
 
     /// Returns a client for a running operation, which may continue as long as its user has permission, even if the
     /// token has expired.
-    pub(super) fn acting_still(&self, who: &Identity) -> UserClient {
+    pub(crate) fn acting_still(&self, who: &Identity) -> UserClient {
         self.client.as_user(who.known_still(&self.client.access()))
     }
 
@@ -108,7 +108,7 @@ impl Member {
     ///
     /// # Errors
     /// Fails if the token has expired since.
-    pub(super) fn again(&self, who: &Identity) -> Result<Identity, Status> {
+    pub(crate) fn again(&self, who: &Identity) -> Result<Identity, Status> {
         who.again(&self.client.access(), &self.tokens)
     }
 
@@ -118,28 +118,28 @@ impl Member {
     /// # Errors
     ///
     /// Fails if the token has expired since then, or if the caller lacks permission.
-    pub(super) fn again_root(&self, who: &Identity) -> Result<Identity, Status> {
+    pub(crate) fn again_root(&self, who: &Identity) -> Result<Identity, Status> {
         let access = self.client.access();
         let who = who.again(&access, &self.tokens)?;
         Permission::Root.check(&who, &access)?;
         Ok(who)
     }
 
-    pub(super) fn tokens(&self) -> &Tokens {
+    pub(crate) fn tokens(&self) -> &Tokens {
         &self.tokens
     }
 
     /// Returns the size of the state at the node's last tick, in bytes.
-    pub(super) fn state_bytes(&self) -> u64 {
+    pub(crate) fn state_bytes(&self) -> u64 {
         self.node.metrics().snapshot().state_bytes
     }
 
-    pub(super) fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &Settings {
         &self.settings
     }
 
     /// Returns the header of a response. `revision` is the store's revision when the response was made.
-    pub(super) fn header(&self, revision: Revision) -> Option<ResponseHeader> {
+    pub(crate) fn header(&self, revision: Revision) -> Option<ResponseHeader> {
         let Term(raft_term) = self.node.term();
         Some(ResponseHeader {
             cluster_id: self.cluster_id,
@@ -150,31 +150,31 @@ impl Member {
     }
 
     /// Returns the header of a response, with this replica's current revision.
-    pub(super) fn header_now(&self) -> Option<ResponseHeader> {
+    pub(crate) fn header_now(&self) -> Option<ResponseHeader> {
         self.header(self.client.revision())
     }
 
     /// Returns whether calls that require a leader are accepted. After the leader is lost, calls are accepted until an
     /// election should have replaced it, because clients treat a rejection as final and Go's sessions end with it.
-    pub(super) fn has_leader(&self) -> bool {
+    pub(crate) fn has_leader(&self) -> bool {
         self.node.health().has_leader
     }
 
-    pub(super) fn is_learner(&self) -> bool {
+    pub(crate) fn is_learner(&self) -> bool {
         let members = self.node.members();
         members.get(self.id).is_some_and(|own| own.role == MemberRole::Learner)
     }
 
     /// Rejects callers who may not administer the cluster, according to the newest table of users. The table of this
     /// replica alone would not suffice: it may be outdated, or may not have any users yet.
-    pub(super) async fn administered_by<T>(&self, request: &Request<T>) -> Result<(), Status> {
+    pub(crate) async fn administered_by<T>(&self, request: &Request<T>) -> Result<(), Status> {
         let access = self.client.read_access().await.map_err(refused)?;
         let who = Identity::in_request(request).again(&access, &self.tokens)?;
         Permission::Root.check(&who, &access)
     }
 
     /// Rejects requests that learners do not serve.
-    pub(super) fn not_for_learners(&self) -> Result<(), Status> {
+    pub(crate) fn not_for_learners(&self) -> Result<(), Status> {
         if self.is_learner() { Err(Reason::NotForLearners.into()) } else { Ok(()) }
     }
 }

@@ -5,20 +5,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The alarm of one member.
 #[derive(Default)]
-pub(super) struct NoSpace {
+pub(crate) struct NoSpace {
     /// Largest observed size of the state since a rejection, in bytes; `None` without an alarm.
     most: Mutex<Option<u64>>,
 }
 
 impl NoSpace {
     /// Raises the alarm after a rejection with a state of this size.
-    pub(super) fn refused(&self, bytes: u64) {
+    pub(crate) fn refused(&self, bytes: u64) {
         let mut most = self.most();
         *most = Some(most.unwrap_or_default().max(bytes));
     }
 
     /// Returns whether the alarm is still active with a state of this size.
-    pub(super) fn is_raised(&self, bytes: u64) -> bool {
+    pub(crate) fn is_raised(&self, bytes: u64) -> bool {
         let mut most = self.most();
         // The first size may have been measured slightly before the rejection.
         *most = most.filter(|most| bytes >= *most).map(|_| bytes);
@@ -26,7 +26,7 @@ impl NoSpace {
     }
 
     /// Clears the alarm until the next rejection. Returns whether it was active.
-    pub(super) fn end(&self) -> bool {
+    pub(crate) fn end(&self) -> bool {
         self.most().take().is_some()
     }
 

@@ -3,12 +3,12 @@
 use bowline::auth::{Access, AuthError};
 use tonic::Status;
 
-use super::identity::Identity;
-use super::wire::{Reason, access_refused};
+use crate::identity::Identity;
+use crate::wire::{Reason, access_refused};
 
 /// Permission that a method needs while authentication is on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Permission {
+pub(crate) enum Permission {
     /// None.
     None,
     /// None to open the stream. Each watch on it is checked on its own, and so is an invalid token, because clients
@@ -21,7 +21,7 @@ pub(super) enum Permission {
 }
 
 impl Permission {
-    pub(super) fn of(path: &str) -> Self {
+    pub(crate) fn of(path: &str) -> Self {
         let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
         match (service, method) {
             ("grpc.health.v1.Health", _) | ("etcdserverpb.Auth", "Authenticate") => Self::None,
@@ -36,7 +36,7 @@ impl Permission {
     }
 
     /// Checks the caller against the table by which the caller was identified.
-    pub(super) fn check(self, who: &Identity, access: &Access) -> Result<(), Status> {
+    pub(crate) fn check(self, who: &Identity, access: &Access) -> Result<(), Status> {
         let judged = match self {
             Self::None | Self::PerWatch => Ok(()),
             Self::User => access.is_user(&who.caller()),

@@ -11,13 +11,13 @@ use thiserror::Error;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{oneshot, watch};
 
-use super::dispatch::Dispatch;
-use super::endpoint::Endpoint;
-use super::listen::{Accepting, BindError, Listeners};
-use super::member::Member;
-use super::settings::Settings;
-use super::tls::ServerTls;
-use super::token::Tokens;
+use crate::dispatch::Dispatch;
+use crate::endpoint::Endpoint;
+use crate::listen::{Accepting, BindError, Listeners};
+use crate::member::Member;
+use crate::settings::Settings;
+use crate::tls::ServerTls;
+use crate::token::Tokens;
 
 /// Time to wait for blocking work of the server, such as hashing a password, after the last connection has ended.
 const HANGING_MAX: Duration = Duration::from_millis(200);

@@ -18,7 +18,7 @@ use std::time::Duration;
 use bowline::auth::Access;
 use tonic::Status;
 
-use super::wire::Reason;
+use crate::wire::Reason;
 use jwt::Jwt;
 pub use keys::TokenError;
 pub use settings::{Algorithm, JwtSettings};
@@ -50,7 +50,7 @@ impl Tokens {
     ///
     /// # Errors
     /// Fails if the user does not exist or this member issues no tokens.
-    pub(super) fn make(&self, user: &str, access: &Access) -> Result<String, Status> {
+    pub(crate) fn make(&self, user: &str, access: &Access) -> Result<String, Status> {
         if !access.users().contains_key(user) {
             return Err(Reason::AuthFailed.into());
         }
@@ -66,7 +66,7 @@ impl Tokens {
     ///
     /// # Errors
     /// Fails if the token is invalid or expired.
-    pub(super) fn user(&self, token: &str, access: &Access) -> Result<String, Reason> {
+    pub(crate) fn user(&self, token: &str, access: &Access) -> Result<String, Reason> {
         match &self.0 {
             Kind::Signed(tokens) => tokens.user(token, access).ok_or(Reason::InvalidToken),
             Kind::Jwt(tokens) => tokens.user(token, access),

@@ -7,10 +7,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::Middleware;
-use super::connection::{Connection, holding};
 use crate::identity::Identity;
 use crate::member::Member;
+use crate::middleware::Middleware;
+use crate::middleware::connection::{Connection, holding};
 use crate::permission::Permission;
 
 /// Marks the request of an unauthenticated caller while authentication is on.

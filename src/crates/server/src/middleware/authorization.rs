@@ -6,10 +6,10 @@ use http::Request;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::Middleware;
-use super::connection::Connection;
 use crate::identity::Identity;
 use crate::member::Member;
+use crate::middleware::Middleware;
+use crate::middleware::connection::Connection;
 use crate::permission::Permission;
 
 /// Adds the caller's [`Identity`] to the request.

@@ -6,9 +6,9 @@ use http::Request;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::Middleware;
 use crate::leader::asks_for_leader;
 use crate::member::Member;
+use crate::middleware::Middleware;
 use crate::protocol::HEALTH;
 use crate::wire::Reason;
 

@@ -15,8 +15,8 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tracing::Span;
 
-use super::traffic::{CountedBody, Direction, Traffic};
-use super::{Middleware, replace_body};
+use crate::middleware::traffic::{CountedBody, Direction, Traffic};
+use crate::middleware::{Middleware, replace_body};
 use crate::protocol::methods;
 
 /// gRPC codes in numeric order, spelled as in Go's metrics.

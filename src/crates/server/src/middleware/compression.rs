@@ -5,7 +5,7 @@ use http_body_util::BodyExt as _;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::Middleware;
+use crate::middleware::Middleware;
 use crate::protocol::has_request_stream;
 
 /// Largest message of a compressed stream, in bytes after decompression. An open stream keeps the buffer of its

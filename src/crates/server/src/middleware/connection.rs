@@ -7,8 +7,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::cpu_permits::CpuPermits;
 use crate::endpoint::ListenerScope;
+use crate::middleware::cpu_permits::CpuPermits;
 use crate::wire::Reason;
 
 /// Maximum number of concurrent unauthenticated calls on a connection while authentication is on. More logins would

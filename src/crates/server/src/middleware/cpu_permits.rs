@@ -21,8 +21,8 @@ use tokio::task::block_in_place;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::Middleware;
-use super::compression::is_compressed;
+use crate::middleware::Middleware;
+use crate::middleware::compression::is_compressed;
 
 /// Size from which a message counts as large, in bytes.
 pub(crate) const LARGE_BYTES: usize = 1 << 20;

@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::body::Body;
 
-use super::Middleware;
+use crate::middleware::Middleware;
 
 /// Name of the header.
 pub(crate) const HEADER: &str = "grpc-timeout";
@@ -126,9 +126,9 @@ mod tests {
     use tonic::Code;
     use tower::{Service as _, ServiceBuilder, service_fn};
 
-    use super::super::Around;
     use super::*;
-    use crate::driven::Driven;
+    use crate::middleware::Around;
+    use crate::services::response_stream::ResponseStream;
 
     #[test]
     fn grpc_timeout_is_a_number_with_a_unit() {
@@ -195,7 +195,7 @@ mod tests {
         let works = Arc::clone(&held);
         let response = call_soon(move || {
             let held = Arc::clone(&works);
-            let answers = Driven::by(move |answers| async move {
+            let answers = ResponseStream::by(move |answers| async move {
                 let _held = held;
                 drop(answers.send(Ok(Frame::data(Bytes::from_static(b"one")))).await);
                 std::future::pending().await

@@ -1,5 +1,5 @@
 //! Concerns of all gRPC calls, one file each: what happens to a request before its service, and to the response after
-//! it. [`super::grpc`] has the list of them.
+//! it. [`crate::grpc`] has the list of them.
 
 pub(crate) mod anonymous_limit;
 pub(crate) mod authorization;

@@ -12,9 +12,9 @@ use tokio::time::Sleep;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::{Middleware, replace_body};
 use crate::identity::Identity;
 use crate::member::Member;
+use crate::middleware::{Middleware, replace_body};
 use crate::permission::Permission;
 use crate::protocol::has_request_stream;
 

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 
-use super::Middleware;
+use crate::middleware::Middleware;
 use crate::protocol::service_of;
 use crate::wire::Reason;
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::made;
-use super::settings::{Certificate, TlsSettings};
+use crate::tls::self_signed;
+use crate::tls::settings::{Certificate, TlsSettings};
 
 /// Maximum size of a file, in bytes. Revocation lists can be long.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -47,33 +47,36 @@ pub enum TlsError {
 }
 
 /// Contents of the files, as PEM.
-pub(super) struct Files {
-    pub(super) cert: Vec<u8>,
-    pub(super) key: Vec<u8>,
-    pub(super) authorities: Option<Vec<u8>>,
-    pub(super) revoked: Option<Vec<u8>>,
+pub(crate) struct Files {
+    pub(crate) cert: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+    pub(crate) authorities: Option<Vec<u8>>,
+    pub(crate) revoked: Option<Vec<u8>>,
 }
 
 /// A generated certificate and its key, as PEM. It stays the same while the server runs.
-pub(super) struct Made {
+pub(crate) struct SelfSignedPem {
     cert: Vec<u8>,
     key: Vec<u8>,
 }
 
-impl Made {
+impl SelfSignedPem {
     /// Generates a certificate, unless files are configured.
-    pub(super) fn new(settings: &TlsSettings) -> Result<Option<Self>, TlsError> {
+    pub(crate) fn new(settings: &TlsSettings) -> Result<Option<Self>, TlsError> {
         let Certificate::SelfSigned { hosts, years } = &settings.certificate else {
             return Ok(None);
         };
-        let (cert, key) = made::make(hosts, *years)?;
+        let (cert, key) = self_signed::make(hosts, *years)?;
         Ok(Some(Self { cert, key }))
     }
 }
 
 impl Files {
     /// Reads the files, or uses the generated certificate in their place.
-    pub(super) fn read(settings: &TlsSettings, made: Option<&Made>) -> Result<Self, TlsError> {
+    pub(crate) fn read(
+        settings: &TlsSettings,
+        made: Option<&SelfSignedPem>,
+    ) -> Result<Self, TlsError> {
         let (cert, key) = match (&settings.certificate, made) {
             (Certificate::Files { cert, key }, _) => (read(cert)?, read(key)?),
             (Certificate::SelfSigned { .. }, made) => {
@@ -99,14 +102,14 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 }
 
 /// Observed state of the files.
-pub(super) struct Seen {
+pub(crate) struct Seen {
     stamps: Stamps,
     /// Reported reason why the files could not be read, which is retried even without a change.
     unread: Option<String>,
 }
 
 /// Result of a check.
-pub(super) enum Look<T> {
+pub(crate) enum Look<T> {
     /// The files are unchanged.
     Same,
     /// The files have changed and were loaded.
@@ -119,12 +122,12 @@ pub(super) enum Look<T> {
 
 impl Seen {
     /// Returns the state after the first read.
-    pub(super) fn new(stamps: Stamps) -> Self {
+    pub(crate) fn new(stamps: Stamps) -> Self {
         Self { stamps, unread: None }
     }
 
     /// Reads the files if they have changed or could not be read last time.
-    pub(super) fn look<T>(
+    pub(crate) fn look<T>(
         &mut self,
         now: Stamps,
         read: impl FnOnce() -> Result<T, TlsError>,
@@ -149,13 +152,13 @@ impl Seen {
 
 /// Metadata of the files, which changes when a file is replaced.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct Stamps(Vec<Option<Stamp>>);
+pub(crate) struct Stamps(Vec<Option<Stamp>>);
 
 /// Device, inode, length, modification time and status change time.
 type Stamp = (u64, u64, u64, (i64, i64), (i64, i64));
 
 impl Stamps {
-    pub(super) fn of(settings: &TlsSettings) -> Self {
+    pub(crate) fn of(settings: &TlsSettings) -> Self {
         let shown: [Option<&PathBuf>; 2] = match &settings.certificate {
             Certificate::Files { cert, key } => [Some(cert), Some(key)],
             Certificate::SelfSigned { .. } => [None, None],

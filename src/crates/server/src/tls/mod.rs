@@ -10,15 +10,15 @@
 //! If the certificate files become invalid, the server logs the error and keeps using the previous certificates. TLS
 //! sessions are never resumed, so a returning client must present its certificate again.
 //!
-//! The sockets, the timeouts and the limit of concurrent handshakes are in [`super::listen`]. The permissions of the
-//! user that a certificate names are checked in [`super::identity`].
+//! The sockets, the timeouts and the limit of concurrent handshakes are in [`crate::listen`]. The permissions of the
+//! user that a certificate names are checked in [`crate::identity`].
 
 mod files;
-mod judge;
-mod made;
+mod self_signed;
 mod settings;
 mod subject;
 mod trust;
+mod verifier;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -26,12 +26,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 pub use files::TlsError;
-use files::{Files, Look, Made, Seen, Stamps};
-pub(super) use judge::{words, words_of};
-pub use made::make as self_signed;
+use files::{Files, Look, Seen, SelfSignedPem, Stamps};
+pub use self_signed::make as self_signed;
 pub use settings::{Certificate, TlsSettings};
-pub(super) use subject::common_name;
-pub(super) use trust::Trust;
+pub(crate) use subject::common_name;
+pub(crate) use trust::Trust;
+pub(crate) use verifier::{words, words_of};
 
 /// Interval between checks of the files. A check takes three system calls.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub struct ServerTls {
     settings: TlsSettings,
     /// The generated certificate, if there are no files.
-    made: Option<Made>,
+    made: Option<SelfSignedPem>,
     seen: Mutex<Seen>,
     trust: watch::Sender<Arc<Trust>>,
 }
@@ -52,7 +52,7 @@ impl ServerTls {
     /// Fails if a file cannot be used.
     pub fn load(settings: TlsSettings) -> Result<Self, TlsError> {
         let seen = Mutex::new(Seen::new(Stamps::of(&settings)));
-        let made = Made::new(&settings)?;
+        let made = SelfSignedPem::new(&settings)?;
         let files = Files::read(&settings, made.as_ref())?;
         let trust = Trust::new(&files, &settings)?;
         if let Certificate::SelfSigned { .. } = settings.certificate {
@@ -65,17 +65,17 @@ impl ServerTls {
     }
 
     /// Returns a receiver of the current certificates and their changes.
-    pub(super) fn changes(&self) -> watch::Receiver<Arc<Trust>> {
+    pub(crate) fn changes(&self) -> watch::Receiver<Arc<Trust>> {
         self.trust.subscribe()
     }
 
     /// Returns whether a client without a token is the user named in its certificate.
-    pub(super) fn names_users(&self) -> bool {
+    pub(crate) fn names_users(&self) -> bool {
         self.settings.names_users
     }
 
     /// Checks the files periodically.
-    pub(super) async fn keep_fresh(self: Arc<Self>) {
+    pub(crate) async fn keep_fresh(self: Arc<Self>) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let tls = Arc::clone(&self);

@@ -12,10 +12,10 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use sha2::{Digest, Sha256};
 
-use super::files::{Files, TlsError};
-use super::judge::Judge;
-use super::settings::{Certificate, TlsSettings};
 use crate::crypto;
+use crate::tls::files::{Files, TlsError};
+use crate::tls::settings::{Certificate, TlsSettings};
+use crate::tls::verifier::ClientVerifier;
 
 /// ALPN protocols: gRPC needs the first, and some clients support only the second.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
@@ -24,12 +24,12 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 pub(crate) struct Trust {
     server: Arc<ServerConfig>,
     /// `None` if clients need no certificate.
-    judge: Option<Arc<Judge>>,
+    judge: Option<Arc<ClientVerifier>>,
     fingerprint: String,
 }
 
 impl Trust {
-    pub(super) fn new(files: &Files, settings: &TlsSettings) -> Result<Self, TlsError> {
+    pub(crate) fn new(files: &Files, settings: &TlsSettings) -> Result<Self, TlsError> {
         let (cert_path, key_path) = match &settings.certificate {
             Certificate::Files { cert, key } => (cert.clone(), key.clone()),
             Certificate::SelfSigned { .. } => {
@@ -59,7 +59,7 @@ impl Trust {
                         .with_crls(lists)
                         .build()
                         .map_err(|error| content(&crl_path)(error.to_string()))?;
-                Some(Arc::new(Judge::new(inner, settings.hosts.clone())))
+                Some(Arc::new(ClientVerifier::new(inner, settings.hosts.clone())))
             }
             _ => None,
         };
@@ -89,7 +89,7 @@ impl Trust {
     }
 
     /// Returns the SHA-256 hash of the server's certificate.
-    pub(super) fn fingerprint(&self) -> &str {
+    pub(crate) fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 

@@ -17,8 +17,8 @@ use bowline::auth::Access;
 use serde_json::{Value, json};
 use tonic::Status;
 
-use super::keys::{Key, TokenError};
-use super::settings::{Algorithm, JwtSettings};
+use crate::token::keys::{Key, TokenError};
+use crate::token::settings::{Algorithm, JwtSettings};
 use crate::wire::Reason;
 
 /// etcd's error of a member that has no signing key.
@@ -38,12 +38,12 @@ struct Claims {
 }
 
 impl Jwt {
-    pub(super) fn load(options: &JwtSettings) -> Result<Self, TokenError> {
+    pub(crate) fn load(options: &JwtSettings) -> Result<Self, TokenError> {
         let key = Key::load(options)?;
         Ok(Self { algorithm: options.algorithm, key, ttl: options.ttl })
     }
 
-    pub(super) fn make(&self, user: &str, access: &Access) -> Result<String, Status> {
+    pub(crate) fn make(&self, user: &str, access: &Access) -> Result<String, Status> {
         let end = now().saturating_add(self.ttl).as_secs();
         let claims = json!({"username": user, "revision": access.revision(), "exp": end});
         self.sign(&claims).ok_or_else(|| Status::unknown(VERIFY_ONLY))
@@ -56,7 +56,7 @@ impl Jwt {
         Some(format!("{text}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
     }
 
-    pub(super) fn user(&self, token: &str, access: &Access) -> Result<String, Reason> {
+    pub(crate) fn user(&self, token: &str, access: &Access) -> Result<String, Reason> {
         let Claims { user, revision } = self.claims(token, now()).ok_or(Reason::InvalidToken)?;
         if user.is_empty() {
             return Err(Reason::NoUser);

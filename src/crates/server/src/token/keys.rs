@@ -20,7 +20,7 @@ use thiserror::Error;
 use webpki::EndEntityCert;
 use yasna::models::ObjectIdentifier;
 
-use super::settings::{Algorithm, JwtSettings};
+use crate::token::settings::{Algorithm, JwtSettings};
 
 /// Maximum size of a key file, in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 10;
@@ -64,7 +64,7 @@ pub enum TokenError {
 }
 
 /// The keys that sign and verify tokens.
-pub(super) enum Key {
+pub(crate) enum Key {
     /// The same key signs and verifies.
     Shared(hmac::Key),
     Pair {
@@ -74,7 +74,7 @@ pub(super) enum Key {
 }
 
 /// The signing key.
-pub(super) enum Signs {
+pub(crate) enum Signs {
     Rsa(Box<RsaKeyPair>, &'static dyn RsaEncoding),
     Ec(EcdsaKeyPair),
     Ed(Ed25519KeyPair),
@@ -130,7 +130,7 @@ impl Key {
     ///
     /// # Errors
     /// Fails if a file cannot be used.
-    pub(super) fn load(options: &JwtSettings) -> Result<Self, TokenError> {
+    pub(crate) fn load(options: &JwtSettings) -> Result<Self, TokenError> {
         let JwtSettings { algorithm, public, private, .. } = options;
         let private_bytes = private.as_deref().map(read).transpose()?;
         let kind = match kind(*algorithm) {
@@ -177,7 +177,7 @@ impl Key {
     }
 
     /// Returns a signature, or `None` without a signing key.
-    pub(super) fn sign(&self, text: &[u8]) -> Option<Vec<u8>> {
+    pub(crate) fn sign(&self, text: &[u8]) -> Option<Vec<u8>> {
         let random = SystemRandom::new();
         match self {
             Self::Shared(key) => Some(hmac::sign(key, text).as_ref().to_vec()),
@@ -194,7 +194,7 @@ impl Key {
     }
 
     /// Returns whether the signature was made with this key.
-    pub(super) fn verify(&self, text: &[u8], signature: &[u8]) -> bool {
+    pub(crate) fn verify(&self, text: &[u8], signature: &[u8]) -> bool {
         match self {
             Self::Shared(key) => hmac::verify(key, text, signature).is_ok(),
             Self::Pair { checks, .. } => checks.verify(text, signature).is_ok(),

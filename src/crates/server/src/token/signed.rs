@@ -32,12 +32,12 @@ pub(crate) struct Signed {
 
 impl Signed {
     /// Takes the time after which an unused token expires.
-    pub(super) fn new(ttl: Duration) -> Self {
+    pub(crate) fn new(ttl: Duration) -> Self {
         Self { ttl, used: Mutex::default() }
     }
 
     /// Issues a token to a user, if the user exists.
-    pub(super) fn make(&self, user: &str, access: &Access) -> Option<String> {
+    pub(crate) fn make(&self, user: &str, access: &Access) -> Option<String> {
         let since = access.users().get(user)?.since;
         let end = now().saturating_add(self.ttl.as_secs());
         let text = format!("{}.{since}.{end}", hex(user.as_bytes()));
@@ -46,7 +46,7 @@ impl Signed {
     }
 
     /// Returns the user of a token, if it is valid.
-    pub(super) fn user(&self, token: &str, access: &Access) -> Option<String> {
+    pub(crate) fn user(&self, token: &str, access: &Access) -> Option<String> {
         let (text, signature) = token.rsplit_once('.')?;
         let signature = unhex(signature)?;
         hmac::verify(&key(access), text.as_bytes(), &signature).ok()?;

@@ -4,7 +4,7 @@
 
 use prost::Message;
 
-use super::error::Reason;
+use crate::wire::error::Reason;
 use bowline_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
 use bowline_proto::etcdserverpb::request_op::Request;
 use bowline_proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest};

@@ -92,7 +92,7 @@ pub(crate) fn op(op: pb::RequestOp) -> Result<Op, Status> {
             ..Delete::new(key_range(request.key, request.range_end))
         }),
         Some(Request::RequestTxn(request)) => Op::Txn(txn(request)?),
-        None => return Err(super::Reason::KeyNotFound.into()),
+        None => return Err(crate::wire::Reason::KeyNotFound.into()),
     })
 }
 
