@@ -9,11 +9,10 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 mod check;
 mod client;
-mod crypto;
 mod data;
 mod demo;
 mod go_flags;
-mod server;
+mod serve;
 mod up;
 mod usage;
 
@@ -62,7 +61,7 @@ enum Command {
     Inspect(data::InspectOptions),
     Check(CheckArguments),
     Demo(demo::Options),
-    Serve(server::ServeOptions),
+    Serve(serve::ServeOptions),
     Up(up::UpOptions),
     /// Print the shell completion script
     ///
@@ -147,7 +146,7 @@ fn main() -> ExitCode {
             "no history is given: see bowline check --help",
         )),
         Command::Demo(options) => demo::main(&options),
-        Command::Serve(options) => server::serve_main(&options),
+        Command::Serve(options) => serve::serve_main(&options),
         Command::Up(options) => up::main(options),
         Command::Completion { shell } => {
             let mut text = Vec::new();
@@ -159,7 +158,7 @@ fn main() -> ExitCode {
         Command::Man { dir } => manual(&dir),
         Command::Version => {
             // An error of standard output itself cannot be reported.
-            drop(writeln!(io::stdout().lock(), "{}", server::versions()));
+            drop(writeln!(io::stdout().lock(), "{}", serve::versions()));
             ExitCode::SUCCESS
         }
         Command::SupervisedChild(child) => child.main(),
@@ -212,7 +211,7 @@ fn command() -> clap::Command {
 /// Writes the manual pages.
 fn manual(dir: &std::path::Path) -> ExitCode {
     // The flags of `serve` are etcd's and have a help text of their own.
-    let with_flags = |serve: clap::Command| serve.after_long_help(server::flags_help());
+    let with_flags = |serve: clap::Command| serve.after_long_help(serve::flags_help());
     let command = command().mut_subcommand("serve", with_flags);
     let written = std::fs::create_dir_all(dir);
     match written.and_then(|()| clap_mangen::generate_to(command, dir)) {

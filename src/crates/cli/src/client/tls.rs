@@ -15,7 +15,7 @@ use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
 use super::failure::{Failure, root_cause};
 use super::options::Tls;
 use super::verifier::Verifier;
-use crate::crypto;
+use bowline_server::crypto;
 
 /// Files in which operating systems keep their trusted CA certificates.
 const SYSTEM_AUTHORITIES: [&str; 4] = [

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::client::{Format, Table, size};
-use crate::server::CLUSTER_VERSION;
+use bowline_server::CLUSTER_VERSION;
 
 /// A progress bar, hidden if standard error is not a terminal.
 pub(crate) struct Bar(ProgressBar);

@@ -1,0 +1,98 @@
+//! Routes requests on one port to gRPC, to the JSON gateway, and to plain HTTP.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use http::header::CONTENT_TYPE;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use tonic::Status;
+use tonic::body::Body;
+
+use crate::alarms::Alarms;
+use crate::endpoint::ListenerScope;
+use crate::grpc::Grpc;
+use crate::member::Member;
+use crate::middleware::call_metrics::CallMetrics;
+use crate::middleware::connection::{Connection, holding};
+use crate::middleware::cpu_permits::CpuPermits;
+use crate::services::Answer;
+use crate::web::gateway;
+use crate::web::path;
+use crate::web::plain::{self, PlainHttp};
+
+/// Error for gRPC requests on ports without gRPC.
+const NO_GRPC: &str = "gRPC is not served on this port: use one of --listen-client-urls";
+
+/// Everything that a server offers. There is one instance, cloned for each connection.
+#[derive(Clone)]
+pub(crate) struct Dispatch {
+    grpc: Grpc,
+    http: PlainHttp,
+    offers_json: bool,
+}
+
+impl Dispatch {
+    pub(crate) fn new(member: &Arc<Member>) -> Self {
+        let (alarms, calls) = (Arc::new(Alarms::new(member)), Arc::new(CallMetrics::new()));
+        let connection = Connection::new(ListenerScope::All, &CpuPermits::new(), None);
+        let grpc = Grpc::new(member, &alarms, &calls, connection);
+        let offers_json = member.settings().offers_json;
+        Self { grpc, http: PlainHttp { member: Arc::clone(member), alarms, calls }, offers_json }
+    }
+
+    /// Returns an instance for one connection to a port with these services. `user` is the user named in the
+    /// connection's certificate.
+    pub(crate) fn of_connection(&self, scope: ListenerScope, user: Option<Arc<str>>) -> Self {
+        let connection = Connection::new(scope, &self.grpc.connection.permits, user);
+        Self { grpc: self.grpc.with(connection), ..self.clone() }
+    }
+
+    fn route(&self, mut request: Request<Incoming>) -> Answer {
+        let is_grpc = request
+            .headers()
+            .get(CONTENT_TYPE)
+            .is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+        if is_grpc {
+            if matches!(self.grpc.connection.scope, ListenerScope::Http | ListenerScope::Health) {
+                let status = Status::unimplemented(NO_GRPC);
+                return Box::pin(async move { Ok(status.into_http()) });
+            }
+            return self.grpc.call(request.map(Body::new));
+        }
+        if self.grpc.connection.scope == ListenerScope::Grpc {
+            return Box::pin(async { Ok(plain::not_found()) });
+        }
+        if let Err(response) = path::normalize(request.uri_mut()) {
+            return Box::pin(async move { Ok(gateway::refused_unread(request, response).await) });
+        }
+        let path = request.uri().path();
+        if self.grpc.connection.scope == ListenerScope::Health && !plain::is_health(path) {
+            return Box::pin(async { Ok(plain::not_found()) });
+        }
+        if self.offers_json && gateway::is_for(path) {
+            // As in etcd, a certificate identifies no user of the JSON gateway; callers send a token.
+            let connection = Connection { certified: None, ..self.grpc.connection.clone() };
+            let grpc = self.grpc.with(connection);
+            return Box::pin(async move { Ok(gateway::answer(&grpc, request).await) });
+        }
+        // Callers of plain HTTP never authenticate.
+        let is_nobody = self.http.member.client().access().is_enabled();
+        let Ok(held) = is_nobody.then(|| self.grpc.connection.anonymous_permit()).transpose()
+        else {
+            return Box::pin(async { Ok(plain::too_many()) });
+        };
+        let http = self.http.clone();
+        Box::pin(async move { Ok(http.answer(request).await.map(|body| holding(body, held))) })
+    }
+}
+
+impl hyper::service::Service<Request<Incoming>> for Dispatch {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answer;
+
+    fn call(&self, request: Request<Incoming>) -> Answer {
+        self.route(request)
+    }
+}

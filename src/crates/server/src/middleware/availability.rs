@@ -1,0 +1,39 @@
+//! Rejects calls that this member does not serve at the moment.
+
+use std::sync::Arc;
+
+use http::Request;
+use tonic::Status;
+use tonic::body::Body;
+
+use crate::leader::asks_for_leader;
+use crate::member::Member;
+use crate::middleware::Middleware;
+use crate::protocol::HEALTH;
+use crate::wire::Reason;
+
+/// Methods that learners serve. Streams and linearizable ranges are checked by their services.
+const FOR_LEARNERS: [&str; 3] = [
+    "/etcdserverpb.KV/Range",
+    "/etcdserverpb.Maintenance/Status",
+    "/etcdserverpb.Maintenance/Snapshot",
+];
+
+/// Rejects calls that need a leader when there is none, and calls that learners do not serve.
+#[derive(Clone)]
+pub(crate) struct Availability(pub(crate) Arc<Member>);
+
+impl Middleware for Availability {
+    type State = ();
+
+    fn request(&self, request: &mut Request<Body>) -> Result<(), Status> {
+        if asks_for_leader(request.headers()) && !self.0.has_leader() {
+            return Err(Reason::NoLeader.into());
+        }
+        let path = request.uri().path();
+        match path.starts_with(HEALTH) || FOR_LEARNERS.contains(&path) {
+            true => Ok(()),
+            false => self.0.not_for_learners(),
+        }
+    }
+}
