@@ -13,7 +13,7 @@ use rustls::version::{TLS12, TLS13};
 use super::options::{number, split, wrong};
 use super::urls::{Door, Offer, Url};
 use super::{FlagError, Values};
-use crate::go_flags::truth;
+use crate::usage::truth;
 
 /// TLS settings for clients at https:// URLs.
 #[derive(Clone, Debug)]
