@@ -11,7 +11,6 @@ mod check;
 mod client;
 mod data;
 mod demo;
-mod go_flags;
 mod serve;
 mod up;
 mod usage;
@@ -59,7 +58,7 @@ enum Command {
     Client(client::Command),
     Recover(data::RecoverOptions),
     Inspect(data::InspectOptions),
-    Check(CheckArguments),
+    Check(check::CheckOptions),
     Demo(demo::Options),
     Serve(serve::ServeOptions),
     Up(up::UpOptions),
@@ -87,42 +86,6 @@ enum Command {
     DemoNode,
 }
 
-/// Check whether a history of operations is possible, or whether a cluster sustains a load
-///
-/// The history is a file with one operation per line, in JSON from any program, or in EDN from Jepsen; see
-/// docs/assurance/checkers.md. Histories of objects are checked for linearizability: some order of the operations must
-/// explain every reply. In this order, an operation that ended before another was called must precede it. Histories of
-/// transactions are checked for cycles of dependencies between reads and writes.
-///
-/// Exit codes: 0 ok; 1 violation; 2 wrong arguments, or a file that cannot be read; 3 undecided.
-///
-/// `bowline check perf` checks whether a cluster sustains a load. `bowline check datascale` measures how much memory
-/// keys take.
-#[derive(clap::Args, Debug)]
-#[command(subcommand_negates_reqs = true, args_conflicts_with_subcommands = true)]
-struct CheckArguments {
-    #[command(flatten)]
-    history: Option<check::CheckOptions>,
-
-    #[command(subcommand)]
-    command: Option<CheckCommand>,
-}
-
-#[derive(Subcommand, Debug)]
-enum CheckCommand {
-    Perf(client::PerfOptions),
-    Datascale(client::DatascaleOptions),
-}
-
-impl CheckCommand {
-    fn name(&self) -> &'static str {
-        match self {
-            CheckCommand::Perf(_) => "perf",
-            CheckCommand::Datascale(_) => "datascale",
-        }
-    }
-}
-
 fn main() -> ExitCode {
     let arguments = match parsed() {
         Ok(arguments) => arguments,
@@ -132,19 +95,7 @@ fn main() -> ExitCode {
         Command::Client(command) => client::main(command, &arguments.globals),
         Command::Recover(options) => data::recover_main(&options),
         Command::Inspect(options) => data::inspect_main(&options),
-        Command::Check(CheckArguments { command: Some(CheckCommand::Perf(options)), .. }) => {
-            client::main(client::Command::CheckPerf(options), &arguments.globals)
-        }
-        Command::Check(CheckArguments {
-            command: Some(CheckCommand::Datascale(options)), ..
-        }) => client::main(client::Command::CheckDatascale(options), &arguments.globals),
-        Command::Check(CheckArguments { history: Some(options), .. }) => {
-            check::check_main(&options)
-        }
-        Command::Check(_) => explained(&Arguments::command().error(
-            ErrorKind::MissingRequiredArgument,
-            "no history is given: see bowline check --help",
-        )),
+        Command::Check(options) => check::check_main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Serve(options) => serve::serve_main(&options),
         Command::Up(options) => up::main(options),
@@ -168,27 +119,10 @@ fn main() -> ExitCode {
 
 /// Parses the arguments. If a command contacts no server, the options for contacting servers are rejected.
 fn parsed() -> Result<Arguments, clap::Error> {
-    let mut command = command();
-    let words: Vec<_> = std::env::args_os().collect();
-    let matches = command.try_get_matches_from_mut(go_flags::plain(&command, words.clone()))?;
+    let matches = command().try_get_matches()?;
     let arguments = Arguments::from_arg_matches(&matches)?;
-    let asks = match &arguments.command {
-        Command::Client(_) => true,
-        Command::Check(arguments) => arguments.command.is_some(),
-        // The version command contacts no server, but etcdctl's version command accepts the options.
-        Command::Version => true,
-        _ => false,
-    };
-    // A file named `data` must not start a load test by abbreviation.
-    if let Command::Check(CheckArguments { command: Some(command), .. }) = &arguments.command
-        && !words.iter().any(|word| word == command.name())
-    {
-        let why = format!(
-            "ambiguous: write `check {}` in full, or ./ before a file name",
-            command.name()
-        );
-        return Err(Arguments::command().error(ErrorKind::InvalidSubcommand, why));
-    }
+    // The version command contacts no server, but etcdctl's version command accepts the options.
+    let asks = matches!(arguments.command, Command::Client(_) | Command::Version);
     if !asks && !arguments.globals.is_empty() {
         let why = "this command calls no server: --endpoints and related options do not apply";
         return Err(Arguments::command().error(ErrorKind::ArgumentConflict, why));
@@ -198,7 +132,7 @@ fn parsed() -> Result<Arguments, clap::Error> {
 
 /// Returns clap's definition of all commands. The help of each subcommand shows only its own options.
 fn command() -> clap::Command {
-    let mut command = go_flags::lenient(Arguments::command());
+    let mut command = Arguments::command();
     command.build();
     let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     for name in names {
@@ -236,8 +170,6 @@ fn focused(command: clap::Command, asks: bool) -> clap::Command {
     }
     let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     for name in names {
-        // Most local commands contact no server, but `check perf` and `check datascale` do.
-        let asks = asks || ["perf", "datascale"].contains(&name.as_str());
         command = command.mut_subcommand(name, |command| focused(command, asks));
     }
     command

@@ -1,4 +1,4 @@
-//! Replaces clap's messages for wrong arguments with clearer ones.
+//! Parses Boolean values, and replaces clap's messages for wrong arguments with clearer ones.
 
 use std::num::{IntErrorKind, ParseIntError};
 
@@ -24,6 +24,15 @@ const GUESSED: [(&str, &str); 11] = [
     ("--ca-file", "use --cacert"),
     ("--cert-file", "use --cert"),
 ];
+
+/// Parses a boolean in one of Go's spellings.
+pub(crate) fn truth(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("expected true or false".to_owned()),
+    }
+}
 
 /// Replaces clap's message if the message uses Rust's terms or suggests the wrong option.
 pub(crate) fn clearer(mut error: clap::Error) -> clap::Error {

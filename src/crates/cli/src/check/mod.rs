@@ -28,6 +28,14 @@ const EXIT_VIOLATION: u8 = 1;
 /// Exit code if the budget was used up before a verdict, or if there was nothing to check.
 const EXIT_UNDECIDED: u8 = 3;
 
+/// Check whether a history of operations is possible
+///
+/// The history is a file with one operation per line, in JSON from any program, or in EDN from Jepsen; see
+/// docs/assurance/checkers.md. Histories of objects are checked for linearizability: some order of the operations must
+/// explain every reply. In this order, an operation that ended before another was called must precede it. Histories of
+/// transactions are checked for cycles of dependencies between reads and writes.
+///
+/// Exit codes: 0 ok; 1 violation; 2 wrong arguments, or a file that cannot be read; 3 undecided.
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
     /// History to check (-: standard input)

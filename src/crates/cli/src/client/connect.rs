@@ -155,17 +155,8 @@ impl Client {
         Client::after(settings, Arc::clone(&self.has_changed))
     }
 
-    /// Returns a client with the same settings and connections of its own.
-    pub(crate) fn another(&self) -> Arc<Self> {
-        Client::after(self.settings.clone(), Arc::clone(&self.has_changed))
-    }
-
-    /// Returns the open connection, or connects to the first endpoint that can be reached.
-    pub(crate) async fn link(&self) -> Result<Link, Failure> {
-        self.link_until(Instant::now() + NO_LIMIT).await
-    }
-
-    /// Like `link`, with a deadline. An endpoint that does not answer uses up only its share of the remaining time.
+    /// Returns the open connection, or connects to the first endpoint that can be reached before the deadline. An
+    /// endpoint that does not answer uses up only its share of the remaining time.
     async fn link_until(&self, end: Instant) -> Result<Link, Failure> {
         let mut state = self.state.lock().await;
         if let Some(link) = &state.link {

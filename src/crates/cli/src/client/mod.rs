@@ -23,7 +23,6 @@ mod auth;
 mod child;
 mod compact;
 mod connect;
-mod datascale;
 mod deadline_pipe;
 mod defrag;
 mod del;
@@ -42,8 +41,6 @@ mod migrate;
 mod move_leader;
 mod options;
 mod ordered;
-mod perf;
-mod plain_http;
 mod print;
 mod put;
 mod quote;
@@ -61,9 +58,7 @@ mod user;
 mod verifier;
 mod watch;
 
-pub(crate) use datascale::DatascaleOptions;
 pub(crate) use options::{Format, Globals};
-pub(crate) use perf::PerfOptions;
 pub(crate) use print::Table;
 pub(crate) use print::cluster::size;
 pub(crate) use supervisor::{SupervisedChild, bound};
@@ -94,7 +89,6 @@ pub(crate) enum Command {
     Endpoint(endpoint::EndpointOptions),
     MoveLeader(move_leader::MoveLeaderOptions),
     Import(migrate::ImportOptions),
-    MakeMirror(migrate::MakeMirrorOptions),
     Alarm(alarm::AlarmOptions),
     Defrag(defrag::DefragOptions),
     #[command(alias = "backup")]
@@ -102,44 +96,15 @@ pub(crate) enum Command {
     User(user::UserOptions),
     Role(role::RoleOptions),
     Auth(auth::AuthOptions),
-    /// `bowline check perf`. The arguments of this command are parsed with those of `bowline check`.
-    #[command(skip)]
-    CheckPerf(perf::PerfOptions),
-    /// `bowline check datascale`.
-    #[command(skip)]
-    CheckDatascale(datascale::DatascaleOptions),
 }
 
 impl Command {
-    /// Returns whether the output can be a protobuf message.
-    fn has_protobuf(&self) -> bool {
-        !matches!(
-            self,
-            Command::Locks(_)
-                | Command::Endpoint(_)
-                | Command::MoveLeader(_)
-                | Command::Import(_)
-                | Command::MakeMirror(_)
-                | Command::Defrag(_)
-                | Command::Compact(_)
-                | Command::Snapshot(_)
-                | Command::CheckPerf(_)
-                | Command::CheckDatascale(_)
-        )
-    }
-
     /// Returns whether the command has the exit codes that tell whether something was changed. Commands with other
     /// exit codes document them in their help.
     fn tells_changes(&self) -> bool {
         !matches!(
             self,
-            Command::Lock(_)
-                | Command::Semaphore(_)
-                | Command::Elect(_)
-                | Command::Import(_)
-                | Command::MakeMirror(_)
-                | Command::CheckPerf(_)
-                | Command::CheckDatascale(_)
+            Command::Lock(_) | Command::Semaphore(_) | Command::Elect(_) | Command::Import(_)
         )
     }
 
@@ -173,10 +138,6 @@ fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
     if settings.format == options::Format::Table && !command.has_table() {
         // The format is checked before the command changes anything.
         let why = "this command cannot print a table: use -w simple, json or fields";
-        return Err(Failure::Usage(why.to_owned()));
-    }
-    if settings.format == options::Format::Protobuf && !command.has_protobuf() {
-        let why = "this command cannot print protobuf: use -w simple, json or fields";
         return Err(Failure::Usage(why.to_owned()));
     }
     let runtime =
@@ -214,14 +175,11 @@ async fn dispatch(command: Command, client: Arc<Client>, output: Output) -> Resu
         Command::Endpoint(options) => endpoint::run(&client, output, options).await,
         Command::MoveLeader(options) => move_leader::run(&client, output, options).await,
         Command::Import(options) => migrate::run(client, output, options).await,
-        Command::MakeMirror(options) => migrate::run_make_mirror(client, output, options).await,
         Command::Alarm(options) => alarm::run(&client, output, options).await,
         Command::Defrag(options) => defrag::run(&client, output, options).await,
         Command::Snapshot(options) => snapshot::run(&client, output, options).await,
         Command::User(options) => user::run(&client, output, options).await,
         Command::Role(options) => role::run(&client, output, options).await,
         Command::Auth(options) => auth::run(&client, output, options).await,
-        Command::CheckPerf(options) => perf::run(&client, output, options).await,
-        Command::CheckDatascale(options) => datascale::run(&client, output, options).await,
     }
 }

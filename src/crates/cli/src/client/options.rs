@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use super::failure::Failure;
-use crate::go_flags::truth;
+use crate::usage::truth;
 
 const ENDPOINT_DEFAULT: &str = "127.0.0.1:2379";
 
@@ -82,24 +82,6 @@ pub(crate) struct Globals {
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
           default_missing_value = "true", value_parser = truth, hide_short_help = true)]
     insecure_transport: Option<bool>,
-
-    /// No effect (accepted for etcdctl compatibility)
-    #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", value_parser = truth, hide_short_help = true)]
-    debug: Option<bool>,
-
-    /// No effect (accepted for etcdctl compatibility; there is no discovery)
-    #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", value_parser = truth, hide_short_help = true)]
-    insecure_discovery: Option<bool>,
-
-    /// No effect (accepted for etcdctl compatibility; the server limits the size of requests)
-    #[arg(long, global = true, value_name = "BYTES", hide_short_help = true)]
-    max_request_bytes: Option<u64>,
-
-    /// No effect (accepted for etcdctl compatibility; responses of any size are accepted)
-    #[arg(long, global = true, value_name = "BYTES", hide_short_help = true)]
-    max_recv_bytes: Option<u64>,
 }
 
 /// Output format of responses.
@@ -114,8 +96,6 @@ pub(crate) enum Format {
     Table,
     /// One line per field
     Fields,
-    /// Protobuf messages, as etcdctl prints them
-    Protobuf,
 }
 
 /// The settings that result from options and environment.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, SignatureScheme};
 use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
 
 use super::failure::{Failure, root_cause};
@@ -35,21 +35,6 @@ pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Fai
     }
     let secured = endpoint.tls_config_with_verifier(config, verifier(options)?);
     secured.map_err(|error| unusable(root_cause(&error)))
-}
-
-/// Returns the TLS configuration for connections without ALPN.
-pub(crate) fn config(options: &Tls) -> Result<ClientConfig, Failure> {
-    let provider = Arc::new(crypto::provider());
-    let config =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.map_err(unusable)?;
-    let config = config.dangerous().with_custom_certificate_verifier(verifier(options)?);
-    let (Some(cert), Some(key)) = (&options.cert, &options.key) else {
-        return Ok(config.with_no_client_auth());
-    };
-    let chain = CertificateDer::pem_slice_iter(&read(cert)?).collect::<Result<Vec<_>, _>>();
-    let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(unusable)?;
-    config.with_client_auth_cert(chain.map_err(unusable)?, key).map_err(unusable)
 }
 
 fn unusable(error: impl Display) -> Failure {

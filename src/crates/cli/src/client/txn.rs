@@ -13,7 +13,6 @@ use super::get::GetOptions;
 use super::print::Output;
 use super::put::{PutOptions, read};
 use super::quote;
-use crate::go_flags;
 use bowline_proto::etcdserverpb as pb;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
@@ -166,7 +165,7 @@ fn request(line: &str) -> Result<pb::RequestOp, String> {
     use std::os::unix::ffi::OsStringExt;
     let words = quote::words(line).map_err(|why| format!("{line}: {why}"))?;
     let words = words.into_iter().map(std::ffi::OsString::from_vec);
-    let parsed = go_flags::parsed::<Line>(words).map_err(|error| {
+    let parsed = Line::try_parse_from(words).map_err(|error| {
         let error = error.to_string();
         let why = error.lines().next().unwrap_or_default();
         format!("{line}: {}", why.trim_start_matches("error: "))

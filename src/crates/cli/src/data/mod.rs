@@ -85,10 +85,6 @@ struct Output {
 
 pub(crate) fn verify_main(options: &VerifyOptions, format: Format) -> ExitCode {
     let format = if options.output.json { Format::Json } else { format };
-    if format == Format::Protobuf {
-        crate::complain(&"cannot print protobuf: use -w simple, json, fields or table");
-        return ExitCode::from(crate::EXIT_USAGE);
-    }
     let bar = Bar::begin("reads", format != Format::Simple);
     let verified = backup::verify_with(&options.file, &mut |done, total| bar.at(done, total));
     bar.end();

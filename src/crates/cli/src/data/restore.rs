@@ -69,8 +69,8 @@ pub(crate) struct RestoreArguments {
     mark_compacted: bool,
 
     /// Accept a snapshot without etcd's hash at its end (always accepted; Bowline's own checksums are always verified)
-    #[arg(long)]
-    skip_hash_check: bool,
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    skip_hash_check: Option<bool>,
 
     /// Directory of the log (the log is always kept in the data directory; other directories are rejected)
     #[arg(long, value_name = "DIR")]

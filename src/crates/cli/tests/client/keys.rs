@@ -112,25 +112,6 @@ fn watch_command_does_not_read_the_input_of_the_watch() {
 }
 
 #[test]
-fn interactive_watch_follows_several_keys_and_reports_progress() {
-    use std::io::Write;
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
-    let mut watch = command(&server);
-    watch.args(["watch", "-i"]).stdin(std::process::Stdio::piped());
-    let mut watch = Going::start(watch);
-    let mut input = watch.child.stdin.take().unwrap();
-    ask(&server, &["put", "a", "1"]).done();
-    input.write_all(b"watch a --rev 2\n").unwrap();
-    assert_eq!(watch.lines(3), "PUT\na\n1\n");
-    input.write_all(b"progress\n").unwrap();
-    assert_eq!(watch.line(), "progress notify: 2\n");
-    ask(&server, &["put", "z", "1"]).done();
-    input.write_all(b"watch b \"\\x00\" --rev 3\n").unwrap();
-    assert_eq!(watch.lines(3), "PUT\nz\n1\n");
-}
-
-#[test]
 fn lease_revocation_deletes_its_keys() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);

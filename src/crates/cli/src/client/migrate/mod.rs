@@ -26,7 +26,7 @@ use tokio::sync::watch;
 
 use super::connect::{Client, Link};
 use super::failure::Failure;
-use super::options::{Login, Settings, Tls, duration, endpoints, login, variable};
+use super::options::{Settings, Tls, duration, endpoints, login, variable};
 use super::print::Output;
 use super::range::revision;
 use super::terminal::known;
@@ -174,61 +174,6 @@ struct SourceOptions {
     from_insecure_skip_tls_verify: bool,
 }
 
-const MIRROR_EXAMPLES: &str = "\
-Example:
-  bowline make-mirror --endpoints old:2379 --prefix app/ new:2379
-
-The same as `bowline import --mirror --overwrite`, with etcdctl's options: --endpoints names the source. For its
-output, its exit codes, and keys with leases, see `bowline import --help`.";
-
-/// Mirror keys from --endpoints to a destination: `import --mirror --overwrite` with etcdctl's options
-#[derive(Args, Debug)]
-#[command(after_long_help = MIRROR_EXAMPLES)]
-pub(crate) struct MakeMirrorOptions {
-    /// Comma-separated endpoints of the target
-    destination: String,
-
-    /// Mirror only keys with this prefix
-    #[arg(long, value_name = "KEY", default_value = "")]
-    prefix: OsString,
-
-    /// Replace the prefix with this one at the target
-    #[arg(long, value_name = "KEY", default_value = "", conflicts_with = "no_dest_prefix")]
-    dest_prefix: OsString,
-
-    /// Strip the prefix at the target
-    #[arg(long)]
-    no_dest_prefix: bool,
-
-    /// Copy the source as of this revision [default: the newest]
-    #[arg(long, value_name = "REVISION", value_parser = revision)]
-    rev: Option<i64>,
-
-    /// User name at the target; prompts for the password if omitted
-    #[arg(long, value_name = "NAME[:PASSWORD]")]
-    dest_user: Option<String>,
-
-    /// Password of --dest-user (prefer the variable BOWLINE_DEST_PASSWORD)
-    #[arg(long, value_name = "PASSWORD")]
-    dest_password: Option<String>,
-
-    /// CA certificate of the target's servers, a PEM file
-    #[arg(long, value_name = "FILE")]
-    dest_cacert: Option<PathBuf>,
-
-    /// Client certificate for the target, a PEM file
-    #[arg(long, value_name = "FILE", requires = "dest_key")]
-    dest_cert: Option<PathBuf>,
-
-    /// Private key of --dest-cert, a PEM file
-    #[arg(long, value_name = "FILE", requires = "dest_cert")]
-    dest_key: Option<PathBuf>,
-
-    /// Allow connections to the target without TLS [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    dest_insecure_transport: Option<bool>,
-}
-
 /// Reason for which a copy stops.
 enum Halt {
     Failed(Failure),
@@ -253,19 +198,6 @@ impl Halt {
     }
 }
 
-/// The work of `bowline import` or `bowline make-mirror`.
-struct Task {
-    source: Arc<Client>,
-    target: Arc<Client>,
-    parts: Vec<Part>,
-    rules: Rules,
-    rev: Option<i64>,
-    retry_for: Option<Duration>,
-    dry_run: bool,
-    mirror: bool,
-    until_caught_up: bool,
-}
-
 pub(crate) async fn run(
     client: Arc<Client>,
     output: Output,
@@ -281,100 +213,36 @@ pub(crate) async fn run(
         skip_verify: who.from_insecure_skip_tls_verify,
         required: false,
     };
-    let source = other(&client.settings, &options.from, login, tls, "--from")?;
-    let rules = Rules { overwrite: options.overwrite, delete: options.delete };
-    let task = Task {
-        source,
-        target: client,
-        parts: Part::all(options.prefix, options.dest_prefix)?,
-        rules,
+    let endpoints = endpoints(&options.from);
+    if endpoints.is_empty() {
+        return Err(Failure::Usage("--from names no server".to_owned()));
+    }
+    // The timeouts apply to both clusters.
+    let source = Client::new(Settings { endpoints, login, tls, ..client.settings.clone() });
+    let parts = Part::all(options.prefix, options.dest_prefix)?;
+    let mut stop = stop_signal()?;
+    let target = Target::new(Side::new("the target", client), parts[0].renamed());
+    let import = Import {
+        source: Source::new(Side::new("the source", source), parts),
+        target,
+        rules: Rules { overwrite: options.overwrite, delete: options.delete },
+        is_quiet: output.is_for_programs(),
+        revision: Cell::new(0),
+        written: Cell::new(0),
+        is_copied: Cell::new(false),
+    };
+    let way = Way {
         rev: options.rev.filter(|rev| *rev > 0),
         retry_for: options.retry_for,
-        dry_run: options.dry_run,
         mirror: options.mirror,
         until_caught_up: options.until_caught_up,
     };
-    task.run(output).await
-}
-
-pub(crate) async fn run_make_mirror(
-    client: Arc<Client>,
-    output: Output,
-    options: MakeMirrorOptions,
-) -> Result<(), Failure> {
-    let password = options.dest_password.or_else(|| variable("DEST_PASSWORD"));
-    let login =
-        known(options.dest_user.map(|user| login(user, password)), "BOWLINE_DEST_PASSWORD")?;
-    let tls = Tls {
-        cacert: options.dest_cacert,
-        cert: options.dest_cert,
-        key: options.dest_key,
-        skip_verify: false,
-        required: options.dest_insecure_transport == Some(false),
+    let ended = match options.dry_run {
+        true => unless_stopped(&mut stop, plan(&import, &way, output)).await,
+        false => bring(&import, &way, output, &mut stop).await,
     };
-    let target = other(&client.settings, &options.destination, login, tls, "the destination")?;
-    let renamed = match (options.no_dest_prefix, options.dest_prefix.is_empty()) {
-        (true, _) => Some(OsString::new()),
-        (false, false) => Some(options.dest_prefix),
-        (false, true) => None,
-    };
-    let task = Task {
-        source: client,
-        target,
-        parts: Part::all(vec![options.prefix], renamed)?,
-        rules: Rules { overwrite: true, ..Rules::default() },
-        rev: options.rev.filter(|rev| *rev > 0),
-        retry_for: None,
-        dry_run: false,
-        mirror: true,
-        until_caught_up: false,
-    };
-    task.run(output).await
-}
-
-/// Returns a client of the other cluster, with the same timeouts as `client`.
-fn other(
-    settings: &Settings,
-    names: &str,
-    login: Option<Login>,
-    tls: Tls,
-    what: &str,
-) -> Result<Arc<Client>, Failure> {
-    let endpoints = endpoints(names);
-    if endpoints.is_empty() {
-        return Err(Failure::Usage(format!("{what} names no server")));
-    }
-    Ok(Client::new(Settings { endpoints, login, tls, ..settings.clone() }))
-}
-
-impl Task {
-    async fn run(self, output: Output) -> Result<(), Failure> {
-        let mut stop = stop_signal()?;
-        let prefix = self.parts[0].renamed().clone();
-        let source = Source::new(Side::new("the source", self.source), self.parts);
-        let target = Target::new(Side::new("the target", self.target), &prefix);
-        let import = Import {
-            source,
-            target,
-            rules: self.rules,
-            is_quiet: output.is_for_programs(),
-            revision: Cell::new(0),
-            written: Cell::new(0),
-            is_copied: Cell::new(false),
-        };
-        let way = Way {
-            rev: self.rev,
-            retry_for: self.retry_for,
-            mirror: self.mirror,
-            until_caught_up: self.until_caught_up,
-        };
-        let ended = match self.dry_run {
-            true => unless_stopped(&mut stop, plan(&import, &way, output)).await,
-            false => bring(&import, &way, output, &mut stop).await,
-        };
-        import.leave_nothing_behind().await;
-        ended.map_err(|failure| import.with_what_was_done(failure))
-    }
+    import.leave_nothing_behind().await;
+    ended.map_err(|failure| import.with_what_was_done(failure))
 }
 
 /// The options that control the run.

@@ -1,6 +1,5 @@
 //! Output of responses about members and servers.
 
-use prost::Message;
 use std::time::Duration;
 
 use super::json::{Object, list};
@@ -59,10 +58,6 @@ fn member_cells(member: &pb::Member) -> Vec<String> {
 }
 
 impl Show for pb::MemberListResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         for member in &self.members {
             page.line(member_cells(member).join(", "));
@@ -133,15 +128,6 @@ pub(crate) struct MemberDone {
 }
 
 impl Show for MemberDone {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        let (header, members) = (self.header, self.members.clone());
-        Some(match self.member.clone() {
-            member @ Some(_) => pb::MemberAddResponse { header, member, members }.encode_to_vec(),
-            // The responses to the other changes have the same fields as this one.
-            None => pb::MemberRemoveResponse { header, members }.encode_to_vec(),
-        })
-    }
-
     fn simple(&self, page: &mut Page) {
         let cluster = self.header.map(|header| header.cluster_id).unwrap_or_default();
         page.line(format!("Member {:16x} {} cluster {cluster:16x}", self.id, self.what));
@@ -378,10 +364,6 @@ impl Show for Hashes {
 }
 
 impl Show for pb::AlarmResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         for alarm in &self.alarms {
             page.line(alarm.in_words());

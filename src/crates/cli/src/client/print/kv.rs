@@ -1,7 +1,5 @@
 //! Output of responses about keys: rows, changes, transactions and watch events.
 
-use prost::Message;
-
 use super::json::{Object, list};
 use super::{Page, Show, header_into, header_json};
 use bowline_proto::etcdserverpb as pb;
@@ -24,10 +22,6 @@ fn rows_json(rows: &[KeyValue]) -> impl Iterator<Item = String> {
 }
 
 impl Show for pb::RangeResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         for row in &self.kvs {
             page.row(row);
@@ -57,10 +51,6 @@ impl Show for pb::RangeResponse {
 pub(crate) struct Counted(pub(crate) pb::RangeResponse);
 
 impl Show for Counted {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.0.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(self.0.count.to_string());
     }
@@ -75,10 +65,6 @@ impl Show for Counted {
 }
 
 impl Show for pb::PutResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line("OK");
         if let Some(row) = &self.prev_kv {
@@ -102,10 +88,6 @@ impl Show for pb::PutResponse {
 }
 
 impl Show for pb::DeleteRangeResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(self.deleted.to_string());
         for row in &self.prev_kvs {
@@ -131,10 +113,6 @@ impl Show for pb::DeleteRangeResponse {
 }
 
 impl Show for pb::TxnResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(if self.succeeded { "SUCCESS" } else { "FAILURE" });
         for response in self.responses.iter().filter_map(|op| op.response.as_ref()) {
@@ -186,11 +164,6 @@ pub(crate) fn kind(event: &Event) -> &'static str {
 }
 
 impl Show for pb::WatchResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        // etcdctl clears the watch id.
-        Some(pb::WatchResponse { watch_id: 0, ..self.clone() }.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         for event in &self.events {
             page.line(kind(event));

@@ -1,7 +1,5 @@
 //! Output of responses about leases.
 
-use prost::Message;
-
 use super::json::{Object, base64, list};
 use super::{Page, Show, header_into, header_json};
 use crate::client::quote;
@@ -13,10 +11,6 @@ fn headed(header: &Option<pb::ResponseHeader>) -> Object {
 }
 
 impl Show for pb::LeaseGrantResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(format!("lease {:016x} granted with TTL({}s)", self.id, self.ttl));
     }
@@ -40,10 +34,6 @@ pub(crate) struct Revoked {
 }
 
 impl Show for Revoked {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.answer.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(format!("lease {:016x} revoked", self.lease));
     }
@@ -58,10 +48,6 @@ impl Show for Revoked {
 }
 
 impl Show for pb::LeaseKeepAliveResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(format!("lease {:016x} keepalived with TTL({})", self.id, self.ttl));
     }
@@ -84,10 +70,6 @@ pub(crate) struct Life {
 }
 
 impl Show for Life {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.answer.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         let pb::LeaseTimeToLiveResponse { id, ttl, granted_ttl, keys, .. } = &self.answer;
         if *granted_ttl == 0 && *ttl == -1 {
@@ -129,10 +111,6 @@ impl Show for Life {
 }
 
 impl Show for pb::LeaseLeasesResponse {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(format!("found {} leases", self.leases.len()));
         for lease in &self.leases {

@@ -33,10 +33,6 @@ pub(crate) trait Show {
     fn json_with_hex(&self) -> String {
         self.json()
     }
-    /// Encodes the value as protobuf, if the value is a protobuf message.
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        None
-    }
     /// Formats the value as a table, if that makes sense.
     fn table(&self) -> Option<Table> {
         None
@@ -166,13 +162,6 @@ impl Output {
             Format::Fields => answer.fields(&mut page),
             Format::Json if self.hex => page.line(answer.json_with_hex()),
             Format::Json => page.line(answer.json()),
-            Format::Protobuf => match answer.protobuf() {
-                Some(bytes) => page.bytes = bytes,
-                None => {
-                    let why = "this command cannot print protobuf: use -w simple, json or fields";
-                    return Err(Failure::Usage(why.to_owned()));
-                }
-            },
             Format::Table => match answer.table() {
                 Some(table) => page.bytes.extend_from_slice(table.to_string().as_bytes()),
                 None => {

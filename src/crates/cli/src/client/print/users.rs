@@ -1,7 +1,5 @@
 //! Output of responses about users and roles.
 
-use prost::Message;
-
 use super::json::Object;
 use super::{Page, Show, header_json};
 use crate::client::quote;
@@ -17,11 +15,6 @@ pub(crate) struct Done {
 }
 
 impl Show for Done {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        // Responses with only a header all have the same encoding.
-        self.header.map(|header| pb::AuthEnableResponse { header: Some(header) }.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(&self.words);
     }
@@ -39,10 +32,6 @@ impl Show for Done {
 pub(crate) struct Asks(pub(crate) pb::AuthStatusResponse);
 
 impl Show for Asks {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.0.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(format!("Authentication Status: {}", self.0.enabled));
         page.line(format!("AuthRevision: {}", self.0.auth_revision));
@@ -70,12 +59,6 @@ pub(crate) struct Names {
 }
 
 impl Show for Names {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        // The list of roles has the same encoding.
-        let (header, users) = (self.header, self.names.clone());
-        Some(pb::AuthUserListResponse { header, users }.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         for name in &self.names {
             page.line(name);
@@ -103,10 +86,6 @@ pub(crate) struct User {
 }
 
 impl Show for User {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.answer.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(format!("User: {}", self.name));
         let roles: String = self.answer.roles.iter().map(|role| format!(" {role}")).collect();
@@ -152,10 +131,6 @@ fn permission_line(permission: &Permission) -> Vec<u8> {
 }
 
 impl Show for Role {
-    fn protobuf(&self) -> Option<Vec<u8>> {
-        Some(self.answer.encode_to_vec())
-    }
-
     fn simple(&self, page: &mut Page) {
         page.line(format!("Role {}", self.name));
         for (title, kinds) in [

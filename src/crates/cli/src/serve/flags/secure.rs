@@ -15,7 +15,7 @@ use rustls::version::{TLS12, TLS13};
 use super::options::{number, split, wrong};
 use super::urls::{Door, Url};
 use super::{FlagError, Values};
-use crate::go_flags::truth;
+use crate::usage::truth;
 
 /// Parses a boolean flag in Go's format.
 pub(super) fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {

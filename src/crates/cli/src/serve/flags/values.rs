@@ -6,7 +6,7 @@ use super::file;
 use super::options::split;
 use super::table::{FLAGS, Flag};
 use super::{Fate, FlagError};
-use crate::go_flags::truth;
+use crate::usage::truth;
 
 /// The given values; flags that were not given are absent.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

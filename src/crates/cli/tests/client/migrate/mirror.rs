@@ -356,22 +356,6 @@ fn mirror_resumes_at_its_revision_and_can_end_when_in_sync() {
 }
 
 #[test]
-fn make_mirror_of_etcdctl_is_accepted() {
-    let (source, target) = (Place::ours(), Place::ours());
-    source.put(&[(b"app/a", b"1"), (b"other", b"1")]);
-    target.put(&[(b"a", b"0")]);
-    let mut command = command_at(&source.address());
-    command.args(["make-mirror", "--prefix", "app/", "--no-dest-prefix", &target.address()]);
-    let mut going = Going::start(command);
-    heard(&mut going, "verified ");
-    source.put(&[(b"app/b", b"2")]);
-    until("the change is mirrored", || target.get("b").as_deref() == Some("2"));
-    assert_eq!(target.get("a").as_deref(), Some("1"));
-    assert_eq!(target.count(), 2);
-    end(going);
-}
-
-#[test]
 fn mirror_with_limited_read_access_covers_only_its_prefix() {
     let (source, target) = (Place::ours(), Place::ours());
     let own = |line: &str| {
