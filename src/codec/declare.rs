@@ -37,7 +37,7 @@ macro_rules! record {
             }
         }
 
-        #[cfg(any(test, feature = "fuzzing"))]
+        #[cfg(any(test, fuzzing))]
         impl $crate::codec::sample::Draw for $name {
             fn draw(sample: &mut $crate::codec::sample::Sample) -> Self {
                 Self { $($field: sample.draw()),+ }
@@ -86,7 +86,7 @@ macro_rules! choice {
             }
         }
 
-        #[cfg(any(test, feature = "fuzzing"))]
+        #[cfg(any(test, fuzzing))]
         impl $crate::codec::sample::Draw for $name {
             fn draw(sample: &mut $crate::codec::sample::Sample) -> Self {
                 const KINDS: &[u8] = &[$($kind),+];

@@ -13,6 +13,8 @@ mod invariants;
 mod log;
 mod machine;
 #[cfg(test)]
+mod scripts;
+#[cfg(test)]
 mod seeds;
 #[cfg(test)]
 mod traps;
