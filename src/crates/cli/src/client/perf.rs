@@ -9,12 +9,12 @@ use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use tokio::sync::{Mutex, mpsc};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::options::duration;
 use super::print::Output;
-use super::range::prefix_end;
 use crate::data::Bar;
+use bowline_client::prefix_end;
 use bowline_proto::etcdserverpb as pb;
 
 /// Size of each key and value, as in `etcdctl check perf`.
@@ -120,7 +120,7 @@ pub(super) async fn no_keys(client: &Client, prefix: &Bytes) -> Result<(), Failu
     let (key, range_end) = (prefix.clone(), prefix_end(prefix));
     let all = pb::RangeRequest { key, range_end, count_only: true, ..Default::default() };
     let call = async |link: Link| link.kv().range(all.clone()).await;
-    if client.ask(Effect::Repeatable, call).await?.count > 0 {
+    if client.ask(CallKind::Repeatable, call).await?.count > 0 {
         let why = format!(
             "keys that begin with {} exist already: pass another --prefix",
             prefix.escape_ascii()
@@ -141,12 +141,12 @@ impl Cleaning {
         let (key, range_end) = (prefix.clone(), prefix_end(prefix));
         let delete = pb::DeleteRangeRequest { key, range_end, prev_kv: false };
         let call = async |link: Link| link.kv().delete_range(delete.clone()).await;
-        let deleted = client.ask_for(CLEANING, Effect::Repeatable, call).await?;
+        let deleted = client.ask_for(CLEANING, CallKind::Repeatable, call).await?;
         if self.auto_compact {
             let revision = deleted.header.map(|header| header.revision).unwrap_or_default();
             let request = pb::CompactionRequest { revision, physical: true };
             let call = async |link: Link| link.kv().compact(request).await;
-            client.ask_for(CLEANING, Effect::Repeatable, call).await?;
+            client.ask_for(CLEANING, CallKind::Repeatable, call).await?;
         }
         if self.auto_defrag {
             super::defrag::each(client, output, client.settings.endpoints.clone()).await?;

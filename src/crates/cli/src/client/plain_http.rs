@@ -7,9 +7,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 
-use super::connect::{Client, is_file};
-use super::failure::{Failure, root_cause};
-use super::tls;
+use super::connect::Client;
+use super::failure::Failure;
+use bowline_client::is_unix_socket;
+use bowline_client::root_cause;
 
 /// Maximum size of a response.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
@@ -33,7 +34,7 @@ fn value_of(text: &str, name: &str) -> Option<f64> {
 async fn metrics(client: &Client, endpoint: &str) -> Result<String, Failure> {
     let (is_secure, place) = client.place(endpoint)?;
     let failed = |why: String| Failure::Unreachable(vec![(endpoint.to_owned(), why)]);
-    if is_file(endpoint) {
+    if is_unix_socket(endpoint) {
         let stream = UnixStream::connect(place).await.map_err(|error| failed(error.to_string()))?;
         return get(stream, "localhost").await.map_err(|error| failed(root_cause(&error)));
     }
@@ -42,7 +43,7 @@ async fn metrics(client: &Client, endpoint: &str) -> Result<String, Failure> {
         let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(host).map_err(|error| failed(error.to_string()))?;
-        let connector = TlsConnector::from(Arc::new(tls::config(&client.settings.tls)?));
+        let connector = TlsConnector::from(Arc::new(client.settings.tls.config()?));
         let stream = connector.connect(name, stream).await;
         get(stream.map_err(|error| failed(root_cause(&error)))?, place).await
     } else {

@@ -1,34 +1,23 @@
 //! `bowline watch`: prints changes of keys, or runs a command for each change.
 //!
-//! If a watch loses its server, the command opens a new watch at the next server, starting after the last printed
-//! change or progress notification. No change is lost or repeated.
+//! [`Watch`] continues at the next server if it loses its server.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::{Args, Parser};
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status, Streaming};
 
-use super::connect::{Client, Effect, Link};
-use super::failure::{EXIT_CODES, Failure, passes};
-use super::ordered::is_ordered;
+use super::connect::Client;
+use super::failure::{EXIT_CODES, Failure};
 use super::print::{Output, kv};
 use super::quote;
-use super::range::{prefix_end, revision};
+use super::range::revision;
+use bowline_client::{Error, Watch, prefix_end};
 use bowline_proto::etcdserverpb as pb;
-use pb::watch_request::RequestUnion;
-
-/// Capacity of the queue of watch requests.
-const REQUESTS: usize = 4;
-
-/// Pause before a reconnect, after no server could be reached or a connection has failed.
-const REOPEN_PAUSE: Duration = Duration::from_millis(300);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -105,7 +94,7 @@ pub(crate) async fn run(
     }
     // The sender is kept alive. Nothing is sent on it, because progress requests exist only in interactive mode.
     let (_asks, asked) = watch::channel(0);
-    Watching::new(client, output, options.what)?.go_on(asked).await
+    Watching::new(&client, output, options.what)?.go_on(asked).await
 }
 
 async fn interactive(client: Arc<Client>, output: Output) -> Result<(), Failure> {
@@ -138,7 +127,7 @@ async fn interactive(client: Arc<Client>, output: Output) -> Result<(), Failure>
                 let words = words.into_iter().map(OsString::from_vec);
                 let watching = crate::go_flags::parsed::<Line>(words)
                     .map_err(|error| Failure::Usage(error.to_string()))
-                    .and_then(|line| Watching::new(Arc::clone(&client), output, line.what));
+                    .and_then(|line| Watching::new(&client, output, line.what));
                 let (ended, asked) = (ended.clone(), asked.clone());
                 match watching {
                     Ok(mut watching) => drop(tokio::task::spawn_local(async move {
@@ -155,25 +144,15 @@ async fn interactive(client: Arc<Client>, output: Output) -> Result<(), Failure>
     }
 }
 
-/// An open watch stream.
-struct Open {
-    requests: mpsc::Sender<pb::WatchRequest>,
-    answers: Streaming<pb::WatchResponse>,
-    link: Link,
-    /// Whether the server's progress notifications are reliable.
-    is_ordered: bool,
-}
-
-/// A watch and its progress.
+/// A watch, and what to do with its changes.
 struct Watching {
-    client: Arc<Client>,
     output: Output,
-    request: pb::WatchCreateRequest,
+    watch: Watch,
     command: Vec<OsString>,
 }
 
 impl Watching {
-    fn new(client: Arc<Client>, output: Output, what: What) -> Result<Self, Failure> {
+    fn new(client: &Client, output: Output, what: What) -> Result<Self, Failure> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let (key, end) = match (what.key, variable("ETCDCTL_WATCH_KEY")) {
             (Some(_), Some(_)) => {
@@ -202,91 +181,41 @@ impl Watching {
             progress_notify: what.progress_notify,
             ..Default::default()
         };
-        Ok(Self { client, output, request, command: what.command })
+        Ok(Self { output, watch: Watch::new(client.calls(), request), command: what.command })
     }
 
     /// Prints changes until a failure that a retry cannot fix.
     async fn go_on(&mut self, mut asked: watch::Receiver<u64>) -> Result<(), Failure> {
-        let mut was_open = false;
         loop {
-            let Open { requests, mut answers, link, is_ordered } = match self.open().await {
-                Ok(open) => open,
-                // After the first success, errors are retried without limit until the user interrupts.
-                Err(failure) if was_open && passes(&failure) => {
-                    tokio::time::sleep(REOPEN_PAUSE).await;
+            let answer = tokio::select! {
+                answer = self.watch.next() => answer,
+                Ok(()) = asked.changed() => {
+                    self.watch.ask_progress();
                     continue;
                 }
-                Err(failure) => return Err(failure),
             };
-            was_open = true;
-            let status = loop {
-                tokio::select! {
-                    answer = answers.message() => match answer {
-                        Ok(Some(answer)) => self.heard(answer, is_ordered).await?,
-                        Ok(None) => break Status::unavailable("the server closed the watch stream"),
-                        Err(status) => break status,
-                    },
-                    Ok(()) = asked.changed() => {
-                        let union = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
-                        // Errors are ignored: if the stream has ended, it is reopened.
-                        drop(requests.send(request(union)).await);
+            match answer {
+                Ok(answer) => self.heard(&answer).await?,
+                Err(error) => {
+                    if let Error::Canceled(answer) = &error
+                        && self.output.format != super::options::Format::Simple
+                    {
+                        self.output.show(&**answer)?;
                     }
+                    return Err(error.into());
                 }
-            };
-            let has_ended = status.code() == Code::Ok;
-            let failure = Failure::Refused(status);
-            if !has_ended && !passes(&failure) {
-                return Err(failure);
             }
-            self.client.leave(&link).await;
-            tokio::time::sleep(REOPEN_PAUSE).await;
         }
     }
 
-    async fn open(&self) -> Result<Open, Failure> {
-        let begun = async |link: Link| {
-            let (requests, stream) = mpsc::channel(REQUESTS);
-            let union = RequestUnion::CreateRequest(self.request.clone());
-            // Sending does not wait, because the channel is empty.
-            drop(requests.send(request(union)).await);
-            let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
-            let is_ordered = is_ordered(&link).await;
-            Ok(tonic::Response::new(Open { requests, answers, link, is_ordered }))
-        };
-        self.client.ask(Effect::Repeatable, begun).await
-    }
-
-    async fn heard(&mut self, answer: pb::WatchResponse, is_ordered: bool) -> Result<(), Failure> {
+    async fn heard(&self, answer: &pb::WatchResponse) -> Result<(), Failure> {
         let revision = answer.header.map(|header| header.revision).unwrap_or_default();
-        if answer.canceled {
-            let reason = match answer.compact_revision {
-                0 => answer.cancel_reason.clone(),
-                _ => "etcdserver: mvcc: required revision has been compacted".to_owned(),
-            };
-            let ended = Failure::Failed(format!("the watch was canceled: {reason}"));
-            if self.output.format != super::options::Format::Simple {
-                self.output.show(&answer)?;
-            }
-            return Err(ended);
-        }
-        if answer.created {
-            if self.request.start_revision == 0 {
-                self.request.start_revision = revision + 1;
-            }
-            return Ok(());
-        }
         if answer.events.is_empty() {
-            if is_ordered {
-                // All changes up to this revision were delivered, so a reopened watch can start after it. An older
-                // start revision might be compacted by then.
-                self.request.start_revision = self.request.start_revision.max(revision + 1);
-            }
             self.output.say(format!("progress notify: {revision}"))?;
         }
-        self.output.show(&answer)?;
+        self.output.show(answer)?;
         for event in &answer.events {
             let row = event.kv.clone().unwrap_or_default();
-            self.request.start_revision = self.request.start_revision.max(row.mod_revision + 1);
             if let Some((program, arguments)) = self.command.split_first() {
                 let run = tokio::process::Command::new(program)
                     .args(arguments)
@@ -312,8 +241,4 @@ fn judge(program: &OsString, run: io::Result<ExitStatus>) -> Result<(), Failure>
         Ok(status) => Err(Failure::Failed(format!("{name}: {status}"))),
         Err(error) => Err(Failure::Local(name.to_string(), error)),
     }
-}
-
-fn request(union: RequestUnion) -> pb::WatchRequest {
-    pb::WatchRequest { request_union: Some(union) }
 }

@@ -26,10 +26,11 @@ use tokio::sync::watch;
 
 use super::connect::{Client, Link};
 use super::failure::Failure;
-use super::options::{Login, Settings, Tls, duration, endpoints, login, variable};
+use super::options::{Login, Settings, duration, endpoints, login, variable};
 use super::print::Output;
 use super::range::revision;
 use super::terminal::known;
+use bowline_client::Tls;
 use bowline_proto::etcdserverpb as pb;
 
 mod change;
@@ -279,7 +280,7 @@ pub(crate) async fn run(
         cert: who.from_cert,
         key: who.from_key,
         skip_verify: who.from_insecure_skip_tls_verify,
-        required: false,
+        ..Tls::default()
     };
     let source = other(&client.settings, &options.from, login, tls, "--from")?;
     let rules = Rules { overwrite: options.overwrite, delete: options.delete };
@@ -309,8 +310,8 @@ pub(crate) async fn run_make_mirror(
         cacert: options.dest_cacert,
         cert: options.dest_cert,
         key: options.dest_key,
-        skip_verify: false,
         required: options.dest_insecure_transport == Some(false),
+        ..Tls::default()
     };
     let target = other(&client.settings, &options.destination, login, tls, "the destination")?;
     let renamed = match (options.no_dest_prefix, options.dest_prefix.is_empty()) {

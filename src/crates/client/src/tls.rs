@@ -12,10 +12,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
 
-use super::failure::{Failure, root_cause};
-use super::options::Tls;
-use super::verifier::Verifier;
-use crate::crypto;
+use crate::error::{Error, root_cause};
+use crate::options::Tls;
+use crate::verifier::Verifier;
 
 /// Files in which operating systems keep their trusted CA certificates.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
@@ -25,10 +24,15 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
+fn provider(options: &Tls) -> Arc<CryptoProvider> {
+    let default = || Arc::new(rustls::crypto::ring::default_provider());
+    options.provider.clone().unwrap_or_else(default)
+}
+
 /// Configures an endpoint for TLS.
-pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Failure> {
+pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Error> {
     // tonic can get a provider only through the process default. If a default is set already, it is the same provider.
-    drop(crypto::provider().install_default());
+    drop(provider(options).as_ref().clone().install_default());
     let mut config = ClientTlsConfig::new();
     if let (Some(cert), Some(key)) = (&options.cert, &options.key) {
         config = config.identity(Identity::from_pem(read(cert)?, read(key)?));
@@ -37,38 +41,44 @@ pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Fai
     secured.map_err(|error| unusable(root_cause(&error)))
 }
 
-/// Returns the TLS configuration for connections without ALPN.
-pub(crate) fn config(options: &Tls) -> Result<ClientConfig, Failure> {
-    let provider = Arc::new(crypto::provider());
-    let config =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.map_err(unusable)?;
-    let config = config.dangerous().with_custom_certificate_verifier(verifier(options)?);
-    let (Some(cert), Some(key)) = (&options.cert, &options.key) else {
-        return Ok(config.with_no_client_auth());
-    };
-    let chain = CertificateDer::pem_slice_iter(&read(cert)?).collect::<Result<Vec<_>, _>>();
-    let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(unusable)?;
-    config.with_client_auth_cert(chain.map_err(unusable)?, key).map_err(unusable)
+impl Tls {
+    /// Returns the configuration for connections without ALPN.
+    ///
+    /// # Errors
+    /// Returns an error if a file cannot be read.
+    pub fn config(&self) -> Result<ClientConfig, Error> {
+        let options = self;
+        let provider = provider(options);
+        let config =
+            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = config.map_err(unusable)?;
+        let config = config.dangerous().with_custom_certificate_verifier(verifier(options)?);
+        let (Some(cert), Some(key)) = (&options.cert, &options.key) else {
+            return Ok(config.with_no_client_auth());
+        };
+        let chain = CertificateDer::pem_slice_iter(&read(cert)?).collect::<Result<Vec<_>, _>>();
+        let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(unusable)?;
+        config.with_client_auth_cert(chain.map_err(unusable)?, key).map_err(unusable)
+    }
 }
 
-fn unusable(error: impl Display) -> Failure {
-    Failure::Usage(format!("the files of --cacert, --cert and --key: {error}"))
+fn unusable(error: impl Display) -> Error {
+    Error::Config(format!("the files of the CA, the certificate and the key: {error}"))
 }
 
 /// Returns the verifier of the server's certificate.
-fn verifier(options: &Tls) -> Result<Arc<dyn ServerCertVerifier>, Failure> {
-    let provider = crypto::provider();
+fn verifier(options: &Tls) -> Result<Arc<dyn ServerCertVerifier>, Error> {
+    let provider = provider(options);
     if options.skip_verify {
         return Ok(Arc::new(Anybody(provider)));
     }
     let path = authorities(options)?;
     let trusted = CertificateDer::pem_slice_iter(&read(&path)?).flatten().collect();
-    let verifier = Verifier::new(trusted, Arc::new(provider));
+    let verifier = Verifier::new(trusted, provider);
     Ok(Arc::new(verifier.map_err(|why| unusable(format!("{}: {why}", path.display())))?))
 }
 
-fn authorities(options: &Tls) -> Result<PathBuf, Failure> {
+fn authorities(options: &Tls) -> Result<PathBuf, Error> {
     if let Some(file) = &options.cacert {
         return Ok(file.clone());
     }
@@ -77,18 +87,18 @@ fn authorities(options: &Tls) -> Result<PathBuf, Failure> {
     }
     let found = SYSTEM_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
     found.ok_or_else(|| {
-        let why = "this system has no list of trusted authorities: pass one with --cacert";
-        Failure::Usage(why.to_owned())
+        let why = "this system has no list of trusted authorities: pass one";
+        Error::Config(why.to_owned())
     })
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|error| Failure::Local(path.display().to_string(), error))
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    fs::read(path).map_err(|error| Error::File(path.display().to_string(), error))
 }
 
 /// A verifier that accepts any certificate. The handshake still proves that the server has the certificate's key.
 #[derive(Debug)]
-struct Anybody(CryptoProvider);
+struct Anybody(Arc<CryptoProvider>);
 
 impl ServerCertVerifier for Anybody {
     fn verify_server_cert(
