@@ -38,7 +38,6 @@ seed of the [simulator](simulator.md) finds it first, by which invariant, and th
 
 M: bugs that any replicated log with leases and locks could have. B: bugs that only this library could have. N: negative controls. Their
 programs or disks misbehave. Mutants without a seed break no invariant or need a rare situation, and the named test finds them.
-The [harness](harness.md#controls) can use the same mutants.
 
 ";
 

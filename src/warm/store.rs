@@ -83,6 +83,7 @@ impl CopyBatch {
     ///
     /// # Panics
     /// Panics if a key occurs twice.
+    #[cfg(any(test, feature = "warm"))]
     pub(crate) fn into_sorted(mut self) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         self.changes.sort_by(|a, b| a.0.cmp(&b.0));
         assert!(self.changes.windows(2).all(|pair| pair[0].0 < pair[1].0), "one change a record");

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use bowline_proto::etcdserverpb as pb;
@@ -36,11 +36,11 @@ pub(crate) async fn run(
         client.ask(effect, async |link: Link| link.maintenance().alarm(request).await).await
     };
     let all = pb::AlarmMember::default();
-    let mut listed = ask(Effect::Repeatable, AlarmAction::Get, &all).await?;
+    let mut listed = ask(CallKind::Repeatable, AlarmAction::Get, &all).await?;
     if let AlarmCommand::Disarm = options.command {
         let mut ended = Vec::new();
         for alarm in &listed.alarms {
-            let answer = ask(Effect::Settled, AlarmAction::Deactivate, alarm).await?;
+            let answer = ask(CallKind::Settled, AlarmAction::Deactivate, alarm).await?;
             listed.header = answer.header;
             ended.extend(answer.alarms);
         }

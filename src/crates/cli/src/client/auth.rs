@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::users::Asks;
@@ -39,10 +39,10 @@ pub(crate) async fn run(
     match options.command {
         AuthCommand::Enable => {
             let enable = async |link: Link| link.auth().auth_enable(pb::AuthEnableRequest {}).await;
-            match client.ask(Effect::Settled, enable).await {
+            match client.ask(CallKind::Settled, enable).await {
                 Err(Failure::Refused(status)) if lacks_role(&status) => {
                     give_root(client).await?;
-                    client.ask(Effect::Settled, enable).await?
+                    client.ask(CallKind::Settled, enable).await?
                 }
                 answer => answer?,
             };
@@ -50,12 +50,12 @@ pub(crate) async fn run(
         }
         AuthCommand::Disable => {
             let call = async |link: Link| link.auth().auth_disable(pb::AuthDisableRequest {}).await;
-            client.ask(Effect::Settled, call).await?;
+            client.ask(CallKind::Settled, call).await?;
             output.say("Authentication Disabled")
         }
         AuthCommand::Status => {
             let call = async |link: Link| link.auth().auth_status(pb::AuthStatusRequest {}).await;
-            let answer = client.ask(Effect::Repeatable, call).await?;
+            let answer = client.ask(CallKind::Repeatable, call).await?;
             output.show(&Asks(answer))
         }
     }
@@ -68,11 +68,11 @@ fn lacks_role(status: &tonic::Status) -> bool {
 async fn give_root(client: &Client) -> Result<(), Failure> {
     let role = pb::AuthRoleAddRequest { name: ROOT.to_owned() };
     let call = async |link: Link| link.auth().role_add(role.clone()).await;
-    match client.ask(Effect::Settled, call).await {
+    match client.ask(CallKind::Settled, call).await {
         Err(Failure::Refused(status)) if status.message().contains("already exists") => {}
         answer => drop(answer?),
     }
     let grant = pb::AuthUserGrantRoleRequest { user: ROOT.to_owned(), role: ROOT.to_owned() };
     let call = async |link: Link| link.auth().user_grant_role(grant.clone()).await;
-    client.ask(Effect::Settled, call).await.map(drop)
+    client.ask(CallKind::Settled, call).await.map(drop)
 }

@@ -16,8 +16,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::deadline_pipe::DeadlinePipe;
 use super::descendants::{self, descendants};
 use super::failure::Failure;
-use super::session::Moment;
 use super::supervisor::{self, ended_by};
+use bowline_client::BootTime;
 
 /// Maximum time that the supervisor may take to kill the command after it was ordered to.
 const SUPERVISOR_MAX: Duration = Duration::from_secs(2);
@@ -37,7 +37,7 @@ impl Child {
     pub(crate) fn start(
         command: &[OsString],
         variables: &[(&str, OsString)],
-        until: Moment,
+        until: BootTime,
     ) -> Result<Self, Failure> {
         let failed = |error| Failure::Local("the command could not be started".to_owned(), error);
         descendants::adopt().map_err(failed)?;
@@ -53,7 +53,7 @@ impl Child {
     }
 
     /// Extends the time until which the command may run.
-    pub(crate) fn extend(&self, until: Moment) {
+    pub(crate) fn extend(&self, until: BootTime) {
         self.pipe.extend(until);
     }
 

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::range::revision;
@@ -30,6 +30,6 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     let request = CompactionRequest { revision: options.revision, physical: options.physical };
     let call = async |link: Link| link.kv().compact(request).await;
-    client.ask(Effect::Change, call).await?;
+    client.ask(CallKind::Change, call).await?;
     output.say(format!("compacted revision {}", options.revision))
 }

@@ -19,7 +19,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tokio::io::AsyncReadExt;
 
-use super::session::Moment;
+use bowline_client::BootTime;
 
 /// Encoded size of a deadline, in bytes.
 const MOMENT_BYTES: usize = 8;
@@ -40,7 +40,7 @@ impl DeadlinePipe {
     }
 
     /// Sends the first message, which contains the deadline and the file descriptor of this process's standard input.
-    pub(crate) fn begin(&self, until: Moment) -> io::Result<()> {
+    pub(crate) fn begin(&self, until: BootTime) -> io::Result<()> {
         let stdin = io::stdin();
         let files = [stdin.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -51,7 +51,7 @@ impl DeadlinePipe {
     }
 
     /// Extends the deadline.
-    pub(crate) fn extend(&self, until: Moment) {
+    pub(crate) fn extend(&self, until: BootTime) {
         // The write fails only if the supervisor itself is suspended or gone.
         drop((&self.0).write(&until.to_bytes()));
     }
@@ -61,7 +61,7 @@ impl DeadlinePipe {
 #[derive(Debug)]
 pub(crate) struct Deadline {
     line: tokio::net::UnixStream,
-    until: Moment,
+    until: BootTime,
 }
 
 impl Deadline {
@@ -86,7 +86,7 @@ impl Deadline {
         fcntl_setfd(&stdin, FdFlags::CLOEXEC)?;
         line.set_nonblocking(true)?;
         let line = tokio::net::UnixStream::from_std(line)?;
-        Ok((Self { line, until: Moment::from_bytes(word) }, stdin))
+        Ok((Self { line, until: BootTime::from_bytes(word) }, stdin))
     }
 
     /// Waits until the deadline has passed or `bowline lock` has ended. Cancel safe.
@@ -98,7 +98,7 @@ impl Deadline {
                 // If a new deadline has arrived, it must be used even if the old deadline has passed.
                 biased;
                 heard = self.line.read(&mut words) => match words[..heard.unwrap_or_default()].as_chunks().0.last() {
-                    Some(word) => self.until = Moment::from_bytes(*word),
+                    Some(word) => self.until = BootTime::from_bytes(*word),
                     None => return,
                 },
                 () = until.come() => return,

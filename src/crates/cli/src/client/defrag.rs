@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::endpoint::endpoints;
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
@@ -43,7 +43,7 @@ pub(super) async fn each(
     for endpoint in endpoints {
         let call = async |link: Link| link.maintenance().defragment(DefragmentRequest {}).await;
         let begun = Instant::now();
-        let asked = client.of_one(&endpoint).ask(Effect::Settled, call).await;
+        let asked = client.of_one(&endpoint).ask(CallKind::Settled, call).await;
         let took = took(begun.elapsed());
         match asked {
             Ok(_) => output

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::range::Keys;
@@ -51,5 +51,5 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     let request = options.request()?;
     let call = async |link: Link| link.kv().delete_range(request.clone()).await;
-    output.show(&client.ask(Effect::Change, call).await?)
+    output.show(&client.ask(CallKind::Change, call).await?)
 }

@@ -11,14 +11,14 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{Failure, passes};
 use super::hold::{ENVIRONMENT, EXIT_CODES, HoldRequest, hold};
-use super::line::places;
 use super::options::{duration, ttl};
 use super::print::Output;
-use super::range::prefix_end;
-use super::stance::{MARK, Rule};
+use bowline_client::prefix_end;
+use bowline_client::queue_entries;
+use bowline_client::{LOCK_MARK, LockMode};
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::KeyValue;
 use bowline_proto::mvccpb::event::EventType;
@@ -73,13 +73,13 @@ pub(crate) async fn run(
     let name = Bytes::from(options.name.into_vec());
     let Some(value) = options.value else { return listen(client, output, &name).await };
     let value = Bytes::from(value.into_vec());
-    if value.starts_with(MARK.as_bytes()) {
-        let why = format!("invalid value: {MARK:?} at its beginning is reserved for locks");
+    if value.starts_with(LOCK_MARK.as_bytes()) {
+        let why = format!("invalid value: {LOCK_MARK:?} at its beginning is reserved for locks");
         return Err(Failure::Usage(why));
     }
     let request = HoldRequest {
         name,
-        rule: Rule::Alone,
+        mode: LockMode::Alone,
         value,
         ttl: options.ttl,
         timeout: options.timeout,
@@ -101,7 +101,7 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
         let request =
             pb::RangeRequest { key: prefix.clone(), range_end: end.clone(), ..Default::default() };
         let call = async |link: Link| link.kv().range(request.clone()).await;
-        let answer = match client.ask(Effect::Repeatable, call).await {
+        let answer = match client.ask(CallKind::Repeatable, call).await {
             Ok(answer) => answer,
             // After the first answer, errors are retried without limit until the user interrupts.
             Err(failure) if has_heard && passes(&failure) => {
@@ -112,7 +112,7 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
         };
         has_heard = true;
         let revision = answer.header.map(|header| header.revision).unwrap_or_default();
-        let leader = places(name, answer.kvs).into_iter().next();
+        let leader = queue_entries(name, answer.kvs).into_iter().next();
         if let Some(row) = &leader
             && leader != told
         {
@@ -153,7 +153,7 @@ async fn follow(
         let answers = link.watch().watch(ReceiverStream::new(stream)).await?;
         Ok(Response::new((requests, answers.into_inner(), link)))
     };
-    let (_requests, mut answers, link) = match client.ask(Effect::Repeatable, open).await {
+    let (_requests, mut answers, link) = match client.ask(CallKind::Repeatable, open).await {
         Ok(open) => open,
         Err(failure) if passes(&failure) => {
             tokio::time::sleep(AGAIN).await;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use clap::{Args, Subcommand};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::options::Format;
 use super::print::Output;
@@ -115,7 +115,7 @@ async fn each<T>(
 ) -> (Vec<(String, T)>, Option<Failure>) {
     let (mut found, mut failed) = (Vec::new(), None);
     for endpoint in endpoints {
-        match client.of_one(endpoint).ask(Effect::Repeatable, &call).await {
+        match client.of_one(endpoint).ask(CallKind::Repeatable, &call).await {
             Ok(answer) => found.push((endpoint.clone(), answer)),
             Err(failure) => {
                 crate::complain(&format!("cannot read the {what} of {endpoint}: {failure}"));
@@ -130,7 +130,7 @@ async fn health(client: &Client, endpoint: String) -> EndpointHealth {
     let begun = Instant::now();
     let get = pb::RangeRequest { key: "health".into(), ..Default::default() };
     let read =
-        client.ask(Effect::Repeatable, async |link: Link| link.kv().range(get.clone()).await);
+        client.ask(CallKind::Repeatable, async |link: Link| link.kv().range(get.clone()).await);
     let error = match read.await {
         Ok(_) => None,
         // The read was confirmed by a majority before the permission was checked.
@@ -143,7 +143,7 @@ async fn health(client: &Client, endpoint: String) -> EndpointHealth {
         None => {
             let call =
                 async |link: Link| link.maintenance().alarm(pb::AlarmRequest::default()).await;
-            match client.ask(Effect::Repeatable, call).await {
+            match client.ask(CallKind::Repeatable, call).await {
                 Ok(answer) if answer.alarms.is_empty() => None,
                 Ok(answer) => {
                     let name = |alarm: &pb::AlarmMember| match alarm.alarm() {

@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Duration;
 
-use thiserror::Error;
+use bowline_client::{Error, StatusMeaning};
 use tonic::{Code, Status};
 
 /// Exit code if the server rejected the request, a file is invalid, or the output could not be written.
@@ -22,7 +22,7 @@ pub(crate) const EXIT_CODES: &str = "Exit codes: 0 success; 1 rejected or failed
      it; 4 no server could be reached, nothing was changed.";
 
 /// Reason for which a command failed.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// The arguments, or input given in place of arguments, are invalid.
     #[error("{0}")]
@@ -101,11 +101,6 @@ impl Failure {
         }
     }
 
-    /// Converts the status of a read.
-    pub(crate) fn of_status(status: Status) -> Failure {
-        Failure::Refused(status)
-    }
-
     /// Prints the failure and its hint on standard error.
     pub(crate) fn complain(&self) {
         if matches!(self, Failure::Exit(_)) {
@@ -163,36 +158,17 @@ fn hint_of(text: &str) -> Option<&'static str> {
     HINTS.iter().find(|(words, _)| text.contains(words)).map(|(_, hint)| *hint)
 }
 
-/// The fate of a failed change, according to its status.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outcome {
-    /// The contacted server has not applied the change. Another server may be able to apply the change.
-    Elsewhere,
-    /// The change was not applied, and a retry cannot succeed.
-    Refused,
-    Unknown,
-}
-
-/// Classifies a status by its origin and text.
-pub(crate) fn outcome(status: &Status) -> Outcome {
-    if never_sent(status) {
-        return Outcome::Elsewhere;
-    }
-    let text = status.message();
-    if text.contains("not applied") {
-        return Outcome::Refused;
-    }
-    let says = |words: &str| text.contains(words);
-    match status.code() {
-        // The error comes from the connection, not from the server.
-        _ if std::error::Error::source(status).is_some() => Outcome::Unknown,
-        Code::Unavailable if says("etcdserver: no leader") => Outcome::Elsewhere,
-        Code::Unavailable if says("unhealthy cluster") => Outcome::Refused,
-        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Outcome::Unknown,
-        // etcd uses this code for errors that have no code of their own.
-        Code::Unknown if !says("etcdserver: ") => Outcome::Unknown,
-        Code::ResourceExhausted | Code::Unknown if says("too many requests") => Outcome::Elsewhere,
-        _ => Outcome::Refused,
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Config(why) => Failure::Usage(why),
+            Error::File(path, error) => Failure::Local(path, error),
+            Error::Unreachable(tried) => Failure::Unreachable(tried),
+            Error::Refused(status) => Failure::Refused(status),
+            Error::Timeout(limit) => Failure::Timeout(limit),
+            Error::Unknown(why) => Failure::Unknown(why),
+            error => Failure::Failed(error.to_string()),
+        }
     }
 }
 
@@ -202,57 +178,16 @@ pub(crate) fn passes(failure: &Failure) -> bool {
         Failure::Unreachable(_) | Failure::Timeout(_) | Failure::Unknown(_) => true,
         Failure::Refused(status) => {
             let is_passing = [Code::Unavailable, Code::DeadlineExceeded, Code::Aborted];
-            outcome(status) != Outcome::Refused || is_passing.contains(&status.code())
+            StatusMeaning::of(status) != StatusMeaning::Refused
+                || is_passing.contains(&status.code())
         }
         _ => false,
     }
 }
 
-/// Returns whether the connection failed before the request was sent.
-fn never_sent(status: &Status) -> bool {
-    let mut error = std::error::Error::source(status);
-    while let Some(cause) = error {
-        if cause.is::<tonic::ConnectError>() {
-            return true;
-        }
-        error = cause.source();
-    }
-    false
-}
-
-/// Returns the innermost cause of an error, usually the operating system's message.
-pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut last = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        last = error.to_string();
-        cause = error.source();
-    }
-    last
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn status_determines_the_outcome_of_a_change() {
-        let table = [
-            (Code::Unavailable, "etcdserver: no leader", Outcome::Elsewhere),
-            (Code::Unavailable, "etcdserver: request timed out", Outcome::Unknown),
-            (Code::Unavailable, "etcdserver: leader changed", Outcome::Unknown),
-            (Code::Unavailable, "etcdserver: server stopped", Outcome::Unknown),
-            (Code::Unavailable, "bowline: not applied: deadline exceeded", Outcome::Refused),
-            (Code::Unknown, "bowline: applied, at revision 7; its answer", Outcome::Unknown),
-            (Code::Unknown, "etcdserver: re-configuration failed", Outcome::Refused),
-            (Code::ResourceExhausted, "etcdserver: too many requests", Outcome::Elsewhere),
-            (Code::NotFound, "etcdserver: requested lease not found", Outcome::Refused),
-            (Code::DeadlineExceeded, "context deadline exceeded", Outcome::Unknown),
-        ];
-        for (code, text, meant) in table {
-            assert_eq!(outcome(&Status::new(code, text)), meant, "{text}");
-        }
-    }
 
     #[test]
     fn error_has_a_hint_and_an_exit_code() {

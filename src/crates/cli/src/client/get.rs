@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::options::Format;
 use super::print::Output;
@@ -168,6 +168,6 @@ pub(crate) async fn run(
     output.values_only = options.print_value_only;
     let request = options.request()?;
     let call = async |link: Link| link.kv().range(request.clone()).await;
-    let answer = client.ask(Effect::Repeatable, call).await?;
+    let answer = client.ask(CallKind::Repeatable, call).await?;
     if request.count_only { output.show(&Counted(answer)) } else { output.show(&answer) }
 }

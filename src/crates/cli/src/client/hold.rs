@@ -20,12 +20,11 @@ use rustix::process::Signal;
 use super::child::Child;
 use super::connect::Client;
 use super::failure::Failure;
-use super::line::{self, Held, Misfortune, Place};
 use super::print::Output;
-use super::session::{Moment, Session};
 use super::signals::Signals;
-use super::stance::Rule;
 use super::supervisor::ended_by;
+use bowline_client::LockMode;
+use bowline_client::{BootTime, Held, NotHeld, QueueEntry, Session};
 use bowline_proto::etcdserverpb as pb;
 
 /// Exit code if the hold was lost or was about to be lost, and the command was therefore ended.
@@ -60,7 +59,7 @@ suspended and resumes.";
 #[derive(Clone, Debug)]
 pub(crate) struct HoldRequest {
     pub(crate) name: Bytes,
-    pub(crate) rule: Rule,
+    pub(crate) mode: LockMode,
     /// Value of the queue entry.
     pub(crate) value: Bytes,
     pub(crate) ttl: Duration,
@@ -84,8 +83,9 @@ pub(crate) async fn hold(
     let signals = Signals::new();
     let mut signals =
         signals.map_err(|error| Failure::Local("cannot handle signals".to_owned(), error))?;
-    let session =
-        Session::open(client, request.ttl).await.map_err(|why| not_held(&request, why))?;
+    let session = Session::open(client.calls(), request.ttl)
+        .await
+        .map_err(|why| not_held(&request, why.into()))?;
     // From here on no other task uses the connection, so the revocation below is not delayed.
     let ended = until_over(client, output, &request, &session, &mut signals).await;
     let is_lost =
@@ -136,7 +136,7 @@ async fn until_over(
         }
     };
     let (place, held) = acquired.map_err(|why| not_held(request, why))?;
-    let mut loss = pin!(place.loss(client, held.token() + 1));
+    let mut loss = pin!(place.loss(client.calls(), held.token() + 1));
     let lost = async {
         tokio::select! {
             why = &mut keep => why,
@@ -144,7 +144,7 @@ async fn until_over(
         }
     };
     let lost = pin!(lost);
-    if session.valid_until().borrow().before(session.ttl / 5).left().is_zero() {
+    if session.valid_until().borrow().before(session.ttl() / 5).left().is_zero() {
         // This process was suspended in between, so another client may hold the lock by now.
         crate::complain(&"lost: no server confirmed the hold in time");
         return Ok(EXIT_LOST);
@@ -162,22 +162,23 @@ async fn acquire(
     client: &Arc<Client>,
     session: &Session,
     request: &HoldRequest,
-) -> Result<(Place, Held), Failure> {
-    let HoldRequest { name, rule, value, .. } = request;
-    let place = line::enter(client, name, session.lease, *rule, value.clone()).await?;
+) -> Result<(QueueEntry, Held), Failure> {
+    let HoldRequest { name, mode, value, .. } = request;
+    let place =
+        QueueEntry::enter(client.calls(), name, session.lease(), *mode, value.clone()).await?;
     let only_looks = request.timeout.is_some_and(|timeout| timeout.is_zero());
-    match place.turn(client, only_looks).await {
+    match place.turn(client.calls(), only_looks).await {
         Ok(held) => Ok((place, held)),
-        Err(Misfortune::Taken) => Err(in_vain(request)),
-        Err(Misfortune::Gone) => Err(Failure::Failed(
+        Err(NotHeld::Taken) => Err(in_vain(request)),
+        Err(NotHeld::Gone) => Err(Failure::Failed(
             "the queue entry was lost: its lease has ended, or its key was deleted".to_owned(),
         )),
-        Err(Misfortune::Misfit(other)) => Err(Failure::Failed(format!(
+        Err(NotHeld::OtherKind(other)) => Err(Failure::Failed(format!(
             "{} is in use as another kind ({}): choose another name, or use the same kind",
             name.escape_ascii(),
             other.name(),
         ))),
-        Err(Misfortune::Failed(failure)) => Err(failure),
+        Err(NotHeld::Failed(error)) => Err(error.into()),
     }
 }
 
@@ -189,8 +190,8 @@ fn in_vain(request: &HoldRequest) -> Failure {
 }
 
 /// Returns the time at which the command will be killed if no further renewal succeeds.
-fn killed_at(session: &Session, valid_until: Moment) -> Moment {
-    valid_until.before(session.ttl / 20)
+fn killed_at(session: &Session, valid_until: BootTime) -> BootTime {
+    valid_until.before(session.ttl() / 20)
 }
 
 /// Waits until the command ends, or ends the command before the hold can end. Returns the exit code.
@@ -227,7 +228,7 @@ async fn run(
                 crate::complain(&format!("lost: the command was killed: {why}"));
                 return Ok(EXIT_LOST);
             }
-            () = end.before(session.ttl / 5).come() => {
+            () = end.before(session.ttl() / 5).come() => {
                 child.ask_to_end();
                 tokio::select! {
                     // The command has ended, but its descendants may still run.
@@ -262,7 +263,7 @@ async fn wait(
                 crate::complain(&format!("lost: {why}"));
                 return Ok(EXIT_LOST);
             }
-            () = end.before(session.ttl / 20).come() => {
+            () = end.before(session.ttl() / 20).come() => {
                 crate::complain(&"lost: no server confirmed the hold in time");
                 return Ok(EXIT_LOST);
             }
@@ -276,7 +277,7 @@ async fn wait(
 }
 
 async fn let_go(session: &Session, limit: Duration) {
-    if let Err(failure) = session.close(limit).await {
+    if let Err(failure) = session.close_within(limit).await {
         let left = session.valid_until().borrow().left();
         crate::complain(&format!("not released: {failure}; it expires in {left:?} or later"));
     }
@@ -284,7 +285,7 @@ async fn let_go(session: &Session, limit: Duration) {
 
 fn variables(
     request: &HoldRequest,
-    place: &Place,
+    place: &QueueEntry,
     held: &Held,
     session: &Session,
 ) -> Vec<(&'static str, OsString)> {
@@ -293,12 +294,12 @@ fn variables(
     let mut variables = vec![
         ("BOWLINE_NAME", text(&request.name)),
         // The variable is not named BOWLINE_KEY, because that variable sets the option --key of this program.
-        ("BOWLINE_LOCK_KEY", text(&place.key)),
-        ("BOWLINE_LEASE", format!("{:x}", session.lease).into()),
+        ("BOWLINE_LOCK_KEY", text(place.key())),
+        ("BOWLINE_LEASE", format!("{:x}", session.lease()).into()),
         ("BOWLINE_TOKEN", token.clone()),
     ];
     if request.is_lock {
-        variables.push(("ETCD_LOCK_KEY", text(&place.key)));
+        variables.push(("ETCD_LOCK_KEY", text(place.key())));
         variables.push(("ETCD_LOCK_REV", token));
     }
     variables

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use bowline_client::renewal;
 use clap::{Args, Subcommand};
 use tokio::time::Instant;
-use tonic::{Response, Status};
+use tonic::Status;
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure, passes};
 use super::options::{Format, ttl};
 use super::print::Output;
@@ -77,27 +78,27 @@ pub(crate) async fn run(
             let ttl = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
             let request = pb::LeaseGrantRequest { ttl, id: 0 };
             let call = async |link: Link| link.lease().lease_grant(request).await;
-            output.show(&client.ask(Effect::Change, call).await?)
+            output.show(&client.ask(CallKind::Change, call).await?)
         }
         LeaseCommand::Revoke { id } => {
             let call =
                 async |link: Link| link.lease().lease_revoke(pb::LeaseRevokeRequest { id }).await;
-            let answer = client.ask(Effect::Change, call).await?;
+            let answer = client.ask(CallKind::Change, call).await?;
             output.show(&Revoked { lease: id, answer })
         }
         LeaseCommand::Timetolive { id, keys } => {
             let request = pb::LeaseTimeToLiveRequest { id, keys };
             let call = async |link: Link| link.lease().lease_time_to_live(request).await;
-            let answer = client.ask(Effect::Repeatable, call).await?;
+            let answer = client.ask(CallKind::Repeatable, call).await?;
             output.show(&Life { answer, with_keys: keys })
         }
         LeaseCommand::List => {
             let call =
                 async |link: Link| link.lease().lease_leases(pb::LeaseLeasesRequest {}).await;
-            output.show(&client.ask(Effect::Repeatable, call).await?)
+            output.show(&client.ask(CallKind::Repeatable, call).await?)
         }
         LeaseCommand::KeepAlive { id, once: true } => {
-            let answer = client.ask(Effect::Repeatable, renewal(id)).await?;
+            let answer = client.ask(CallKind::Repeatable, renewal(id)).await?;
             if answer.ttl <= 0 {
                 return Err(gone());
             }
@@ -111,27 +112,13 @@ fn gone() -> Failure {
     Failure::Refused(Status::not_found("etcdserver: requested lease not found"))
 }
 
-/// Returns a call that renews a lease once.
-pub(crate) fn renewal(
-    id: i64,
-) -> impl AsyncFn(Link) -> Result<Response<pb::LeaseKeepAliveResponse>, Status> {
-    async move |link: Link| {
-        let request = tokio_stream::once(pb::LeaseKeepAliveRequest { id });
-        let answers = link.lease().lease_keep_alive(request).await?;
-        let answer = answers.into_inner().message().await?;
-        answer.map(Response::new).ok_or_else(|| {
-            Status::unavailable("the server closed the stream without renewing the lease")
-        })
-    }
-}
-
 async fn keep_alive(client: &Client, output: Output, id: i64) -> Result<(), Failure> {
     // Time until which the lease lives, by the last confirmed renewal.
     let mut until: Option<Instant> = None;
     loop {
         let sent = Instant::now();
         let limit = until.map_or(client.settings.command_timeout, |until| until - sent);
-        let answer = match client.ask_for(limit, Effect::Repeatable, renewal(id)).await {
+        let answer = match client.ask_for(limit, CallKind::Repeatable, renewal(id)).await {
             Ok(answer) => answer,
             Err(failure) if passes(&failure) && until.is_some_and(|until| sent + AGAIN < until) => {
                 tokio::time::sleep(AGAIN).await;

@@ -13,7 +13,7 @@ use super::failure::Failure;
 use super::hold::{ENVIRONMENT, EXIT_CODES, HoldRequest, hold};
 use super::options::{duration, ttl};
 use super::print::Output;
-use super::stance::{Rule, Stance};
+use bowline_client::{EntryValue, LockMode};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -92,13 +92,13 @@ struct How {
 }
 
 impl How {
-    fn into_request(self, name: OsString, rule: Rule, is_lock: bool) -> HoldRequest {
+    fn into_request(self, name: OsString, mode: LockMode, is_lock: bool) -> HoldRequest {
         let words = self.command.iter().map(|word| word.to_string_lossy().into_owned());
         let why = self.reason.unwrap_or_else(|| words.collect::<Vec<_>>().join(" "));
         HoldRequest {
             name: Bytes::from(name.into_vec()),
-            rule,
-            value: Stance::ours(rule, &why).to_value(),
+            mode,
+            value: EntryValue::ours(mode, &why).to_value(),
             ttl: self.ttl,
             timeout: self.timeout,
             command: self.command,
@@ -113,12 +113,12 @@ pub(crate) async fn run(
     output: Output,
     options: LockOptions,
 ) -> Result<(), Failure> {
-    let rule = match (options.shared, options.exclusive) {
-        (true, _) => Rule::Read,
-        (_, true) => Rule::Write,
-        _ => Rule::Alone,
+    let mode = match (options.shared, options.exclusive) {
+        (true, _) => LockMode::Read,
+        (_, true) => LockMode::Write,
+        _ => LockMode::Alone,
     };
-    hold(client, output, options.how.into_request(options.name, rule, true)).await
+    hold(client, output, options.how.into_request(options.name, mode, true)).await
 }
 
 pub(crate) async fn run_semaphore(
@@ -131,5 +131,5 @@ pub(crate) async fn run_semaphore(
         let why = format!("{wants} permits exceed the limit of {limit}");
         return Err(Failure::Usage(why));
     }
-    hold(client, output, how.into_request(name, Rule::Permits { limit, wants }, false)).await
+    hold(client, output, how.into_request(name, LockMode::Permits { limit, wants }, false)).await
 }

@@ -7,12 +7,12 @@ use std::os::unix::ffi::OsStringExt;
 use bytes::Bytes;
 use clap::Args;
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
-use super::line::places;
 use super::print::{Object, Output, Page, Show, Table, header_json, list};
-use super::range::prefix_end;
-use super::stance::{MARK, Stance};
+use bowline_client::prefix_end;
+use bowline_client::queue_entries;
+use bowline_client::{EntryValue, LOCK_MARK};
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::KeyValue;
 
@@ -35,7 +35,7 @@ pub(crate) struct LocksOptions {
 
 struct Line {
     name: Bytes,
-    places: Vec<(KeyValue, Stance, bool)>,
+    places: Vec<(KeyValue, EntryValue, bool)>,
 }
 
 struct Lines {
@@ -60,7 +60,7 @@ pub(crate) async fn run(
     let key = if prefix.is_empty() { Bytes::from_static(b"\0") } else { prefix.into() };
     let request = pb::RangeRequest { key, range_end, ..Default::default() };
     let call = async |link: Link| link.kv().range(request.clone()).await;
-    let answer = client.ask(Effect::Repeatable, call).await?;
+    let answer = client.ask(CallKind::Repeatable, call).await?;
     let mut lines: BTreeMap<Bytes, Vec<KeyValue>> = BTreeMap::new();
     for row in answer.kvs {
         if let Some(name) = name_of(&row)
@@ -73,12 +73,12 @@ pub(crate) async fn run(
     let lines = lines.into_iter().map(|(name, rows)| {
         let mut before = Vec::new();
         let place = |row: KeyValue| {
-            let stance = Stance::parse(&row.value);
-            let holds = stance.rule.holds_behind(&before);
-            before.push(stance.rule);
+            let stance = EntryValue::parse(&row.value);
+            let holds = stance.mode.holds_behind(&before);
+            before.push(stance.mode);
             (row, stance, holds)
         };
-        Line { places: places(&name, rows).into_iter().map(place).collect(), name }
+        Line { places: queue_entries(&name, rows).into_iter().map(place).collect(), name }
     });
     output.show(&Lines { header: answer.header, lines: lines.collect() })
 }
@@ -95,15 +95,15 @@ fn name_of(row: &KeyValue) -> Option<Bytes> {
 
 /// Returns the kind of lock that the row is a request for. Candidates of an election store their own value; mutexes of
 /// etcd clients store none.
-fn kind(row: &KeyValue, stance: &Stance) -> String {
-    if row.value.is_empty() || row.value.starts_with(MARK.as_bytes()) {
-        stance.rule.name()
+fn kind(row: &KeyValue, stance: &EntryValue) -> String {
+    if row.value.is_empty() || row.value.starts_with(LOCK_MARK.as_bytes()) {
+        stance.mode.name()
     } else {
         "election".to_owned()
     }
 }
 
-fn who(stance: &Stance) -> String {
+fn who(stance: &EntryValue) -> String {
     let parts = [stance.owner.as_str(), stance.site.as_str()];
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     parts.join(", ")
@@ -148,7 +148,7 @@ impl Show for Lines {
     }
 
     fn json(&self) -> String {
-        let place = |(row, stance, holds): &(KeyValue, Stance, bool)| {
+        let place = |(row, stance, holds): &(KeyValue, EntryValue, bool)| {
             Object::default()
                 .bytes("key", &row.key)
                 .raw("holds", holds)
@@ -171,7 +171,7 @@ impl Show for Lines {
     }
 
     fn table(&self) -> Option<Table> {
-        let row = |name: &Bytes, (row, stance, holds): &(KeyValue, Stance, bool)| {
+        let row = |name: &Bytes, (row, stance, holds): &(KeyValue, EntryValue, bool)| {
             vec![
                 name.escape_ascii().to_string(),
                 if *holds { "holds" } else { "waits" }.to_owned(),

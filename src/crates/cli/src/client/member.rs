@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::cluster::MemberDone;
@@ -83,7 +83,7 @@ pub(crate) async fn run(
             let request =
                 pb::MemberAddRequest { peer_ur_ls: peer_urls.clone(), is_learner: learner };
             let call = async |link: Link| link.cluster().member_add(request.clone()).await;
-            let answer = client.ask(Effect::Change, call).await?;
+            let answer = client.ask(CallKind::Change, call).await?;
             let id = answer.member.as_ref().map(|member| member.id).unwrap_or_default();
             let more = environment(&name, id, &peer_urls, &answer.members);
             let pb::MemberAddResponse { header, member, members } = answer;
@@ -94,19 +94,19 @@ pub(crate) async fn run(
         MemberCommand::Remove { id } => {
             let request = pb::MemberRemoveRequest { id };
             let call = async |link: Link| link.cluster().member_remove(request).await;
-            let answer = client.ask(Effect::Change, call).await?;
+            let answer = client.ask(CallKind::Change, call).await?;
             done(id, "removed from", answer.header, answer.members)
         }
         MemberCommand::Update { id, peer_urls } => {
             let request = pb::MemberUpdateRequest { id, peer_ur_ls: peer_urls };
             let call = async |link: Link| link.cluster().member_update(request.clone()).await;
-            let answer = client.ask(Effect::Change, call).await?;
+            let answer = client.ask(CallKind::Change, call).await?;
             done(id, "updated in", answer.header, answer.members)
         }
         MemberCommand::Promote { id } => {
             let request = pb::MemberPromoteRequest { id };
             let call = async |link: Link| link.cluster().member_promote(request).await;
-            let answer = client.ask(Effect::Change, call).await?;
+            let answer = client.ask(CallKind::Change, call).await?;
             done(id, "promoted in", answer.header, answer.members)
         }
     };
@@ -119,7 +119,7 @@ pub(crate) async fn members(
 ) -> Result<pb::MemberListResponse, Failure> {
     let request = pb::MemberListRequest { linearizable };
     let call = async |link: Link| link.cluster().member_list(request).await;
-    client.ask(Effect::Repeatable, call).await
+    client.ask(CallKind::Repeatable, call).await
 }
 
 fn done(

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::member::member_id;
 use super::print::Output;
@@ -29,7 +29,7 @@ pub(crate) async fn run(
     for endpoint in &client.settings.endpoints {
         let one = client.of_one(endpoint);
         let call = async |link: Link| link.maintenance().status(pb::StatusRequest {}).await;
-        let status = match one.ask(Effect::Repeatable, call).await {
+        let status = match one.ask(CallKind::Repeatable, call).await {
             Ok(status) => status,
             Err(failure) => {
                 last = Some(failure);
@@ -42,7 +42,7 @@ pub(crate) async fn run(
         }
         let request = pb::MoveLeaderRequest { target_id: options.target };
         let call = async |link: Link| link.maintenance().move_leader(request).await;
-        let answer = one.ask(Effect::Change, call).await?;
+        let answer = one.ask(CallKind::Change, call).await?;
         let words = format!("Leadership transferred from {member:x} to {:x}", options.target);
         return output.show(&Done { words, header: answer.header });
     }

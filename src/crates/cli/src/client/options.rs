@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
+use bowline_client::Tls;
+
 use super::failure::Failure;
 use crate::usage::truth;
 
@@ -123,24 +125,6 @@ pub(crate) struct Login {
     pub(crate) password: Option<String>,
 }
 
-/// TLS settings of connections.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tls {
-    pub(crate) cacert: Option<PathBuf>,
-    pub(crate) cert: Option<PathBuf>,
-    pub(crate) key: Option<PathBuf>,
-    pub(crate) skip_verify: bool,
-    /// Whether connections without TLS are forbidden.
-    pub(crate) required: bool,
-}
-
-impl Tls {
-    /// Returns whether an endpoint without a scheme uses TLS.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.required || self.cacert.is_some() || self.cert.is_some() || self.skip_verify
-    }
-}
-
 impl Globals {
     /// Returns whether no option was given.
     pub(crate) fn is_empty(&self) -> bool {
@@ -188,6 +172,7 @@ impl Globals {
             skip_verify: flag(self.insecure_skip_tls_verify, "INSECURE_SKIP_TLS_VERIFY")?
                 .unwrap_or(false),
             required: flag(self.insecure_transport, "INSECURE_TRANSPORT")? == Some(false),
+            ..Tls::default()
         };
         if tls.cert.is_some() != tls.key.is_some() {
             return Err(Failure::Usage("--cert and --key require each other".to_owned()));

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::connect::{Client, Effect};
+use super::connect::{CallKind, Client};
 use super::failure::{EXIT_CODES, Failure};
 use super::lease::lease_id;
 use super::print::Output;
@@ -120,5 +120,5 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     let request = options.request()?;
     let call = async |link: super::connect::Link| link.kv().put(request.clone()).await;
-    output.show(&client.ask(Effect::Change, call).await?)
+    output.show(&client.ask(CallKind::Change, call).await?)
 }

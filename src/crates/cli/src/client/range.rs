@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
+use bowline_client::prefix_end;
 use bytes::Bytes;
 use clap::Args;
 
@@ -60,14 +61,6 @@ impl Keys {
     }
 }
 
-/// Returns the first key after all keys with the prefix.
-pub(crate) fn prefix_end(prefix: &[u8]) -> Bytes {
-    let Some(at) = prefix.iter().rposition(|byte| *byte < 0xff) else { return TO_THE_END };
-    let mut end = prefix[..=at].to_vec();
-    end[at] += 1;
-    end.into()
-}
-
 /// Parses a revision.
 pub(crate) fn revision(text: &str) -> Result<i64, String> {
     match text.parse() {
@@ -81,12 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefix_end_is_the_next_key_without_the_prefix() {
-        let table: [(&[u8], &[u8]); 4] =
-            [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")];
-        for (prefix, end) in table {
-            assert_eq!(&prefix_end(prefix)[..], end);
-        }
+    fn empty_prefix_selects_all_keys() {
         let all = Keys { prefix: true, ..Keys::default() };
         assert_eq!(all.range().unwrap(), (TO_THE_END, TO_THE_END));
     }

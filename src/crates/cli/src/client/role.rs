@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use bytes::Bytes;
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::users::{Done, Names, Role};
@@ -83,18 +83,18 @@ pub(crate) async fn run(
             let words = format!("Role {name} created");
             let request = pb::AuthRoleAddRequest { name };
             let call = async |link: Link| link.auth().role_add(request.clone()).await;
-            (words, client.ask(Effect::Change, call).await?.header)
+            (words, client.ask(CallKind::Change, call).await?.header)
         }
         RoleCommand::Delete { name } => {
             let words = format!("Role {name} deleted");
             let request = pb::AuthRoleDeleteRequest { role: name };
             let call = async |link: Link| link.auth().role_delete(request.clone()).await;
-            (words, client.ask(Effect::Change, call).await?.header)
+            (words, client.ask(CallKind::Change, call).await?.header)
         }
         RoleCommand::Get { name } => return output.show(&get(client, name).await?),
         RoleCommand::List => {
             let call = async |link: Link| link.auth().role_list(pb::AuthRoleListRequest {}).await;
-            let answer = client.ask(Effect::Repeatable, call).await?;
+            let answer = client.ask(CallKind::Repeatable, call).await?;
             let (header, names) = (answer.header, answer.roles);
             return output.show(&Names { header, what: "roles", names });
         }
@@ -110,14 +110,14 @@ pub(crate) async fn run(
             let words = format!("Role {role} updated");
             let request = pb::AuthRoleGrantPermissionRequest { name: role, perm: Some(perm) };
             let call = async |link: Link| link.auth().role_grant_permission(request.clone()).await;
-            (words, client.ask(Effect::Change, call).await?.header)
+            (words, client.ask(CallKind::Change, call).await?.header)
         }
         RoleCommand::RevokePermission { role, keys } => {
             let (key, range_end) = keys.range()?;
             let words = revoked(&role, &key, &range_end);
             let request = pb::AuthRoleRevokePermissionRequest { role, key, range_end };
             let call = async |link: Link| link.auth().role_revoke_permission(request.clone()).await;
-            (words, client.ask(Effect::Change, call).await?.header)
+            (words, client.ask(CallKind::Change, call).await?.header)
         }
     };
     output.show(&Done { words, header })
@@ -137,5 +137,5 @@ fn revoked(role: &str, key: &Bytes, end: &Bytes) -> String {
 pub(crate) async fn get(client: &Client, name: String) -> Result<Role, Failure> {
     let request = pb::AuthRoleGetRequest { role: name.clone() };
     let call = async |link: Link| link.auth().role_get(request.clone()).await;
-    Ok(Role { name, answer: client.ask(Effect::Repeatable, call).await? })
+    Ok(Role { name, answer: client.ask(CallKind::Repeatable, call).await? })
 }

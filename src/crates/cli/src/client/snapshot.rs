@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use sha2::{Digest, Sha256};
 use tonic::Streaming;
 
-use super::connect::{Client, Effect, Link, NO_LIMIT};
+use super::connect::{CallKind, Client, Link, NO_LIMIT};
 use super::failure::{EXIT_CODES, Failure};
 use super::options::Format;
 use super::print::Output;
@@ -100,7 +100,7 @@ async fn save(client: &Client, file: &Path) -> Result<String, Failure> {
     let part = Part::beside(file)?;
     let call = async |link: Link| link.maintenance().snapshot(SnapshotRequest {}).await;
     // The download has no time limit, because a retry at another server would have to start from the beginning.
-    let answers = client.ask_for(NO_LIMIT, Effect::Repeatable, call).await?;
+    let answers = client.ask_for(NO_LIMIT, CallKind::Repeatable, call).await?;
     let version = receive(answers, &part).await?;
     publish(&part.path, file).map_err(|error| Failure::Local(file.display().to_string(), error))?;
     Ok(version)

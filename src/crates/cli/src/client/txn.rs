@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use clap::{Args, Parser, Subcommand};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::del::DelOptions;
 use super::failure::{EXIT_CODES, Failure};
 use super::get::GetOptions;
@@ -82,7 +82,7 @@ pub(crate) async fn run(
     };
     let is_change = |op: &pb::RequestOp| !matches!(op.request, Some(Request::RequestRange(_)));
     let changes = request.success.iter().chain(&request.failure).any(is_change);
-    let effect = if changes { Effect::Change } else { Effect::Repeatable };
+    let effect = if changes { CallKind::Change } else { CallKind::Repeatable };
     let call = async |link: Link| link.kv().txn(request.clone()).await;
     output.show(&client.ask(effect, call).await?)
 }

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use super::connect::{Client, Effect, Link};
+use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure};
 use super::print::Output;
 use super::print::users::{Done, Names, User};
@@ -115,19 +115,19 @@ pub(crate) async fn run(
             let request =
                 pb::AuthUserAddRequest { name: name.clone(), password, options, hashed_password };
             let call = async |link: Link| link.auth().user_add(request.clone()).await;
-            let answer = client.ask(Effect::Change, call).await?;
+            let answer = client.ask(CallKind::Change, call).await?;
             (format!("User {name} created"), answer.header)
         }
         UserCommand::Delete { name } => {
             let request = pb::AuthUserDeleteRequest { name: name.clone() };
             let call = async |link: Link| link.auth().user_delete(request.clone()).await;
-            let answer = client.ask(Effect::Change, call).await?;
+            let answer = client.ask(CallKind::Change, call).await?;
             (format!("User {name} deleted"), answer.header)
         }
         UserCommand::Get { name, detail } => return get(client, output, name, detail).await,
         UserCommand::List => {
             let call = async |link: Link| link.auth().user_list(pb::AuthUserListRequest {}).await;
-            let answer = client.ask(Effect::Repeatable, call).await?;
+            let answer = client.ask(CallKind::Repeatable, call).await?;
             let (header, names) = (answer.header, answer.users);
             return output.show(&Names { header, what: "users", names });
         }
@@ -136,20 +136,20 @@ pub(crate) async fn run(
             let hashed_password = String::new();
             let request = pb::AuthUserChangePasswordRequest { name, password, hashed_password };
             let call = async |link: Link| link.auth().user_change_password(request.clone()).await;
-            let answer = client.ask(Effect::Change, call).await?;
+            let answer = client.ask(CallKind::Change, call).await?;
             ("Password updated".to_owned(), answer.header)
         }
         UserCommand::GrantRole { name: user, role } => {
             let words = format!("Role {role} is granted to user {user}");
             let request = pb::AuthUserGrantRoleRequest { user, role };
             let call = async |link: Link| link.auth().user_grant_role(request.clone()).await;
-            (words, client.ask(Effect::Change, call).await?.header)
+            (words, client.ask(CallKind::Change, call).await?.header)
         }
         UserCommand::RevokeRole { name: user, role } => {
             let words = format!("Role {role} is revoked from user {user}");
             let request = pb::AuthUserRevokeRoleRequest { name: user, role };
             let call = async |link: Link| link.auth().user_revoke_role(request.clone()).await;
-            (words, client.ask(Effect::Change, call).await?.header)
+            (words, client.ask(CallKind::Change, call).await?.header)
         }
     };
     output.show(&Done { words, header })
@@ -158,7 +158,7 @@ pub(crate) async fn run(
 async fn get(client: &Client, output: Output, name: String, detail: bool) -> Result<(), Failure> {
     let request = pb::AuthUserGetRequest { name: name.clone() };
     let call = async |link: Link| link.auth().user_get(request.clone()).await;
-    let answer = client.ask(Effect::Repeatable, call).await?;
+    let answer = client.ask(CallKind::Repeatable, call).await?;
     if !detail {
         return output.show(&User { name, answer });
     }

@@ -1,31 +1,22 @@
 //! `bowline watch`: prints changes of keys, or runs a command for each change.
 //!
-//! If a watch loses its server, the command opens a new watch at the next server, starting after the last printed
-//! change or progress notification. No change is lost or repeated.
+//! [`Watch`] continues at the next server if it loses its server.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status, Streaming};
 
-use super::connect::{Client, Effect, Link};
-use super::failure::{EXIT_CODES, Failure, passes};
-use super::ordered::is_ordered;
+use super::connect::Client;
+use super::failure::{EXIT_CODES, Failure};
 use super::print::{Output, kv};
 use super::quote;
-use super::range::{prefix_end, revision};
+use super::range::revision;
+use bowline_client::{Error, Watch, prefix_end};
 use bowline_proto::etcdserverpb as pb;
-use pb::watch_request::RequestUnion;
-
-/// Pause before a reconnect, after no server could be reached or a connection has failed.
-const REOPEN_PAUSE: Duration = Duration::from_millis(300);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -75,29 +66,18 @@ pub(crate) async fn run(
     output: Output,
     options: WatchOptions,
 ) -> Result<(), Failure> {
-    Watching::new(client, output, options).go_on().await
+    Watching::new(&client, output, options).go_on().await
 }
 
-/// An open watch stream.
-struct Open {
-    answers: Streaming<pb::WatchResponse>,
-    link: Link,
-    /// Whether the server's progress notifications are reliable.
-    is_ordered: bool,
-    /// Keeps the stream open.
-    _requests: mpsc::Sender<pb::WatchRequest>,
-}
-
-/// A watch and its progress.
+/// A watch, and what to do with its changes.
 struct Watching {
-    client: Arc<Client>,
     output: Output,
-    request: pb::WatchCreateRequest,
+    watch: Watch,
     command: Vec<OsString>,
 }
 
 impl Watching {
-    fn new(client: Arc<Client>, output: Output, what: WatchOptions) -> Self {
+    fn new(client: &Client, output: Output, what: WatchOptions) -> Self {
         let mut key = what.key.into_vec();
         let range_end = match what.range_end {
             Some(end) => end.into_vec().into(),
@@ -115,84 +95,34 @@ impl Watching {
             progress_notify: what.progress_notify,
             ..Default::default()
         };
-        Self { client, output, request, command: what.command }
+        Self { output, watch: Watch::new(client.calls(), request), command: what.command }
     }
 
     /// Prints changes until a failure that a retry cannot fix.
     async fn go_on(&mut self) -> Result<(), Failure> {
-        let mut was_open = false;
         loop {
-            let Open { mut answers, link, is_ordered, _requests } = match self.open().await {
-                Ok(open) => open,
-                // After the first success, errors are retried without limit until the user interrupts.
-                Err(failure) if was_open && passes(&failure) => {
-                    tokio::time::sleep(REOPEN_PAUSE).await;
-                    continue;
+            match self.watch.next().await {
+                Ok(answer) => self.heard(&answer).await?,
+                Err(error) => {
+                    if let Error::Canceled(answer) = &error
+                        && self.output.format != super::options::Format::Simple
+                    {
+                        self.output.show(&**answer)?;
+                    }
+                    return Err(error.into());
                 }
-                Err(failure) => return Err(failure),
-            };
-            was_open = true;
-            let status = loop {
-                match answers.message().await {
-                    Ok(Some(answer)) => self.heard(answer, is_ordered).await?,
-                    Ok(None) => break Status::unavailable("the server closed the watch stream"),
-                    Err(status) => break status,
-                }
-            };
-            let has_ended = status.code() == Code::Ok;
-            let failure = Failure::Refused(status);
-            if !has_ended && !passes(&failure) {
-                return Err(failure);
             }
-            self.client.leave(&link).await;
-            tokio::time::sleep(REOPEN_PAUSE).await;
         }
     }
 
-    async fn open(&self) -> Result<Open, Failure> {
-        let begun = async |link: Link| {
-            let (requests, stream) = mpsc::channel(1);
-            let union = RequestUnion::CreateRequest(self.request.clone());
-            // Sending does not wait, because the channel is empty.
-            drop(requests.send(pb::WatchRequest { request_union: Some(union) }).await);
-            let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
-            let is_ordered = is_ordered(&link).await;
-            Ok(tonic::Response::new(Open { answers, link, is_ordered, _requests: requests }))
-        };
-        self.client.ask(Effect::Repeatable, begun).await
-    }
-
-    async fn heard(&mut self, answer: pb::WatchResponse, is_ordered: bool) -> Result<(), Failure> {
+    async fn heard(&self, answer: &pb::WatchResponse) -> Result<(), Failure> {
         let revision = answer.header.map(|header| header.revision).unwrap_or_default();
-        if answer.canceled {
-            let reason = match answer.compact_revision {
-                0 => answer.cancel_reason.clone(),
-                _ => "etcdserver: mvcc: required revision has been compacted".to_owned(),
-            };
-            let ended = Failure::Failed(format!("the watch was canceled: {reason}"));
-            if self.output.format != super::options::Format::Simple {
-                self.output.show(&answer)?;
-            }
-            return Err(ended);
-        }
-        if answer.created {
-            if self.request.start_revision == 0 {
-                self.request.start_revision = revision + 1;
-            }
-            return Ok(());
-        }
         if answer.events.is_empty() {
-            if is_ordered {
-                // All changes up to this revision were delivered, so a reopened watch can start after it. An older
-                // start revision might be compacted by then.
-                self.request.start_revision = self.request.start_revision.max(revision + 1);
-            }
             self.output.say(format!("progress notify: {revision}"))?;
         }
-        self.output.show(&answer)?;
+        self.output.show(answer)?;
         for event in &answer.events {
             let row = event.kv.clone().unwrap_or_default();
-            self.request.start_revision = self.request.start_revision.max(row.mod_revision + 1);
             if let Some((program, arguments)) = self.command.split_first() {
                 let run = tokio::process::Command::new(program)
                     .args(arguments)

@@ -14,6 +14,7 @@ mod jwt;
 mod kv;
 mod lease;
 mod ledger;
+mod library;
 mod locks;
 mod logs;
 mod members;

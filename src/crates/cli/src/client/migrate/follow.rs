@@ -30,7 +30,7 @@ use super::side::Away;
 use super::source::Watch;
 use super::target::Made;
 use super::told::{Copied, InSync, Live, Mirrored};
-use crate::client::connect::{Effect, Link};
+use crate::client::connect::{CallKind, Link};
 use crate::client::failure::{Failure, passes};
 use crate::client::print::Output;
 use crate::client::quote;
@@ -407,7 +407,7 @@ async fn ask_heads(import: &Import, tell: &watch::Sender<i64>) -> Failure {
         let had = side.reached();
         let request = pb::RangeRequest { key: key.clone(), count_only: true, ..Default::default() };
         let call = async |link: Link| link.kv().range(request.clone()).await;
-        if let Ok(answer) = side.client.ask(Effect::Repeatable, call).await {
+        if let Ok(answer) = side.client.ask(CallKind::Repeatable, call).await {
             let header = answer.header.unwrap_or_default();
             if let Err(failure) = side.recognise(&header, had) {
                 return failure;

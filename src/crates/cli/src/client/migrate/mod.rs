@@ -26,10 +26,11 @@ use tokio::sync::watch;
 
 use super::connect::{Client, Link};
 use super::failure::Failure;
-use super::options::{Settings, Tls, duration, endpoints, login, variable};
+use super::options::{Settings, duration, endpoints, login, variable};
 use super::print::Output;
 use super::range::revision;
 use super::terminal::known;
+use bowline_client::Tls;
 use bowline_proto::etcdserverpb as pb;
 
 mod change;
@@ -211,7 +212,7 @@ pub(crate) async fn run(
         cert: who.from_cert,
         key: who.from_key,
         skip_verify: who.from_insecure_skip_tls_verify,
-        required: false,
+        ..Tls::default()
     };
     let endpoints = endpoints(&options.from);
     if endpoints.is_empty() {

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use bytes::Bytes;
 
 use crate::client::failure::Failure;
-use crate::client::range::prefix_end;
+use bowline_client::prefix_end;
 
 /// Range end that means "up to the last key" in etcd's protocol.
 const TO_THE_END: &[u8] = b"\0";

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
-use crate::client::connect::{Client, Effect, Link};
+use crate::client::connect::{CallKind, Client, Link};
 use crate::client::failure::{Failure, passes};
 use bowline_proto::etcdserverpb as pb;
 
@@ -50,7 +50,7 @@ impl Side {
     ) -> Result<T, Failure> {
         let mut away = Away::default();
         loop {
-            match self.client.ask(Effect::Repeatable, &call).await {
+            match self.client.ask(CallKind::Repeatable, &call).await {
                 Ok(answer) => {
                     away.is_over(self);
                     return Ok(answer);

@@ -11,9 +11,9 @@ use super::difference::Row;
 use super::parts::{Part, Span, around, next_key};
 use super::side::Side;
 use super::{EVERYTHING, Halt};
-use crate::client::connect::{Effect, Link};
+use crate::client::connect::{CallKind, Link};
 use crate::client::failure::Failure;
-use crate::client::ordered::is_ordered;
+use bowline_client::is_ordered;
 use bowline_proto::etcdserverpb as pb;
 use pb::watch_request::RequestUnion;
 
@@ -189,7 +189,7 @@ impl Source {
             let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
             Ok(tonic::Response::new(Watch { requests, answers, link, sees_all }))
         };
-        self.side.client.ask(Effect::Repeatable, open).await
+        self.side.client.ask(CallKind::Repeatable, open).await
     }
 
     /// Maps a changed key to the target. Returns `None` if the key is not copied.

@@ -10,7 +10,7 @@ use super::change::{Change, large_transaction, transaction};
 use super::fence::Fence;
 use super::parts::{Span, next_key};
 use super::side::{Away, Side};
-use crate::client::connect::{Effect, Link};
+use crate::client::connect::{CallKind, Link};
 use crate::client::failure::{Failure, passes};
 use crate::client::quote;
 use bowline_proto::etcdserverpb as pb;
@@ -200,7 +200,7 @@ impl Target {
         request.compare.push(self.fence.compare());
         let before = self.side.reached();
         let call = async |link: Link| link.kv().txn(request.clone()).await;
-        let failure = match self.side.client.ask(Effect::Change, call).await {
+        let failure = match self.side.client.ask(CallKind::Change, call).await {
             Ok(answer) if answer.succeeded => {
                 self.is_touched.set(true);
                 let header = answer.header.unwrap_or_default();

@@ -3,7 +3,7 @@
 use super::json::Object;
 use super::{Page, Show, header_json};
 use crate::client::quote;
-use crate::client::range::prefix_end;
+use bowline_client::prefix_end;
 use bowline_proto::authpb::Permission;
 use bowline_proto::authpb::permission::Type;
 use bowline_proto::etcdserverpb as pb;

@@ -1,5 +1,5 @@
-//! Verifies a server's certificate against the certificates in `--cacert`. If the server's own certificate is in that
-//! file, it is valid for its own hosts even if it is marked as a CA, as in Go and curl. `openssl req -x509` marks
+//! Verifies a server's certificate against trusted certificates. If the server's own certificate is among
+//! them, it is valid for its own hosts even if it is marked as a CA, as in Go and curl. `openssl req -x509` marks
 //! certificates as CA by default.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-const NOT_LISTED: &str = "the server's certificate is that of an authority (CA:TRUE), and the file of --cacert does not contain it";
+const NOT_LISTED: &str = "the server's certificate is that of an authority (CA:TRUE), and the file of trusted authorities does not contain it";
 
 /// A verifier of server certificates.
 #[derive(Debug)]

@@ -2,7 +2,6 @@
 //! lease in the queue has one key, `NAME/<lease in hexadecimal>`, where `NAME` is the name of the lock or election.
 //! The order of the queue is the order in which the keys were created.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,10 +9,11 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Response;
 
-use super::connect::{Client, Effect, Link};
-use super::failure::Failure;
-use super::range::prefix_end;
-use super::stance::{Rule, Stance};
+use crate::connect::{CallKind, Client, Link};
+use crate::entry::{EntryValue, LockMode};
+use crate::error::{Error, StatusMeaning};
+use crate::kv::prefix_end;
+use crate::session::Session;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::event::EventType;
 use bowline_proto::mvccpb::{Event, KeyValue};
@@ -27,64 +27,135 @@ const AGAIN: Duration = Duration::from_millis(200);
 
 /// A queue entry.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub struct QueueEntry {
     name: Bytes,
-    pub(crate) key: Bytes,
+    key: Bytes,
     /// Revision at which the key was created.
     created: i64,
-    rule: Rule,
+    mode: LockMode,
 }
 
 /// Reason why a queue entry did not become a hold.
 #[derive(Debug)]
-pub(crate) enum Misfortune {
+pub enum NotHeld {
     /// The entry's key has been deleted.
     Gone,
     /// Other clients hold the lock, and the caller does not want to wait.
     Taken,
     /// The queue is in use by another kind of lock.
-    Misfit(Rule),
+    OtherKind(LockMode),
     /// The servers rejected the request.
-    Failed(Failure),
+    Failed(Error),
 }
 
 /// A hold of a lock: the row of its queue entry, and the revision of the store at which the hold was confirmed.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
-    pub(crate) header: Option<pb::ResponseHeader>,
-    pub(crate) row: KeyValue,
+pub struct Held {
+    /// The header of the response that confirmed the hold.
+    pub header: Option<pb::ResponseHeader>,
+    /// The row of the queue entry.
+    pub row: KeyValue,
 }
 
 impl Held {
     /// Returns the fencing token, which increases with each holder of a lock. The token is the revision at which the
     /// hold was confirmed. The previous holder's key was deleted before that revision. The next holder can be
     /// confirmed only after this holder's key was deleted, which is at a higher revision.
-    pub(crate) fn token(&self) -> i64 {
+    pub fn token(&self) -> i64 {
         self.header.map(|header| header.revision).unwrap_or_default()
     }
 }
 
+/// An exclusive lock that is held by a session.
+#[derive(Clone, Debug)]
+pub struct Lock {
+    entry: QueueEntry,
+    held: Held,
+}
+
+impl Lock {
+    /// Returns the key of the lock's queue entry.
+    pub fn key(&self) -> &Bytes {
+        &self.entry.key
+    }
+
+    /// Returns the fencing token, which increases with each holder of the lock.
+    pub fn token(&self) -> i64 {
+        self.held.token()
+    }
+
+    /// Returns the condition that the lock is still held. A transaction with this condition changes nothing after the
+    /// lock was lost.
+    pub fn compare(&self) -> pb::Compare {
+        self.entry.compare()
+    }
+
+    /// Waits until another client deletes the key of the lock. Returns the reason for the loss.
+    pub async fn loss(&self, client: &Client) -> String {
+        self.entry.loss(client, self.token() + 1).await
+    }
+
+    /// Releases the lock. The next request in the queue acquires it.
+    ///
+    /// # Errors
+    /// Returns an error if no server confirms it. Then the lock is released with its session.
+    pub async fn release(self, client: &Client) -> Result<(), Error> {
+        let request = pb::TxnRequest {
+            compare: vec![self.compare()],
+            success: vec![pb::RequestOp {
+                request: Some(Request::RequestDeleteRange(pb::DeleteRangeRequest {
+                    key: self.entry.key.clone(),
+                    ..Default::default()
+                })),
+            }],
+            failure: Vec::new(),
+        };
+        let call = async |link: Link| link.kv().txn(request.clone()).await;
+        client.call(CallKind::Repeatable, call).await.map(drop)
+    }
+}
+
+impl Session {
+    /// Acquires an exclusive lock, in the same queue as etcd's and Bowline's mutexes with this name. Call it within
+    /// [`run`](Self::run), which renews the lease while the lock is waited for and held. If the returned future is
+    /// dropped, the request stays in the queue until the session ends.
+    ///
+    /// # Errors
+    /// Returns an error if a server rejects the request, or if the lease has ended.
+    pub async fn lock(&self, name: impl Into<Bytes>) -> Result<Lock, Error> {
+        let (client, mode) = (self.client(), LockMode::Alone);
+        let value = EntryValue::ours(mode, "").to_value();
+        let entry = enter(client, &name.into(), self.lease(), mode, value).await?;
+        match entry.turn(client, false).await {
+            Ok(held) => Ok(Lock { entry, held }),
+            Err(NotHeld::Failed(error)) => Err(error),
+            Err(NotHeld::OtherKind(other)) => Err(Error::OtherKind(other.name())),
+            Err(NotHeld::Gone | NotHeld::Taken) => {
+                Err(Error::Lost("the queue entry was deleted".to_owned()))
+            }
+        }
+    }
+}
+
 /// Returns the rows that are queue entries, in queue order.
-pub(crate) fn places(name: &[u8], rows: Vec<KeyValue>) -> Vec<KeyValue> {
+pub fn queue_entries(name: &[u8], rows: Vec<KeyValue>) -> Vec<KeyValue> {
     let is_place = |row: &KeyValue| {
         row.lease != 0
             && row.key.len() > name.len() + 1
             && !row.key[name.len() + 1..].contains(&b'/')
     };
-    let mut places: Vec<_> = rows.into_iter().filter(is_place).collect();
-    places.sort_by(|a, b| (a.create_revision, &a.key).cmp(&(b.create_revision, &b.key)));
-    places
+    let mut queue_entries: Vec<_> = rows.into_iter().filter(is_place).collect();
+    queue_entries.sort_by(|a, b| (a.create_revision, &a.key).cmp(&(b.create_revision, &b.key)));
+    queue_entries
 }
 
-/// Joins the queue: creates the key of the lease, and retries until the key certainly exists. A retry is safe because
-/// each lease has only one key in the queue.
-pub(crate) async fn enter(
+async fn enter(
     client: &Client,
     name: &Bytes,
     lease: i64,
-    rule: Rule,
+    mode: LockMode,
     value: Bytes,
-) -> Result<Place, Failure> {
+) -> Result<QueueEntry, Error> {
     let key = Bytes::from([name, &b"/"[..], format!("{lease:x}").as_bytes()].concat());
     let put = pb::PutRequest { key: key.clone(), value, lease, ..Default::default() };
     let get = pb::RangeRequest { key: key.clone(), ..Default::default() };
@@ -102,7 +173,7 @@ pub(crate) async fn enter(
         Some(row) => row.create_revision,
         None => answer.header.map(|header| header.revision).unwrap_or_default(),
     };
-    Ok(Place { name: name.clone(), key, created, rule })
+    Ok(QueueEntry { name: name.clone(), key, created, mode })
 }
 
 fn created_at(key: &Bytes, revision: i64) -> pb::Compare {
@@ -119,13 +190,13 @@ fn created_at(key: &Bytes, revision: i64) -> pb::Compare {
 async fn insist<T>(
     client: &Client,
     call: impl AsyncFn(Link) -> Result<Response<T>, tonic::Status>,
-) -> Result<T, Failure> {
+) -> Result<T, Error> {
     loop {
-        match client.ask(Effect::Repeatable, &call).await {
+        match client.call(CallKind::Repeatable, &call).await {
             Ok(answer) => return Ok(answer),
-            Err(failure @ (Failure::Usage(_) | Failure::Local(..))) => return Err(failure),
-            Err(Failure::Refused(status)) if is_final(&status) => {
-                return Err(Failure::Refused(status));
+            Err(failure @ (Error::Config(_) | Error::File(..))) => return Err(failure),
+            Err(Error::Refused(status)) if is_final(&status) => {
+                return Err(Error::Refused(status));
             }
             Err(_) => tokio::time::sleep(AGAIN).await,
         }
@@ -133,16 +204,40 @@ async fn insist<T>(
 }
 
 fn is_final(status: &tonic::Status) -> bool {
-    super::failure::outcome(status) == super::failure::Outcome::Refused
+    StatusMeaning::of(status) == StatusMeaning::Refused
 }
 
-impl Place {
+impl QueueEntry {
+    /// Joins the queue of `name` with the key of a lease, and retries until the key certainly exists. A retry is safe
+    /// because each lease has only one key in the queue. The caller limits the time.
+    ///
+    /// # Errors
+    /// Returns an error if a server rejects the request.
+    pub async fn enter(
+        client: &Client,
+        name: &Bytes,
+        lease: i64,
+        mode: LockMode,
+        value: Bytes,
+    ) -> Result<Self, Error> {
+        enter(client, name, lease, mode, value).await
+    }
+
+    /// Returns the key.
+    pub fn key(&self) -> &Bytes {
+        &self.key
+    }
+
+    /// Returns the condition that the entry still exists, for a transaction.
+    pub fn compare(&self) -> pb::Compare {
+        created_at(&self.key, self.created)
+    }
+
     /// Waits until the entry holds the lock, or checks once whether it does.
-    pub(crate) async fn turn(
-        &self,
-        client: &Arc<Client>,
-        only_looks: bool,
-    ) -> Result<Held, Misfortune> {
+    ///
+    /// # Errors
+    /// Returns the reason if the entry does not hold the lock.
+    pub async fn turn(&self, client: &Client, only_looks: bool) -> Result<Held, NotHeld> {
         let (first, end) = self.keys();
         loop {
             let request = pb::RangeRequest {
@@ -152,37 +247,37 @@ impl Place {
                 ..Default::default()
             };
             let call = async |link: Link| link.kv().range(request.clone()).await;
-            let answer = insist(client, call).await.map_err(Misfortune::Failed)?;
-            let mut line = places(&self.name, answer.kvs);
+            let answer = insist(client, call).await.map_err(NotHeld::Failed)?;
+            let mut line = queue_entries(&self.name, answer.kvs);
             let own = line.iter().position(|row| row.key == self.key);
             let Some(at) = own.filter(|at| line[*at].create_revision == self.created) else {
-                return Err(Misfortune::Gone);
+                return Err(NotHeld::Gone);
             };
-            let rule_of = |row: &KeyValue| Stance::parse(&row.value).rule;
-            let before: Vec<_> = line[..at].iter().map(rule_of).collect();
+            let mode_of = |row: &KeyValue| EntryValue::parse(&row.value).mode;
+            let before: Vec<_> = line[..at].iter().map(mode_of).collect();
             // The mode is read from the current row, because a resize of a semaphore also rewrites the rows of
             // waiters.
-            let rule = rule_of(&line[at]);
-            if rule.holds_behind(&before) {
+            let mode = mode_of(&line[at]);
+            if mode.holds_behind(&before) {
                 return Ok(Held { header: answer.header, row: line.swap_remove(at) });
             }
             if let Some(head) = before.first()
-                && rule != Rule::Alone
+                && mode != LockMode::Alone
                 // A resize may have rewritten only one of the two rows so far.
-                && ![rule, self.rule].iter().any(|rule| rule.goes_with(*head))
+                && ![mode, self.mode].iter().any(|mode| mode.goes_with(*head))
             {
-                return Err(Misfortune::Misfit(*head));
+                return Err(NotHeld::OtherKind(*head));
             }
             if only_looks {
-                return Err(Misfortune::Taken);
+                return Err(NotHeld::Taken);
             }
             let from = answer.header.map(|header| header.revision + 1).unwrap_or_default();
             // An exclusive request waits for the entry directly ahead. In other modes, any entry ahead may make room,
             // not only by its deletion but also by a change of its row: a downgrade from write to read, or another
             // limit.
             let own = (self.key.clone(), Bytes::new());
-            match rule {
-                Rule::Alone | Rule::Write => {
+            match mode {
+                LockMode::Alone | LockMode::Write => {
                     let last = (line[at - 1].key.clone(), Bytes::new());
                     until_deleted(client, &[last, own], from).await;
                 }
@@ -195,7 +290,7 @@ impl Place {
     }
 
     /// Waits until another client deletes the entry's key. Returns the reason for the loss.
-    pub(crate) async fn loss(&self, client: &Client, mut from: i64) -> String {
+    pub async fn loss(&self, client: &Client, mut from: i64) -> String {
         loop {
             until_deleted(client, &[(self.key.clone(), Bytes::new())], from).await;
             let request = pb::RangeRequest { key: self.key.clone(), ..Default::default() };
@@ -263,7 +358,7 @@ async fn until(
         let answers = link.watch().watch(ReceiverStream::new(stream)).await?;
         Ok(Response::new((requests, answers.into_inner(), link)))
     };
-    let Ok((_requests, mut answers, link)) = client.ask(Effect::Repeatable, open).await else {
+    let Ok((_requests, mut answers, link)) = client.call(CallKind::Repeatable, open).await else {
         return tokio::time::sleep(AGAIN).await;
     };
     let is_end = |answer: &pb::WatchResponse| answer.canceled || answer.events.iter().any(&is_news);

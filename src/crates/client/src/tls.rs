@@ -12,10 +12,9 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, SignatureScheme};
 use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
 
-use super::failure::{Failure, root_cause};
-use super::options::Tls;
-use super::verifier::Verifier;
-use bowline_server::crypto;
+use crate::error::{Error, root_cause};
+use crate::options::Tls;
+use crate::verifier::Verifier;
 
 /// Files in which operating systems keep their trusted CA certificates.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
@@ -25,10 +24,15 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
+fn provider(options: &Tls) -> Arc<CryptoProvider> {
+    let default = || Arc::new(rustls::crypto::ring::default_provider());
+    options.provider.clone().unwrap_or_else(default)
+}
+
 /// Configures an endpoint for TLS.
-pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Failure> {
+pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Error> {
     // tonic can get a provider only through the process default. If a default is set already, it is the same provider.
-    drop(crypto::provider().install_default());
+    drop(provider(options).as_ref().clone().install_default());
     let mut config = ClientTlsConfig::new();
     if let (Some(cert), Some(key)) = (&options.cert, &options.key) {
         config = config.identity(Identity::from_pem(read(cert)?, read(key)?));
@@ -37,23 +41,23 @@ pub(crate) fn secured(endpoint: Endpoint, options: &Tls) -> Result<Endpoint, Fai
     secured.map_err(|error| unusable(root_cause(&error)))
 }
 
-fn unusable(error: impl Display) -> Failure {
-    Failure::Usage(format!("the files of --cacert, --cert and --key: {error}"))
+fn unusable(error: impl Display) -> Error {
+    Error::Config(format!("the files of the CA, the certificate and the key: {error}"))
 }
 
 /// Returns the verifier of the server's certificate.
-fn verifier(options: &Tls) -> Result<Arc<dyn ServerCertVerifier>, Failure> {
-    let provider = crypto::provider();
+fn verifier(options: &Tls) -> Result<Arc<dyn ServerCertVerifier>, Error> {
+    let provider = provider(options);
     if options.skip_verify {
         return Ok(Arc::new(Anybody(provider)));
     }
     let path = authorities(options)?;
     let trusted = CertificateDer::pem_slice_iter(&read(&path)?).flatten().collect();
-    let verifier = Verifier::new(trusted, Arc::new(provider));
+    let verifier = Verifier::new(trusted, provider);
     Ok(Arc::new(verifier.map_err(|why| unusable(format!("{}: {why}", path.display())))?))
 }
 
-fn authorities(options: &Tls) -> Result<PathBuf, Failure> {
+fn authorities(options: &Tls) -> Result<PathBuf, Error> {
     if let Some(file) = &options.cacert {
         return Ok(file.clone());
     }
@@ -62,18 +66,18 @@ fn authorities(options: &Tls) -> Result<PathBuf, Failure> {
     }
     let found = SYSTEM_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
     found.ok_or_else(|| {
-        let why = "this system has no list of trusted authorities: pass one with --cacert";
-        Failure::Usage(why.to_owned())
+        let why = "this system has no list of trusted authorities: pass one";
+        Error::Config(why.to_owned())
     })
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    fs::read(path).map_err(|error| Failure::Local(path.display().to_string(), error))
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    fs::read(path).map_err(|error| Error::File(path.display().to_string(), error))
 }
 
 /// A verifier that accepts any certificate. The handshake still proves that the server has the certificate's key.
 #[derive(Debug)]
-struct Anybody(CryptoProvider);
+struct Anybody(Arc<CryptoProvider>);
 
 impl ServerCertVerifier for Anybody {
     fn verify_server_cert(

@@ -12,11 +12,11 @@
 use bytes::Bytes;
 
 /// Prefix of every value in this format.
-pub(crate) const MARK: &str = "bowline:1 ";
+pub const LOCK_MARK: &str = "bowline:1 ";
 
 /// Mode of a lock request. The mode decides when the request holds the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Rule {
+pub enum LockMode {
     /// The request holds the lock if no entry is ahead.
     Alone,
     /// The request holds the lock if only readers are ahead.
@@ -34,28 +34,28 @@ pub(crate) enum Rule {
     },
 }
 
-impl Rule {
+impl LockMode {
     /// Returns whether two requests can share a queue.
-    pub(crate) fn goes_with(self, other: Rule) -> bool {
-        let kind = |rule| match rule {
-            Rule::Alone => (0, 0),
-            Rule::Read | Rule::Write | Rule::Upgrade => (1, 0),
-            Rule::Permits { limit, .. } => (2, limit),
+    pub fn goes_with(self, other: LockMode) -> bool {
+        let kind = |mode| match mode {
+            LockMode::Alone => (0, 0),
+            LockMode::Read | LockMode::Write | LockMode::Upgrade => (1, 0),
+            LockMode::Permits { limit, .. } => (2, limit),
         };
         kind(self) == kind(other)
     }
 
     /// Returns whether a request holds the lock, given the modes of all entries ahead of the request.
-    pub(crate) fn holds_behind(self, before: &[Rule]) -> bool {
+    pub fn holds_behind(self, before: &[LockMode]) -> bool {
         match self {
-            Rule::Alone | Rule::Write => before.is_empty(),
-            Rule::Read => before.iter().all(|rule| *rule == Rule::Read),
+            LockMode::Alone | LockMode::Write => before.is_empty(),
+            LockMode::Read => before.iter().all(|mode| *mode == LockMode::Read),
             // An upgrade entry holds as a reader, and the library decides when it becomes a writer.
-            Rule::Upgrade => false,
-            Rule::Permits { limit, wants } => {
+            LockMode::Upgrade => false,
+            LockMode::Permits { limit, wants } => {
                 let (mut least, mut sum) = (limit, u64::from(wants));
-                for rule in before {
-                    let Rule::Permits { limit, wants } = rule else { return false };
+                for mode in before {
+                    let LockMode::Permits { limit, wants } = mode else { return false };
                     least = least.min(*limit);
                     sum += u64::from(*wants);
                     if sum > u64::from(least) {
@@ -68,57 +68,58 @@ impl Rule {
     }
 
     /// Returns the name of the mode, as printed by `bowline locks`.
-    pub(crate) fn name(self) -> String {
+    pub fn name(self) -> String {
         match self {
-            Rule::Alone => "mutex".to_owned(),
-            Rule::Read => "read".to_owned(),
-            Rule::Write => "write".to_owned(),
-            Rule::Upgrade => "upgrade".to_owned(),
-            Rule::Permits { limit, wants } => format!("{wants} of {limit}"),
+            LockMode::Alone => "mutex".to_owned(),
+            LockMode::Read => "read".to_owned(),
+            LockMode::Write => "write".to_owned(),
+            LockMode::Upgrade => "upgrade".to_owned(),
+            LockMode::Permits { limit, wants } => format!("{wants} of {limit}"),
         }
     }
 }
 
 /// Metadata of a queue entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Stance {
-    pub(crate) rule: Rule,
+pub struct EntryValue {
+    /// Mode of the request.
+    pub mode: LockMode,
     /// Machine and process of the request.
-    pub(crate) site: String,
+    pub site: String,
     /// Name of the owner.
-    pub(crate) owner: String,
+    pub owner: String,
     /// Reason for the request. If the value is not in this format, the reason is the whole value.
-    pub(crate) why: Bytes,
+    pub why: Bytes,
 }
 
-impl Stance {
+impl EntryValue {
     /// Returns the metadata of a command run by this process.
-    pub(crate) fn ours(rule: Rule, why: &str) -> Self {
+    pub fn ours(mode: LockMode, why: &str) -> Self {
         let host = rustix::system::uname();
         let host = host.nodename().to_string_lossy().into_owned();
         let site = format!("{host} process {}", std::process::id());
         let owner = std::env::var("USER").unwrap_or_default();
-        Self { rule, site, owner, why: Bytes::copy_from_slice(why.as_bytes()) }
+        Self { mode, site, owner, why: Bytes::copy_from_slice(why.as_bytes()) }
     }
 
     /// Encodes the metadata as the value of a key.
-    pub(crate) fn to_value(&self) -> Bytes {
-        let head = match self.rule {
-            Rule::Alone => "mutex".to_owned(),
-            Rule::Read => "read".to_owned(),
-            Rule::Write => "write".to_owned(),
-            Rule::Upgrade => "upgrade".to_owned(),
-            Rule::Permits { limit, wants } => format!("semaphore {limit} {wants}"),
+    pub fn to_value(&self) -> Bytes {
+        let head = match self.mode {
+            LockMode::Alone => "mutex".to_owned(),
+            LockMode::Read => "read".to_owned(),
+            LockMode::Write => "write".to_owned(),
+            LockMode::Upgrade => "upgrade".to_owned(),
+            LockMode::Permits { limit, wants } => format!("semaphore {limit} {wants}"),
         };
         let line = |text: &str| text.replace('\n', " ");
-        let head = format!("{MARK}{head}\n{}\n{}\n", line(&self.site), line(&self.owner));
+        let head = format!("{LOCK_MARK}{head}\n{}\n{}\n", line(&self.site), line(&self.owner));
         [head.as_bytes(), &self.why].concat().into()
     }
 
     /// Parses the value of a key.
-    pub(crate) fn parse(value: &Bytes) -> Self {
+    pub fn parse(value: &Bytes) -> Self {
         Self::known(value).unwrap_or_else(|| Self {
-            rule: Rule::Alone,
+            mode: LockMode::Alone,
             site: String::new(),
             owner: String::new(),
             why: value.clone(),
@@ -126,25 +127,25 @@ impl Stance {
     }
 
     fn known(value: &Bytes) -> Option<Self> {
-        let rest = value.strip_prefix(MARK.as_bytes())?;
+        let rest = value.strip_prefix(LOCK_MARK.as_bytes())?;
         let mut lines = rest.splitn(4, |byte| *byte == b'\n');
         let mut text = || String::from_utf8_lossy(lines.next().unwrap_or_default()).into_owned();
         let (head, site, owner) = (text(), text(), text());
         let why = lines.next().map(|why| value.slice_ref(why)).unwrap_or_default();
         let head = head.split_once(" owner=").map_or(head.as_str(), |(head, _)| head);
         let mut words = head.split(' ');
-        let rule = match words.next()? {
-            "mutex" => Rule::Alone,
-            "read" => Rule::Read,
-            "write" => Rule::Write,
-            "upgrade" => Rule::Upgrade,
+        let mode = match words.next()? {
+            "mutex" => LockMode::Alone,
+            "read" => LockMode::Read,
+            "write" => LockMode::Write,
+            "upgrade" => LockMode::Upgrade,
             "semaphore" => {
                 let (limit, wants) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-                Rule::Permits { limit, wants }
+                LockMode::Permits { limit, wants }
             }
             _ => return None,
         };
-        Some(Self { rule, site, owner, why })
+        Some(Self { mode, site, owner, why })
     }
 }
 
@@ -162,13 +163,13 @@ mod tests {
         let _permit = session.semaphore("s", 4).acquire().block().unwrap();
         let row =
             |name: &str| node.client().range(bowline::KeyRange::prefix(name.to_owned())).block();
-        let stance = Stance::parse(&row("m/").unwrap().kvs[0].value);
-        assert_eq!((stance.rule, &stance.why[..]), (Rule::Alone, &b"cleaning\nup"[..]));
-        let stance = Stance::parse(&row("s/").unwrap().kvs[0].value);
-        assert_eq!(stance.rule, Rule::Permits { limit: 4, wants: 1 });
+        let stance = EntryValue::parse(&row("m/").unwrap().kvs[0].value);
+        assert_eq!((stance.mode, &stance.why[..]), (LockMode::Alone, &b"cleaning\nup"[..]));
+        let stance = EntryValue::parse(&row("s/").unwrap().kvs[0].value);
+        assert_eq!(stance.mode, LockMode::Permits { limit: 4, wants: 1 });
 
-        let ours = Stance::ours(Rule::Permits { limit: 4, wants: 2 }, "a backup");
-        assert_eq!(Stance::parse(&ours.to_value()), ours);
+        let ours = EntryValue::ours(LockMode::Permits { limit: 4, wants: 2 }, "a backup");
+        assert_eq!(EntryValue::parse(&ours.to_value()), ours);
         let lease = node.client().grant(std::time::Duration::from_secs(60)).block().unwrap().id;
         let key = format!("o/{lease}");
         node.client().put(key, ours.to_value()).lease(lease).block().unwrap();
@@ -182,9 +183,9 @@ mod tests {
 
     #[test]
     fn lock_listing_derives_holders_from_the_entries_ahead() {
-        use Rule::{Alone, Read, Write};
-        let permits = |limit, wants| Rule::Permits { limit, wants };
-        let table: [(Rule, &[Rule], bool); 9] = [
+        use LockMode::{Alone, Read, Write};
+        let permits = |limit, wants| LockMode::Permits { limit, wants };
+        let table: [(LockMode, &[LockMode], bool); 9] = [
             (Alone, &[], true),
             (Alone, &[Read], false),
             (Read, &[Read, Read], true),
@@ -195,8 +196,8 @@ mod tests {
             (permits(3, 1), &[permits(2, 2)], false),
             (permits(3, 1), &[Alone], false),
         ];
-        for (rule, before, holds) in table {
-            assert_eq!(rule.holds_behind(before), holds, "{rule:?} behind {before:?}");
+        for (mode, before, holds) in table {
+            assert_eq!(mode.holds_behind(before), holds, "{mode:?} behind {before:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use tonic::Code;
 
-use super::connect::Link;
+use crate::connect::Link;
 use bowline_proto::etcdserverpb as pb;
 
 /// First etcd version with reliable responses to progress requests: every event up to the response's revision has been
@@ -11,7 +11,7 @@ const ORDERED_SINCE: [u32; 3] = [3, 5, 10];
 
 /// Queries the server's version, and returns whether its notifications are reliable. If the server does not answer,
 /// they count as unreliable.
-pub(crate) async fn is_ordered(link: &Link) -> bool {
+pub async fn is_ordered(link: &Link) -> bool {
     match link.maintenance().status(pb::StatusRequest {}).await {
         Ok(status) => is_ordered_version(&status.into_inner().version),
         // Bowline and recent etcd servers restrict this request to root. etcd before 3.3 also restricted it, and does
