@@ -11,7 +11,7 @@ use tonic::{Response, Status};
 
 use super::failure::Failure;
 use super::options::Settings;
-use crate::crypto;
+use bowline_server::crypto;
 
 /// Deadline for operations without a time limit. If the server disappears, the keepalive of the connection detects it.
 pub(crate) const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -66,19 +66,9 @@ impl Client {
         Client::after(settings, Arc::clone(&self.has_changed))
     }
 
-    /// Returns a client with the same settings and connections of its own.
-    pub(crate) fn another(&self) -> Arc<Self> {
-        Client::after(self.settings.clone(), Arc::clone(&self.has_changed))
-    }
-
     /// Returns the open connection, or connects to the first endpoint that can be reached.
     pub(crate) async fn link(&self) -> Result<Link, Failure> {
         Ok(self.calls.link().await?)
-    }
-
-    /// Splits an endpoint into a flag, whether the endpoint uses TLS, and its address.
-    pub(crate) fn place<'a>(&self, name: &'a str) -> Result<(bool, &'a str), Failure> {
-        Ok(self.calls.place(name)?)
     }
 
     /// Abandons a connection, so that the next request uses the next endpoint.
