@@ -17,8 +17,8 @@ use crate::model::{Compare, KeyRange, KeyValue, Op};
 use super::wait_until::wait_until;
 use crate::recipes::call::{Call, Until};
 use crate::recipes::lock::core::error::{LockError, LostReason};
+use crate::recipes::lock::guard::Guard;
 use crate::recipes::lock::guard_txn::GuardError;
-use crate::recipes::lock::mutex::Guard;
 
 /// Work that is completed at most once in the whole cluster. Created by [`Client::run_once`].
 ///

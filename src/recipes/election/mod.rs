@@ -18,11 +18,11 @@ pub(crate) mod observe;
 use crate::recipes::lock::acquire::{Acquire, Enqueue, LockFuture};
 use crate::recipes::lock::admin::LockAdminError;
 use crate::recipes::lock::core::error::LockError;
+use crate::recipes::lock::core::request::{LockRequest, WaitLimit};
 use crate::recipes::lock::core::view::{self, LockEntry};
 use crate::recipes::lock::guard::OfHold;
 use crate::recipes::lock::guard_txn::GuardError;
 use crate::recipes::lock::hold::{Hold, Released};
-use crate::recipes::lock::lock_call::deadline_of;
 use observe::{Candidate, Leader, Observe};
 
 /// An election: at most one leader in the whole cluster. Created by [`Session::election`].
@@ -143,10 +143,9 @@ impl Campaign {
         if value.starts_with(MARK) {
             return Err(LockError::ReservedValue);
         }
-        let deadline = deadline_of(&session, deadline, false);
-        Acquire::enter_with(&session, vec![name], &|| value.clone(), None, |ask| {
-            ask.deadline = deadline
-        })
+        let mut request = LockRequest::of_candidate(&session, name, value);
+        request.wait = deadline.map_or(WaitLimit::Session, WaitLimit::For);
+        Acquire::enqueue(request, None)
     }
 }
 

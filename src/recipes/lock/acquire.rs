@@ -2,42 +2,26 @@
 
 use std::future::Future;
 use std::marker::PhantomData;
-use std::panic::Location;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::api::{Effect, Error, Session};
-use crate::lock_format::{EntryMetadata, LockMode};
-use crate::model::{Moment, Revision};
+use crate::model::Revision;
 
+use super::core::entry::QueueEntry;
+use super::core::holding::Holding;
+use super::core::request::LockRequest;
+use super::core::table_state::QueuedWaiter;
+use super::core::waiter::{Waiter, WaiterStage};
 use super::guard::OfHold;
 use super::hold::Hold;
 use super::owner::{Owner, OwnerMode};
 use crate::recipes::call::after_pause;
-use crate::recipes::lock::core::entry::{QueueEntry, Waiter, WaiterStage};
 use crate::recipes::lock::core::error::{LockError, LostReason};
-use crate::recipes::lock::core::lock_table::{Ask, LockTable};
-
-/// Maximum number of names in one request. It keeps the request's transaction within
-/// [`Limits`](crate::Limits).
-pub(crate) const NAMES_MAX: usize = 30;
-
-/// The parameters of a lock request of any kind.
-pub(crate) struct Asked {
-    pub(crate) names: Vec<Bytes>,
-    pub(crate) mode: LockMode,
-    pub(crate) caller: &'static Location<'static>,
-    pub(crate) why: Bytes,
-    pub(crate) owner: Option<Owner>,
-    pub(crate) is_shared: bool,
-    pub(crate) only_try: bool,
-    pub(crate) deadline: Option<Moment>,
-    pub(crate) cap: Option<Duration>,
-}
+use crate::recipes::lock::core::lock_table::LockTable;
 
 /// A queued lock request. Resolves to a guard when awaited. Dropping the future cancels the request
 /// and removes its queue entry.
@@ -49,7 +33,7 @@ pub struct Acquire<G> {
 
 enum AcquireInner {
     /// The owner already held the lock.
-    True(Option<Hold>),
+    Held(Option<Hold>),
     Waits(Waits),
 }
 
@@ -68,79 +52,36 @@ struct Waits {
 
 impl<G: OfHold> Acquire<G> {
     /// Returns a request that is already granted.
-    pub(crate) fn come_true(hold: Hold) -> Self {
-        Self { inner: AcquireInner::True(Some(hold)), guard: PhantomData }
+    pub(crate) fn of_hold(hold: Hold) -> Self {
+        Self { inner: AcquireInner::Held(Some(hold)), guard: PhantomData }
     }
 
     /// Returns a request for an entry that is already queued.
     pub(crate) fn of(
         session: &Session,
         table: Arc<LockTable>,
-        entry: Arc<QueueEntry>,
-        waiter: Arc<Waiter>,
+        (entry, waiter): QueuedWaiter,
+        owner: Option<(Owner, Vec<Bytes>, OwnerMode)>,
     ) -> Self {
-        let (session, owner) = (session.clone(), None);
-        let waits = Waits { session, table, entry, waiter, owner, looked: None, is_over: false };
+        let (session, looked, is_over) = (session.clone(), None, false);
+        let waits = Waits { session, table, entry, waiter, owner, looked, is_over };
         Self { inner: AcquireInner::Waits(waits), guard: PhantomData }
     }
 
-    /// Enqueues a request.
-    pub(crate) fn enqueue(session: &Session, asked: Asked) -> Result<Self, LockError> {
-        let Asked { names, mode, caller, why, owner, is_shared, only_try, deadline, cap } = asked;
-        let owner_mode = OwnerMode::of(&mode);
-        let signer = owner.clone();
-        let value = || {
-            let mut metadata =
-                EntryMetadata::new(mode.clone(), crate::recipes::lock::core::request::site(caller));
-            metadata.reason = why.clone();
-            if let Some(owner) = &signer {
-                owner.sign(&mut metadata);
-            }
-            metadata.to_value()
-        };
-        Self::enter_with(session, names, &value, owner.map(|owner| (owner, owner_mode)), |ask| {
-            (ask.is_shared, ask.only_try, ask.deadline, ask.cap) =
-                (is_shared, only_try, deadline, cap);
-        })
-    }
-
-    /// Enqueues a request with the given entry value.
-    pub(crate) fn enter_with(
-        session: &Session,
-        names: Vec<Bytes>,
-        value: &dyn Fn() -> Bytes,
-        owner: Option<(Owner, OwnerMode)>,
-        more: impl FnOnce(&mut Ask<'_>),
+    /// Enqueues a request, for an owner if there is one.
+    pub(crate) fn enqueue(
+        mut request: LockRequest,
+        owner: Option<Owner>,
     ) -> Result<Self, LockError> {
-        check(&names)?;
+        request.check_names()?;
+        request.owner = owner.as_ref().map(Owner::tag);
+        let session = request.session.clone();
         let table = LockTable::of(session.shared());
-        let mut ask = Ask {
-            names: &names,
-            session: session.shared_session(),
-            value,
-            is_shared: false,
-            only_try: false,
-            deadline: None,
-            cap: None,
-            is_owned: owner.is_some(),
-        };
-        more(&mut ask);
-        let (entry, waiter) = table.enter(&ask).map_err(|why| why.into_public(session.shared()))?;
-        let session = session.clone();
-        let owner = owner.map(|(owner, owner_mode)| (owner, names, owner_mode));
-        let waits = Waits { session, table, entry, waiter, owner, looked: None, is_over: false };
-        Ok(Self { inner: AcquireInner::Waits(waits), guard: PhantomData })
+        let queued = table.enqueue(&request).map_err(|why| why.into_public(session.shared()))?;
+        let mode = OwnerMode::of(request.mode());
+        let owner = owner.map(|owner| (owner, request.names, mode));
+        Ok(Self::of(&session, table, queued, owner))
     }
-}
-
-fn check(names: &[Bytes]) -> Result<(), LockError> {
-    if names.is_empty() || names.iter().any(Bytes::is_empty) {
-        return Err(LockError::EmptyName);
-    }
-    if names.len() > NAMES_MAX {
-        return Err(LockError::TooManyNames { asked: names.len(), max: NAMES_MAX });
-    }
-    Ok(())
 }
 
 impl<G> Acquire<G> {
@@ -149,7 +90,7 @@ impl<G> Acquire<G> {
     /// Returns `None` while the position is not known yet, and after the request has been settled.
     pub fn position(&self) -> Option<usize> {
         match &self.inner {
-            AcquireInner::True(_) => None,
+            AcquireInner::Held(_) => None,
             AcquireInner::Waits(waits) => match waits.waiter.stage(None) {
                 WaiterStage::Requested | WaiterStage::Waiting(_) => {
                     waits.table.before(&waits.entry, &waits.waiter)
@@ -164,7 +105,7 @@ impl<G> Acquire<G> {
     /// Cancels the request, and waits until it has no key in the queue and will not get one.
     pub(crate) async fn leave(mut self) -> Result<(), Error> {
         match &mut self.inner {
-            AcquireInner::True(hold) => match hold.take() {
+            AcquireInner::Held(hold) => match hold.take() {
                 Some(hold) => hold.release().await.map(drop),
                 None => Ok(()),
             },
@@ -206,7 +147,7 @@ impl Waits {
     /// Reports whether the entry has a key in a queue, or may still get one.
     fn has_keys(&self) -> bool {
         let state = self.table.lock();
-        let keys = Arc::clone(&self.entry.lock().keys);
+        let keys = self.entry.keys();
         keys.iter().any(|key| state.local(key).is_some_and(|known| Arc::ptr_eq(known, &self.entry)))
     }
 
@@ -257,12 +198,13 @@ impl Waits {
                 }
                 let (session, table) = (self.session.clone(), Arc::clone(&self.table));
                 let (entry, waiter) = (Arc::clone(&self.entry), Arc::clone(&self.waiter));
+                let holding = Holding { session, table, entry, waiter, grant };
                 let owner = self.owner.as_ref().map(|(owner, ..)| owner.clone());
-                waiter.delivered();
-                let hold = Hold::new(session, table, entry, waiter, grant, owner);
+                self.waiter.delivered();
+                let hold = Hold::new(holding, owner);
                 if let Some((owner, names, owner_mode)) = self.owner.take() {
                     owner.waits_no_more(&self.waiter);
-                    owner.keep(&names, owner_mode, &hold);
+                    owner.keep(&names, owner_mode, hold.holding());
                 }
                 Poll::Ready(Ok(hold))
             }
@@ -287,7 +229,7 @@ impl Waits {
             return Ok(None);
         }
         if let Some(again) = owner.again(names, *owner_mode)? {
-            return Ok(Some(again));
+            return Ok(Some(Hold::new(again, Some(owner.clone()))));
         }
         match owner.deadlock(&self.entry, since) {
             Some(cycle) => Err(LockError::Deadlock { cycle }),
@@ -333,7 +275,7 @@ impl<G: OfHold> Future for Acquire<G> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.inner {
-            AcquireInner::True(hold) => match hold.take() {
+            AcquireInner::Held(hold) => match hold.take() {
                 Some(hold) => Poll::Ready(Ok(G::of(hold))),
                 None => Poll::Pending,
             },

@@ -10,11 +10,12 @@ use crate::lock_format::{
     AdminAction, AdminRequest, QueuePosition, ReleaseRequest, admin_request_key, parent, prefix_of,
 };
 use crate::model::{
-    Command, KeyRange, KeyValue, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn,
+    Command, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn,
 };
+use crate::node::Shared;
 
 use crate::recipes::call::{Call, Until};
-use crate::recipes::lock::core::lock_table::still_mine;
+use crate::recipes::lock::core::release_plan::still_mine;
 use crate::recipes::lock::core::view::{self, LockEntry};
 
 /// The locks of the store, for operators. Created by [`Node::locks`].
@@ -285,9 +286,9 @@ impl Locks {
             if parent(&holder.key) != parent(&successor.key) {
                 return Err(LockAdminError::NoSuccessor { successor: successor.key });
             }
-            view::check_successor(&successor, holder.lease)?;
+            check_successor(&successor, holder.lease)?;
             let prefix = parent(&holder.key).map(Bytes::copy_from_slice).unwrap_or_default();
-            view::check_all_bowline(&locks.client.shared, &prefix)?;
+            check_all_bowline(&locks.client.shared, &prefix)?;
             let action = AdminAction::Transfer(QueuePosition::new(successor.since, successor.key));
             let ordered = locks.order(&holder, action, why, &until).await?;
             locks.until_gone(&holder, ordered, &until).await
@@ -382,4 +383,30 @@ fn has_entry_name(row: &KeyValue) -> bool {
     let last = row.key.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let lease = lease.to_string();
     last.strip_prefix(lease.as_bytes()).is_some_and(|rest| rest.is_empty() || rest[0] == b'.')
+}
+
+/// Checks that all entries of a queue belong to Bowline sessions.
+///
+/// # Errors
+/// [`LockAdminError::Foreign`] names the first entry that does not.
+pub(crate) fn check_all_bowline(shared: &Shared, prefix: &Bytes) -> Result<(), LockAdminError> {
+    let entries = view::entries_of(shared, view::rows(shared, prefix));
+    match entries.into_iter().find(|entry| entry.node.is_none()) {
+        Some(foreign) => Err(LockAdminError::Foreign { key: foreign.key }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a hold of `lease` may be transferred to `successor`, which must be a waiter with
+/// another lease. Two holds of one lease could not be distinguished.
+///
+/// # Errors
+/// Returns [`LockAdminError::NoSuccessor`] if the successor is not such a waiter.
+pub(crate) fn check_successor(successor: &LockEntry, lease: LeaseId) -> Result<(), LockAdminError> {
+    let waits = !successor.holds && successor.lease != lease;
+    if waits {
+        Ok(())
+    } else {
+        Err(LockAdminError::NoSuccessor { successor: successor.key.clone() })
+    }
 }

@@ -23,7 +23,7 @@ macro_rules! guard {
         $(#[$about])*
         #[derive(Debug)]
         #[must_use = "a lock is released when its guard is dropped"]
-        pub struct $name($crate::recipes::lock::hold::Hold);
+        pub struct $name(pub(crate) $crate::recipes::lock::hold::Hold);
 
         impl $name {
             /// Releases the lock and waits until another task can acquire it. Releasing a lost lock
@@ -61,3 +61,39 @@ macro_rules! guard {
 }
 
 pub(crate) use guard;
+
+guard! {
+    /// A held mutex. Dropping the guard releases the lock in the background. [`Guard::release`]
+    /// also waits until the lock is released. See [`Hold`](crate::lock::Hold) for its other
+    /// methods.
+    ///
+    /// If the lock is still held, the following example writes a result and releases the lock in
+    /// one log entry. With [`GuardTxn::ack`](crate::lock::GuardTxn::ack) the same entry can
+    /// acknowledge a queue item; see [`Delivery`](crate::queue::Delivery).
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node, Op};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let guard = node.session().block()?.mutex("locks/orders/42").lock().block()?;
+    /// let write = guard.txn().then(Op::put("orders/42/state", "paid"));
+    /// write.commit_and_release(guard).block()?;
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    Guard
+}
+
+guard! {
+    /// A read/write lock that is held for reading. Dropping the guard releases the lock in the
+    /// background. [`ReadGuard::release`] also waits until the lock is released. See
+    /// [`Hold`](crate::lock::Hold) for its methods.
+    ReadGuard
+}
+
+guard! {
+    /// A read/write lock that is held for writing. Dropping the guard releases the lock in the
+    /// background. [`WriteGuard::release`] also waits until the lock is released. See
+    /// [`Hold`](crate::lock::Hold) for its methods.
+    WriteGuard
+}

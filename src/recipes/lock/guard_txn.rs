@@ -12,10 +12,10 @@ use crate::api::{Client, Effect, Error};
 use crate::model::{Compare, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult};
 use crate::node::{CallError, CallResult, ReplyTo};
 
+use super::core::bound::{BoundKey, Load};
+use super::core::holding::Holding;
 use super::hold::Hold;
-use crate::recipes::lock::core::entry::{Bound, Grant, Load, QueueEntry, Waiter};
 use crate::recipes::lock::core::error::LostReason;
-use crate::recipes::lock::core::lock_table::LockTable;
 use crate::recipes::queue::Delivery;
 
 /// Error of a guarded transaction.
@@ -68,12 +68,9 @@ impl GuardError {
 #[must_use = "a transaction does nothing until it is committed: call .commit() or .commit_and_release(guard)"]
 pub struct GuardTxn {
     client: Client,
-    table: Arc<LockTable>,
-    entry: Arc<QueueEntry>,
-    waiter: Arc<Waiter>,
-    grant: Grant,
+    holding: Holding,
     txn: Txn,
-    bound: Vec<Bound>,
+    bound: Vec<BoundKey>,
     items: Items,
     /// Operations that release the lock in the same entry, if requested.
     leaving: Vec<Op>,
@@ -118,18 +115,26 @@ impl Items {
     }
 }
 
+impl Hold {
+    /// Starts a guarded transaction, which is applied only if this guard is still the holder. The
+    /// store checks this condition, so a holder that has lost the lock without noticing changes
+    /// nothing. Keys are complete: no client [prefix](Client::with_prefix) is added.
+    ///
+    /// The guard conditions count towards [`Limits::txn_ops_max`](crate::Limits::txn_ops_max): two
+    /// for each key of the hold, and a third for a writer. With the default limit of 128
+    /// operations, 126 remain for a mutex, reader, permit or leader, 125 for a writer, and 68 for
+    /// 30 locks at once. [`GuardTxn::ack`] uses three operations for each item.
+    pub fn txn(&self) -> GuardTxn {
+        GuardTxn::new(self.holding().clone())
+    }
+}
+
 impl GuardTxn {
     /// Creates an empty transaction under a hold.
-    pub(crate) fn new(
-        client: Client,
-        (table, entry, waiter, grant): (&Arc<LockTable>, &Arc<QueueEntry>, &Arc<Waiter>, &Grant),
-    ) -> Self {
+    fn new(holding: Holding) -> Self {
         Self {
-            client,
-            table: Arc::clone(table),
-            entry: Arc::clone(entry),
-            waiter: Arc::clone(waiter),
-            grant: grant.clone(),
+            client: Client::new(Arc::clone(holding.session.shared())),
+            holding,
             txn: Txn::default(),
             bound: Vec::new(),
             items: Items::default(),
@@ -177,10 +182,10 @@ impl GuardTxn {
         self.txn.success.push(Op::Put(Put {
             key: key.clone(),
             value: PutValue::Set(value.clone()),
-            lease: PutLease::Attach(self.entry.session.lease),
+            lease: PutLease::Attach(self.holding.entry.session.lease),
             prev_kv: false,
         }));
-        self.bound.push(Bound { key, value, is_sure: true });
+        self.bound.push(BoundKey { key, value, is_sure: true });
         self
     }
 
@@ -229,14 +234,12 @@ impl GuardTxn {
     /// # Errors
     /// If the lock is lost, returns [`GuardError::NotHeld`], and nothing was changed.
     pub async fn commit(self) -> Result<TxnReply, GuardError> {
-        let Self { client, table, entry, waiter, grant, txn, bound, items, leaving, deadline } =
-            self;
+        let Self { client, holding, txn, bound, items, leaving, deadline } = self;
         let is_any = !items.deliveries.is_empty();
         let txn = items.around(txn);
-        let mut still_held = grant.still_held(&entry);
-        if mutant!(B27) {
-            still_held.clear();
-        }
+        let mut still_held = holding.still_held();
+        mutant!(B27, still_held.clear());
+        let Holding { table, entry, waiter, .. } = holding;
         let txn = Txn { compares: still_held, success: vec![Op::Txn(txn)], failure: Vec::new() };
         if leaving.is_empty() && !txn.writes() {
             let call = txn.success.into_iter().fold(client.txn(), crate::api::TxnCall::then);
@@ -286,17 +289,17 @@ impl GuardTxn {
         guard: impl Into<Hold>,
     ) -> Result<TxnReply, GuardError> {
         let hold: Hold = guard.into();
-        if !Arc::ptr_eq(hold.parts().2, &self.waiter) {
+        if !Arc::ptr_eq(&hold.holding().waiter, &self.holding.waiter) {
             return Err(GuardError::ForeignGuard);
         }
         if hold.is_lost().is_some() {
             return Err(GuardError::NotHeld);
         }
         // The keys are deleted whether or not the transaction's own compares hold.
-        self.leaving = self.grant.keys.iter().cloned().map(Op::delete).collect();
-        self.leaving.extend(self.entry.unbinding());
+        self.leaving = self.holding.grant.keys.iter().cloned().map(Op::delete).collect();
+        self.leaving.extend(self.holding.entry.unbinding());
         // Prevent a handoff, because the key will be deleted.
-        if !self.entry.prevent_handoff(&self.waiter) {
+        if !self.holding.entry.prevent_handoff(&self.holding.waiter) {
             return Err(GuardError::NotHeld);
         }
         let committing = self.commit();
@@ -307,7 +310,7 @@ impl GuardTxn {
             // The transaction is now proposed. Invalidate the hold for all guards that share it,
             // and release the lock once the transaction has ended.
             if let Some(hold) = hold.take() {
-                hold.give_up(LostReason::Released, ReplyTo::Nobody);
+                hold.holding().give_up(LostReason::Released, ReplyTo::Nobody);
             }
             polled
         })
@@ -320,8 +323,8 @@ impl GuardTxn {
 fn what_is_done(
     outcome: Option<&CallResult<Reply>>,
     is_any: bool,
-    bound: Vec<Bound>,
-) -> (bool, bool, Vec<Bound>) {
+    bound: Vec<BoundKey>,
+) -> (bool, bool, Vec<BoundKey>) {
     match outcome {
         Some(Ok(Reply::Txn(reply))) => {
             let is_done = match reply.results.first() {
@@ -344,12 +347,12 @@ fn what_is_done(
 }
 
 /// Marks keys as known to be written, so that their values need not be compared.
-fn sure(bound: Vec<Bound>) -> Vec<Bound> {
-    bound.into_iter().map(|bound| Bound::of_key(bound.key)).collect()
+fn sure(bound: Vec<BoundKey>) -> Vec<BoundKey> {
+    bound.into_iter().map(|bound| BoundKey::of_key(bound.key)).collect()
 }
 
-fn unsure(bound: Vec<Bound>) -> Vec<Bound> {
-    bound.into_iter().map(|bound| Bound { is_sure: false, ..bound }).collect()
+fn unsure(bound: Vec<BoundKey>) -> Vec<BoundKey> {
+    bound.into_iter().map(|bound| BoundKey { is_sure: false, ..bound }).collect()
 }
 
 fn judged(reply: TxnReply, is_any: bool) -> Result<TxnReply, GuardError> {
@@ -400,7 +403,7 @@ mod tests {
         ];
         for (case, outcome, expected) in table {
             let key = Bytes::from_static(b"bound");
-            let bound = vec![Bound { key, value: Bytes::new(), is_sure: true }];
+            let bound = vec![BoundKey { key, value: Bytes::new(), is_sure: true }];
             let (is_known, is_done, kept) = what_is_done(outcome.as_ref(), false, bound);
             let kept = kept.first().map(|bound| bound.is_sure);
             assert_eq!((is_known, is_done, kept), expected, "{case}");

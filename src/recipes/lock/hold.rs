@@ -8,20 +8,18 @@ use std::task::Poll;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::api::{Client, Effect, Error, Session};
+use crate::api::{Effect, Error, Session};
 use crate::lock_format::{EntryMetadata, LockMode, QueuePosition, ReleaseRequest, parent};
 use crate::model::{Compare, KeyValue, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn};
 use crate::node::{CallResult, ReplyTo, SessionState, Shared};
 
-use super::admin::LockAdminError;
-use super::guard_txn::GuardTxn;
+use super::admin::{LockAdminError, check_all_bowline, check_successor};
+use super::core::holding::Holding;
+use super::core::view::LockEntry;
+use super::core::waiter::Grant;
 use super::owner::Owner;
-use super::saved_hold::SavedHold;
-use crate::recipes::lock::core::entry::{Grant, QueueEntry, Waiter};
 use crate::recipes::lock::core::error::LostReason;
-use crate::recipes::lock::core::lock_table::{LockTable, still_mine};
 use crate::recipes::lock::core::token::Token;
-use crate::recipes::lock::core::view::{self, LockEntry};
 
 /// Whether a lock is still held. [`Hold::state`] computes it at each call from this machine's clock
 /// and the changes that the local replica has applied.
@@ -59,55 +57,43 @@ pub enum LockState {
 /// }
 /// ```
 pub struct Hold {
-    session: Session,
-    table: Arc<LockTable>,
-    entry: Arc<QueueEntry>,
-    waiter: Arc<Waiter>,
-    grant: Grant,
+    holding: Holding,
     owner: Option<Owner>,
     /// Whether this guard counts towards the number of guards that share the hold.
     is_counted: bool,
 }
 
 impl Hold {
-    pub(crate) fn new(
-        session: Session,
-        table: Arc<LockTable>,
-        entry: Arc<QueueEntry>,
-        waiter: Arc<Waiter>,
-        grant: Grant,
-        owner: Option<Owner>,
-    ) -> Self {
-        let is_counted = true;
-        Self { session, table, entry, waiter, grant, owner, is_counted }
+    pub(crate) fn new(holding: Holding, owner: Option<Owner>) -> Self {
+        Self { holding, owner, is_counted: true }
     }
 
     /// Returns the fencing token of this hold, which is higher than that of every earlier holder of
     /// this lock.
     #[doc(alias = "fencing_token")]
     pub fn token(&self) -> Token {
-        self.grant.token
+        self.holding.grant.token
     }
 
     /// Returns the key of the hold's queue entry. For a hold of several locks, returns the first
     /// key.
     pub fn key(&self) -> &Bytes {
-        &self.grant.keys[0]
+        &self.holding.grant.keys[0]
     }
 
     /// Returns the keys of all queue entries of the hold.
     pub fn keys(&self) -> &[Bytes] {
-        &self.grant.keys
+        &self.holding.grant.keys
     }
 
     /// Returns the create revision of the key.
     pub fn since(&self) -> Revision {
-        self.grant.since
+        self.holding.grant.since
     }
 
     /// Returns the session of the hold.
     pub fn session(&self) -> &Session {
-        &self.session
+        &self.holding.session
     }
 
     /// Returns the time until which the lock is guaranteed to be held without further renewals.
@@ -117,41 +103,32 @@ impl Hold {
         if self.is_lost().is_some() {
             return Moment::default();
         }
-        let until = self.session.valid_until();
-        self.waiter.until().map_or(until, |cap| cap.min(until))
+        let until = self.holding.session.valid_until();
+        self.holding.waiter.until().map_or(until, |cap| cap.min(until))
     }
 
     /// Returns whether the lock is held. After [`Hold::valid_until`] the lock is never reported as
     /// held.
     pub fn state(&self) -> LockState {
-        if let Some(loss) = self.loss(self.session.shared().now()) {
+        if let Some(loss) = self.loss(self.holding.session.shared().now()) {
             return LockState::Lost(loss);
         }
-        match self.session.state() {
+        match self.holding.session.state() {
             SessionState::Active(_) => LockState::Held(self.valid_until()),
             SessionState::RenewalOverdue(_) => LockState::Unconfirmed(self.valid_until()),
             SessionState::Ended(end) => {
-                LockState::Lost(LostReason::ended(end, self.session.shared()))
+                LockState::Lost(LostReason::ended(end, self.holding.session.shared()))
             }
         }
     }
 
     /// Reports whether the lock is held.
     pub fn is_held(&self) -> bool {
-        self.loss(self.session.shared().now()).is_none()
+        self.loss(self.holding.session.shared().now()).is_none()
     }
 
     fn loss(&self, now: Moment) -> Option<LostReason> {
-        let ended = || self.session.shared_session().end(now).map(LostReason::SessionEnded);
-        let loss = match self.waiter.loss() {
-            // The key was deleted because the session ended: report that instead.
-            Some(LostReason::KeyDeleted) => Some(ended().unwrap_or(LostReason::KeyDeleted)),
-            Some(loss) => Some(loss),
-            None => ended().or_else(|| {
-                self.waiter.until().filter(|until| *until <= now).map(|_| LostReason::HeldTooLong)
-            }),
-        };
-        loss.map(|loss| loss.into_public(self.session.shared()))
+        self.holding.loss(now)
     }
 
     /// Waits until the lock is lost, and returns the reason. The future is ready at the first poll
@@ -175,33 +152,33 @@ impl Hold {
     /// ([`Locks::request_release`](crate::lock::Locks::request_release)), and returns the request.
     /// Without a request the future never completes. Cancel-safe.
     pub async fn asked_to_release(&self) -> ReleaseRequest {
-        self.when(|_| self.waiter.request()).await
+        self.when(|_| self.holding.waiter.request()).await
     }
 
     /// Returns the pending request to release the lock, if there is one.
     pub fn request(&self) -> Option<ReleaseRequest> {
-        self.waiter.request()
+        self.holding.waiter.request()
     }
 
-    /// Consumes the guard without releasing the lock.
-    pub(crate) fn detach(mut self) -> SavedHold {
+    /// Consumes the hold without releasing the lock.
+    pub(crate) fn leak(mut self) {
         self.is_counted = false;
-        self.to_ticket()
     }
 
     /// Delivers a release request to this hold.
     pub(crate) fn ask(&self, request: ReleaseRequest) {
-        self.table.ask(&self.waiter, request);
+        let Holding { table, entry, waiter, .. } = &self.holding;
+        table.request_release(entry, waiter, request);
     }
 
     /// Waits until `look` returns a value. Calls it at each poll, when the hold changes, and when
     /// the state of the session may have changed.
     async fn when<T>(&self, look: impl Fn(Moment) -> Option<T>) -> T {
-        let shared = self.session.shared();
+        let shared = self.holding.session.shared();
         let mut change = pin!(async {
-            let mut end = self.session.shared_session().watch();
+            let mut end = self.holding.session.shared_session().watch();
             loop {
-                let mut changed = pin!(self.waiter.changed.notified());
+                let mut changed = pin!(self.holding.waiter.changed.notified());
                 changed.as_mut().enable();
                 // The current state is checked before the first wait; later changes wake this task.
                 tokio::select! {
@@ -217,19 +194,6 @@ impl Hold {
             look(shared.now()).map_or(Poll::Pending, Poll::Ready)
         })
         .await
-    }
-
-    /// Starts a guarded transaction, which is applied only if this guard is still the holder. The
-    /// store checks this condition, so a holder that has lost the lock without noticing changes
-    /// nothing. Keys are complete: no client [prefix](Client::with_prefix) is added.
-    ///
-    /// The guard conditions count towards [`Limits::txn_ops_max`](crate::Limits::txn_ops_max): two
-    /// for each key of the hold, and a third for a writer. With the default limit of 128
-    /// operations, 126 remain for a mutex, reader, permit or leader, 125 for a writer, and 68 for
-    /// 30 locks at once. [`GuardTxn::ack`] uses three operations for each item.
-    pub fn txn(&self) -> GuardTxn {
-        let client = Client::new(Arc::clone(self.session.shared()));
-        GuardTxn::new(client, self.parts())
     }
 
     /// Returns the conditions under which this guard is still the holder, for use in your own
@@ -251,8 +215,8 @@ impl Hold {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn still_held(&self) -> Vec<Compare> {
-        let mut conditions = self.grant.still_held(&self.entry);
-        if !self.entry.prevent_handoff(&self.waiter) {
+        let mut conditions = self.holding.still_held();
+        if !self.holding.entry.prevent_handoff(&self.holding.waiter) {
             // The hold has ended, but another task of this process may hold the lock with the same
             // key. So add a condition that never holds.
             conditions.push(Compare::missing(self.key().clone()));
@@ -260,9 +224,8 @@ impl Hold {
         conditions
     }
 
-    /// Returns the parts of the hold that its owner stores.
-    pub(crate) fn parts(&self) -> (&Arc<LockTable>, &Arc<QueueEntry>, &Arc<Waiter>, &Grant) {
-        (&self.table, &self.entry, &self.waiter, &self.grant)
+    pub(crate) fn holding(&self) -> &Holding {
+        &self.holding
     }
 
     pub(crate) fn owner(&self) -> Option<&Owner> {
@@ -271,17 +234,17 @@ impl Hold {
 
     /// Returns why the hold has ended, or `None` if it has not.
     pub(crate) fn is_lost(&self) -> Option<LostReason> {
-        self.loss(self.session.shared().now())
+        self.loss(self.holding.session.shared().now())
     }
 
     /// Returns the lock mode in the hold's row.
     pub(crate) fn mode(&self) -> LockMode {
-        EntryMetadata::mode_of(self.key(), &self.entry.lock().value)
+        EntryMetadata::mode_of(self.key(), &self.holding.entry.value())
     }
 
     /// Returns the row's value with another lock mode.
     fn restated(&self, mode: LockMode) -> Bytes {
-        let value = self.entry.lock().value.clone();
+        let value = self.holding.entry.value();
         let metadata = EntryMetadata::parse(self.key(), &value);
         let mut metadata =
             metadata.unwrap_or_else(|| EntryMetadata::new(mode.clone(), String::new()));
@@ -295,7 +258,7 @@ impl Hold {
         let put = Put {
             key: self.key().clone(),
             value: PutValue::Set(self.restated(mode)),
-            lease: PutLease::Attach(self.entry.session.lease),
+            lease: PutLease::Attach(self.holding.entry.session.lease),
             prev_kv: false,
         };
         let (compares, failure) = (self.conditions(), Vec::new());
@@ -305,15 +268,15 @@ impl Hold {
     /// Records that the row states the write mode since this revision. A writer has more rights
     /// than a reader, so it gets a new token.
     pub(crate) fn writes_since(&mut self, revision: Revision) {
-        self.grant.value = self.restated(LockMode::Write);
+        self.holding.grant.value = self.restated(LockMode::Write);
         if !mutant!(B03) {
-            self.grant.token = Token { revision, handoff: 0 };
+            self.holding.grant.token = Token { revision, handoff: 0 };
         }
     }
 
     /// Replaces the grant by that of another guard of the same owner.
     pub(crate) fn holds_by(&mut self, grant: Grant) {
-        self.grant = grant;
+        self.holding.grant = grant;
     }
 
     /// Returns the transaction that turns a writer's row into a reader's. The transaction compares
@@ -321,30 +284,32 @@ impl Hold {
     /// and none is applied after a later upgrade.
     pub(crate) fn downgrading(&self) -> Txn {
         let mut txn = self.restating(LockMode::Read);
-        let (row, _) = self.session.shared().reader.get(self.key());
+        let (row, _) = self.holding.session.shared().reader.get(self.key());
         let as_it_is = |row: KeyValue| Compare::mod_revision(row.key).eq(row.mod_revision);
         txn.compares.extend(row.map(as_it_is));
         txn
     }
 
+    /// Like [`Hold::only_reads`], for a hold of an owner. Returns `false` if the owner has other
+    /// guards for writing.
+    pub(crate) fn only_reads_for(&mut self, owner: &Owner, name: &Bytes) -> bool {
+        let value = self.restated(LockMode::Read);
+        owner.only_read(name, &mut self.holding, |holding| holding.grant.value = value)
+    }
+
     /// Uses the read mode from now on, regardless of the row.
     pub(crate) fn only_reads(&mut self) {
-        self.grant.value = self.restated(LockMode::Read);
+        self.holding.grant.value = self.restated(LockMode::Read);
     }
 
     /// Returns the conditions that this is still the holder, for a transaction of the hold itself.
     pub(crate) fn conditions(&self) -> Vec<Compare> {
-        self.grant.still_held(&self.entry)
-    }
-
-    /// Starts the release without waiting. Returns `false` if the hold has already ended.
-    pub(crate) fn give_up(&self, why: LostReason, reply: ReplyTo<Reply>) -> bool {
-        self.table.release(&self.entry, &self.waiter, why, reply)
+        self.holding.still_held()
     }
 
     /// Releases the lock in the background, for all guards that share the hold.
     pub(crate) fn end_now(&self) {
-        self.give_up(LostReason::Released, ReplyTo::Nobody);
+        self.holding.give_up(LostReason::Released, ReplyTo::Nobody);
     }
 
     /// Releases the lock and waits until another task can acquire it, like `release` of the guard.
@@ -374,7 +339,7 @@ impl Hold {
             return Ok(Released::AlreadyLost(loss));
         }
         self.is_counted = false;
-        match self.waiter.unshare() {
+        match self.holding.waiter.unshare() {
             0 => self.end().await,
             times => Ok(Released::StillHeld { times }),
         }
@@ -383,16 +348,16 @@ impl Hold {
     /// Releases the lock for all guards that share the hold, and waits until another task can
     /// acquire it.
     pub(crate) async fn end(&self) -> Result<Released, Error> {
-        let shared = Arc::clone(self.session.shared());
+        let shared = Arc::clone(self.holding.session.shared());
         if let Some(loss) = self.loss(shared.now()) {
             return Ok(Released::AlreadyLost(loss));
         }
         // Fast path: usually the next waiter is in this process and gets the lock at once.
-        if self.table.pass_on(&self.entry, &self.waiter) {
+        if self.holding.table.hand_off(&self.holding.entry, &self.holding.waiter) {
             return Ok(Released::Now);
         }
         let (sender, mut receiver) = oneshot::channel();
-        if !self.give_up(LostReason::Released, ReplyTo::Waiting(sender)) {
+        if !self.holding.give_up(LostReason::Released, ReplyTo::Waiting(sender)) {
             return Ok(Released::AlreadyLost(self.is_lost().unwrap_or(LostReason::KeyDeleted)));
         }
         // A handoff within the node completes at once.
@@ -418,17 +383,18 @@ impl Hold {
     /// Transfers the lock to a waiter of the same queue, past the waiters ahead of it. If the
     /// successor has left the queue, the next waiter gets the lock.
     pub(crate) async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
-        let shared = Arc::clone(self.session.shared());
+        let shared = Arc::clone(self.holding.session.shared());
         let prefix = parent(self.key()).map(Bytes::copy_from_slice).unwrap_or_default();
-        if self.grant.keys.len() > 1 || parent(&successor.key) != Some(&prefix) {
+        if self.holding.grant.keys.len() > 1 || parent(&successor.key) != Some(&prefix) {
             return Err(LockAdminError::NoSuccessor { successor: successor.key.clone() });
         }
-        view::check_successor(successor, self.entry.session.lease)?;
-        view::check_all_bowline(&shared, &prefix)?;
+        check_successor(successor, self.holding.entry.session.lease)?;
+        check_all_bowline(&shared, &prefix)?;
         let (sender, receiver) = oneshot::channel();
         let (successor, reply) =
             (QueuePosition::new(successor.since, successor.key.clone()), ReplyTo::Waiting(sender));
-        if !self.table.transfer(&self.entry, &self.waiter, successor, reply) {
+        if !self.holding.table.transfer(&self.holding.entry, &self.holding.waiter, successor, reply)
+        {
             return Err(LockAdminError::Gone);
         }
         drop(self);
@@ -454,8 +420,8 @@ pub(crate) async fn confirmed(
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        if self.is_counted && self.waiter.unshare() == 0 {
-            self.give_up(LostReason::Released, ReplyTo::Nobody);
+        if self.is_counted {
+            self.holding.drop_share();
         }
     }
 }
@@ -467,24 +433,6 @@ impl std::fmt::Debug for Hold {
             .field("token", &self.token())
             .field("state", &self.state())
             .finish()
-    }
-}
-
-impl Grant {
-    /// Returns the conditions under which the grant still holds. A downgraded writer still has its
-    /// key and lease, but no longer holds for writing.
-    pub(crate) fn still_held(&self, entry: &QueueEntry) -> Vec<Compare> {
-        let lease = entry.session.lease;
-        let since = match mutant!(B56) {
-            true => self.since.next(),
-            false => self.since,
-        };
-        let is_still = |key: &Bytes| {
-            let writes = EntryMetadata::mode_of(key, &self.value) == LockMode::Write;
-            let says = writes.then(|| Compare::value(key.clone()).eq(self.value.clone()));
-            still_mine(key, since, lease).into_iter().chain(says)
-        };
-        self.keys.iter().flat_map(is_still).collect()
     }
 }
 

@@ -10,11 +10,11 @@ use bytes::Bytes;
 
 use crate::api::Session;
 use crate::lock_format::LockMode;
-use crate::model::Moment;
 
-use super::acquire::{Acquire, Asked, Enqueue, LockFuture};
-use super::guard::OfHold;
-use super::mutex::Guard;
+use super::acquire::{Acquire, Enqueue, LockFuture};
+use super::core::request::{LockRequest, WaitLimit};
+use super::guard::{Guard, OfHold};
+use super::hold::Hold;
 use super::owner::{Owner, OwnerMode};
 use crate::recipes::lock::core::error::LockError;
 
@@ -27,14 +27,7 @@ use crate::recipes::lock::core::error::LockError;
 /// call.await })`, and use [`into_future`](IntoFuture::into_future) in `select!` and `join!`.
 #[must_use = "the lock is not acquired until this is awaited"]
 pub struct LockCall<G = Guard> {
-    session: Session,
-    names: Vec<Bytes>,
-    mode: LockMode,
-    caller: &'static Location<'static>,
-    only_try: bool,
-    deadline: Option<Duration>,
-    cap: Option<Duration>,
-    why: Option<Bytes>,
+    request: LockRequest,
     owner: Option<Owner>,
     guard: PhantomData<fn() -> G>,
 }
@@ -47,14 +40,13 @@ impl<G> LockCall<G> {
         mode: LockMode,
         caller: &'static Location<'static>,
     ) -> Self {
-        let (session, guard) = (session.clone(), PhantomData);
-        let (only_try, deadline, cap, why, owner) = (false, None, None, None, None);
-        Self { session, names, mode, caller, only_try, deadline, cap, why, owner, guard }
+        let request = LockRequest::new(session, names, mode, caller);
+        Self { request, owner: None, guard: PhantomData }
     }
 
     /// Makes the call fail instead of waiting for other requests.
     pub(crate) fn only_try(mut self) -> Self {
-        self.only_try = true;
+        self.request.only_try = true;
         self
     }
 
@@ -68,7 +60,7 @@ impl<G> LockCall<G> {
     /// of zero the call may fail before it has contacted the cluster.
     #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
+        self.request.wait = WaitLimit::For(timeout);
         self
     }
 
@@ -76,7 +68,7 @@ impl<G> LockCall<G> {
     /// has its own entry in the cluster's queue. Such a request does not share an entry with other
     /// tasks of this session.
     pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
-        self.why = Some(reason.into());
+        self.request.set_reason(reason.into());
         self
     }
 
@@ -84,7 +76,7 @@ impl<G> LockCall<G> {
     /// session lives on. The time counts from the grant, not from the request. The release happens
     /// at the node's next tick, at most 25 ms later.
     pub fn max_hold(mut self, max: Duration) -> Self {
-        self.cap = Some(max);
+        self.request.max_hold = Some(max);
         self
     }
 
@@ -103,41 +95,22 @@ impl<G: OfHold> LockCall<G> {
     /// # Errors
     /// Returns errors that are known immediately; see [`LockError`].
     pub fn enqueue(self) -> Result<Acquire<G>, LockError> {
-        let Self {
-            session, names, mode, caller, only_try, deadline: timeout, cap, why, owner, ..
-        } = self;
-        if let LockMode::Permits { limit, wants: asked } = mode
+        let Self { request, owner, .. } = self;
+        if let LockMode::Permits { limit, wants: asked } = *request.mode()
             && asked > limit
         {
             return Err(LockError::TooManyPermits { asked, limit });
         }
-        if owner.as_ref().is_some_and(|owner| !owner.is_of(&session)) {
-            return Err(LockError::ForeignOwner);
+        if let Some(owner) = &owner {
+            if !owner.is_of(&request.session) {
+                return Err(LockError::ForeignOwner);
+            }
+            if let Some(again) = owner.again(&request.names, OwnerMode::of(request.mode()))? {
+                return Ok(Acquire::of_hold(Hold::new(again, Some(owner.clone()))));
+            }
         }
-        if let Some(owner) = &owner
-            && let Some(again) = owner.again(&names, OwnerMode::of(&mode))?
-        {
-            return Ok(Acquire::come_true(again));
-        }
-        let has_nothing_to_say = why.is_none() && cap.is_none() && owner.is_none();
-        let is_shared = mode == LockMode::Mutex && names.len() == 1 && has_nothing_to_say;
-        let why = why.unwrap_or_default();
-        let deadline = deadline_of(&session, timeout, only_try);
-        let asked = Asked { names, mode, caller, why, owner, is_shared, only_try, deadline, cap };
-        Acquire::enqueue(&session, asked)
+        Acquire::enqueue(request, owner)
     }
-}
-
-/// Returns the deadline of a request. A `try_` call waits for the outcome of its enqueue, at most
-/// for the default deadline of calls.
-pub(crate) fn deadline_of(
-    session: &Session,
-    timeout: Option<Duration>,
-    only_try: bool,
-) -> Option<Moment> {
-    let shared = session.shared();
-    let timeout = timeout.or_else(|| only_try.then_some(shared.settings.call_deadline));
-    timeout.map(|timeout| shared.now() + timeout)
 }
 
 impl<G: OfHold> Enqueue for LockCall<G> {
@@ -159,22 +132,16 @@ impl<G: OfHold> IntoFuture for LockCall<G> {
 
 impl<G> Clone for LockCall<G> {
     fn clone(&self) -> Self {
-        Self {
-            session: self.session.clone(),
-            names: self.names.clone(),
-            mode: self.mode.clone(),
-            why: self.why.clone(),
-            owner: self.owner.clone(),
-            ..*self
-        }
+        let (request, owner) = (self.request.clone(), self.owner.clone());
+        Self { request, owner, guard: PhantomData }
     }
 }
 
 impl<G> std::fmt::Debug for LockCall<G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LockCall")
-            .field("names", &self.names)
-            .field("mode", &self.mode)
+            .field("names", &self.request.names)
+            .field("mode", self.request.mode())
             .finish_non_exhaustive()
     }
 }

@@ -11,7 +11,7 @@ use crate::lock_format::LockMode;
 use crate::node::ReplyTo;
 
 use super::admin::LockAdminError;
-use super::guard::guard;
+use super::guard::Guard;
 use super::hold::{self, Released};
 use super::lock_call::LockCall;
 use crate::recipes::lock::core::error::{LockError, LostReason};
@@ -153,28 +153,6 @@ impl Mutex {
         }
         Ok(Released::of(&hold::confirmed(shared, receiver).await?))
     }
-}
-
-guard! {
-    /// A held mutex. Dropping the guard releases the lock in the background. [`Guard::release`]
-    /// also waits until the lock is released. See [`Hold`](crate::lock::Hold) for its other
-    /// methods.
-    ///
-    /// If the lock is still held, the following example writes a result and releases the lock in
-    /// one log entry. With [`GuardTxn::ack`](crate::lock::GuardTxn::ack) the same entry can
-    /// acknowledge a queue item; see [`Delivery`](crate::queue::Delivery).
-    ///
-    /// ```
-    /// # use bowline::{Blocking, Config, Node, Op};
-    /// # let dir = tempfile::tempdir()?;
-    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
-    /// let guard = node.session().block()?.mutex("locks/orders/42").lock().block()?;
-    /// let write = guard.txn().then(Op::put("orders/42/state", "paid"));
-    /// write.commit_and_release(guard).block()?;
-    /// # node.shutdown().block();
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    Guard
 }
 
 impl Guard {

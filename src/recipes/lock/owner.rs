@@ -29,8 +29,10 @@ use crate::model::{KeyRange, LeaseId, Range, Revision};
 use crate::node::Shared;
 use crate::watch::waking;
 
-use super::hold::Hold;
-use crate::recipes::lock::core::entry::{Grant, QueueEntry, Share, Waiter};
+use super::core::entry::QueueEntry;
+use super::core::holding::Holding;
+use super::core::request::OwnerTag;
+use super::core::waiter::{Grant, Share, Waiter};
 use crate::recipes::lock::core::error::{LockError, WaitsFor};
 use crate::recipes::lock::core::lock_table::LockTable;
 
@@ -111,10 +113,10 @@ struct OwnerHold {
 }
 
 impl OwnerHold {
-    fn of(hold: &Hold) -> Self {
-        let (table, entry, waiter, grant) = hold.parts();
+    fn of(holding: &Holding) -> Self {
+        let Holding { session, table, entry, waiter, grant } = holding;
         OwnerHold {
-            session: hold.session().clone(),
+            session: session.clone(),
             table: Arc::downgrade(table),
             entry: Arc::downgrade(entry),
             waiter: Arc::downgrade(waiter),
@@ -161,10 +163,9 @@ impl Owner {
         Arc::ptr_eq(self.session.shared_session(), session.shared_session())
     }
 
-    /// Writes id and name into the metadata of an entry.
-    pub(crate) fn sign(&self, metadata: &mut EntryMetadata) {
-        metadata.owner.clone_from(&self.inner.id);
-        metadata.owner_name.clone_from(&self.inner.name);
+    /// Returns the id and the name for the rows of requests.
+    pub(crate) fn tag(&self) -> OwnerTag {
+        OwnerTag { id: self.inner.id.clone(), name: self.inner.name.clone() }
     }
 
     /// If the owner holds all these locks with one hold, in this mode or a mode that includes it,
@@ -173,7 +174,7 @@ impl Owner {
         &self,
         names: &[Bytes],
         mode: OwnerMode,
-    ) -> Result<Option<Hold>, LockError> {
+    ) -> Result<Option<Holding>, LockError> {
         let Some((first, others)) = names.split_first() else { return Ok(None) };
         let ways: &[OwnerMode] = match mode {
             OwnerMode::Alone => &[OwnerMode::Alone],
@@ -200,10 +201,11 @@ impl Owner {
                 Share::TooMany => return Err(LockError::HoldLimit { limit }),
                 Share::Again => {
                     let (session, grant) = (kept.session.clone(), kept.grant.clone());
-                    let again = Hold::new(session, table, entry, waiter, grant, Some(self.clone()));
-                    if again.is_held() {
+                    let again = Holding { session, table, entry, waiter, grant };
+                    if again.loss(again.session.shared().now()).is_none() {
                         return Ok(Some(again));
                     }
+                    again.drop_share();
                 }
             }
         }
@@ -211,11 +213,11 @@ impl Owner {
     }
 
     /// Records a new hold.
-    pub(crate) fn keep(&self, names: &[Bytes], mode: OwnerMode, hold: &Hold) {
+    pub(crate) fn keep(&self, names: &[Bytes], mode: OwnerMode, holding: &Holding) {
         let mut holds = self.lock();
         holds.retain(|_, kept| kept.waiter.strong_count() > 0);
         for name in names {
-            holds.insert((name.clone(), mode), OwnerHold::of(hold));
+            holds.insert((name.clone(), mode), OwnerHold::of(holding));
         }
         drop(holds);
         // Another task of the owner may wait for this lock. Wake it: it can now acquire the lock
@@ -252,22 +254,28 @@ impl Owner {
     }
 
     /// If the owner holds this lock for writing, returns the grant.
-    pub(crate) fn writes(&self, name: &Bytes, hold: &Hold) -> Option<Grant> {
-        let waiter = Arc::downgrade(hold.parts().2);
+    pub(crate) fn writes(&self, name: &Bytes, holding: &Holding) -> Option<Grant> {
+        let waiter = Arc::downgrade(&holding.waiter);
         let holds = self.lock();
         let kept =
             holds.get(&(name.clone(), OwnerMode::Write)).filter(|kept| kept.waiter.ptr_eq(&waiter));
         kept.map(|kept| kept.grant.clone())
     }
 
-    /// Downgrades a hold to reading. Returns `false` if the owner has other guards for writing.
-    pub(crate) fn only_read(&self, name: &Bytes, hold: &mut Hold) -> bool {
+    /// Records that a hold is downgraded to reading by `downgrade`. Returns `false` if the owner has
+    /// other guards for writing.
+    pub(crate) fn only_read(
+        &self,
+        name: &Bytes,
+        holding: &mut Holding,
+        downgrade: impl FnOnce(&mut Holding),
+    ) -> bool {
         let mut holds = self.lock();
-        let is_only = hold.parts().2.is_single();
+        let is_only = holding.waiter.is_single();
         if is_only {
-            hold.only_reads();
+            downgrade(holding);
             holds.remove(&(name.clone(), OwnerMode::Write));
-            holds.insert((name.clone(), OwnerMode::Read), OwnerHold::of(hold));
+            holds.insert((name.clone(), OwnerMode::Read), OwnerHold::of(holding));
         }
         is_only
     }
@@ -281,7 +289,7 @@ impl Owner {
         if mutant!(B30) {
             return None;
         }
-        let keys = Arc::clone(&entry.lock().keys);
+        let keys = entry.keys();
         let shared = self.session.shared();
         let mut search = Search {
             shared,

@@ -29,14 +29,17 @@ use crate::node::{CallError, CallResult, ReplyTo, Shared, SharedSession, StopRea
 use crate::watch::waking;
 
 use super::acquire::Acquire;
-use super::guard::OfHold;
+use super::core::entry::{AdminRow, DeferredActions, EntryData, EntryEvent, Phase, QueueEntry};
+use super::core::holding::Holding;
+use super::core::release_plan::still_mine;
+use super::core::waiter::WaiterOptions;
+use super::guard::{Guard, OfHold};
 use super::hold::Hold;
-use super::mutex::{Guard, Mutex};
+use super::mutex::Mutex;
 use super::saved_hold::SavedHold;
 use crate::recipes::election::{Election, Leadership};
-use crate::recipes::lock::core::entry::{DeferredActions, Phase, QueueEntry};
 use crate::recipes::lock::core::error::{LockError, LostReason};
-use crate::recipes::lock::core::lock_table::{LockTable, still_mine};
+use crate::recipes::lock::core::lock_table::LockTable;
 use crate::recipes::lock::core::table_state::{LockTableState, QueuedWaiter};
 
 /// Error of resuming a hold. [`ResumeError::effect`] states whether anything was changed.
@@ -103,7 +106,7 @@ impl Hold {
     /// Returns the data for resuming this hold.
     pub(crate) fn to_ticket(&self) -> SavedHold {
         let node = self.session().shared().state.status.borrow().id;
-        let (_, entry, waiter, _) = self.parts();
+        let Holding { entry, waiter, .. } = self.holding();
         entry.prevent_handoff(waiter);
         let since = match waiter.loss() {
             // Another task of this process may hold the lock with the same key. Revision 0 never
@@ -112,6 +115,15 @@ impl Hold {
             _ => self.since(),
         };
         SavedHold { node, lease: self.session().lease(), since, key: self.key().clone() }
+    }
+}
+
+impl Hold {
+    /// Consumes the hold without releasing the lock.
+    pub(crate) fn detach(self) -> SavedHold {
+        let saved = self.to_ticket();
+        self.leak();
+        saved
     }
 }
 
@@ -241,7 +253,7 @@ async fn resume<G: OfHold + 'static>(
     let reply = ReplyTo::Call(Box::new(move |outcome| {
         // If the caller is gone, the request is dropped, which cancels it.
         let adopted = taken.taken(&by, &ticket, outcome);
-        let acquire = adopted.map(|(entry, waiter)| Acquire::<G>::of(&taker, taken, entry, waiter));
+        let acquire = adopted.map(|queued| Acquire::<G>::of(&taker, taken, queued, None));
         waking(|| drop(sender.send(acquire)));
     }));
     shared.insist_admitted(command, reply).map_err(Error::from)?;
@@ -305,7 +317,7 @@ impl LockTableState {
         let row = row.filter(is_mine).ok_or(ResumeError::Over)?;
         let prefix = parent(key).map(Bytes::copy_from_slice).ok_or(ResumeError::Over)?;
         let is_taken = |entry: &Arc<QueueEntry>| {
-            entry.session.lease == session.lease && entry.lock().phase != Phase::Gone
+            entry.session.lease == session.lease && entry.phase() != Phase::Gone
         };
         if self.local(key).is_some_and(is_taken) {
             // The key was already adopted, as a hold transferred to another task of this session.
@@ -314,17 +326,17 @@ impl LockTableState {
         let keys: Arc<[Bytes]> = [key.clone()].into();
         let (id, session) = (self.number(), Arc::clone(session));
         let prefixes: Box<[Bytes]> = [prefix.clone()].into();
-        let (known, counts) = (Arc::clone(&keys), self.counts(&prefixes));
-        let entry = QueueEntry::new(id, prefixes, known, session, row.value, false, counts);
-        let entry = Arc::new(entry);
+        let data = EntryData::new(Arc::clone(&keys), row.value, self.counts(&prefixes));
+        let entry = QueueEntry::new(id, prefixes, session, false, data);
         self.insert(&entry);
-        let waiter = entry.lock().add_waiter(false, None, None, false);
+        let waiter = entry.add_waiter(WaiterOptions::default());
         self.enqueued(shared, &entry, &keys, *since, actions);
         // Run admin requests that arrived while no program had the hold.
-        let requests = crate::recipes::lock::core::view::request_rows(shared, &prefix);
+        let requests = super::core::view::request_rows(shared, &prefix);
         for row in requests.iter().filter(|row| admin_request_target(&row.key) == Some(&key[..])) {
-            if let Some(order) = AdminRequest::parse(&row.value) {
-                entry.apply_request(order, key, &row.key, actions);
+            if let Some(request) = AdminRequest::parse(&row.value) {
+                let admin = AdminRow { request, key: key.clone(), row: row.key.clone() };
+                entry.apply(EntryEvent::Admin(admin), actions);
             }
         }
         Ok((entry, waiter))

@@ -11,10 +11,9 @@ use crate::lock_format::{LockMode, lock_of};
 use crate::model::{Command, Reply};
 use crate::node::ReplyTo;
 
-use super::guard::guard;
+use super::guard::{ReadGuard, WriteGuard};
 use super::hold::confirmed;
 use super::lock_call::LockCall;
-use super::upgrade::Upgrade;
 use crate::recipes::lock::core::error::LostReason;
 use crate::recipes::lock::core::view::{self, LockEntry};
 
@@ -122,20 +121,6 @@ impl RwLock {
     }
 }
 
-guard! {
-    /// A read/write lock that is held for reading. Dropping the guard releases the lock in the
-    /// background. [`ReadGuard::release`] also waits until the lock is released. See
-    /// [`Hold`](crate::lock::Hold) for its methods.
-    ReadGuard
-}
-
-guard! {
-    /// A read/write lock that is held for writing. Dropping the guard releases the lock in the
-    /// background. [`WriteGuard::release`] also waits until the lock is released. See
-    /// [`Hold`](crate::lock::Hold) for its methods.
-    WriteGuard
-}
-
 /// Error of a downgrade from writer to reader.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
@@ -199,7 +184,7 @@ impl WriteGuard {
         let name = lock_of(hold.key());
         match hold.owner().cloned() {
             None => hold.only_reads(),
-            Some(owner) if owner.only_read(&name, &mut hold) => {}
+            Some(owner) if hold.only_reads_for(&owner, &name) => {}
             Some(_) => return Err(DowngradeError::HeldAgain(WriteGuard(hold))),
         }
         let (sender, receiver) = oneshot::channel();
@@ -212,31 +197,5 @@ impl WriteGuard {
             Ok(_) => Ok(ReadGuard(hold)),
             Err(error) => Err(DowngradeError::Unconfirmed { guard: ReadGuard(hold), error }),
         }
-    }
-}
-
-impl ReadGuard {
-    /// Upgrades to a writer, once all other readers that hold the lock have released it. The read
-    /// lock is kept meanwhile. The upgrade overtakes waiting writers, which wait for this reader
-    /// anyway. Only one reader can upgrade at a time, because two upgrading readers would wait for
-    /// each other. A second upgrade fails immediately with
-    /// [`UpgradeTaken`](crate::LockError::UpgradeTaken). The second reader should release the lock
-    /// and request it for writing.
-    ///
-    /// The writer keeps the reader's key and queue position, and gets a new token. An upgrade costs
-    /// two commits.
-    #[track_caller]
-    pub fn upgrade(self) -> Upgrade {
-        Upgrade::new(self.0, Location::caller(), false)
-    }
-
-    /// Like [`ReadGuard::upgrade`], but fails if the upgrade would have to wait for another reader.
-    ///
-    /// # Errors
-    /// Fails with [`LockError::WouldBlock`](crate::LockError::WouldBlock). The error
-    /// contains the read guard.
-    #[track_caller]
-    pub fn try_upgrade(self) -> Upgrade {
-        Upgrade::new(self.0, Location::caller(), true)
     }
 }

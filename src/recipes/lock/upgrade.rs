@@ -30,12 +30,11 @@ use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision, Txn}
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
 use crate::watch::waking;
 
-use super::acquire::{Acquire, Asked};
-use super::guard::OfHold;
+use super::acquire::Acquire;
+use super::core::request::{LockRequest, WaitLimit, deadline_of};
+use super::guard::{OfHold, ReadGuard, WriteGuard};
 use super::hold::Hold;
-use super::lock_call::deadline_of;
 use super::owner::OwnerMode;
-use super::rw_lock::{ReadGuard, WriteGuard};
 use crate::recipes::lock::core::error::LockError;
 use crate::recipes::lock::core::view;
 
@@ -47,9 +46,9 @@ pub struct Upgrade {
     read: Option<Hold>,
     caller: &'static Location<'static>,
     only_try: bool,
-    /// Maximum time to wait.
-    deadline: Option<Duration>,
-    why: Option<Bytes>,
+    /// How long to wait.
+    wait: WaitLimit,
+    reason: Option<Bytes>,
     /// End of the wait, counted from the first poll.
     until: Option<Moment>,
     step: UpgradeStep,
@@ -99,21 +98,47 @@ impl UpgradeError {
     }
 }
 
+impl ReadGuard {
+    /// Upgrades to a writer, once all other readers that hold the lock have released it. The read
+    /// lock is kept meanwhile. The upgrade overtakes waiting writers, which wait for this reader
+    /// anyway. Only one reader can upgrade at a time, because two upgrading readers would wait for
+    /// each other. A second upgrade fails immediately with
+    /// [`UpgradeTaken`](crate::LockError::UpgradeTaken). The second reader should release the lock
+    /// and request it for writing.
+    ///
+    /// The writer keeps the reader's key and queue position, and gets a new token. An upgrade costs
+    /// two commits.
+    #[track_caller]
+    pub fn upgrade(self) -> Upgrade {
+        Upgrade::new(self.0, Location::caller(), false)
+    }
+
+    /// Like [`ReadGuard::upgrade`], but fails if the upgrade would have to wait for another reader.
+    ///
+    /// # Errors
+    /// Fails with [`LockError::WouldBlock`](crate::LockError::WouldBlock). The error
+    /// contains the read guard.
+    #[track_caller]
+    pub fn try_upgrade(self) -> Upgrade {
+        Upgrade::new(self.0, Location::caller(), true)
+    }
+}
+
 impl Upgrade {
     pub(crate) fn new(read: Hold, caller: &'static Location<'static>, only_try: bool) -> Self {
-        let (deadline, why, until, step) = (None, None, None, UpgradeStep::Begins);
-        Self { read: Some(read), caller, only_try, deadline, why, until, step }
+        let (wait, reason, until, step) = (WaitLimit::Session, None, None, UpgradeStep::Begins);
+        Self { read: Some(read), caller, only_try, wait, reason, until, step }
     }
 
     /// Limits the wait. By default the upgrade waits as long as the session lives.
     pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
+        self.wait = WaitLimit::For(timeout);
         self
     }
 
     /// Attaches a reason, shown to operators who list the lock.
     pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
-        self.why = Some(reason.into());
+        self.reason = Some(reason.into());
         self
     }
 
@@ -137,18 +162,15 @@ impl Upgrade {
     }
 
     fn acquire(&mut self, read: &Hold) -> Result<Acquire<Hold>, LockError> {
-        let asked = Asked {
-            names: vec![lock_of(read.key())],
-            mode: LockMode::Upgrade(read.key().clone()),
-            caller: self.caller,
-            why: self.why.clone().unwrap_or_default(),
-            owner: read.owner().cloned(),
-            is_shared: false,
-            only_try: self.only_try,
-            deadline: self.until,
-            cap: None,
-        };
-        Acquire::enqueue(read.session(), asked)
+        let mode = LockMode::Upgrade(read.key().clone());
+        let names = vec![lock_of(read.key())];
+        let mut request = LockRequest::new(read.session(), names, mode, self.caller);
+        if let Some(reason) = &self.reason {
+            request.set_reason(reason.clone());
+        }
+        request.only_try = self.only_try;
+        request.wait = self.until.map_or(WaitLimit::Session, WaitLimit::Until);
+        Acquire::enqueue(request, read.owner().cloned())
     }
 
     /// Proposes the change to the write mode. Returns `None` if this is not the only reader that
@@ -231,14 +253,16 @@ impl Upgrade {
                 // A change of the row back to the read mode may be in flight, but the owner records
                 // whether it holds the lock for writing.
                 let name = lock_of(read.key());
-                if let Some(grant) = read.owner().and_then(|owner| owner.writes(&name, read)) {
+                if let Some(grant) =
+                    read.owner().and_then(|owner| owner.writes(&name, read.holding()))
+                {
                     read.holds_by(grant);
                     return Poll::Ready(Some(Ok(())));
                 }
                 // The change to the read mode was rejected or is still in flight. If the owner has
                 // other guards of the hold, one of them may be a writer that has not been polled
                 // yet.
-                if read.mode() == LockMode::Write && read.parts().2.is_single() {
+                if read.mode() == LockMode::Write && read.holding().waiter.is_single() {
                     self.step = Self::restate(read, self.until);
                     return Poll::Ready(None);
                 }
@@ -345,7 +369,7 @@ impl Future for Upgrade {
         // A completed future stays pending if it is polled again.
         let Some(mut read) = self.read.take() else { return Poll::Pending };
         if self.until.is_none() {
-            self.until = deadline_of(read.session(), self.deadline, self.only_try);
+            self.until = deadline_of(read.session(), self.wait, self.only_try);
         }
         loop {
             match self.advance(&mut read, context) {
@@ -357,8 +381,8 @@ impl Future for Upgrade {
                 Poll::Ready(Some(Ok(()))) => {
                     if let Some(owner) = read.owner() {
                         let names = [lock_of(read.key())];
-                        owner.keep(&names, OwnerMode::Write, &read);
-                        owner.keep(&names, OwnerMode::Read, &read);
+                        owner.keep(&names, OwnerMode::Write, read.holding());
+                        owner.keep(&names, OwnerMode::Read, read.holding());
                     }
                     return Poll::Ready(Ok(WriteGuard::of(read)));
                 }

@@ -12,53 +12,29 @@
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::lock_format::{
-    EntryMetadata, LockMode, LockQueue, QueuePosition, ReleaseRequest, parent, prefix_of,
-};
+use crate::lock_format::{QueuePosition, ReleaseRequest, prefix_of};
 use crate::machine::Change;
 use crate::model::{
-    Command, Compare, KeyRange, KeyValue, LeaseId, Moment, Op, Put, PutLease, PutValue, Rejection,
-    Reply, Revision, Txn, TxnReply, TxnResult,
+    Command, Compare, LeaseId, Moment, Op, Put, PutLease, PutValue, Rejection, Reply, Revision,
+    Txn, TxnReply, TxnResult,
 };
 use crate::node::{
     CallError, CallResult, Follower, ReplyTo, SessionEndReason, Shared, SharedSession, StopReason,
 };
 use crate::watch::waking;
 
-use super::entry::{
-    Action, Bound, DeferredActions, Load, Phase, QueueEntry, ReleasePlan, Waiter, unbinding,
-};
+use super::bound::{BoundKey, Load, unbinding};
+use super::entry::{Action, DeferredActions, EntryEvent, Phase, QueueEntry};
 use super::error::{LockError, LostReason};
-use super::table_state::{LockTableState, end_entry, no_more};
+use super::release_plan::ReleasePlan;
+use super::request::LockRequest;
+use super::table_state::{LockTableState, QueuedWaiter};
 use super::token::Token;
-use super::view;
+use super::waiter::Waiter;
 use super::waiter_counts::WaiterRole;
-
-/// Maximum number of other semaphore entries that a transfer of permits may depend on. The transfer
-/// is applied only if none of these entries has changed.
-const PASSED_MAX: usize = 64;
-
-/// A lock request, as passed to the lock table.
-pub(crate) struct Ask<'a> {
-    /// Names of the locks without a trailing slash; not empty, without duplicates.
-    pub(crate) names: &'a [Bytes],
-    pub(crate) session: &'a Arc<SharedSession>,
-    /// Creates the row's value. Called only if the request needs a new row.
-    pub(crate) value: &'a dyn Fn() -> Bytes,
-    /// Whether the task may share an entry with other tasks of its session. This is the case for a
-    /// mutex without options.
-    pub(crate) is_shared: bool,
-    pub(crate) only_try: bool,
-    pub(crate) deadline: Option<Moment>,
-    /// Maximum hold time.
-    pub(crate) cap: Option<Duration>,
-    /// Whether the request belongs to an owner, which looks for deadlocks.
-    pub(crate) is_owned: bool,
-}
 
 /// All lock queues that tasks of this node are in.
 pub(crate) struct LockTable {
@@ -93,45 +69,41 @@ impl LockTable {
     ///
     /// # Errors
     /// Returns errors that are known immediately.
-    pub(crate) fn enter(
+    pub(crate) fn enqueue(
         self: &Arc<Self>,
-        ask: &Ask<'_>,
-    ) -> Result<(Arc<QueueEntry>, Arc<Waiter>), LockError> {
+        request: &LockRequest,
+    ) -> Result<QueuedWaiter, LockError> {
         let Some(shared) = self.shared.upgrade() else {
             return Err(LockError::NodeStopped(StopReason::Shutdown));
         };
         if let Some(reason) = shared.stop_reason() {
             return Err(LockError::NodeStopped(reason));
         }
-        if let Some(end) = ask.session.end(shared.now()) {
+        if let Some(end) = request.session.shared_session().end(shared.now()) {
             return Err(LockError::SessionEnded(end));
         }
         let max = shared.settings.lock_waiters_max;
         let (entry, waiter) = {
             let mut state = self.lock();
-            if let Some(found) = state.share(&shared, ask, max)? {
+            if let Some(found) = state.share(&shared, request, max)? {
                 return Ok(found);
             }
-            let entry = state.new_entry(&shared, ask, max)?;
-            let deadline = ask.deadline.map(|deadline| (deadline, state.number()));
-            let waiter = entry.lock().add_waiter(ask.only_try, deadline, ask.cap, ask.is_owned);
-            state.keep_timer(deadline, &entry, &waiter);
+            let entry = state.new_entry(&shared, request, max)?;
+            let options = state.options(request);
+            let waiter = entry.add_waiter(options);
+            state.keep_timer(options.deadline, &entry, &waiter);
             (entry, waiter)
         };
-        let keys = Arc::clone(&entry.lock().keys);
+        let keys = entry.keys();
         let command = Command::Txn(enqueue_txn(&entry, &keys, None));
-        let (table, enqueue_txn) = (Arc::clone(self), Arc::clone(&entry));
+        let (table, enqueued) = (Arc::clone(self), Arc::clone(&entry));
         let known = Arc::clone(&keys);
         let reply =
-            ReplyTo::Call(Box::new(move |outcome| table.entered(&enqueue_txn, &known, outcome)));
+            ReplyTo::Call(Box::new(move |outcome| table.entered(&enqueued, &known, outcome)));
         if let Err(error) = shared.insist_admitted(command, reply) {
             let mut actions = DeferredActions::default();
-            self.lock().enqueue_failed(
-                &entry,
-                &keys,
-                &LockError::Store(error.into()),
-                &mut actions,
-            );
+            let why = LockError::Store(error.into());
+            self.lock().enqueue_failed(&entry, &keys, why, &mut actions);
             self.run(actions);
         }
         Ok((entry, waiter))
@@ -145,7 +117,7 @@ impl LockTable {
         why: LockError,
     ) {
         let mut actions = DeferredActions::default();
-        entry.cancel(waiter, why, &mut actions);
+        entry.apply(EntryEvent::Cancelled { waiter: Arc::clone(waiter), why }, &mut actions);
         self.run(actions);
         self.forget_deadline(waiter);
         self.forget_cap(waiter);
@@ -176,9 +148,14 @@ impl LockTable {
     }
 
     /// Delivers a release request to the local holder.
-    pub(crate) fn ask(self: &Arc<Self>, waiter: &Arc<Waiter>, request: ReleaseRequest) {
+    pub(crate) fn request_release(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        waiter: &Arc<Waiter>,
+        request: ReleaseRequest,
+    ) {
         let mut actions = DeferredActions::default();
-        waiter.ask(request, &mut actions);
+        entry.request_release(waiter, request, &mut actions);
         self.run(actions);
     }
 
@@ -215,11 +192,15 @@ impl LockTable {
 
     /// Hands a hold off to the next waiter of this process if nothing else is required. Returns
     /// `false` otherwise.
-    pub(crate) fn pass_on(self: &Arc<Self>, entry: &QueueEntry, waiter: &Arc<Waiter>) -> bool {
+    pub(crate) fn hand_off(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        waiter: &Arc<Waiter>,
+    ) -> bool {
         let mut actions = DeferredActions::default();
-        let has_passed = entry.pass_on(waiter, &mut actions);
+        let is_handed_off = entry.hand_off(waiter, &mut actions);
         self.run(actions);
-        has_passed
+        is_handed_off
     }
 
     /// Handles the end of a transaction under a hold. The outcome of the transaction may be unknown
@@ -229,26 +210,23 @@ impl LockTable {
         entry: &Arc<QueueEntry>,
         binds: Load,
         is_known: bool,
-        bound: Vec<Bound>,
+        bound: Vec<BoundKey>,
     ) {
         let mut actions = DeferredActions::default();
-        entry.end_txn(binds, is_known, bound, &mut actions);
+        entry.apply(EntryEvent::TxnEnded { binds, is_known, bound }, &mut actions);
         self.run(actions);
     }
 
     /// Reports whether a local entry was given up although its key still exists.
     pub(crate) fn is_given_up(&self, QueuePosition { since, key }: &QueuePosition) -> bool {
-        let state = self.lock();
-        state.local(key).is_some_and(|entry| entry.lock().is_given_up(*since))
+        self.lock().local(key).is_some_and(|entry| entry.is_given_up(*since))
     }
 
     /// Reports whether a local task holds the lock but has not received its guard yet.
     pub(crate) fn is_undelivered(&self, QueuePosition { since, key }: &QueuePosition) -> bool {
-        let state = self.lock();
-        state.local(key).is_some_and(|entry| {
-            let inner = entry.lock();
-            let is_it = matches!(inner.phase, Phase::Held { since: held, .. } if held == *since);
-            is_it && inner.holder.as_ref().is_some_and(|waiter| !waiter.is_delivered())
+        self.lock().local(key).is_some_and(|entry| {
+            entry.phase() == Phase::Held(*since)
+                && entry.holder().is_some_and(|waiter| !waiter.is_delivered())
         })
     }
 
@@ -280,7 +258,7 @@ impl LockTable {
     /// Like [`LockTable::perform`], for changes that this node learnt of at the time `known` (default:
     /// now).
     fn run_since(self: &Arc<Self>, known: Option<Moment>, actions: DeferredActions) {
-        for action in actions.0 {
+        for (entry, action) in actions {
             match action {
                 Action::RecordHandoff(waiter) => {
                     if let Some(at) = known.or_else(|| Some(self.shared.upgrade()?.now())) {
@@ -289,12 +267,12 @@ impl LockTable {
                 }
                 Action::Wake(waker) => _ = waking(|| waker.wake()),
                 Action::Reply(reply) => reply.send(Ok(handed_off_reply())),
-                Action::Release { entry, plan, reply } => self.part(&entry, &plan, reply),
-                Action::Requeue { entry, plan } => self.requeue(&entry, plan.as_ref()),
+                Action::Release { plan, reply } => self.run_release(&entry, &plan, reply),
+                Action::Requeue { plan, reply } => self.requeue(&entry, plan.as_ref(), reply),
                 Action::Notify(waiter) => _ = waking(|| waiter.changed.notify_waiters()),
-                Action::DeleteBound { bound, lease } => {
+                Action::DeleteBound(bound) => {
                     if let Some(shared) = self.shared.upgrade() {
-                        let success = unbinding(lease, &bound);
+                        let success = unbinding(entry.session.lease, &bound);
                         let txn = Txn { success, ..Txn::default() };
                         shared.insist(Command::Txn(txn), ReplyTo::Nobody);
                     }
@@ -310,9 +288,9 @@ impl LockTable {
         shared: &Arc<Shared>,
         entry: &Arc<QueueEntry>,
         keys: &Arc<[Bytes]>,
-        why: &LockError,
+        why: LockError,
     ) {
-        let (lease, value) = (entry.session.lease, entry.lock().value.clone());
+        let (lease, value) = (entry.session.lease, entry.value());
         let mine = |key: &Bytes| Txn {
             compares: vec![
                 Compare::lease(key.clone()).eq(lease.get()),
@@ -323,8 +301,7 @@ impl LockTable {
         };
         let success = keys.iter().map(|key| Op::Txn(mine(key))).collect();
         let txn = Txn { success, ..Txn::default() };
-        let (table, entry, keys, why) =
-            (Arc::clone(self), Arc::clone(entry), Arc::clone(keys), why.clone());
+        let (table, entry, keys) = (Arc::clone(self), Arc::clone(entry), Arc::clone(keys));
         let reply = ReplyTo::Call(Box::new(move |_| {
             let mut actions = DeferredActions::default();
             {
@@ -332,7 +309,7 @@ impl LockTable {
                 let receive_transfer =
                     shared.is_some_and(|shared| state.find_transfer(&shared, &entry, &mut actions));
                 if !receive_transfer {
-                    state.enqueue_failed(&entry, &keys, &why, &mut actions);
+                    state.enqueue_failed(&entry, &keys, why, &mut actions);
                 }
             }
             table.run(actions);
@@ -341,19 +318,22 @@ impl LockTable {
     }
 
     /// Runs a release plan.
-    fn part(self: &Arc<Self>, entry: &Arc<QueueEntry>, plan: &ReleasePlan, reply: ReplyTo<Reply>) {
+    fn run_release(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        plan: &ReleasePlan,
+        reply: ReplyTo<Reply>,
+    ) {
         let Some(shared) = self.shared.upgrade() else { return };
         let lease = entry.session.lease;
         self.keep_unusable(plan, lease);
         let command = Command::Txn(plan.to_txn(&shared, lease));
-        if plan.successor.is_none() {
-            return shared.insist(command, reply);
-        }
+        let Some(successor) = &plan.successor else { return shared.insist(command, reply) };
         // A transfer writes, so it may be rejected for lack of space or because of an alarm. If the
         // transfer is rejected, delete the keys instead: deletions are not rejected for these
         // reasons.
         let (leaving, table) = (plan.leaving(lease), Arc::clone(self));
-        let reports_failure = plan.reports_failure;
+        let reports_failure = successor.reports_failure;
         let tried = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
             match (outcome, table.shared.upgrade()) {
                 (Err(error), Some(shared)) if !matches!(error, CallError::Stopped { .. }) => {
@@ -370,13 +350,18 @@ impl LockTable {
 
     /// Records, before the proposal, keys that are transferred away and may be transferred back.
     fn keep_unusable(&self, plan: &ReleasePlan, lease: LeaseId) {
-        if plan.no_handoff && plan.successor.is_some() {
+        if plan.has_late_txns && plan.successor.is_some() {
             self.lock().keep_unusable(lease, &plan.keys, plan.since);
         }
     }
 
     /// Re-enqueues an entry whose hold has ended and that still has waiters.
-    fn requeue(self: &Arc<Self>, entry: &Arc<QueueEntry>, plan: Option<&ReleasePlan>) {
+    fn requeue(
+        self: &Arc<Self>,
+        entry: &Arc<QueueEntry>,
+        plan: Option<&ReleasePlan>,
+        released: ReplyTo<Reply>,
+    ) {
         let Some(shared) = self.shared.upgrade() else { return };
         let keys = self.lock().rename(&shared, entry);
         let lease = entry.session.lease;
@@ -389,17 +374,16 @@ impl LockTable {
         let (table, entry) = (Arc::clone(self), Arc::clone(entry));
         let old = plan.map(|plan| (Arc::clone(&plan.keys), plan.since));
         let reply = ReplyTo::Call(Box::new(move |outcome: CallResult<Reply>| {
-            let reply = entry.lock().take_releasing().unwrap_or(ReplyTo::Nobody);
             match (&outcome, leaving, table.shared.upgrade()) {
                 // The new key was rejected, for example for lack of space. Delete the old key in a
                 // separate proposal.
                 (Err(error), Some(leaving), Some(shared))
                     if !matches!(error, CallError::Stopped { .. }) =>
                 {
-                    shared.insist(Command::Txn(leaving), reply);
+                    shared.insist(Command::Txn(leaving), released);
                 }
-                (Ok(Reply::Txn(txn)), ..) => reply.send(Ok(release_reply(txn))),
-                _ => reply.send(outcome.clone()),
+                (Ok(Reply::Txn(txn)), ..) => released.send(Ok(release_reply(txn))),
+                _ => released.send(outcome.clone()),
             }
             table.entered(&entry, &keys, outcome);
             if let Some((old, since)) = old {
@@ -437,12 +421,12 @@ impl LockTable {
                 if self.lock().find_transfer(&shared, entry, &mut actions) {
                     return self.run(actions);
                 }
-                return self.undo(&shared, entry, keys, &LockError::Evicted);
+                return self.undo(&shared, entry, keys, LockError::Evicted);
             }
             // Another request had already created a key with this name: try another name.
             Ok(_) => {
-                let (entry, plan) = (Arc::clone(entry), Some(no_more(keys, Revision(0))));
-                actions.0.push(Action::Requeue { entry, plan });
+                let plan = Some(ReleasePlan::of_lost(keys, Revision(0)));
+                actions.push(entry, Action::Requeue { plan, reply: ReplyTo::Nobody });
                 return self.run(actions);
             }
             Err(CallError::Rejected(Rejection::LeaseNotFound(_))) => {
@@ -453,12 +437,12 @@ impl LockTable {
                 if matches!(error, CallError::Deadline { maybe_applied: true }) {
                     // Delete the keys that were created. Their names are not reused before the
                     // deletion is confirmed.
-                    return self.undo(&shared, entry, keys, &LockError::Store(error.into()));
+                    return self.undo(&shared, entry, keys, LockError::Store(error.into()));
                 }
                 LockError::Store(error.into())
             }
         };
-        self.lock().enqueue_failed(entry, keys, &error, &mut actions);
+        self.lock().enqueue_failed(entry, keys, error, &mut actions);
         self.run(actions);
     }
 }
@@ -518,9 +502,9 @@ impl Follower for LockTable {
         let mut actions = DeferredActions::default();
         let entries = self.lock().close();
         for entry in entries {
-            let (loss, why) =
-                (LostReason::NodeStopped(reason.clone()), LockError::NodeStopped(reason.clone()));
-            end_entry(&entry, loss, &why, &mut actions);
+            let (loss, why) = (reason.clone(), reason.clone());
+            let (loss, why) = (LostReason::NodeStopped(loss), LockError::NodeStopped(why));
+            entry.apply(EntryEvent::Ended { loss, why }, &mut actions);
         }
         self.run(actions);
     }
@@ -529,7 +513,7 @@ impl Follower for LockTable {
 /// Returns the transaction that creates the keys of an entry if none of them exists. `before` is
 /// applied in either case.
 fn enqueue_txn(entry: &QueueEntry, keys: &[Bytes], before: Option<Txn>) -> Txn {
-    let value = entry.lock().value.clone();
+    let value = entry.value();
     let put = |key: &Bytes| {
         Op::Put(Put {
             key: key.clone(),
@@ -543,122 +527,6 @@ fn enqueue_txn(entry: &QueueEntry, keys: &[Bytes], before: Option<Txn>) -> Txn {
         success: before.clone().map(Op::Txn).into_iter().chain(keys.iter().map(put)).collect(),
         failure: before.map(Op::Txn).into_iter().collect(),
     }
-}
-
-impl ReleasePlan {
-    /// Returns the transaction of the release plan.
-    fn to_txn(&self, shared: &Shared, lease: LeaseId) -> Txn {
-        let leaving = self.leaving(lease);
-        let ([key], Some(QueuePosition { since, key: successor })) = (&*self.keys, &self.successor)
-        else {
-            return leaving;
-        };
-        let row = shared.reader.get(successor).0.filter(|row| row.create_revision == *since);
-        let Some(row) = row else { return leaving };
-        let Some(successor_lease) = row.lease.filter(|successor| *successor != lease) else {
-            return leaving;
-        };
-        // A reader's hold cannot be transferred to a writer: other readers may hold at the same
-        // time.
-        let (Some(held), _) = shared.reader.get(key) else { return leaving };
-        let mode = EntryMetadata::mode_of(&held.key, &held.value);
-        if !mode.covers(&EntryMetadata::mode_of(successor, &row.value)) && !mutant!(B65) {
-            return leaving;
-        }
-        let mut compares = still_mine(key, self.since, lease).to_vec();
-        let Some(barred) = kept_waiting(shared, &row) else { return leaving };
-        // This decision is based on the local replica. A downgrade of the row may be in flight. A
-        // downgrade changes neither lease nor create revision, so the transaction must also compare
-        // the row's revision.
-        if !mutant!(B34) {
-            compares.push(Compare::mod_revision(key.clone()).eq(held.mod_revision));
-        }
-        if !mutant!(B19) {
-            compares.extend(still_mine(successor, row.create_revision, successor_lease));
-            compares.push(Compare::mod_revision(successor.clone()).eq(row.mod_revision));
-        }
-        if !mutant!(B66) {
-            compares.extend(barred);
-        }
-        let taken = Put {
-            key: key.clone(),
-            value: PutValue::Set(row.value),
-            lease: PutLease::Attach(successor_lease),
-            prev_kv: false,
-        };
-        let mut success = vec![Op::Put(taken), Op::delete(successor.clone())];
-        success.extend(unbinding(lease, &self.bound));
-        Txn { compares, success, failure: vec![Op::Txn(leaving)] }
-    }
-
-    /// Returns the transaction that deletes each key that still belongs to the entry, and the keys
-    /// attached to its hold.
-    fn leaving(&self, lease: LeaseId) -> Txn {
-        let mut parts: Vec<Txn> = self
-            .keys
-            .iter()
-            .take(if mutant!(B07) { 1 } else { self.keys.len() })
-            .map(|key| Txn {
-                compares: still_mine(key, self.since, lease).to_vec(),
-                success: vec![match mutant!(M26) {
-                    false => Op::delete(key.clone()),
-                    true => Op::delete(KeyRange::prefix(parent(key).unwrap_or_default().to_vec())),
-                }],
-                failure: Vec::new(),
-            })
-            .collect();
-        // Delete only keys with the lease of the hold. A key with another lease belongs to another
-        // owner.
-        parts[0].success.extend(unbinding(lease, &self.bound));
-        if parts.len() == 1 {
-            return parts.remove(0);
-        }
-        Txn { success: parts.into_iter().map(Op::Txn).collect(), ..Txn::default() }
-    }
-}
-
-/// Returns the conditions under which a successor still waits, apart from the holder's own entry. A
-/// successor that has meanwhile become a holder by itself must not lose that hold together with its
-/// key. Returns `None` if the successor already holds, or if there would be too many conditions.
-fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
-    let prefix = Bytes::copy_from_slice(parent(&successor.key)?);
-    let rows = view::rows(shared, &prefix);
-    let queue = LockQueue::of(&rows);
-    let position = QueuePosition::of(successor);
-    if queue.may_hold(&position) {
-        return None;
-    }
-    let before = rows.iter().take_while(|row| row.key != successor.key);
-    let as_it_is = |row: &KeyValue| Compare::mod_revision(row.key.clone()).eq(row.mod_revision);
-    match queue.mode(&position)? {
-        // Only the transferring holder holds the lock, so no further conditions are needed.
-        LockMode::Mutex | LockMode::Write | LockMode::Upgrade(_) => Some(Vec::new()),
-        LockMode::Read => {
-            let bars =
-                |row: &&KeyValue| EntryMetadata::mode_of(&row.key, &row.value) != LockMode::Read;
-            Some(before.clone().find(bars).map(as_it_is).into_iter().collect())
-        }
-        LockMode::Foreign => None,
-        LockMode::Permits { limit, .. } => {
-            // Permits stay held when the limit is reduced, and a row does not show whether its
-            // permits are held. But if the limits that apply to a waiter were never higher than
-            // now, the waiter has never held its permits.
-            let has_less = |row: &KeyValue| match EntryMetadata::mode_of(&row.key, &row.value) {
-                LockMode::Permits { limit: other, .. } => other < *limit,
-                _ => false,
-            };
-            if successor.version > 1 || before.clone().any(has_less) {
-                return None;
-            }
-            let all: Vec<Compare> = before.map(as_it_is).collect();
-            (all.len() <= PASSED_MAX).then_some(all)
-        }
-    }
-}
-
-/// Returns the conditions under which a key still belongs to an entry.
-pub(crate) fn still_mine(key: &Bytes, since: Revision, lease: LeaseId) -> [Compare; 2] {
-    [Compare::create_revision(key.clone()).eq(since), Compare::lease(key.clone()).eq(lease.get())]
 }
 
 /// Extracts the reply of the release that was part of an enqueue.

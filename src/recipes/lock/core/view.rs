@@ -11,8 +11,6 @@ use crate::lock_format::{
 use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Range, Revision, SortOrder, SortTarget};
 use crate::node::Shared;
 
-use crate::recipes::lock::admin::LockAdminError;
-
 /// One entry of a lock queue, as known to the local replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -88,7 +86,7 @@ pub(crate) fn list(shared: &Arc<Shared>, name: &Bytes) -> Result<Vec<LockEntry>,
     Ok(entries_of(shared, rows(shared, &prefix)))
 }
 
-fn entries_of(shared: &Shared, rows: Vec<KeyValue>) -> Vec<LockEntry> {
+pub(crate) fn entries_of(shared: &Shared, rows: Vec<KeyValue>) -> Vec<LockEntry> {
     let queue = LockQueue::of(&rows);
     rows.into_iter().filter_map(|row| entry_of(shared, &queue, row)).collect()
 }
@@ -107,32 +105,6 @@ fn entry_of(shared: &Shared, queue: &LockQueue, row: KeyValue) -> Option<LockEnt
     };
     let QueuePosition { since, key } = position;
     Some(LockEntry { key, since, holds, kind, lease, label, node, site, owner, reason })
-}
-
-/// Checks that all entries of a queue belong to Bowline sessions.
-///
-/// # Errors
-/// [`LockAdminError::Foreign`] names the first entry that does not.
-pub(crate) fn check_all_bowline(shared: &Shared, prefix: &Bytes) -> Result<(), LockAdminError> {
-    let entries = entries_of(shared, rows(shared, prefix));
-    match entries.into_iter().find(|entry| entry.node.is_none()) {
-        Some(foreign) => Err(LockAdminError::Foreign { key: foreign.key }),
-        None => Ok(()),
-    }
-}
-
-/// Checks that a hold of `lease` may be transferred to `successor`, which must be a waiter with
-/// another lease. Two holds of one lease could not be distinguished.
-///
-/// # Errors
-/// Returns [`LockAdminError::NoSuccessor`] if the successor is not such a waiter.
-pub(crate) fn check_successor(successor: &LockEntry, lease: LeaseId) -> Result<(), LockAdminError> {
-    let waits = !successor.holds && successor.lease != lease;
-    if waits {
-        Ok(())
-    } else {
-        Err(LockAdminError::NoSuccessor { successor: successor.key.clone() })
-    }
 }
 
 /// Returns the rows below a lock's prefix whose keys are those of admin requests.

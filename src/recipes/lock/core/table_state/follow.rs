@@ -7,7 +7,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{LockTableState, fail_all, no_more};
+use super::super::entry::{Action, AdminRow, DeferredActions, EntryEvent, Phase, QueueEntry};
+use super::super::error::LockError;
+use super::super::release_plan::ReleasePlan;
+use super::super::view;
+use super::LockTableState;
 use crate::lock_format::{
     AdminRequest, EntryMetadata, LockMode, LockQueue, QueuePosition, admin_request_key,
     admin_request_target, parent,
@@ -15,9 +19,6 @@ use crate::lock_format::{
 use crate::machine::Change;
 use crate::model::{Event, EventKind, KeyValue, Revision};
 use crate::node::{ReplyTo, Shared};
-use crate::recipes::lock::core::entry::{Action, DeferredActions, Phase, QueueEntry};
-use crate::recipes::lock::core::error::LockError;
-use crate::recipes::lock::core::view;
 
 impl LockTableState {
     /// Processes one change of the store. Rows that may be admin requests are only collected. Each
@@ -42,10 +43,12 @@ impl LockTableState {
                 if event.kind == EventKind::Put
                     && let Some(key) = admin_request_target(&event.kv.key)
                 {
-                    match mutant!(B35) {
-                        false => requests.push((&event.kv, self.local(key).cloned())),
-                        true => self.follow_request(&event.kv, None, actions),
-                    }
+                    let then = self.local(key).cloned();
+                    mutant!(B35, {
+                        self.follow_request(&event.kv, None, actions);
+                        continue;
+                    });
+                    requests.push((&event.kv, then));
                 }
                 continue;
             };
@@ -88,14 +91,16 @@ impl LockTableState {
         then: Option<Arc<QueueEntry>>,
         actions: &mut DeferredActions,
     ) {
-        let (Some(key), Some(order)) =
+        let (Some(key), Some(request)) =
             (admin_request_target(&row.key), AdminRequest::parse(&row.value))
         else {
             return;
         };
         let is_meant = |entry: &&Arc<QueueEntry>| row.lease == Some(entry.session.lease);
         if let Some(entry) = self.local(key).into_iter().chain(&then).find(is_meant) {
-            entry.apply_request(order, key, &row.key, actions);
+            let key = Bytes::copy_from_slice(key);
+            let admin = AdminRow { request, key, row: row.key.clone() };
+            entry.apply(EntryEvent::Admin(admin), actions);
         }
     }
 
@@ -109,10 +114,7 @@ impl LockTableState {
         actions: &mut DeferredActions,
     ) {
         let key = &event.kv.key;
-        let (phase, keys) = {
-            let inner = entry.lock();
-            (inner.phase, Arc::clone(&inner.keys))
-        };
+        let (phase, keys) = (entry.phase(), entry.keys());
         let Some(prefix) =
             entry.prefixes.iter().find(|prefix| parent(key) == Some(prefix)).cloned()
         else {
@@ -136,13 +138,13 @@ impl LockTableState {
             // A request for several locks cannot use a single lock, so release the transferred hold
             // again. The request has lost its queue position.
             let handed: Arc<[Bytes]> = Arc::new([handed]);
-            let (entry, plan) = (Arc::clone(entry), no_more(&handed, since));
-            actions.0.push(Action::Release { entry, plan, reply: ReplyTo::Nobody });
+            let plan = ReleasePlan::of_lost(&handed, since);
+            actions.push(entry, Action::Release { plan, reply: ReplyTo::Nobody });
         }
         match phase {
             // The outcome of the enqueue arrives later and will find the key deleted.
             Phase::Entering => {}
-            Phase::Waiting { since } | Phase::Held { since, .. } => {
+            Phase::Waiting(since) | Phase::Held(since) => {
                 self.key_lost(entry, &keys, since, Some(key), actions);
             }
             Phase::Gone => self.forget(entry, &prefix, key),
@@ -159,32 +161,11 @@ impl LockTableState {
         actions: &mut DeferredActions,
     ) {
         let prefix = &entry.prefixes[0];
-        let mut no_handoff = false;
-        let old = {
-            let mut inner = entry.lock();
-            let old = std::mem::replace(&mut inner.keys, Arc::new([key.clone()]));
-            if matches!(inner.phase, Phase::Entering | Phase::Waiting { .. }) {
-                inner.phase = Phase::Waiting { since };
-                no_handoff = self.unusable.contains(&(entry.session.lease, key.clone(), since));
-                if no_handoff && inner.waiting() > 0 {
-                    // Two holds of one session with the same key could not be distinguished.
-                    let (entry, plan) = (Arc::clone(entry), Some(no_more(&inner.keys, since)));
-                    actions.0.push(Action::Requeue { entry, plan });
-                    inner.reset_for_requeue();
-                } else {
-                    entry.advance(&mut inner, ReplyTo::Nobody, actions);
-                }
-            } else {
-                // Meanwhile the successor has left, or has acquired the lock with the key that is
-                // now deleted.
-                let session = entry.session.ended().map(LockError::SessionEnded);
-                inner.end(&session.unwrap_or(LockError::Evicted), entry.session.lease, actions);
-                let plan = no_more(&inner.keys, since);
-                let (entry, reply) = (Arc::clone(entry), ReplyTo::Nobody);
-                actions.0.push(Action::Release { entry, plan, reply });
-            }
-            old
-        };
+        let old = entry.keys();
+        let is_unusable = self.unusable.contains(&(entry.session.lease, key.clone(), since));
+        let event = EntryEvent::TransferReceived { key: key.clone(), since, is_unusable };
+        let step = entry.apply(event, actions);
+        let is_unusable = is_unusable && matches!(step.from, Phase::Entering | Phase::Waiting(_));
         let before = self.queues.get(prefix).and_then(|queue| queue.local.get(key)).cloned();
         if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, entry)) {
             // The previous holder is on this node as well: remove its entry.
@@ -194,7 +175,7 @@ impl LockTableState {
             queue.local.remove(&old[0]);
             queue.local.insert(key.clone(), Arc::clone(entry));
             queue.waiting.retain(|_, waiting| !Arc::ptr_eq(waiting, entry));
-            if !no_handoff {
+            if !is_unusable {
                 queue.waiting.insert(QueuePosition::new(since, key.clone()), Arc::clone(entry));
             }
         }
@@ -210,10 +191,7 @@ impl LockTableState {
         let [prefix] = &*entry.prefixes else { return false };
         let Some(queue) = self.queues.get(prefix) else { return false };
         let rows = view::rows(shared, prefix);
-        let (value, since) = {
-            let inner = entry.lock();
-            (inner.value.clone(), inner.since())
-        };
+        let (value, since) = (entry.value(), entry.since());
         let handed = rows.into_iter().find(|row| {
             // A transfer rewrites the holder's row with the value of the successor's row, while the
             // successor waits.
@@ -248,10 +226,7 @@ impl LockTableState {
             queue.upgrades.retain(|position| all.contains(position));
             queue.all = Some(all);
             for (key, entry) in entries {
-                let (phase, now) = {
-                    let inner = entry.lock();
-                    (inner.phase, Arc::clone(&inner.keys))
-                };
+                let (phase, now) = (entry.phase(), entry.keys());
                 let row = shared.reader.get(&key).0;
                 let row = row.filter(|row| row.lease == Some(entry.session.lease));
                 let is_there =
@@ -270,7 +245,7 @@ impl LockTableState {
                     }
                     // The outcome of the enqueue arrives later.
                     Phase::Entering => {}
-                    Phase::Waiting { since } | Phase::Held { since, .. } => {
+                    Phase::Waiting(since) | Phase::Held(since) => {
                         if !is_there(since) && !self.find_transfer(shared, &entry, actions) {
                             self.key_lost(&entry, &now, since, Some(&key), actions);
                         }
@@ -305,17 +280,18 @@ fn changes_hands(event: &Event) -> bool {
 }
 
 /// Stores a new value of an entry's row. The entry itself may have written it.
-pub(crate) fn update_value(
+pub(super) fn update_value(
     entry: &Arc<QueueEntry>,
     key: &Bytes,
     value: &Bytes,
     actions: &mut DeferredActions,
 ) {
-    entry.lock().value = value.clone();
+    entry.set_value(value.clone());
     if let LockMode::Permits { limit, wants: asked } = EntryMetadata::mode_of(key, value)
         && asked > limit
     {
         // The new value does not affect an entry that already holds the lock.
-        fail_all(entry, &LockError::TooManyPermits { asked, limit }, actions);
+        let why = LockError::TooManyPermits { asked, limit };
+        entry.apply(EntryEvent::WaitersFailed(why), actions);
     }
 }

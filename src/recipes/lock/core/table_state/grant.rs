@@ -3,19 +3,16 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::{LockTableState, fail_all, no_more, update_value};
+use super::super::entry::{DeferredActions, Enqueued, EntryEvent, Phase, QueueEntry};
+use super::super::error::LockError;
+use super::super::view::{self, LockEntry};
+use super::{LockTableState, update_value};
 use crate::lock_format::{LockKind, LockMode, LockQueue, QueueMismatch, QueuePosition};
 use crate::model::{KeyValue, Revision};
-use crate::node::{ReplyTo, Shared};
-use crate::recipes::lock::core::entry::{
-    Action, DeferredActions, EntryInner, Phase, QueueEntry, Waiter,
-};
-use crate::recipes::lock::core::error::LockError;
-use crate::recipes::lock::core::view::{self, LockEntry};
+use crate::node::Shared;
 
 impl LockTableState {
     /// Handles the successful enqueue of an entry: determines its position, then runs the admin
@@ -29,12 +26,12 @@ impl LockTableState {
         actions: &mut DeferredActions,
     ) {
         self.find_position(shared, entry, keys, since, actions);
-        entry.apply_pending_requests(actions);
+        entry.apply(EntryEvent::PositionKnown, actions);
     }
 
     /// Checks whether the entry is allowed in its queues, and grants the lock if the entry may hold
     /// it.
-    pub(crate) fn find_position(
+    fn find_position(
         &mut self,
         shared: &Shared,
         entry: &Arc<QueueEntry>,
@@ -42,7 +39,7 @@ impl LockTableState {
         since: Revision,
         actions: &mut DeferredActions,
     ) {
-        if !Arc::ptr_eq(&entry.lock().keys, keys) {
+        if !Arc::ptr_eq(&entry.keys(), keys) {
             // The entry received a transferred hold in the same iteration of the driver.
             return;
         }
@@ -61,47 +58,42 @@ impl LockTableState {
             let position = QueuePosition::new(since, key.clone());
             if !queue.all.as_ref().is_some_and(|all| all.contains(&position)) {
                 // Another client deleted the key in the same iteration of the driver.
-                {
-                    let mut inner = entry.lock();
-                    if inner.phase == Phase::Entering && Arc::ptr_eq(&inner.keys, keys) {
-                        inner.phase = Phase::Waiting { since };
-                    }
-                }
+                let outcome = Enqueued::Overtaken;
+                entry.apply(EntryEvent::Enqueued { since, outcome }, actions);
                 if !self.find_transfer(shared, entry, actions) {
                     self.key_lost(entry, keys, since, Some(key), actions);
                 }
                 return;
             }
         }
-        let mut inner = entry.lock();
-        if inner.phase != Phase::Entering || !Arc::ptr_eq(&inner.keys, keys) {
+        let allowed = self.validate(entry, keys, since);
+        let is_awaited = allowed.is_ok() && entry.has_waiters();
+        let end = if is_awaited { entry.session.end(shared.now()) } else { None };
+        let outcome = match allowed {
+            Err(why) => Enqueued::NotAllowed(why),
+            Ok(()) if end.is_none() && self.may_hold(entry, keys, since) => {
+                Enqueued::MayHold(self.grant_revision(shared, entry))
+            }
+            Ok(()) => Enqueued::MustWait,
+        };
+        let step = entry.apply(EntryEvent::Enqueued { since, outcome }, actions);
+        if step.from != Phase::Entering {
             return;
         }
-        inner.phase = Phase::Waiting { since };
-        if let Err(why) = self.validate(entry, keys, since) {
-            inner.fail(&why, actions);
-        }
-        if inner.waiting() == 0 {
-            return entry.advance(&mut inner, ReplyTo::Nobody, actions);
-        }
-        // If nothing is ahead, go from Entering to Held in one step, so that a try call does not
-        // see its own entry waiting.
-        let end = entry.session.end(shared.now());
-        if self.may_hold(entry, keys, since) && end.is_none() {
-            return self.grant(shared, entry, &mut inner, since, actions);
+        self.keep_hold_timer(shared, entry);
+        if step.to != Phase::Waiting(since) || !entry.has_waiters() {
+            return;
         }
         for (prefix, key) in entry.prefixes.iter().zip(keys.iter()) {
-            let queue = self.queues.get_mut(prefix).expect("the all was read above");
-            queue.waiting.insert(QueuePosition::new(since, key.clone()), Arc::clone(entry));
-            let all = queue.all.as_ref().expect("the all was read above");
+            let queue = self.queues.get_mut(prefix).expect("the queue was read above");
             let position = QueuePosition::new(since, key.clone());
+            let all = queue.all.as_ref().expect("the queue was read above");
             if all.mode(&position).is_some_and(LockMode::is_upgrade) {
-                queue.upgrades.insert(position);
+                queue.upgrades.insert(position.clone());
             }
+            queue.waiting.insert(position, Arc::clone(entry));
         }
-        let waiters: Vec<Arc<Waiter>> = inner.waiters().cloned().collect();
-        drop(inner);
-        for waiter in waiters {
+        for waiter in entry.waiters() {
             if waiter.only_try {
                 // If the session has ended, the entry does not hold the lock even if nothing is
                 // ahead of the entry.
@@ -112,9 +104,9 @@ impl LockTableState {
                         LockError::WouldBlock { holder }
                     }
                 };
-                entry.wait_no_more(&waiter, why, actions);
+                entry.fail_waiter(&waiter, why, actions);
             } else {
-                waiter.stands(since, actions);
+                entry.set_waiting(&waiter, since, actions);
             }
         }
     }
@@ -140,7 +132,7 @@ impl LockTableState {
         })
     }
 
-    pub(crate) fn validate(
+    fn validate(
         &self,
         entry: &QueueEntry,
         keys: &[Bytes],
@@ -151,7 +143,7 @@ impl LockTableState {
             let Some(all) = self.queues.get(prefix).and_then(|queue| queue.all.as_ref()) else {
                 continue;
             };
-            all.validate(&position, entry.asked).map_err(|misfit| match misfit {
+            all.validate(&position, entry.requested).map_err(|misfit| match misfit {
                 QueueMismatch::SecondUpgrade => LockError::UpgradeTaken,
                 QueueMismatch::NoRead => LockError::Evicted,
                 QueueMismatch::Kind { stored, asked } => LockError::mismatch(stored, asked),
@@ -160,7 +152,7 @@ impl LockTableState {
         Ok(())
     }
 
-    pub(crate) fn may_hold(&self, entry: &QueueEntry, keys: &[Bytes], since: Revision) -> bool {
+    fn may_hold(&self, entry: &QueueEntry, keys: &[Bytes], since: Revision) -> bool {
         let locks = if mutant!(B06) { 1 } else { keys.len() };
         entry.prefixes.iter().zip(keys).take(locks).all(|(prefix, key)| {
             let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
@@ -168,29 +160,23 @@ impl LockTableState {
         })
     }
 
-    pub(crate) fn grant(
-        &mut self,
-        shared: &Shared,
-        entry: &Arc<QueueEntry>,
-        inner: &mut EntryInner,
-        since: Revision,
-        actions: &mut DeferredActions,
-    ) {
-        let granted = match mutant!(M25) {
-            false => shared.reader.revision(),
-            true => Revision(entry.session.lease.get()),
-        };
+    /// Prepares the grant of a lock. Returns the revision of the grant, which becomes its token.
+    fn grant_revision(&self, shared: &Shared, entry: &QueueEntry) -> Revision {
         let is_contended = entry.prefixes.iter().any(|prefix| {
             let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
             all.is_some_and(|all| all.len() > 1)
         });
-        entry.is_contended.store(is_contended, Ordering::Relaxed);
-        if !inner.grant_next(since, granted, actions) {
-            return entry.advance(inner, ReplyTo::Nobody, actions);
-        }
-        let waiter = Arc::clone(inner.holder.as_ref().expect("the grant has set a holder"));
-        if let Some(cap) = waiter.cap {
-            let until = (shared.now() + cap, self.number());
+        entry.set_contended(is_contended);
+        let mut granted = shared.reader.revision();
+        mutant!(M25, granted = Revision(entry.session.lease.get()));
+        granted
+    }
+
+    /// Starts the timer of a new holder with a maximum hold time.
+    fn keep_hold_timer(&mut self, shared: &Shared, entry: &Arc<QueueEntry>) {
+        let Some(waiter) = entry.holder() else { return };
+        if let Some(max_hold) = waiter.max_hold {
+            let until = (shared.now() + max_hold, self.number());
             waiter.set_until(Some(until));
             self.keep_timer(Some(until), entry, &waiter);
         }
@@ -201,14 +187,10 @@ impl LockTableState {
         &mut self,
         entry: &Arc<QueueEntry>,
         keys: &[Bytes],
-        why: &LockError,
+        why: LockError,
         actions: &mut DeferredActions,
     ) {
-        {
-            let mut inner = entry.lock();
-            inner.phase = Phase::Gone;
-            inner.fail(why, actions);
-        }
+        entry.apply(EntryEvent::EnqueueFailed(why), actions);
         for (prefix, key) in entry.prefixes.iter().zip(keys) {
             self.forget(entry, prefix, key);
         }
@@ -225,36 +207,14 @@ impl LockTableState {
         gone: Option<&Bytes>,
         actions: &mut DeferredActions,
     ) {
-        {
-            let mut inner = entry.lock();
-            let was_held = matches!(inner.phase, Phase::Held { .. });
-            let is_over = match inner.phase {
-                Phase::Waiting { since: now } | Phase::Held { since: now, .. } if now == since => {
-                    false
-                }
-                // The entry was given up meanwhile. No other notification will report that its key
-                // is gone.
-                Phase::Gone => true,
-                // The entry was re-enqueued. The handler of that enqueue's outcome handles the old
-                // keys.
-                _ => return,
-            };
-            if is_over {
-            } else if was_held && inner.waiting() > 0 {
-                inner.lose_all(entry.session.lease, actions);
-                inner.reset_for_requeue();
-                // Only an entry with a single key has waiters in addition to a holder, so no other
-                // key remains, and the name of this key can be reused.
-                actions.0.push(Action::Requeue { entry: Arc::clone(entry), plan: None });
-            } else {
-                // The keys are deleted with the lease of the session.
-                let session = entry.session.ended().map(LockError::SessionEnded);
-                inner.end(&session.unwrap_or(LockError::Evicted), entry.session.lease, actions);
-                if keys.len() > 1 {
-                    let (entry, plan) = (Arc::clone(entry), no_more(keys, since));
-                    actions.0.push(Action::Release { entry, plan, reply: ReplyTo::Nobody });
-                }
-            }
+        match entry.apply(EntryEvent::KeyLost { since }, actions).from {
+            Phase::Waiting(before) | Phase::Held(before) if before == since => {}
+            // The entry was given up meanwhile. No other notification will report that its key is
+            // gone.
+            Phase::Gone => {}
+            // The entry was re-enqueued. The handler of that enqueue's outcome handles the old
+            // keys.
+            Phase::Entering | Phase::Waiting(_) | Phase::Held(_) => return,
         }
         // The keys that still exist are removed from the table when they are deleted.
         self.forget_absent(entry, keys, since);
@@ -278,7 +238,7 @@ impl LockTableState {
             if let Some((QueuePosition { key, .. }, _)) = all.first()
                 && let Some(entry) = queue.local.get(key)
             {
-                entry.is_contended.store(all.len() > 1, Ordering::Relaxed);
+                entry.set_contended(all.len() > 1);
             }
             if let Some(foreign) = all.first_foreign() {
                 let behind = queue.waiting.range((Bound::Excluded(foreign), Bound::Unbounded));
@@ -286,7 +246,7 @@ impl LockTableState {
             }
             for (position, entry) in &queue.waiting {
                 if queue.upgrades.contains(position)
-                    && all.validate(position, entry.asked) == Err(QueueMismatch::NoRead)
+                    && all.validate(position, entry.requested) == Err(QueueMismatch::NoRead)
                 {
                     bereft.push(Arc::clone(entry));
                 } else if all.may_hold(position) {
@@ -298,32 +258,32 @@ impl LockTableState {
         }
         // These are upgrades whose read entry is gone.
         for entry in bereft {
-            fail_all(&entry, &LockError::Evicted, actions);
+            entry.apply(EntryEvent::WaitersFailed(LockError::Evicted), actions);
         }
         for entry in behind_foreign {
-            fail_all(&entry, &LockError::KindMismatch { stored: LockKind::Foreign }, actions);
+            let why = LockError::KindMismatch { stored: LockKind::Foreign };
+            entry.apply(EntryEvent::WaitersFailed(why), actions);
         }
         for (QueuePosition { since, key }, entry) in due {
-            let mut inner = entry.lock();
-            let keys = Arc::clone(&inner.keys);
-            if inner.phase != (Phase::Waiting { since }) || !keys.contains(&key) {
-                drop(inner);
-                self.wait_no_more(prefix, &QueuePosition::new(since, key));
+            let keys = entry.keys();
+            if entry.phase() != Phase::Waiting(since) || !keys.contains(&key) {
+                self.remove_waiting(prefix, &QueuePosition { since, key });
                 continue;
             }
             // A grant is delivered only while the session is valid.
             if !self.may_hold(&entry, &keys, since) || entry.session.end(shared.now()).is_some() {
                 continue;
             }
-            self.grant(shared, &entry, &mut inner, since, actions);
-            drop(inner);
+            let granted = self.grant_revision(shared, &entry);
+            entry.apply(EntryEvent::MayHold { since, granted }, actions);
+            self.keep_hold_timer(shared, &entry);
             for (prefix, key) in entry.prefixes.iter().zip(keys.iter()) {
-                self.wait_no_more(prefix, &QueuePosition::new(since, key.clone()));
+                self.remove_waiting(prefix, &QueuePosition::new(since, key.clone()));
             }
         }
     }
 
-    pub(crate) fn wait_no_more(&mut self, prefix: &Bytes, position: &QueuePosition) {
+    fn remove_waiting(&mut self, prefix: &Bytes, position: &QueuePosition) {
         let Some(queue) = self.queues.get_mut(prefix) else { return };
         queue.waiting.remove(position);
         queue.upgrades.remove(position);

@@ -12,18 +12,21 @@ use bytes::Bytes;
 
 use crate::lock_format::{LockQueue, QueuePosition, entry_key, entry_number, parent, prefix_of};
 use crate::model::{LeaseId, Moment, Revision};
-use crate::node::{ReplyTo, Shared, SharedSession};
+use crate::node::{Shared, SharedSession};
 
 mod follow;
 mod grant;
+#[cfg(test)]
+mod tests;
 
 use follow::update_value;
 
-use super::entry::{DeferredActions, Phase, QueueEntry, ReleasePlan, Waiter, WaiterStage};
+use super::entry::{DeferredActions, EntryData, EntryEvent, Joined, Phase, QueueEntry};
 use super::error::{LockError, LostReason};
-use super::lock_table::Ask;
+use super::request::LockRequest;
 use super::token::Token;
 use super::view;
+use super::waiter::{Waiter, WaiterOptions, WaiterStage};
 use super::waiter_counts::{WaiterCount, WaiterCounts, WaiterRole};
 
 /// A waiter and its queue entry.
@@ -74,10 +77,7 @@ impl LocalQueue {
     /// applied. The key of an entry that has ended or was re-enqueued may meanwhile belong to
     /// another entry.
     fn has(&self, key: &Bytes) -> bool {
-        self.local.get(key).is_some_and(|entry| {
-            let inner = entry.lock();
-            inner.phase != Phase::Gone && inner.keys.contains(key)
-        })
+        self.local.get(key).is_some_and(|entry| entry.owns(key))
     }
 
     /// Records that the key of an entry of this lease was deleted, so that its name can be reused.
@@ -125,66 +125,69 @@ impl LockTableState {
         }
     }
 
+    /// Returns the options of a waiter for this request.
+    pub(crate) fn options(&mut self, request: &LockRequest) -> WaiterOptions {
+        WaiterOptions {
+            only_try: request.only_try,
+            deadline: request.deadline().map(|deadline| (deadline, self.number())),
+            max_hold: request.max_hold,
+            is_owned: request.owner.is_some(),
+        }
+    }
+
     /// If other tasks of the session have an entry in this queue that can be shared, adds a waiter
     /// to it.
     pub(crate) fn share(
         &mut self,
         shared: &Shared,
-        ask: &Ask<'_>,
+        request: &LockRequest,
         max: usize,
     ) -> Result<Option<QueuedWaiter>, LockError> {
-        let [name] = ask.names else { return Ok(None) };
-        if !ask.is_shared {
+        let [name] = &request.names[..] else { return Ok(None) };
+        if !request.is_shared() {
             return Ok(None);
         }
-        let prefix = prefix_of(name);
-        let open = self.queues.get(&prefix).and_then(|queue| queue.open.get(&ask.session.lease));
+        let (prefix, session) = (prefix_of(name), request.session.shared_session());
+        let open = self.queues.get(&prefix).and_then(|queue| queue.open.get(&session.lease));
         let Some(entry) = open.cloned() else { return Ok(None) };
-        if !Arc::ptr_eq(&entry.session, ask.session) {
+        if !Arc::ptr_eq(&entry.session, session) {
             return Ok(None);
         }
         if let Some(end) = entry.session.ended() {
             return Err(LockError::SessionEnded(end));
         }
-        let mut inner = entry.lock();
-        if inner.phase == Phase::Gone {
-            return Ok(None);
+        let is_full = self.is_full(&prefix, max);
+        match entry.join(request.only_try, is_full, || self.options(request)) {
+            Joined::Gone => Ok(None),
+            Joined::Busy => {
+                let all = self.queues.get(&prefix).and_then(|queue| queue.all.as_ref());
+                let first = all.and_then(|all| Some((all, all.first()?.0)));
+                let holder = first.and_then(|(all, first)| view::at(shared, all, first));
+                Err(LockError::WouldBlock { holder: holder.map(Box::new) })
+            }
+            Joined::Full => Err(LockError::QueueFull { max }),
+            Joined::Waiter(waiter) => {
+                self.keep_timer(waiter.deadline, &entry, &waiter);
+                Ok(Some((entry, waiter)))
+            }
         }
-        if ask.only_try
-            && (inner.holder.is_some() || inner.waiting() > 0 || inner.phase != Phase::Entering)
-        {
-            drop(inner);
-            let all = self.queues.get(&prefix).and_then(|queue| queue.all.as_ref());
-            let first = all.and_then(|all| Some((all, all.first()?.0)));
-            let holder = first.and_then(|(all, first)| view::at(shared, all, first));
-            return Err(LockError::WouldBlock { holder: holder.map(Box::new) });
-        }
-        if self.is_full(&prefix, max) {
-            return Err(LockError::QueueFull { max });
-        }
-        let deadline = ask.deadline.map(|deadline| (deadline, self.number()));
-        let waiter = inner.add_waiter(ask.only_try, deadline, ask.cap, ask.is_owned);
-        drop(inner);
-        self.keep_timer(deadline, &entry, &waiter);
-        Ok(Some((entry, waiter)))
     }
 
     pub(crate) fn new_entry(
         &mut self,
         shared: &Shared,
-        ask: &Ask<'_>,
+        request: &LockRequest,
         max: usize,
     ) -> Result<Arc<QueueEntry>, LockError> {
-        let prefixes: Box<[Bytes]> = ask.names.iter().map(|name| prefix_of(name)).collect();
+        let prefixes: Box<[Bytes]> = request.names.iter().map(|name| prefix_of(name)).collect();
         if prefixes.iter().any(|prefix| self.is_full(prefix, max)) {
             return Err(LockError::QueueFull { max });
         }
-        let keys = self.new_keys(shared, &prefixes, ask.session.lease);
-        let (id, session) = (self.number(), Arc::clone(ask.session));
-        let value = (ask.value)();
-        let counts = self.counts(&prefixes);
-        let entry = QueueEntry::new(id, prefixes, keys, session, value, ask.is_shared, counts);
-        let entry = Arc::new(entry);
+        let session = Arc::clone(request.session.shared_session());
+        let keys = self.new_keys(shared, &prefixes, session.lease);
+        let id = self.number();
+        let data = EntryData::new(keys, request.to_value(), self.counts(&prefixes));
+        let entry = QueueEntry::new(id, prefixes, session, request.is_shared(), data);
         self.insert(&entry);
         Ok(entry)
     }
@@ -247,7 +250,7 @@ impl LockTableState {
 
     /// Registers the entry under its keys in their queues.
     fn keep(&mut self, entry: &Arc<QueueEntry>) {
-        let keys = Arc::clone(&entry.lock().keys);
+        let keys = entry.keys();
         for (prefix, key) in entry.prefixes.iter().zip(keys.iter()) {
             let queue = self.queues.entry(prefix.clone()).or_default();
             queue.local.insert(key.clone(), Arc::clone(entry));
@@ -260,7 +263,7 @@ impl LockTableState {
     /// Assigns new keys to an entry that will be re-enqueued.
     pub(crate) fn rename(&mut self, shared: &Shared, entry: &Arc<QueueEntry>) -> Arc<[Bytes]> {
         let keys = self.new_keys(shared, &entry.prefixes, entry.session.lease);
-        entry.lock().keys = Arc::clone(&keys);
+        entry.rename(Arc::clone(&keys));
         self.keep(entry);
         keys
     }
@@ -272,7 +275,7 @@ impl LockTableState {
         if queue.local.get(key).is_some_and(|known| Arc::ptr_eq(known, entry)) {
             queue.local.remove(key);
         }
-        if entry.lock().phase == Phase::Gone {
+        if entry.phase() == Phase::Gone {
             let lease = entry.session.lease;
             if queue.open.get(&lease).is_some_and(|open| Arc::ptr_eq(open, entry)) {
                 queue.open.remove(&lease);
@@ -324,7 +327,7 @@ impl LockTableState {
     ) -> Option<QueuedWaiter> {
         let queue = self.queues.get(prefix)?;
         queue.local.values().filter(|entry| Arc::ptr_eq(&entry.session, session)).find_map(|entry| {
-            let holder = entry.lock().holder.clone()?;
+            let holder = entry.holder()?;
             let is_it = matches!(holder.stage(None), WaiterStage::Granted(grant) if grant.token == token);
             is_it.then(|| (Arc::clone(entry), holder))
         })
@@ -345,21 +348,15 @@ impl LockTableState {
     ) -> BTreeMap<QueuePosition, usize> {
         let mut positions: BTreeMap<&Bytes, BTreeSet<QueuePosition>> = BTreeMap::new();
         for entry in entries {
-            let inner = entry.lock();
-            if let Some(since) = inner.since() {
-                for (prefix, key) in entry.prefixes.iter().zip(inner.keys.iter()) {
-                    positions
-                        .entry(prefix)
-                        .or_default()
-                        .insert(QueuePosition::new(since, key.clone()));
-                }
+            for (prefix, position) in entry.prefixes.iter().zip(entry.positions()) {
+                positions.entry(prefix).or_default().insert(position);
             }
         }
-        let in_line = |(prefix, positions)| {
+        let in_queue = |(prefix, positions)| {
             let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
             all.map(|all| all.before_each(positions)).unwrap_or_default()
         };
-        positions.into_iter().flat_map(in_line).collect()
+        positions.into_iter().flat_map(in_queue).collect()
     }
 
     /// Fires the timers that are due. Fails waiters whose deadline has passed, and returns the
@@ -386,13 +383,13 @@ impl LockTableState {
             }
         }
         // If many deadlines pass at once, scan each queue only once.
-        let in_line = self.before_each(late.iter().map(|(entry, _)| entry));
+        let in_queue = self.before_each(late.iter().map(|(entry, _)| entry));
         for (entry, waiter) in late {
-            let why = match before(&entry, &waiter, &in_line) {
+            let why = match before(&entry, &waiter, &in_queue) {
                 Some(before) => LockError::TimedOut { before },
                 None => LockError::Unavailable,
             };
-            entry.wait_no_more(&waiter, why, actions);
+            entry.fail_waiter(&waiter, why, actions);
         }
         held_too_long
     }
@@ -422,266 +419,20 @@ impl LockTableState {
                     self.sessions.remove(&lease);
                 }
             }
-            end_entry(
-                &entry,
-                LostReason::SessionEnded(end),
-                &LockError::SessionEnded(end),
-                actions,
-            );
+            let (loss, why) = (LostReason::SessionEnded(end), LockError::SessionEnded(end));
+            entry.apply(EntryEvent::Ended { loss, why }, actions);
         }
     }
 }
 
-/// Returns the number of requests ahead of a waiter: in the queue (`in_line`) and within its entry.
+/// Returns the number of requests ahead of a waiter: in the queue (`in_queue`) and within its entry.
 fn before(
     entry: &QueueEntry,
     waiter: &Waiter,
-    in_line: &BTreeMap<QueuePosition, usize>,
+    in_queue: &BTreeMap<QueuePosition, usize>,
 ) -> Option<usize> {
-    let inner = entry.lock();
-    let since = inner.since()?;
-    let in_line =
-        inner.keys.iter().filter_map(|key| in_line.get(&QueuePosition::new(since, key.clone())));
-    let holder = usize::from(inner.holder.is_some());
-    Some(in_line.max().copied().unwrap_or_default() + holder + inner.before(waiter))
-}
-
-/// Returns the release plan of a lost hold: its remaining keys are deleted.
-pub(crate) fn no_more(keys: &Arc<[Bytes]>, since: Revision) -> ReleasePlan {
-    let (keys, bound) = (Arc::clone(keys), Vec::new());
-    ReleasePlan { keys, since, bound, no_handoff: false, successor: None, reports_failure: false }
-}
-
-/// Fails all waiters of an entry.
-fn fail_all(entry: &Arc<QueueEntry>, why: &LockError, actions: &mut DeferredActions) {
-    let waiters: Vec<Arc<Waiter>> = entry.lock().waiters().cloned().collect();
-    for waiter in waiters {
-        entry.wait_no_more(&waiter, why.clone(), actions);
-    }
-}
-
-/// Ends an entry because its session or its node has ended. The keys of a hold are left to the
-/// lease.
-pub(crate) fn end_entry(
-    entry: &Arc<QueueEntry>,
-    loss: LostReason,
-    why: &LockError,
-    actions: &mut DeferredActions,
-) {
-    let mut inner = entry.lock();
-    inner.fail(why, actions);
-    match inner.phase {
-        // The hold was already released. Transactions that are still in flight will find its key
-        // deleted.
-        Phase::Held { since, .. } if inner.holder.is_none() => {
-            let reply = inner.take_releasing().unwrap_or(ReplyTo::Nobody);
-            return entry.leave(&mut inner, since, reply, actions);
-        }
-        Phase::Held { .. } => inner.phase = Phase::Gone,
-        Phase::Waiting { .. } => entry.advance(&mut inner, ReplyTo::Nobody, actions),
-        // The outcome of the enqueue decides what happens to the key.
-        Phase::Entering | Phase::Gone => {}
-    }
-    inner.lose(loss, actions);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::machine::Change;
-    use crate::model::{Event, EventKind, KeyValue};
-    use crate::node::SessionEndReason;
-    use crate::recipes::lock::core::entry::{Action, Bound, Load};
-
-    const SINCE: Revision = Revision(2);
-
-    /// Returns a lock table with one entry that holds since revision 2, and a waiter for each of
-    /// `TASKS` tasks.
-    fn held<const TASKS: usize>() -> (LockTableState, Arc<QueueEntry>, [Arc<Waiter>; TASKS]) {
-        let (prefix, key) = (Bytes::from_static(b"lock/"), Bytes::from_static(b"lock/5"));
-        let (lease, until) =
-            (LeaseId::new(5).unwrap(), Moment::since_boot(std::time::Duration::from_secs(9)));
-        let session = Arc::new(SharedSession::believed_until(lease, until));
-        let mut state = LockTableState::default();
-        let counts = state.counts(std::slice::from_ref(&prefix));
-        let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
-        let entry =
-            Arc::new(QueueEntry::new(1, prefixes, keys, session, Bytes::new(), true, counts));
-        let waiters = std::array::from_fn(|_| entry.lock().add_waiter(false, None, None, false));
-        let mut actions = DeferredActions::default();
-        assert!(entry.lock().grant_next(SINCE, SINCE, &mut actions));
-        state.insert(&entry);
-        // The key is missing from the queue, as after a manual deletion or an expired lease.
-        state.queues.get_mut(&prefix).unwrap().all = Some(LockQueue::default());
-        (state, entry, waiters)
-    }
-
-    #[test]
-    fn key_name_is_reused_only_after_its_known_deletion() {
-        let (mut state, entry, [_turn]) = held();
-        let lease = entry.session.lease;
-        let [prefix, plain] = ["lock/", "lock/5"].map(Bytes::from);
-        let stand = |state: &mut LockTableState| {
-            let (id, key) = (state.number(), state.new_key(&prefix, lease, |_| false));
-            let (session, counts) =
-                (Arc::clone(&entry.session), state.counts(std::slice::from_ref(&prefix)));
-            let (prefixes, keys) = ([prefix.clone()].into(), [key.clone()].into());
-            let next = QueueEntry::new(id, prefixes, keys, session, Bytes::new(), false, counts);
-            let next = Arc::new(next);
-            state.insert(&next);
-            (next, key)
-        };
-        let [one, two, three] = [(); 3].map(|()| stand(&mut state));
-        assert!(one.1 != two.1 && two.1 != three.1 && three.1 != one.1);
-        // The entry was given up, but its key may still exist or may meanwhile belong to another
-        // session.
-        two.0.lock().phase = Phase::Gone;
-        state.forget(&one.0, &prefix, &one.1);
-        let four = stand(&mut state);
-        assert!([&one.1, &two.1, &three.1].iter().all(|name| **name != four.1));
-        let mut is_deleted = |(entry, key): &(Arc<QueueEntry>, Bytes)| {
-            state.forget(entry, &prefix, key);
-            state.queues.get_mut(&prefix).unwrap().is_deleted(&prefix, key, lease);
-        };
-        is_deleted(&two);
-        is_deleted(&four);
-        let again = BTreeSet::from([stand(&mut state).1, stand(&mut state).1]);
-        assert_eq!(again, BTreeSet::from([two.1, four.1]));
-        state.forget(&entry, &prefix, &plain);
-        // The key was transferred to another session and exists.
-        let other = state.new_key(&prefix, lease, |name| *name == plain);
-        assert_ne!(other, plain);
-        assert_eq!(stand(&mut state).1, plain, "etcd's own name first");
-    }
-
-    /// Builds a change from keys with their old and new lease. Their create revision is always 2.
-    fn change(rows: &[(&'static str, Option<u64>, Option<u64>)]) -> Change {
-        let row = |key: &'static str, lease: u64, modified| KeyValue {
-            key: Bytes::from_static(key.as_bytes()),
-            value: Bytes::from_static(b"of the successor"),
-            create_revision: SINCE,
-            mod_revision: modified,
-            version: 2,
-            lease: LeaseId::new(lease),
-        };
-        let event = |&(key, before, now): &(_, Option<u64>, Option<u64>)| Event {
-            kind: if now.is_some() { EventKind::Put } else { EventKind::Delete },
-            kv: row(key, now.unwrap_or_default(), Revision(9)),
-            prev: before.map(|lease| row(key, lease, Revision(8))),
-        };
-        Change { revision: Revision(9), events: rows.iter().map(event).collect() }
-    }
-
-    fn follow(state: &mut LockTableState, rows: &[(&'static str, Option<u64>, Option<u64>)]) {
-        let change = change(rows);
-        let (mut touched, mut requests, mut actions) = Default::default();
-        state.follow(&change, &mut touched, &mut requests, &mut actions);
-    }
-
-    #[test]
-    fn returned_key_belongs_to_the_successor() {
-        // This node has not applied the change in which the key belonged to another session.
-        let (mut state, before, [_turn]) = held();
-        before.lock().phase = Phase::Gone;
-        let (prefix, counts) = (before.prefixes[0].clone(), state.counts(&before.prefixes));
-        let key = state.new_key(&prefix, before.session.lease, |_| false);
-        let (prefixes, keys, session) = ([prefix].into(), [key].into(), &before.session);
-        let successor =
-            QueueEntry::new(2, prefixes, keys, Arc::clone(session), Bytes::new(), false, counts);
-        let successor = Arc::new(successor);
-        state.insert(&successor);
-        let waiter = successor.lock().add_waiter(false, None, None, false);
-        successor.lock().phase = Phase::Waiting { since: SINCE };
-        follow(&mut state, &[("lock/5", Some(7), Some(5)), ("lock/5.1", Some(5), None)]);
-        assert!(matches!(waiter.stage(None), WaiterStage::Requested));
-        assert_eq!(successor.lock().keys[..], ["lock/5"]);
-        assert!(state.local(b"lock/5").is_some_and(|entry| Arc::ptr_eq(entry, &successor)));
-        assert!(state.local(b"lock/5.1").is_none());
-    }
-
-    #[test]
-    fn row_value_is_recorded_only_once_the_entry_owns_its_key() {
-        let (mut state, entry, [_turn]) = held();
-        entry.lock().phase = Phase::Entering;
-        follow(&mut state, &[("lock/5", Some(7), Some(5))]);
-        assert_eq!(entry.lock().value, "");
-        follow(&mut state, &[("lock/5", Some(5), Some(5))]);
-        assert_eq!(entry.lock().value, "of the successor");
-    }
-
-    fn evict(
-        state: &mut LockTableState,
-        entry: &Arc<QueueEntry>,
-        keys: &Arc<[Bytes]>,
-        actions: &mut DeferredActions,
-    ) {
-        state.key_lost(entry, keys, SINCE, Some(&keys[0]), actions);
-    }
-
-    #[test]
-    fn entry_released_during_eviction_is_removed() {
-        let (mut state, entry, [waiter]) = held();
-        let (keys, mut actions) = (Arc::clone(&entry.lock().keys), DeferredActions::default());
-        // The entry held. The task of the holder releases it on another thread before the deletion
-        // of the key is processed.
-        assert!(entry.release(&waiter, LostReason::Released, ReplyTo::Nobody, &mut actions));
-        assert_eq!(entry.lock().phase, Phase::Gone);
-        evict(&mut state, &entry, &keys, &mut actions);
-        assert!(
-            state.is_empty() && state.sessions.is_empty(),
-            "nobody will ever say that it is gone"
-        );
-    }
-
-    #[test]
-    fn requeued_entry_keeps_its_waiters_during_eviction() {
-        let (mut state, entry, [first, second]) = held();
-        let (keys, mut actions) = (Arc::clone(&entry.lock().keys), DeferredActions::default());
-        assert!(entry.prevent_handoff(&first));
-        assert!(entry.release(&first, LostReason::Released, ReplyTo::Nobody, &mut actions));
-        assert_eq!(entry.lock().phase, Phase::Entering);
-        evict(&mut state, &entry, &keys, &mut actions);
-        assert_eq!(entry.lock().phase, Phase::Entering);
-        assert!(
-            matches!(second.stage(None), WaiterStage::Requested),
-            "its new key would stay forever"
-        );
-    }
-
-    #[test]
-    fn waiters_behind_an_evicted_hold_requeue_once() {
-        let (mut state, entry, [first, second]) = held();
-        let (keys, mut actions) = (Arc::clone(&entry.lock().keys), DeferredActions::default());
-        evict(&mut state, &entry, &keys, &mut actions);
-        assert_eq!(first.loss(), Some(LostReason::KeyDeleted));
-        assert_eq!(entry.lock().phase, Phase::Entering);
-        evict(&mut state, &entry, &keys, &mut actions);
-        assert!(matches!(second.stage(None), WaiterStage::Requested));
-        let again = |action: &&Action| matches!(action, Action::Requeue { .. });
-        assert_eq!(actions.0.iter().filter(again).count(), 1);
-    }
-
-    #[test]
-    fn keys_bound_late_are_left_to_the_lost_sessions_lease() {
-        let (_, entry, [waiter]) = held();
-        let mut actions = DeferredActions::default();
-        let bound = vec![Bound::of_key(Bytes::from_static(b"bound"))];
-        let binds = Load::of(&bound);
-        assert_eq!(entry.begin_txn(&waiter, binds), Ok(true));
-        entry.session.end(Moment::since_boot(std::time::Duration::from_secs(9)));
-        let end = SessionEndReason::NotRenewed;
-        end_entry(
-            &entry,
-            LostReason::SessionEnded(end),
-            &LockError::SessionEnded(end),
-            &mut actions,
-        );
-        entry.end_txn(binds, true, bound, &mut actions);
-        let tidies =
-            |action: &Action| matches!(action, Action::DeleteBound { .. } | Action::Release { .. });
-        assert!(
-            !actions.0.iter().any(tidies),
-            "it goes with the lock's own key, after the lock delay"
-        );
-    }
+    entry.since()?;
+    let positions = entry.positions();
+    let in_queue = positions.iter().filter_map(|position| in_queue.get(position));
+    Some(in_queue.max().copied().unwrap_or_default() + entry.ahead_of(waiter))
 }

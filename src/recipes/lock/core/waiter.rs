@@ -8,12 +8,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::{Action, DeferredActions};
 use crate::lock_format::ReleaseRequest;
 use crate::model::{Moment, Revision};
-use crate::recipes::lock::core::error::{LockError, LostReason};
-use crate::recipes::lock::core::token::Token;
-use crate::recipes::lock::core::waiter_counts::{WaiterCounts, WaiterRole};
+
+use super::error::{LockError, LostReason};
+use super::token::Token;
+use super::waiter_counts::{WaiterCounts, WaiterRole};
 
 /// The lock as granted to one task.
 #[derive(Clone, Debug)]
@@ -40,17 +40,30 @@ pub(crate) enum WaiterStage {
     Failed(LockError),
 }
 
-/// The request of one task, and its hold once granted.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    /// Number among the waiters of its entry, in order of arrival.
-    pub(super) number: u64,
+/// What a task requests of an entry.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct WaiterOptions {
     /// Whether the request fails instead of waiting.
     pub(crate) only_try: bool,
     /// Deadline of the wait, with the number of its timer.
     pub(crate) deadline: Option<(Moment, u64)>,
     /// Maximum hold time.
-    pub(crate) cap: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    /// Whether the request belongs to an owner, which looks for deadlocks.
+    pub(crate) is_owned: bool,
+}
+
+/// The request of one task, and its hold once granted.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    /// Number among the waiters of its entry, in order of arrival.
+    number: u64,
+    /// Whether the request fails instead of waiting.
+    pub(crate) only_try: bool,
+    /// Deadline of the wait, with the number of its timer.
+    pub(crate) deadline: Option<(Moment, u64)>,
+    /// Maximum hold time.
+    pub(crate) max_hold: Option<Duration>,
     /// Whether the task is woken once it is known that it must wait, so that its owner can look for
     /// deadlocks.
     pub(crate) is_owned: bool,
@@ -81,7 +94,7 @@ struct WaiterState {
 impl WaiterState {
     /// Returns whether the waiter counts as a holder or as a waiter, or `None` if it is not
     /// counted.
-    fn part(&self) -> Option<WaiterRole> {
+    fn role(&self) -> Option<WaiterRole> {
         match &self.stage {
             WaiterStage::Requested | WaiterStage::Waiting(_) => Some(WaiterRole::Waits),
             WaiterStage::Granted(_) => self.loss.is_none().then_some(WaiterRole::Holds),
@@ -101,34 +114,39 @@ pub(crate) enum Share {
 }
 
 impl Waiter {
-    pub(super) fn new(
+    pub(crate) fn new(
         number: u64,
-        only_try: bool,
-        deadline: Option<(Moment, u64)>,
-        cap: Option<Duration>,
-        is_owned: bool,
+        options: WaiterOptions,
         is_behind: bool,
         counts: WaiterCounts,
     ) -> Self {
-        let (stage, waker) = (WaiterStage::Requested, None);
-        let (handed, until) = (None, None);
-        let state = WaiterState { stage, waker, loss: None, handed, until, request: None };
-        counts.moves(None, state.part());
-        let (state, changed) = (Mutex::new(state), Notify::new());
-        let (shares, is_delivered) = (AtomicU32::new(1), AtomicBool::new(false));
+        let WaiterOptions { only_try, deadline, max_hold, is_owned } = options;
+        let state = WaiterState {
+            stage: WaiterStage::Requested,
+            waker: None,
+            loss: None,
+            handed: None,
+            until: None,
+            request: None,
+        };
+        counts.moves(None, state.role());
         Self {
             number,
             only_try,
             deadline,
-            cap,
+            max_hold,
             is_owned,
             is_behind,
             counts,
-            shares,
-            is_delivered,
-            state,
-            changed,
+            shares: AtomicU32::new(1),
+            is_delivered: AtomicBool::new(false),
+            state: Mutex::new(state),
+            changed: Notify::new(),
         }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     fn lock(&self) -> MutexGuard<'_, WaiterState> {
@@ -153,26 +171,27 @@ impl Waiter {
         stage
     }
 
-    /// Moves to a new stage. The action that wakes the task is added to `actions`.
-    pub(crate) fn advance(&self, stage: WaiterStage, actions: &mut DeferredActions) {
+    /// Moves to a new stage. Returns the waker of the task, which is due when no lock is held.
+    #[must_use = "the task must be woken"]
+    pub(crate) fn settle(&self, stage: WaiterStage) -> Option<Waker> {
         let mut state = self.lock();
-        let before = state.part();
+        let before = state.role();
         state.stage = stage;
-        self.counts.moves(before, state.part());
-        actions.0.extend(state.waker.take().map(Action::Wake));
+        self.counts.moves(before, state.role());
+        state.waker.take()
     }
 
-    /// Records that the request is queued and must wait.
-    pub(crate) fn stands(&self, since: Revision, actions: &mut DeferredActions) {
+    /// Records that the request is queued and must wait. Returns the waker of a task that looks for
+    /// deadlocks then.
+    #[must_use = "the task must be woken"]
+    pub(crate) fn set_waiting(&self, since: Revision) -> Option<Waker> {
         let mut state = self.lock();
         // The waiter may have been settled meanwhile.
         if !matches!(state.stage, WaiterStage::Requested | WaiterStage::Waiting(_)) {
-            return;
+            return None;
         }
         state.stage = WaiterStage::Waiting(since);
-        if self.is_owned {
-            actions.0.extend(state.waker.take().map(Action::Wake));
-        }
+        if self.is_owned { state.waker.take() } else { None }
     }
 
     /// Records that the task has received its guard.
@@ -209,20 +228,17 @@ impl Waiter {
         self.lock().loss.clone()
     }
 
-    /// Records that the hold has ended. The first reason is kept. The action that notifies waiting
-    /// tasks is added to `actions`.
-    pub(crate) fn lose(self: &Arc<Self>, loss: LostReason, actions: &mut DeferredActions) {
-        {
-            let mut state = self.lock();
-            let before = state.part();
-            state.loss.get_or_insert(loss);
-            self.counts.moves(before, state.part());
-        }
-        actions.0.push(Action::Notify(Arc::clone(self)));
+    /// Records that the hold has ended. The first reason is kept. Tasks that wait for changes of the
+    /// hold must be notified.
+    pub(crate) fn lose(&self, loss: LostReason) {
+        let mut state = self.lock();
+        let before = state.role();
+        state.loss.get_or_insert(loss);
+        self.counts.moves(before, state.role());
     }
 
     /// Reports whether the request had to wait.
-    pub(super) fn has_waited(&self) -> bool {
+    pub(crate) fn has_waited(&self) -> bool {
         self.is_behind || matches!(self.lock().stage, WaiterStage::Waiting(_))
     }
 
@@ -251,16 +267,15 @@ impl Waiter {
         self.lock().request.clone()
     }
 
-    /// Stores a release request and notifies the holder.
-    pub(crate) fn ask(self: &Arc<Self>, request: ReleaseRequest, actions: &mut DeferredActions) {
+    /// Stores a release request. Tasks that wait for changes of the hold must be notified.
+    pub(crate) fn set_release_request(&self, request: ReleaseRequest) {
         self.lock().request = Some(request);
-        actions.0.push(Action::Notify(Arc::clone(self)));
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        let before = self.lock().part();
+        let before = self.lock().role();
         self.counts.moves(before, None);
     }
 }
