@@ -1,5 +1,6 @@
 //! Sets of keys, as unions of key ranges.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
@@ -7,69 +8,91 @@ use bytes::Bytes;
 
 use super::{KeyRange, RangeEnd};
 
-/// The union of some key ranges: spans that neither overlap nor touch, by their first key. The end
-/// of a span is exclusive, and `None` if the span is unbounded.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct KeySet(BTreeMap<Bytes, Option<Bytes>>);
+/// The union of some key ranges: spans that neither overlap nor touch, by their first key. The keys
+/// are [`Bytes`], or slices that the ranges own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct KeySet<B>(BTreeMap<B, SpanEnd<B>>);
 
-impl KeySet {
+/// The end of a span. An unbounded end sorts last.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum SpanEnd<B> {
+    /// The last key, which is in the span if the flag is set.
+    At(B, bool),
+    Never,
+}
+
+impl<B> Default for KeySet<B> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<B: Borrow<[u8]> + Ord + Clone> KeySet<B> {
     /// Adds the keys of a range. Spans that overlap or touch it are merged with it.
-    pub(crate) fn add(&mut self, range: &KeyRange) {
-        let mut start = range.start().clone();
+    pub(crate) fn add<'r>(&mut self, range: &'r KeyRange, bytes: impl Fn(&'r Bytes) -> B) {
+        let mut start = bytes(range.start());
         let mut end = match range.end() {
-            RangeEnd::Single => Some([&start, &b"\0"[..]].concat().into()),
-            RangeEnd::Before(end) if *end <= start => return,
-            RangeEnd::Before(end) => Some(end.clone()),
-            RangeEnd::Unbounded => None,
+            RangeEnd::Single => SpanEnd::At(start.clone(), true),
+            RangeEnd::Before(end) if end <= range.start() => return,
+            RangeEnd::Before(end) => SpanEnd::At(bytes(end), false),
+            RangeEnd::Unbounded => SpanEnd::Never,
         };
-        if let Some((first, last)) = self.around(&start)
-            && last.as_ref().is_none_or(|last| *last >= start)
+        if let Some((first, last)) = self.around(range.start())
+            && last.reaches(range.start())
         {
-            (start, end) = (first.clone(), later(end, last.clone()));
+            (start, end) = (first.clone(), end.max(last.clone()));
         }
         while let Some((next, last)) =
-            self.0.range::<Bytes, _>((Excluded(&start), Unbounded)).next()
-            && end.as_ref().is_none_or(|end| end >= next)
+            self.0.range::<[u8], _>((Excluded(start.borrow()), Unbounded)).next()
+            && end.reaches(next.borrow())
         {
-            end = later(end, last.clone());
             let next = next.clone();
-            self.0.remove(&next);
+            end = end.max(last.clone());
+            self.0.remove(next.borrow());
         }
         self.0.insert(start, end);
     }
 
     /// Returns whether a key is in the set.
     pub(crate) fn has(&self, key: &[u8]) -> bool {
-        self.around(key).is_some_and(|(_, end)| end.as_ref().is_none_or(|end| &end[..] > key))
+        self.around(key).is_some_and(|(_, end)| match end {
+            SpanEnd::At(end, is_inside) => (end.borrow(), *is_inside) > (key, false),
+            SpanEnd::Never => true,
+        })
     }
 
     /// Returns whether all keys of a range are in the set. An empty range is treated as its start
     /// key.
     fn hold(&self, range: &KeyRange) -> bool {
         let start = &range.start()[..];
-        let reaches = |wanted: Option<&Bytes>| {
-            self.around(start).is_some_and(|(_, end)| match (end, wanted) {
-                (None, _) => true,
-                (Some(end), Some(wanted)) => end >= wanted,
-                (Some(_), None) => false,
-            })
-        };
-        match range.end() {
-            RangeEnd::Before(end) if &end[..] > start => reaches(Some(end)),
-            RangeEnd::Single | RangeEnd::Before(_) => self.has(start),
-            RangeEnd::Unbounded => reaches(None),
+        match (range.end(), self.around(start)) {
+            (RangeEnd::Before(end), around) if &end[..] > start => {
+                around.is_some_and(|(_, last)| last.reaches(end))
+            }
+            (RangeEnd::Single | RangeEnd::Before(_), _) => self.has(start),
+            (RangeEnd::Unbounded, around) => {
+                around.is_some_and(|(_, last)| *last == SpanEnd::Never)
+            }
         }
     }
 
     /// Returns the last span that begins at or before a key.
-    fn around(&self, key: &[u8]) -> Option<(&Bytes, &Option<Bytes>)> {
+    fn around(&self, key: &[u8]) -> Option<(&B, &SpanEnd<B>)> {
         self.0.range::<[u8], _>((Unbounded, Included(key))).next_back()
     }
 }
 
-/// Returns the later of two ends of spans.
-fn later(a: Option<Bytes>, b: Option<Bytes>) -> Option<Bytes> {
-    Some(a?.max(b?))
+impl<B: Borrow<[u8]>> SpanEnd<B> {
+    /// Returns whether a span with this end has all keys from its start up to `key`, exclusive.
+    fn reaches(&self, key: &[u8]) -> bool {
+        match self {
+            SpanEnd::At(end, is_inside) => {
+                let end = end.borrow();
+                end >= key || (*is_inside && key.strip_suffix(b"\0") == Some(end))
+            }
+            SpanEnd::Never => true,
+        }
+    }
 }
 
 /// The keys that a caller may access. The ranges of all roles of the caller are merged once, so that
@@ -79,14 +102,14 @@ pub(crate) enum OpenKeys {
     /// All keys.
     All,
     /// The keys in this set.
-    Some(KeySet),
+    Some(KeySet<Bytes>),
 }
 
 impl OpenKeys {
     /// Returns the union of these ranges.
     pub(crate) fn of<'r>(ranges: impl Iterator<Item = &'r KeyRange>) -> Self {
         let mut keys = KeySet::default();
-        ranges.for_each(|range| keys.add(range));
+        ranges.for_each(|range| keys.add(range, Bytes::clone));
         Self::Some(keys)
     }
 

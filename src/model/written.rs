@@ -23,7 +23,7 @@ pub(super) fn check(txn: &Txn) -> Result<(), Rejection> {
 #[derive(Default)]
 struct Written<'a> {
     puts: BTreeSet<&'a [u8]>,
-    deletes: KeySet,
+    deletes: KeySet<&'a [u8]>,
     /// The deletes, in order.
     ranges: Vec<&'a KeyRange>,
 }
@@ -75,7 +75,7 @@ impl<'a> Written<'a> {
 
     fn delete(&mut self, range: &'a KeyRange) {
         self.ranges.push(range);
-        self.deletes.add(range);
+        self.deletes.add(range, |bytes| &bytes[..]);
     }
 }
 
