@@ -135,9 +135,7 @@ impl LockQueue {
     /// Reports whether the entry at this position, which must exist, may hold.
     pub fn may_hold(&self, position: &QueuePosition) -> bool {
         let Some(mode) = self.entries.get(position) else { return false };
-        if mutant!(M27) {
-            return true;
-        }
+        mutant!(M27, return true);
         match mode {
             LockMode::Mutex | LockMode::Write | LockMode::Foreign => {
                 self.entries.first_key_value().map(|(r, _)| r) == Some(position)

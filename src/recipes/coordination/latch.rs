@@ -166,9 +166,7 @@ impl Latch {
         Call::endless(&self.client, move |until| async move {
             let mut round = None;
             wait_until(&client, KeyRange::key(key), &until, |rows| {
-                if mutant!(B14) {
-                    return Ok(Some(()));
-                }
+                mutant!(B14, return Ok(Some(())));
                 count(rows.first())?;
                 let begun = rows.first().map(|row| row.create_revision);
                 Ok((begun.is_none() || begun != *round.get_or_insert(begun)).then_some(()))

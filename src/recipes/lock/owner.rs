@@ -286,9 +286,7 @@ impl Owner {
 
     /// Returns the cycle that a request of this owner has closed, if any, starting with this owner.
     pub(crate) fn deadlock(&self, entry: &QueueEntry, since: Revision) -> Option<Vec<WaitsFor>> {
-        if mutant!(B30) {
-            return None;
-        }
+        mutant!(B30, return None);
         let keys = entry.keys();
         let shared = self.session.shared();
         let mut search = Search {

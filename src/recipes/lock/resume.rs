@@ -227,11 +227,11 @@ async fn resume<G: OfHold + 'static>(
         return Err(ResumeError::AnotherLock { key: key.clone() });
     }
     let row = session.client().get(key.clone()).await?;
-    let made = |row: &KeyValue| match mutant!(B51) {
-        false => row.create_revision,
-        true => row.mod_revision,
+    let is_left = |row: &KeyValue| {
+        let mut made = row.create_revision;
+        mutant!(B51, made = row.mod_revision);
+        made == *since && row.lease == Some(*lease)
     };
-    let is_left = |row: &KeyValue| made(row) == *since && row.lease == Some(*lease);
     let row = row.filter(is_left).ok_or(ResumeError::Over)?;
     if !fits(&row) {
         return Err(ResumeError::AnotherLock { key: key.clone() });

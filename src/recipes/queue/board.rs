@@ -429,9 +429,7 @@ impl Board {
             Compare::missing(self.keys.key(KeyPart::Delay, id)),
         ];
         let mut compares = Vec::from(free);
-        if mutant!(B13) {
-            compares.remove(1);
-        }
+        mutant!(B13, drop(compares.remove(1)));
         Txn { compares, success: vec![taken.into(), counted.into()], failure: vec![] }
     }
 

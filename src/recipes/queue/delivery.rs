@@ -57,9 +57,7 @@ impl DeliveryClaim {
     pub(super) fn give_back(&self, reply: ReplyTo<Reply>) {
         let compares = vec![self.is_ours()];
         let mut txn = Txn { compares, success: vec![Op::delete(self.key())], failure: vec![] };
-        if mutant!(B11) {
-            txn.success = self.done().into();
-        }
+        mutant!(B11, txn.success = self.done().into());
         self.session.shared().insist(Command::Txn(txn), reply);
     }
 }
@@ -256,13 +254,11 @@ impl Delivery {
     ) -> Result<TxnReply, QueueError> {
         let ops = Txn { success: ops.into_iter().map(Into::into).collect(), ..Txn::default() };
         let mut txn = Txn {
-            compares: match mutant!(B10) {
-                false => vec![self.claim.is_ours()],
-                true => Vec::new(),
-            },
+            compares: vec![self.claim.is_ours()],
             success: self.claim.done().into(),
             failure: vec![],
         };
+        mutant!(B10, txn.compares.clear());
         let acknowledges_only = ops.success.is_empty();
         if !acknowledges_only {
             txn.success.push(ops.into());

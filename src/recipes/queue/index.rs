@@ -168,9 +168,7 @@ impl ItemIndex {
     ///   with claims share these items by a hash of the item ids.
     pub(super) fn choose(&self, takers: usize, chooser: Chooser<'_>) -> Vec<Bytes> {
         let ids = self.free.iter().map(|(_, _, id)| id);
-        if mutant!(B54) {
-            return ids.rev().take(takers).cloned().collect();
-        }
+        mutant!(B54, return ids.rev().take(takers).cloned().collect());
         if chooser.impatient {
             return ids.take(takers).cloned().collect();
         }

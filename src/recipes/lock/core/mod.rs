@@ -8,9 +8,9 @@ pub(crate) mod holding;
 pub(crate) mod lock_table;
 pub(crate) mod release_plan;
 pub(crate) mod request;
-#[cfg(test)]
-mod scripts;
 pub(crate) mod table_state;
+#[cfg(test)]
+mod tests;
 pub(crate) mod token;
 pub(crate) mod view;
 pub(crate) mod waiter;

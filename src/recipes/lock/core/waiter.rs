@@ -40,7 +40,7 @@ pub(crate) enum WaiterStage {
     Failed(LockError),
 }
 
-/// What a task requests of an entry.
+/// The options of a request.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct WaiterOptions {
     /// Whether the request fails instead of waiting.

@@ -182,7 +182,7 @@ pub(crate) enum Action {
     Wake(Waker),
 }
 
-/// What the state machine needs to know beyond the entry itself.
+/// Facts beyond the entry itself that the state machine uses.
 #[derive(Clone, Copy)]
 pub(crate) struct Facts {
     /// Why the session has ended, if it has.

@@ -1,7 +1,7 @@
 //! Runs the scripts in `tests/scripts/locks`: one lock, its entries, and the store's part played by
 //! the script. `tests/scripts/locks/README` describes the commands.
 //!
-//! `UPDATE=1 cargo test -p bowline --lib scripts` writes the answers into the scripts. Review the
+//! `UPDATE=1 cargo test -p bowline --lib lock_queue_follows` writes the answers into the scripts. Review the
 //! difference afterwards, because the scripts define what is right.
 
 use std::collections::BTreeMap;
@@ -79,9 +79,9 @@ impl LockScript {
             ["received", name, other] => {
                 let row = self.entries.get_mut(other).unwrap().row.take().unwrap();
                 self.delete(name);
-                let heir = self.entries.get_mut(name).unwrap();
-                self.queue.insert(row.clone(), heir.mode.clone());
-                heir.row = Some(row.clone());
+                let receiver = self.entries.get_mut(name).unwrap();
+                self.queue.insert(row.clone(), receiver.mode.clone());
+                receiver.row = Some(row.clone());
                 let QueuePosition { key, since } = row;
                 let event = EntryEvent::TransferReceived { key, since, is_unusable: false };
                 self.apply(name, event, &mut actions);
