@@ -66,7 +66,7 @@ fn authorities(options: &Tls) -> Result<PathBuf, Error> {
     }
     let found = SYSTEM_AUTHORITIES.iter().map(PathBuf::from).find(|path| path.exists());
     found.ok_or_else(|| {
-        let why = "this system has no list of trusted authorities: pass one";
+        let why = "this system has no list of trusted authorities: name one in SSL_CERT_FILE";
         Error::Config(why.to_owned())
     })
 }

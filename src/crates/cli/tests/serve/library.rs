@@ -91,7 +91,7 @@ async fn library_lock_excludes_until_its_session_is_lost() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let client = Client::connect([endpoint(&server)]).await.unwrap();
-    let open = async || Session::open(&client, Duration::from_secs(2)).await.unwrap();
+    let open = async || Session::open(&client, Duration::from_secs(6)).await.unwrap();
     let (one, two) = (open().await, open().await);
     let held = one.run(one.lock("nightly")).await.unwrap().unwrap();
 
