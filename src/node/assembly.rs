@@ -16,18 +16,18 @@ use crate::wal::{self, LogError};
 use crate::warm;
 use crate::watch::{Hub, WatchLimits};
 
-use super::backups::{BackupWorker, Backups};
-use super::driver::{Driver, Parts, apply_entry};
-use super::identity::Identity;
-use super::inbox::Inbox;
-use super::joining;
-use super::log_worker::{LogQueue, LogWorker};
-use super::roster::Roster;
-use super::settings::{Contact, Settings};
-use super::shared::Shared;
-use super::snapshot_worker::{SnapshotQueue, SnapshotWorker};
-use super::snapshots::LOG_BYTES_OVERDUE;
-use super::status::{NodeStatus, Role};
+use crate::node::driver::{Driver, Parts, apply_entry};
+use crate::node::health::status::{NodeStatus, Role};
+use crate::node::membership::identity::Identity;
+use crate::node::membership::joining;
+use crate::node::membership::roster::Roster;
+use crate::node::requests::inbox::Inbox;
+use crate::node::settings::{Contact, Settings};
+use crate::node::shared::Shared;
+use crate::node::snapshots::LOG_BYTES_OVERDUE;
+use crate::node::snapshots::backups::{BackupWorker, Backups};
+use crate::node::snapshots::snapshot_worker::{SnapshotQueue, SnapshotWorker};
+use crate::node::threads::log_worker::{LogQueue, LogWorker};
 
 /// Maximum number of bytes of peer messages that wait for the driver.
 const PEER_BYTES_MAX: usize = 64 << 20;

@@ -8,7 +8,7 @@ use crate::machine::MachineOptions;
 use crate::model::{ClusterId, ClusterVersion, Limits, NodeId};
 use crate::warm::WarmCopy;
 
-use super::retain::History;
+use crate::node::leader::retain::History;
 
 /// The settings of a node.
 #[derive(Clone, Debug)]

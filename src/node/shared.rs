@@ -17,20 +17,20 @@ use crate::model::{
 };
 use crate::watch::{Hub, waking};
 
-use super::admission::{Admission, OpenRead, fits, follow_up};
-use super::answer::{CallError, CallResult, ReplyTo, StopReason};
-use super::health::Health;
-use super::inbox::{Inbox, Input, Write};
-use super::lease_calls::{LeaseRequest, PendingLeaseCall};
-use super::node_state::NodeState;
-use super::reads::ReadWaiter;
-use super::replica_state::ReplicaState;
-use super::request_trace::{RequestTrace, ending};
-use super::session::Claim;
-use super::sessions::{SessionOpening, SessionResuming};
-use super::settings::Settings;
-use super::slow::{Slow, SlowLog};
-use super::status::NodeStatus;
+use crate::node::health::Health;
+use crate::node::health::node_state::NodeState;
+use crate::node::health::replica_state::ReplicaState;
+use crate::node::health::status::NodeStatus;
+use crate::node::leader_queries::lease_calls::{LeaseRequest, PendingLeaseCall};
+use crate::node::leader_queries::reads::ReadWaiter;
+use crate::node::requests::admission::{Admission, OpenRead, fits, follow_up};
+use crate::node::requests::answer::{CallError, CallResult, ReplyTo, StopReason};
+use crate::node::requests::inbox::{Inbox, Input, Write};
+use crate::node::requests::request_trace::{RequestTrace, ending};
+use crate::node::requests::slow::{Slow, SlowLog};
+use crate::node::sessions::session::Claim;
+use crate::node::sessions::{SessionOpening, SessionResuming};
+use crate::node::settings::Settings;
 
 /// Receives every change that the node has applied. The lock table implements this trait to follow
 /// the replica. The driver calls the methods after a change is visible to readers and before it
@@ -145,7 +145,7 @@ impl Shared {
         let mut first = false;
         waking(|| first = self.state.stop(&reason));
         if first {
-            super::inbox::refuse_all(self.inbox.close(), &reason);
+            crate::node::requests::inbox::refuse_all(self.inbox.close(), &reason);
             self.hub.close(&reason.to_string());
             if let Some(follower) = self.follower.get() {
                 Arc::clone(follower).stopped(&reason);
@@ -534,7 +534,7 @@ impl Shared {
                 Input::OpenSession(opening) => self.admission.release(opening.bytes),
                 _ => {}
             }
-            super::inbox::refuse_all(vec![*input], &reason);
+            crate::node::requests::inbox::refuse_all(vec![*input], &reason);
         }
     }
 

@@ -6,9 +6,9 @@ use super::{Driver, DriverStage, Fatal, SCRUB_ROWS};
 use crate::env::Point;
 use crate::machine::{Applied, Change, Machine, Tally};
 use crate::model::{Fault, LogIndex, Moment, NodeId, Outcome, PeerMessage, RequestId, Revision};
-use crate::node::digests::{DigestVerdict, Digests};
-use crate::node::proposals::Closed;
-use crate::node::request_trace::BatchTimes;
+use crate::node::health::digests::{DigestVerdict, Digests};
+use crate::node::requests::proposals::Closed;
+use crate::node::requests::request_trace::BatchTimes;
 use crate::{codec, consensus, wal};
 
 /// The effects of a batch of committed entries that are not reported yet.

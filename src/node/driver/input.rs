@@ -8,11 +8,11 @@ use super::{Driver, DriverStage, Fatal, PROPOSAL_BYTES_MAX};
 use crate::consensus::Stepped;
 use crate::env::Point;
 use crate::model::{Command, Moment, NodeId, PeerMessage, Proposal, ProposeRejection};
-use crate::node::answer::CallError;
-use crate::node::inbox::{Input, Write};
-use crate::node::proposals::Closed;
-use crate::node::reads::ReadWaiter;
-use crate::node::rounds::{Answer, LeaseQuestion, QueryOrigin, Question};
+use crate::node::leader_queries::reads::ReadWaiter;
+use crate::node::leader_queries::rounds::{Answer, LeaseQuestion, QueryOrigin, Question};
+use crate::node::requests::answer::CallError;
+use crate::node::requests::inbox::{Input, Write};
+use crate::node::requests::proposals::Closed;
 use crate::transport::Refused;
 use crate::{codec, metrics, wal};
 

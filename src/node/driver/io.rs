@@ -6,11 +6,11 @@ use std::sync::Arc;
 use crate::env::{Network, SendOutcome};
 use crate::metrics::Meters;
 use crate::model::{Lane, NodeId, PeerMessage};
-use crate::node::answer::StopReason;
-use crate::node::backups::Backups;
-use crate::node::inbox::{Inbox, Input};
-use crate::node::log_worker::LogQueue;
-use crate::node::snapshot_worker::SnapshotQueue;
+use crate::node::requests::answer::StopReason;
+use crate::node::requests::inbox::{Inbox, Input};
+use crate::node::snapshots::backups::Backups;
+use crate::node::snapshots::snapshot_worker::SnapshotQueue;
+use crate::node::threads::log_worker::LogQueue;
 use crate::{wal, warm};
 
 /// Maximum capacity of the input buffer that is kept from turn to turn.

@@ -9,12 +9,12 @@ use crate::model::{
     Command, Item, LeaseId, LogIndex, Moment, NodeId, PeerMessage, Proposal, ProposeRejection,
     RequestId, Term,
 };
-use crate::node::answer::CallError;
-use crate::node::lessor::Lessor;
-use crate::node::proposals::Batch;
-use crate::node::quota::{Proposed, growth};
-use crate::node::retain::Retention;
-use crate::node::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
+use crate::node::leader::lessor::Lessor;
+use crate::node::leader::retain::Retention;
+use crate::node::leader_queries::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
+use crate::node::requests::answer::CallError;
+use crate::node::requests::proposals::Batch;
+use crate::node::requests::quota::{Proposed, growth};
 use crate::{codec, consensus};
 
 /// The state that only a leader has.

@@ -7,8 +7,8 @@ use super::leader::LeaderState;
 use crate::machine::LeaseChange;
 use crate::metrics;
 use crate::model::{Command, Item, LeaseId, LeaseLife, Moment};
-use crate::node::lessor::{Lessor, Renewal};
-use crate::node::rounds::{Answer, LeaderQuery, LeaseQuestion, Question};
+use crate::node::leader::lessor::{Lessor, Renewal};
+use crate::node::leader_queries::rounds::{Answer, LeaderQuery, LeaseQuestion, Question};
 
 /// Maximum number of leases that one entry ends.
 const LEASES_AN_ENTRY: usize = 1_000;

@@ -12,7 +12,7 @@
 //! follow each other.
 
 use crate::model::Moment;
-use crate::node::answer::StopReason;
+use crate::node::requests::answer::StopReason;
 
 /// The lifecycle of a driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

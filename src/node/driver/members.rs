@@ -11,9 +11,9 @@ use crate::model::{
     MemberChange, Members, MembershipError, MembershipRequest, Moment, NodeId, PeerMessage, Term,
     are_addresses,
 };
-use crate::node::answer::{CallError, CallResult, ReplyTo};
-use crate::node::inbox::Input;
-use crate::node::rounds::QueryOrigin;
+use crate::node::leader_queries::rounds::QueryOrigin;
+use crate::node::requests::answer::{CallError, CallResult, ReplyTo};
+use crate::node::requests::inbox::Input;
 use crate::node::settings::Contact;
 use crate::transport::JoinReply;
 use crate::wal;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::model::{ClusterVersion, Members, NodeId};
-use crate::node::roster::Roster;
+use crate::node::membership::roster::Roster;
 use crate::node::settings::Contact;
 
 /// The membership part of a driver.

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::{Driver, DriverStage};
 use crate::metrics::{Ending, PeerLag, PeerLink, PeerQueue};
 use crate::model::{LogIndex, Moment, NodeId, Term};
-use crate::node::proposals::Closed;
-use crate::node::request_trace::{BatchTimes, RequestTrace, Stages, ending};
-use crate::node::slow::Slow;
+use crate::node::requests::proposals::Closed;
+use crate::node::requests::request_trace::{BatchTimes, RequestTrace, Stages, ending};
+use crate::node::requests::slow::Slow;
 use crate::{consensus, metrics};
 
 impl Driver {

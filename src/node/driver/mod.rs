@@ -55,18 +55,18 @@ use crate::machine::Machine;
 use crate::model::{Lane, LogIndex, Members, Moment, NodeId, PeerMessage, SnapshotId};
 use crate::{wal, warm};
 
-use crate::node::admission::COMMAND_BYTES_MAX;
-use crate::node::answer::StopReason;
-use crate::node::backups::Backups;
-use crate::node::founding::Founding;
-use crate::node::identity::Identity;
-use crate::node::lessor::Lessor;
-use crate::node::log_worker::LogQueue;
-use crate::node::rounds::Rounds;
+use crate::node::leader::lessor::Lessor;
+use crate::node::leader_queries::rounds::Rounds;
+use crate::node::membership::founding::Founding;
+use crate::node::membership::identity::Identity;
+use crate::node::requests::admission::COMMAND_BYTES_MAX;
+use crate::node::requests::answer::StopReason;
 use crate::node::sessions::Sessions;
 use crate::node::shared::Shared;
-use crate::node::snapshot_worker::SnapshotQueue;
 use crate::node::snapshots::Snapshots;
+use crate::node::snapshots::backups::Backups;
+use crate::node::snapshots::snapshot_worker::SnapshotQueue;
+use crate::node::threads::log_worker::LogQueue;
 
 use contact::LeaderContact;
 use io::Io;

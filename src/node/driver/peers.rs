@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use crate::model::{Members, Moment, NodeId};
-use crate::node::digests::Digests;
-use crate::node::peer_rejections::PeerRejections;
-use crate::node::rejected_requests::RejectedRequests;
-use crate::node::space::SpaceTable;
+use crate::node::health::digests::Digests;
+use crate::node::health::space::SpaceTable;
+use crate::node::membership::peer_rejections::PeerRejections;
+use crate::node::requests::rejected_requests::RejectedRequests;
 
 /// The facts about the peers of a driver.
 pub(super) struct Peers {

@@ -7,9 +7,9 @@
 
 use super::Driver;
 use crate::model::{LogIndex, Moment, PeerMessage, Proposal, ProposeRejection, RequestId};
-use crate::node::answer::CallError;
-use crate::node::proposals::Batch;
-use crate::node::quota::{self, Values, growth};
+use crate::node::requests::answer::CallError;
+use crate::node::requests::proposals::Batch;
+use crate::node::requests::quota::{self, Values, growth};
 use crate::{metrics, wal};
 
 impl Driver {

@@ -2,10 +2,10 @@
 
 use super::{Driver, DriverStage};
 use crate::model::{Command, Moment};
-use crate::node::answer::ReplyTo;
-use crate::node::inbox::Write;
-use crate::node::request_trace::RequestTrace;
-use crate::node::retain::{Retention, Sight};
+use crate::node::leader::retain::{Retention, Sight};
+use crate::node::requests::answer::ReplyTo;
+use crate::node::requests::inbox::Write;
+use crate::node::requests::request_trace::RequestTrace;
 
 /// Number of versions that are freed at each tick, in addition to the versions that are freed with
 /// each entry. So compacted versions are freed within seconds even without writes.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::Driver;
 use crate::model::{Command, LeaseId, Moment, Rejection, Reply, SessionInfo};
-use crate::node::answer::{CallError, CallResult, ReplyTo, StopReason};
-use crate::node::inbox::{Input, Write};
-use crate::node::request_trace::RequestTrace;
-use crate::node::session::{Claim, ResumeSessionError};
+use crate::node::requests::answer::{CallError, CallResult, ReplyTo, StopReason};
+use crate::node::requests::inbox::{Input, Write};
+use crate::node::requests::request_trace::RequestTrace;
+use crate::node::sessions::session::{Claim, ResumeSessionError};
 use crate::node::sessions::{Resumed, SessionOpening, SessionResuming};
 
 impl Driver {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::lifecycle::{LifecycleAction, LifecycleEvent};
 use super::{Driver, DriverStage, Next};
 use crate::model::{Command, Moment};
-use crate::node::answer::{CallError, StopReason};
-use crate::node::status::Role;
+use crate::node::health::status::Role;
+use crate::node::requests::answer::{CallError, StopReason};
 use crate::watch::waking;
 
 /// Maximum time for which a stopping node waits until its sessions have ended and another leader is

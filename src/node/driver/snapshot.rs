@@ -11,8 +11,8 @@ use crate::machine::{ImageError, Machine};
 use crate::model::{
     LogIndex, Members, Moment, NodeId, PeerMessage, Rejection, RequestId, SnapshotId,
 };
-use crate::node::snapshot_worker::{Job, News};
-use crate::node::writing::WriteError;
+use crate::node::requests::writing::WriteError;
+use crate::node::snapshots::snapshot_worker::{Job, News};
 use crate::wal;
 
 impl Driver {

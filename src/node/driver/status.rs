@@ -6,7 +6,7 @@ use super::{Driver, DriverStage};
 use crate::consensus;
 use crate::model::{LogIndex, Moment, NodeId, Term};
 use crate::node::health::HealthSample;
-use crate::node::status::{MemberStatus, NodeStatus, Progress, Role};
+use crate::node::health::status::{MemberStatus, NodeStatus, Progress, Role};
 use crate::watch::waking;
 
 impl Driver {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::metrics::Histogram;
 use crate::model::Moment;
 use crate::node::health::RecentSyncs;
-use crate::node::log_times::LogTimes;
+use crate::node::health::log_times::LogTimes;
 
 /// The timers of the driver and the times of its log.
 pub(super) struct Timing {

@@ -6,14 +6,14 @@ use std::time::Duration;
 use super::{Driver, ENTRY_BYTES};
 use crate::env::SendOutcome;
 use crate::model::{Command, Incarnation, Lane, Moment, NodeId, PeerMessage, Revision};
-use crate::node::answer::{CallError, ReplyTo, StopReason};
-use crate::node::inbox::Write;
-use crate::node::lease_calls::LeaseCalls;
-use crate::node::proposals::{Batch, Closed, Proposals};
-use crate::node::reads::{ReadWaiter, Reads};
-use crate::node::request_trace::RequestTrace;
-use crate::node::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
-use crate::node::steps::Steps;
+use crate::node::leader_queries::lease_calls::LeaseCalls;
+use crate::node::leader_queries::reads::{ReadWaiter, Reads};
+use crate::node::leader_queries::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
+use crate::node::leader_queries::steps::Steps;
+use crate::node::requests::answer::{CallError, ReplyTo, StopReason};
+use crate::node::requests::inbox::Write;
+use crate::node::requests::proposals::{Batch, Closed, Proposals};
+use crate::node::requests::request_trace::RequestTrace;
 
 /// Maximum number of callers that wait for a leadership transfer. Further callers are rejected as
 /// busy.
@@ -234,7 +234,7 @@ mod tests {
     use tracing::Span;
 
     use super::*;
-    use crate::node::answer::CallResult;
+    use crate::node::requests::answer::CallResult;
 
     fn at(ms: u64) -> Moment {
         Moment::since_boot(Duration::from_millis(ms))

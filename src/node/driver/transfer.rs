@@ -3,7 +3,7 @@
 use super::{Driver, DriverStage};
 use crate::consensus;
 use crate::model::{Moment, NodeId};
-use crate::node::answer::{CallError, ReplyTo};
+use crate::node::requests::answer::{CallError, ReplyTo};
 
 impl Driver {
     /// Transfers leadership to a member or, if `to` is `None`, to the best candidate.

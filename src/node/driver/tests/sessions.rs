@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::{LeaseId, PutLease, Rejection, SessionInfo};
-use crate::node::session::ReportedState;
+use crate::node::sessions::session::ReportedState;
 use crate::node::{
     Claim, Next, Parting, ResumeSessionError, SessionEndReason, SessionState, SharedSession,
 };

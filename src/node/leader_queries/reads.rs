@@ -2,7 +2,7 @@
 //!
 //! Callers that arrive between two runs of the driver
 //! share one question to the leader. The answer is a log index. Once this node has applied this
-//! index, the callers may read the local replica. The leader's side is [`super::rounds`].
+//! index, the callers may read the local replica. The leader's side is [`crate::node::leader_queries::rounds`].
 //!
 //! In a cluster with one member, readers need no question while no entry is being applied
 //! (`Shared::alone`).
@@ -14,8 +14,8 @@ use tracing::Span;
 
 use crate::model::{LogIndex, Moment};
 
-use super::answer::{CallError, ReplyTo, StopReason};
-use super::leader_queries::{Callers, SharedQueries};
+use crate::node::leader_queries::{Callers, SharedQueries};
+use crate::node::requests::answer::{CallError, ReplyTo, StopReason};
 
 /// A caller that waits for a confirmed read, or for a revision. A confirmed read returns the time at which the
 /// leader's answer arrived.
@@ -146,7 +146,7 @@ fn expire(readers: &mut Readers, now: Moment) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::answer::CallResult;
+    use crate::node::requests::answer::CallResult;
     use tokio::sync::oneshot;
 
     fn at(ms: u64) -> Moment {

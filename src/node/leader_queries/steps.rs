@@ -20,8 +20,8 @@ use crate::model::{
     LogIndex, MemberAnswer, MembershipError, MembershipRequest, Moment, NodeId, Term,
 };
 
-use super::answer::{CallError, ReplyTo, StopReason};
-use super::leader_queries::LeaderQueries;
+use crate::node::leader_queries::LeaderQueries;
+use crate::node::requests::answer::{CallError, ReplyTo, StopReason};
 
 /// Maximum number of open requests of one node. Operators need fewer. The limit protects against a
 /// large number of joining processes.

@@ -7,9 +7,9 @@ use tokio::sync::watch;
 
 use crate::model::Moment;
 
-use super::answer::{CallError, StopReason};
-use super::health::{Health, HealthSample};
-use super::status::NodeStatus;
+use crate::node::health::status::NodeStatus;
+use crate::node::health::{Health, HealthSample};
+use crate::node::requests::answer::{CallError, StopReason};
 
 /// The reported state of a node.
 pub(crate) struct NodeState {
@@ -20,7 +20,7 @@ pub(crate) struct NodeState {
 }
 
 impl NodeState {
-    pub(super) fn new(status: NodeStatus, now: Moment) -> Self {
+    pub(in crate::node) fn new(status: NodeStatus, now: Moment) -> Self {
         Self {
             status: watch::Sender::new(status),
             stopped: watch::Sender::new(None),
@@ -29,17 +29,17 @@ impl NodeState {
     }
 
     /// Returns the reason for which the node has stopped, if it has.
-    pub(super) fn stop_reason(&self) -> Option<StopReason> {
+    pub(in crate::node) fn stop_reason(&self) -> Option<StopReason> {
         self.stopped.borrow().clone()
     }
 
     /// Returns a receiver that is notified when the node stops.
-    pub(super) fn watch_stop(&self) -> watch::Receiver<Option<StopReason>> {
+    pub(in crate::node) fn watch_stop(&self) -> watch::Receiver<Option<StopReason>> {
         self.stopped.subscribe()
     }
 
     /// Records that the node has stopped, unless it already had. Returns whether it had not.
-    pub(super) fn stop(&self, reason: &StopReason) -> bool {
+    pub(in crate::node) fn stop(&self, reason: &StopReason) -> bool {
         self.stopped.send_if_modified(|stopped| {
             let first = stopped.is_none();
             stopped.get_or_insert_with(|| reason.clone());
@@ -48,19 +48,19 @@ impl NodeState {
     }
 
     /// Records the facts of the driver.
-    pub(super) fn record_sample(&self, sample: HealthSample) {
+    pub(in crate::node) fn record_sample(&self, sample: HealthSample) {
         *self.sample.lock().unwrap_or_else(PoisonError::into_inner) = sample;
     }
 
     /// Returns the current health of the node.
-    pub(super) fn health(&self, now: Moment, election_timeout: Duration) -> Health {
+    pub(in crate::node) fn health(&self, now: Moment, election_timeout: Duration) -> Health {
         let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Health::judge(sample, self.stop_reason(), now, election_timeout)
     }
 
     /// Returns the error for a call whose deadline has passed without an effect. While the cluster
     /// is not founded, the error names the members that the node waits for.
-    pub(super) fn late(&self) -> CallError {
+    pub(in crate::node) fn late(&self) -> CallError {
         let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
         match &sample.founding {
             Some(waiting_for) if !waiting_for.is_empty() => {

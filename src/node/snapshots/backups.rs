@@ -13,8 +13,8 @@ use crate::machine::{Image, ImageRelease};
 use crate::model::{DiskId, Moment, SnapshotId};
 use crate::snapshot::Folder;
 
-use super::answer::{CallError, ReplyTo, StopReason};
-use super::writing::{PART_BYTES, Writing, Written};
+use crate::node::requests::answer::{CallError, ReplyTo, StopReason};
+use crate::node::requests::writing::{PART_BYTES, Writing, Written};
 
 /// Maximum number of backups that wait for the running one. Further backups are rejected as busy,
 /// because each waiting backup pins a state.

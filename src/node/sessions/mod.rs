@@ -12,6 +12,8 @@
 //!                                                                    node's own session is revoked
 //! ```
 
+pub(super) mod session;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +21,12 @@ use std::time::Duration;
 use crate::metrics::Meters;
 use crate::model::{Command, LeaseId, Moment, Rejection, SessionInfo};
 
-use super::answer::{CallError, CallResult, ReplyTo};
-use super::leader_queries::LeaderQueries;
-use super::session::{
+use crate::node::leader_queries::LeaderQueries;
+use crate::node::requests::answer::{CallError, CallResult, ReplyTo};
+use crate::node::sessions::session::{
     Claim, Parting, ResumeSessionError, SessionEndReason, SessionState, SessionTerms, SharedSession,
 };
-use super::settings::Drift;
+use crate::node::settings::Drift;
 
 /// Maximum number of leases in one renewal request. The request and its answer take at most ten
 /// bytes for each lease. They are sent in the same lane (stream of messages) as the heartbeats, and

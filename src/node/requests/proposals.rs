@@ -19,10 +19,10 @@ use crate::model::{
     Revision,
 };
 
-use super::answer::{CallError, CallResult, ReplyTo, StopReason};
-use super::inbox::Write;
-use super::log_times::InLog;
-use super::request_trace::RequestTrace;
+use crate::node::health::log_times::InLog;
+use crate::node::requests::answer::{CallError, CallResult, ReplyTo, StopReason};
+use crate::node::requests::inbox::Write;
+use crate::node::requests::request_trace::RequestTrace;
 
 /// Maximum distance between the oldest open request and the newest request that is sent. The dedup
 /// table of the state machine is larger than this distance.

@@ -9,8 +9,8 @@ use crate::metrics::Meters;
 use crate::model::LogIndex;
 use crate::wal;
 
-use super::inbox::{Inbox, Input};
-use super::parker::{Parker, Sleeper};
+use crate::node::requests::inbox::{Inbox, Input};
+use crate::node::threads::parker::{Parker, Sleeper};
 
 /// Idle time after which the log writes a watermark, a record that proves that the last records
 /// were synced.

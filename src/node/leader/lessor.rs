@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::model::{LeaseId, Moment};
 
-use super::settings::Drift;
+use crate::node::settings::Drift;
 
 /// Maximum advance of the lessor's time between two readings of the clock.
 const STEP_MAX: Duration = Duration::from_millis(100);

@@ -9,7 +9,7 @@ use crate::model::{
 use crate::transport::{self, Introducer};
 use crate::wal;
 
-use super::settings::{Contact, Settings};
+use crate::node::settings::{Contact, Settings};
 
 /// The identity of this node. Of its fields, only the founders and the known members change.
 #[derive(Debug)]

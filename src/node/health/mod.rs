@@ -8,13 +8,21 @@
 //! The driver only records facts. The caller of `health` interprets them at the time of the call,
 //! because a driver that hangs cannot report its own state.
 
+pub(super) mod data_fault;
+pub(super) mod digests;
+pub(super) mod log_times;
+pub(super) mod node_state;
+pub(super) mod replica_state;
+pub(super) mod space;
+pub(super) mod status;
+
 use std::fmt;
 use std::time::Duration;
 
 use crate::metrics::Histogram;
 use crate::model::Moment;
 
-use super::answer::StopReason;
+use crate::node::requests::answer::StopReason;
 
 /// The facts that a driver records at each of its ticks.
 #[derive(Clone, PartialEq, Eq, Debug)]

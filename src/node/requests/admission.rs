@@ -9,13 +9,13 @@ use crate::codec::encoded_len_hint;
 use crate::machine::{Reader, is_wide};
 use crate::model::{Command, Limits, Op, Rejection, Txn};
 
-use super::answer::{CallError, CallResult};
-use super::quota::{self, growth};
-use super::settings::Settings;
+use crate::node::requests::answer::{CallError, CallResult};
+use crate::node::requests::quota::{self, growth};
+use crate::node::settings::Settings;
 
 /// Maximum size of a proposed command, in bytes: the encoded size of the largest request that a
 /// configuration allows, plus the operations that a lock may add.
-pub(super) const COMMAND_BYTES_MAX: usize = 7 << 19;
+pub(in crate::node) const COMMAND_BYTES_MAX: usize = 7 << 19;
 
 /// Bytes that each scanned key counts towards the limit of open writes. Keys are scanned by the
 /// command itself, or by the check of the caller's rights. The value is the size of a row in an
@@ -34,7 +34,7 @@ impl Drop for OpenRead {
 
 /// Adds operations that are applied after a transaction in the same entry. The limits for callers
 /// do not apply to these operations.
-pub(super) fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Rejection> {
+pub(in crate::node) fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), Rejection> {
     let Command::Txn(txn) = &mut *command else { return Ok(()) };
     if leaving.is_empty() {
         return Ok(());
@@ -45,7 +45,7 @@ pub(super) fn follow_up(command: &mut Command, leaving: Vec<Op>) -> Result<(), R
 }
 
 /// Checks that a command fits into an entry, whatever its origin.
-pub(super) fn fits(command: &Command) -> Result<(), Rejection> {
+pub(in crate::node) fn fits(command: &Command) -> Result<(), Rejection> {
     let (bytes, max) = (encoded_len_hint(command), COMMAND_BYTES_MAX);
     if bytes > max {
         return Err(Rejection::RequestTooLarge { bytes, max });
@@ -55,7 +55,7 @@ pub(super) fn fits(command: &Command) -> Result<(), Rejection> {
 
 /// The limits of a node's calls, and the open calls.
 #[derive(Debug)]
-pub(super) struct Admission {
+pub(in crate::node) struct Admission {
     writes_max: usize,
     bytes_max: usize,
     reads_max: usize,
@@ -69,7 +69,7 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    pub(super) fn new(settings: &Settings) -> Self {
+    pub(in crate::node) fn new(settings: &Settings) -> Self {
         Self {
             writes_max: settings.open_writes_max,
             bytes_max: settings.open_bytes_max,
@@ -85,7 +85,11 @@ impl Admission {
 
     /// Admits a command that is within the limits of requests. Returns the bytes that it counts towards the limit of
     /// open writes.
-    pub(super) fn admit_write(&self, command: &Command, reader: &Reader) -> CallResult<usize> {
+    pub(in crate::node) fn admit_write(
+        &self,
+        command: &Command,
+        reader: &Reader,
+    ) -> CallResult<usize> {
         let is_wide = is_wide(command);
         // If the limit is already reached, avoid the cost of counting keys.
         if is_wide && self.open_bytes() >= self.bytes_max {
@@ -150,7 +154,11 @@ impl Admission {
 
     /// Checks whether a transaction may scan as many keys as its ranges contain, and returns their
     /// number.
-    pub(super) fn keys_of_txn(&self, txn: &Txn, reader: &Reader) -> Result<usize, Rejection> {
+    pub(in crate::node) fn keys_of_txn(
+        &self,
+        txn: &Txn,
+        reader: &Reader,
+    ) -> Result<usize, Rejection> {
         let max = self.txn_keys_max;
         let count = |max: usize| reader.passed_over(txn, max.saturating_add(1));
         let keys = count(max);
@@ -163,12 +171,12 @@ impl Admission {
     }
 
     /// Records whether this node's disk is full.
-    pub(super) fn set_disk_full(&self, full: bool) {
+    pub(in crate::node) fn set_disk_full(&self, full: bool) {
         self.disk_full.store(full, Ordering::Relaxed);
     }
 
     /// Returns the bytes that are counted for unanswered writes.
-    pub(super) fn open_bytes(&self) -> usize {
+    pub(in crate::node) fn open_bytes(&self) -> usize {
         self.open_bytes.load(Ordering::Relaxed)
     }
 
@@ -185,7 +193,7 @@ impl Admission {
     }
 
     /// Removes a write that has ended from the counts of open writes.
-    pub(super) fn release(&self, bytes: usize) {
+    pub(in crate::node) fn release(&self, bytes: usize) {
         if bytes > 0 {
             self.open_writes.fetch_sub(1, Ordering::Relaxed);
             self.open_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -193,7 +201,7 @@ impl Admission {
     }
 
     /// Counts a read as open until the returned value is dropped.
-    pub(super) fn admit_read(&self) -> CallResult<OpenRead> {
+    pub(in crate::node) fn admit_read(&self) -> CallResult<OpenRead> {
         let reads = self.open_reads.fetch_add(1, Ordering::Relaxed) + 1;
         let open = OpenRead(Arc::clone(&self.open_reads));
         if reads > self.reads_max {

@@ -3,6 +3,11 @@
 //!
 //! Invariant: touches no files and sends no messages; the driver does both.
 
+pub(super) mod backups;
+pub(super) mod offline;
+pub(super) mod restored_from;
+pub(super) mod snapshot_worker;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

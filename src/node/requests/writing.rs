@@ -11,7 +11,7 @@ use crate::snapshot::{Check, SnapshotError, Writer};
 pub(crate) const PART_BYTES: usize = 256 << 10;
 
 /// The progress of writing a state to a file.
-pub(super) enum Writing {
+pub(in crate::node) enum Writing {
     /// The file does not exist yet.
     Waiting(Image),
     /// The rows are being written.
@@ -26,7 +26,7 @@ pub(super) enum Writing {
 
 /// The result of a step.
 #[allow(clippy::large_enum_variant, reason = "there is one, which moves once a part")]
-pub(super) enum Written {
+pub(in crate::node) enum Written {
     /// The state is not completely written yet.
     On(Writing),
     /// The file is complete, sound and durable.
@@ -48,7 +48,7 @@ impl Writing {
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub(super) fn step(
+    pub(in crate::node) fn step(
         self,
         part_bytes: usize,
         begin: impl FnOnce(&StateHead) -> Result<Writer, SnapshotError>,

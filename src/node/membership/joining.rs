@@ -15,7 +15,7 @@ use crate::codec;
 use crate::env::{Env, OpenMode, replace};
 use crate::model::{self, ClusterId, DiskId, JoinAnswer, NodeId};
 
-use super::settings::Contact;
+use crate::node::settings::Contact;
 
 /// File with the disk id of a node that has asked to join and has no log yet.
 const JOINING: &str = "JOINING";
@@ -50,7 +50,7 @@ pub(crate) fn is_joining(env: &Env, dir: &Path) -> bool {
 
 /// Removes the file with the disk id, because the log now contains the disk id and the founders. If
 /// the file remains, the node asks to join once more at its next start.
-pub(super) fn has_log(env: &Env, dir: &Path) {
+pub(in crate::node) fn has_log(env: &Env, dir: &Path) {
     remove(env, dir, JOINING);
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn contacts(told: &model::Joined) -> BTreeMap<NodeId, Contact> {
 }
 
 /// Removes the answer after the node has started with its own state.
-pub(super) fn has_state(env: &Env, dir: &Path) {
+pub(in crate::node) fn has_state(env: &Env, dir: &Path) {
     remove(env, dir, JOINED);
 }
 

@@ -25,9 +25,9 @@ use tokio::sync::watch;
 use crate::model::{LeaseId, Moment, NodeId};
 use crate::watch::waking;
 
-use super::inbox::Input;
-use super::settings::Drift;
-use super::shared::Shared;
+use crate::node::requests::inbox::Input;
+use crate::node::settings::Drift;
+use crate::node::shared::Shared;
 
 /// The reason for which a session has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,7 +157,7 @@ impl SessionBelief {
 }
 
 impl SharedSession {
-    pub(super) fn new(lease: LeaseId, terms: SessionTerms, valid_until: Moment) -> Self {
+    pub(in crate::node) fn new(lease: LeaseId, terms: SessionTerms, valid_until: Moment) -> Self {
         let SessionTerms { ttl, delay, label, own: _ } = terms;
         let belief = Mutex::new(SessionBelief { valid_until, ended: None });
         let told = watch::Sender::new(ReportedState::Active);
@@ -228,7 +228,7 @@ impl SharedSession {
     }
 
     /// Returns the state of the session, and notifies the watchers of a change.
-    pub(super) fn notice(&self, now: Moment, drift: Drift) -> SessionState {
+    pub(in crate::node) fn notice(&self, now: Moment, drift: Drift) -> SessionState {
         let standing = self.standing(now, drift);
         self.tell(match standing {
             SessionState::Active(_) => ReportedState::Active,
@@ -252,7 +252,7 @@ impl SharedSession {
     }
 
     /// Extends the time until which the session relies on its lease, unless the session has ended.
-    pub(super) fn renew(&self, valid_until: Moment, now: Moment) {
+    pub(in crate::node) fn renew(&self, valid_until: Moment, now: Moment) {
         let mut belief = self.belief.lock().unwrap_or_else(PoisonError::into_inner);
         if belief.end(now).is_none() {
             belief.valid_until = belief.valid_until.max(valid_until);
@@ -275,7 +275,7 @@ pub(crate) enum Parting {
 }
 
 /// A claim on a session of this node. While there is a claim, the lease is kept alive; when the last one is dropped,
-/// the session is closed. A [`Follower`](super::shared::Follower) must not hold a claim, because the claim owns the
+/// the session is closed. A [`Follower`](crate::node::shared::Follower) must not hold a claim, because the claim owns the
 /// state that owns the follower.
 pub(crate) struct Claim {
     /// The state of the node that keeps the session.
@@ -286,12 +286,12 @@ pub(crate) struct Claim {
 
 impl Claim {
     /// Returns a claim that closes the session if the caller never receives it.
-    pub(super) fn opened(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
+    pub(in crate::node) fn opened(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
         Self { shared, state, parting: Parting::Dropped }
     }
 
     /// Returns a claim that leaves the lease unchanged if the caller never receives it.
-    pub(super) fn resumed(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
+    pub(in crate::node) fn resumed(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
         Self { shared, state, parting: Parting::Declined }
     }
 

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use crate::model::{LeaseId, LeaseLife, Moment, Rejection};
 
-use super::admission::OpenRead;
-use super::answer::{CallError, ReplyTo, StopReason};
-use super::leader_queries::{Callers, SharedQueries};
-use super::rounds::LeaseQuestion;
-use super::sessions::ASKED_AT_ONCE;
+use crate::node::leader_queries::rounds::LeaseQuestion;
+use crate::node::leader_queries::{Callers, SharedQueries};
+use crate::node::requests::admission::OpenRead;
+use crate::node::requests::answer::{CallError, ReplyTo, StopReason};
+use crate::node::sessions::ASKED_AT_ONCE;
 
 /// A caller's request for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -157,7 +157,7 @@ mod tests {
     use tokio::sync::oneshot::{self, error::TryRecvError};
 
     use super::*;
-    use crate::node::answer::CallResult;
+    use crate::node::requests::answer::CallResult;
 
     fn at(ms: u64) -> Moment {
         Moment::since_boot(Duration::from_millis(ms))

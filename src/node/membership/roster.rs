@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::model::{Members, NodeId, addresses};
 
-use super::settings::Contact;
+use crate::node::settings::Contact;
 
 /// The members, as known to this node.
 #[derive(Debug)]

@@ -17,14 +17,14 @@ use crate::model::{
 use crate::transport::{JoinReply, Receiver, Refused};
 use crate::wal;
 
-use super::answer::{CallError, CallResult, ReplyTo};
-use super::lease_calls::PendingLeaseCall;
-use super::parker::{Parker, Sleeper};
-use super::reads::ReadWaiter;
-use super::request_trace::RequestTrace;
-use super::session::{Parting, SharedSession};
-use super::sessions::{SessionOpening, SessionResuming};
-use super::snapshot_worker::News;
+use crate::node::leader_queries::lease_calls::PendingLeaseCall;
+use crate::node::leader_queries::reads::ReadWaiter;
+use crate::node::requests::answer::{CallError, CallResult, ReplyTo, StopReason};
+use crate::node::requests::request_trace::RequestTrace;
+use crate::node::sessions::session::{Parting, SharedSession};
+use crate::node::sessions::{SessionOpening, SessionResuming};
+use crate::node::snapshots::snapshot_worker::News;
+use crate::node::threads::parker::{Parker, Sleeper};
 
 /// The last eighth of the peer budget is reserved for messages up to this size. So heartbeats and
 /// votes arrive even if large messages fill the queue.
@@ -245,7 +245,7 @@ fn weight(message: &PeerMessage) -> usize {
 }
 
 /// Reports to the callers of unprocessed inputs that the node has stopped.
-pub(crate) fn refuse_all(inputs: Vec<Input>, why: &super::StopReason) {
+pub(crate) fn refuse_all(inputs: Vec<Input>, why: &StopReason) {
     let error = || CallError::Stopped { reason: why.clone(), maybe_applied: false };
     for input in inputs {
         match input {

@@ -11,14 +11,14 @@ use tokio::sync::oneshot;
 
 use crate::warm;
 
-use super::answer::StopReason;
-use super::assembly::Assembled;
-use super::backups::BackupWorker;
-use super::driver::{Driver, Next};
-use super::inbox::Input;
-use super::log_worker::LogWorker;
-use super::shared::Shared;
-use super::snapshot_worker::SnapshotWorker;
+use crate::node::assembly::Assembled;
+use crate::node::driver::{Driver, Next};
+use crate::node::requests::answer::StopReason;
+use crate::node::requests::inbox::Input;
+use crate::node::shared::Shared;
+use crate::node::snapshots::backups::BackupWorker;
+use crate::node::snapshots::snapshot_worker::SnapshotWorker;
+use crate::node::threads::log_worker::LogWorker;
 
 /// Maximum time that a shutdown waits for the threads.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(1);

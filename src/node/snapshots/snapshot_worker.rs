@@ -32,9 +32,9 @@ use crate::machine::{Image, Machine, MachineOptions, Restore, RestoreError};
 use crate::model::{Members, Moment, NodeId, SnapshotId};
 use crate::snapshot::{Appended, Check, Folder, Partial, SnapshotError, SnapshotReader};
 
-use super::inbox::{Inbox, Input};
-use super::parker::{Parker, Sleeper};
-use super::writing::{WriteError, Writing, Written};
+use crate::node::requests::inbox::{Inbox, Input};
+use crate::node::requests::writing::{WriteError, Writing, Written};
+use crate::node::threads::parker::{Parker, Sleeper};
 
 /// Maximum number of parts that peers may wait for, and of bytes of parts that may wait to be
 /// written. Further requests and parts are dropped and repeated later. The limits are several times
@@ -535,11 +535,11 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-    use super::super::writing::PART_BYTES;
     use super::*;
     use crate::env::{Clock, Disk, NoPoints, OsEntropy};
     use crate::metrics::Meters;
     use crate::model::{ClusterId, LogIndex, Term};
+    use crate::node::requests::writing::PART_BYTES;
     use crate::sim::SimDisk;
 
     /// A clock that the test advances, in seconds.

@@ -23,6 +23,11 @@
 //!   the new leader under new numbers.
 //! - **Completeness.** Every caller stays until its query is answered, its deadline passes, or the node stops.
 
+pub(super) mod lease_calls;
+pub(super) mod reads;
+pub(super) mod rounds;
+pub(super) mod steps;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

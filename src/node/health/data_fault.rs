@@ -8,8 +8,8 @@ use crate::model::Fault;
 use crate::snapshot::SnapshotError;
 use crate::wal::LogError;
 
-use super::assembly::StartError;
-use super::restored_from::OriginError;
+use crate::node::assembly::StartError;
+use crate::node::snapshots::restored_from::OriginError;
 
 /// The kind of [`StartError::Data`](crate::StartError::Data): what is wrong with the data directory, and what a
 /// supervisor should do. Unless stated otherwise, a retry fails with the same error.

@@ -13,7 +13,7 @@ use crate::model::{ClusterId, Incarnation, LogIndex, Members, Revision, Snapshot
 use crate::snapshot::{Folder, SnapshotError, SnapshotReader};
 use crate::wal::{self, LogError};
 
-use super::driver::apply_entry;
+use crate::node::driver::apply_entry;
 
 /// Number of bytes that replay reads from the log at a time.
 const REPLAY_BYTES: usize = 4 << 20;

@@ -14,8 +14,8 @@ use tracing::{Span, field};
 use crate::metrics::{Ending, RequestKind, Stage};
 use crate::model::{Command, Moment};
 
-use super::answer::{CallError, CallResult};
-use super::log_times::InLog;
+use crate::node::health::log_times::InLog;
+use crate::node::requests::answer::{CallError, CallResult};
 
 /// The trace of one request.
 pub(crate) struct RequestTrace {

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use crate::model::{MembershipError, ProposeRejection, Rejection, Revision};
 use crate::watch::waking;
 
-use super::session::ResumeSessionError;
+use crate::node::sessions::session::ResumeSessionError;
 
 pub(crate) type CallResult<T> = Result<T, CallError>;
 

@@ -1,10 +1,10 @@
-//! What readers must know about this node's replica before they read it.
+//! Whether a node's replica has a state, and whether readers may read it without a question to the leader.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The state of a node's replica.
 #[derive(Debug, Default)]
-pub(super) struct ReplicaState {
+pub(in crate::node) struct ReplicaState {
     /// Whether this replica holds a state of its cluster.
     has_state: AtomicBool,
     /// Whether this node is the only member, and leads.
@@ -14,16 +14,16 @@ pub(super) struct ReplicaState {
 impl ReplicaState {
     /// Returns whether this replica holds a state of its cluster. Before the cluster is founded, before a new member
     /// has received a state, and while a lost state is fetched, the store is empty and must not be read.
-    pub(super) fn has_state(&self) -> bool {
+    pub(in crate::node) fn has_state(&self) -> bool {
         self.has_state.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_has_state(&self) {
+    pub(in crate::node) fn set_has_state(&self) {
         self.has_state.store(true, Ordering::Release);
     }
 
     /// Returns whether linearizable reads are possible without a question to the leader.
-    pub(super) fn is_alone(&self) -> bool {
+    pub(in crate::node) fn is_alone(&self) -> bool {
         self.alone.load(Ordering::SeqCst)
     }
 
@@ -31,14 +31,14 @@ impl ReplicaState {
     /// that this node is the only member and leads, and that its readers see everything committed.
     /// Every later commit is acknowledged by this node, after it is visible to readers. This is
     /// valid until [`ReplicaState::in_company`] is called.
-    pub(super) fn alone(&self) {
+    pub(in crate::node) fn alone(&self) {
         self.alone.store(true, Ordering::SeqCst);
     }
 
     /// Disables local linearizable reads. Must be called before a change can become visible on
     /// another node and is not visible to readers here yet. This is the case before any message is
     /// sent to another member, and before an entry is applied.
-    pub(super) fn in_company(&self) {
+    pub(in crate::node) fn in_company(&self) {
         mutant!(B53, return);
         self.alone.store(false, Ordering::SeqCst);
     }
