@@ -21,7 +21,7 @@ use crate::links::Links;
 use crate::moment;
 use crate::over::Over;
 use crate::process::{Death, HarnessError, LIMIT, Process};
-use crate::server::{Seat, Terms, command};
+use crate::server::{Clients, Seat, Terms, command};
 use crate::volume::{Medium, Volumes};
 use crate::wire::{Answer, Order};
 
@@ -376,7 +376,7 @@ impl Fleet {
             election: self.setup.election,
         };
         let terms = Terms { deadline: self.setup.deadline, session: self.setup.session };
-        Process::serve(&mut command(&self.program, &seat), &place.client, terms)
+        Process::serve(&mut command(&self.program, &seat), Clients::of(&place.client, terms))
     }
 
     /// Starts a new member that joins the cluster, without waiting until the member is ready.

@@ -32,19 +32,16 @@
 //!
 //! Data directories can be on separate file systems ([`volume`]), which can lose power or fill up.
 //!
+//! The crate `bowline-fleet` runs the processes and defines the orders and calls, because `bowline demo` uses them too.
+//!
 //! In addition to the public API, this crate uses two hidden modules of the library: `env`, with the environment
 //! traits and the names of the crash points, and `mutant`, with `--cfg bowline_mutants`. The crate uses no other
 //! internals.
 
-pub mod client;
 pub mod driver;
 pub mod fault_injection;
-pub mod slots;
 
-pub mod calls;
-pub mod moment;
-pub mod process;
-pub mod wire;
+pub use bowline_fleet::{calls, client, dice, moment, patience, process, slots, wire};
 
 pub mod over;
 mod server;
@@ -69,9 +66,6 @@ pub mod run;
 pub mod series;
 mod verdict;
 pub mod workload;
-
-pub mod dice;
-pub mod patience;
 
 pub use cluster::Cluster;
 pub use dice::{Dice, number_in};

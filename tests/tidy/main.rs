@@ -89,14 +89,32 @@ const FOREIGN: &[(&str, &[&str])] = &[
 const CRATES: &[(&str, &[&str])] = &[
     ("src/crates/check", &[]),
     ("src/crates/proto", &[]),
+    ("src/crates/fleet", &["bowline"]),
     ("src/crates/testkit", &["bowline", "bowline-check"]),
     ("src/crates/server", &["bowline", "bowline-proto"]),
     ("src/crates/client", &["bowline-proto"]),
     (
         "src/crates/cli",
-        &["bowline", "bowline-check", "bowline-client", "bowline-proto", "bowline-server"],
+        &[
+            "bowline",
+            "bowline-check",
+            "bowline-client",
+            "bowline-fleet",
+            "bowline-proto",
+            "bowline-server",
+        ],
     ),
-    ("jepsen", &["bowline", "bowline-check", "bowline-client", "bowline-proto", "bowline-testkit"]),
+    (
+        "jepsen",
+        &[
+            "bowline",
+            "bowline-check",
+            "bowline-client",
+            "bowline-fleet",
+            "bowline-proto",
+            "bowline-testkit",
+        ],
+    ),
 ];
 
 /// Sources of nondeterminism, which only the modules in [`DOORS`] may use. Everything else must be replayable from a

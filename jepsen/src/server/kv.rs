@@ -175,6 +175,7 @@ pub(super) fn rows(answer: pb::RangeResponse) -> Reply {
         key: text(&row.key),
         value: text(&row.value),
         modified: row.mod_revision.cast_unsigned(),
+        version: row.version.cast_unsigned(),
     };
     Reply::Rows { revision: revision_of(answer.header), rows: answer.kvs.iter().map(row).collect() }
 }

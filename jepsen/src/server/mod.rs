@@ -28,6 +28,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::calls::{Call, Reply};
+use crate::process::Remote;
 use crate::slots::Shelf;
 use crate::wire::{Answer, Order};
 use bowline_proto::etcdserverpb as pb;
@@ -61,6 +62,23 @@ pub(crate) struct Terms {
     pub(crate) session: Duration,
 }
 
+impl Remote for Clients {
+    fn ask(self: Arc<Self>, order: &Order, heard: mpsc::Sender<Answer>) {
+        let (clients, order) = (self, order.clone());
+        runtime().spawn(async move {
+            let limit = match &order {
+                Order::Look => LOOKS_WITHIN,
+                Order::Call(call) => clients.terms.deadline + call.waits(),
+                _ => clients.terms.deadline,
+            };
+            let answer = tokio::time::timeout(limit, clients.answer(order)).await;
+            let late = |_| Answer::Unknown("no reply before the deadline".to_owned());
+            // Sending fails only if the caller no longer waits.
+            drop(heard.send(answer.unwrap_or_else(late)));
+        });
+    }
+}
+
 /// Returns the runtime of all clients.
 ///
 /// # Panics
@@ -83,22 +101,6 @@ impl Clients {
         let endpoint = endpoint.expect("an address of a port is a part of a URL");
         let channel = endpoint.connect_timeout(CONNECTS_WITHIN).tcp_nodelay(true).connect_lazy();
         Arc::new(Self { channel, slots: Shelf::default(), idle: Mutex::default(), terms })
-    }
-
-    /// Runs an order and sends the answer to `heard`.
-    pub(crate) fn ask(self: &Arc<Self>, order: &Order, heard: mpsc::Sender<Answer>) {
-        let (clients, order) = (Arc::clone(self), order.clone());
-        runtime().spawn(async move {
-            let limit = match &order {
-                Order::Look => LOOKS_WITHIN,
-                Order::Call(call) => clients.terms.deadline + call.waits(),
-                _ => clients.terms.deadline,
-            };
-            let answer = tokio::time::timeout(limit, clients.answer(order)).await;
-            let late = |_| Answer::Unknown("no reply before the deadline".to_owned());
-            // Sending fails only if the caller no longer waits.
-            drop(heard.send(answer.unwrap_or_else(late)));
-        });
     }
 
     async fn answer(&self, order: Order) -> Answer {
@@ -178,6 +180,7 @@ impl Clients {
             Call::Offer { .. }
             | Call::Take { .. }
             | Call::Acknowledge { .. }
+            | Call::CommitHeld { .. }
             | Call::Promote { .. }
             | Call::Remove { .. } => Err(Miss::Refused("call not supported by servers".to_owned())),
         }

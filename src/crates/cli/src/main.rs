@@ -81,9 +81,9 @@ enum Command {
     Version,
     #[command(hide = true)]
     SupervisedChild(client::SupervisedChild),
-    /// Run one process of the demo; the process reads its orders from standard input
+    /// Run one process of the demo, which reads its orders from standard input
     #[command(hide = true)]
-    DemoNode,
+    DemoNode(demo::NodeOptions),
 }
 
 fn main() -> ExitCode {
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::SupervisedChild(child) => child.main(),
-        Command::DemoNode => demo::node_main(),
+        Command::DemoNode(options) => demo::node_main(&options),
     }
 }
 

@@ -55,6 +55,7 @@ mod watch;
 pub(crate) use options::{Format, Globals};
 pub(crate) use print::Table;
 pub(crate) use print::cluster::size;
+pub(crate) use signals::Signals;
 pub(crate) use supervisor::{SupervisedChild, bound};
 
 use connect::Client;

@@ -1,17 +1,18 @@
-//! `bowline demo`: starts processes with an embedded node each. Their workers increment a counter under a lock while
+//! `bowline demo`: starts processes with an embedded node each. Workers in them increment a counter under a lock while
 //! the demo kills and suspends processes. At the end the demo verifies that no increment was lost or counted twice,
 //! and that the ledger accepted no write from a worker that had lost the lock.
 //!
 //! ```text
-//!                parent: scenario, faults, ledger file, proof
-//!                  │ orders ▲ reports              ▲ appends, by socket
-//!        ┌─────────┼────────┴──┬──────────────┐    │
-//!        n1 node + workers     n2             n3 ──┘        SIGKILL, SIGSTOP, SIGCONT
+//!   parent: scenario (`faults`, `stage`), workers' steps (`worker`), ledger file, history, `proof`
+//!        │ calls ▲ replies (`bowline-fleet`)
+//!        ├───────┴───────┬───────────────┐
+//!        n1 node, locks  n2              n3              SIGKILL, SIGSTOP, SIGCONT
 //!        └────── Raft on loopback, one data directory each ┘
 //! ```
 //!
 //! The parent embeds no node. The parent compares three independent sources: the replies that the workers got, the
-//! requests that reached the ledger, and the store that each member reports at the end.
+//! writes that reached the ledger, and the store that each member reports at the end. Bowline's checkers
+//! ([`bowline_check`]) judge the history of the counter and the tokens in the ledger.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,34 +20,33 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-
-mod wire;
+use serde_json::json;
 
 mod workplace;
 
-mod crew;
+mod account;
 mod faults;
 mod ledger;
 mod node;
 mod stage;
+mod worker;
 
 mod proof;
 mod timeline;
 
-use crew::Crew;
+use account::Shared;
 use faults::Schedule;
 use ledger::Ledger;
-use stage::{Signals, Stage, Trouble};
-use timeline::{Event, Timeline};
+use stage::{Stage, Trouble, signals};
+use timeline::Timeline;
 use workplace::Workplace;
+
+pub(crate) use node::{NodeOptions, main as node_main};
 
 /// A claim was disproved.
 const EXIT_DISPROVEN: u8 = 1;
 /// Exit code of shells for SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
-
-/// Number of workers per process.
-const WORKERS: u32 = 2;
 
 /// Kill a working cluster with kill -9, and verify that nothing is lost
 ///
@@ -68,9 +68,9 @@ pub(crate) struct Options {
         long,
         default_value = "3",
         value_parser = PossibleValuesParser::new(["1", "3", "5"])
-            .map(|nodes| nodes.parse::<u8>().expect("the values are numbers"))
+            .map(|nodes| nodes.parse::<usize>().expect("the values are numbers"))
     )]
-    nodes: u8,
+    nodes: usize,
 
     /// Duration of the work, in seconds
     ///
@@ -100,19 +100,9 @@ pub(crate) struct Options {
     keep: bool,
 }
 
-/// Runs one process of the demo.
-pub(crate) fn node_main() -> ExitCode {
-    node::main()
-}
-
 /// Runs the demo.
 pub(crate) fn main(options: &Options) -> ExitCode {
-    // The runtime is single-threaded, because the kernel kills the children when the thread that created them ends.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let proven = runtime
-        .map_err(Trouble::environment("cannot start the async runtime"))
-        .and_then(|runtime| runtime.block_on(run(options)));
-    match proven {
+    match run(options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_DISPROVEN),
         Err(trouble) => {
@@ -126,9 +116,10 @@ pub(crate) fn main(options: &Options) -> ExitCode {
     }
 }
 
-/// Runs the demo. Returns whether all claims were proven.
-async fn run(options: &Options) -> Result<bool, Trouble> {
-    let signals = Signals::listen().map_err(Trouble::environment("cannot handle signals"))?;
+/// Runs the demo. Returns whether all claims were proven. This function starts the processes, so it must run on a thread
+/// that ends last: the kernel kills the processes when the thread that created them ends.
+fn run(options: &Options) -> Result<bool, Trouble> {
+    let signals = signals().map_err(Trouble::environment("cannot handle signals"))?;
     let given = options.dir.as_deref();
     let place = Workplace::make(given, options.keep).map_err(|error| {
         let dir = given.map_or_else(std::env::temp_dir, PathBuf::from);
@@ -136,57 +127,55 @@ async fn run(options: &Options) -> Result<bool, Trouble> {
     })?;
     let seed = options.seed.unwrap_or_else(random_seed);
     let timeline = Timeline::begin(options.json, Duration::from_secs(options.seconds));
-    let ledger = Ledger::open(&place.ledger()).await;
+    let ledger = Ledger::create(&place.ledger());
     let ledger = ledger.map_err(Trouble::environment("cannot open the ledger"))?;
-    let addresses = workplace::free_addresses(usize::from(options.nodes), std::process::id())
+    let addresses = bowline_fleet::ports::free_addresses(options.nodes)
         .map_err(Trouble::environment("cannot reserve addresses for the members"))?;
-    let crew = Crew::new(&place, addresses, ledger.address(), WORKERS)
-        .map_err(Trouble::environment("cannot find the path of this program"))?;
-    let mut stage = Stage::set(crew, ledger, timeline, signals);
-    let begins = Event::Begins {
-        nodes: options.nodes,
-        seconds: options.seconds,
-        seed,
-        dir: place.dir().display().to_string(),
-    };
-    stage.tell(None, &begins)?;
+    let mut stage = Stage::set(Shared::new(timeline, ledger), &place, addresses, signals);
+    let (nodes, seconds) = (options.nodes, options.seconds);
+    let dir = place.dir().display().to_string();
+    let begins = json!({"nodes": nodes, "seconds": seconds, "seed": seed, "dir": dir});
+    stage.tell(None, "begins", &begins);
 
-    let told = story(&mut stage, options, seed).await;
+    let told = story(&mut stage, options, seed);
     // All processes are ended here, whatever the result is.
+    let complaints = if told.is_ok() { stage.end() } else { Vec::new() };
+    stage.kill_all();
+    let timeline = &stage.shared.timeline;
+    timeline.end_progress();
+    let mut account = stage.shared.lock();
     let claims = match told {
         Ok(()) => {
-            let complaints = stage.crew.end().await;
-            proof::judge(&stage.evidence(complaints)?)
+            let evidence = &mut account.evidence;
+            let ledger = stage.shared.ledger().read_back();
+            evidence.ledger = ledger.map_err(Trouble::environment("cannot read the ledger"))?;
+            evidence.history = stage.shared.history.history();
+            evidence.complaints = complaints;
+            proof::judge(evidence)
         }
-        Err(trouble) => {
-            stage.crew.kill_all().await;
-            stage.timeline().end_progress();
-            match trouble {
-                Trouble::Halted(why) => proof::halted(why),
-                other => return Err(other),
-            }
-        }
+        Err(Trouble::Halted(why)) => proof::halted(why),
+        Err(other) => return Err(other),
     };
-    stage.timeline().verdict(seed, &claims, &stage.figures()).map_err(Trouble::Output)?;
+    timeline.verdict(seed, &claims, &account.figures()).map_err(Trouble::Output)?;
     if options.keep {
-        stage.timeline().kept(place.dir()).map_err(Trouble::Output)?;
+        timeline.kept(place.dir()).map_err(Trouble::Output)?;
     }
     Ok(!claims.iter().any(proof::Claim::is_disproven))
 }
 
 /// Runs the demo's steps in order.
-async fn story(stage: &mut Stage, options: &Options, seed: u64) -> Result<(), Trouble> {
+fn story(stage: &mut Stage<'_>, options: &Options, seed: u64) -> Result<(), Trouble> {
     let time = Duration::from_secs(options.seconds);
-    stage.start_all().await?;
+    stage.start_all()?;
     let mut schedule = Schedule::new(seed, options.nodes);
     while schedule.goes_on(stage.worked(), time) {
         let round = schedule.draw();
-        stage.pass(round.calm).await?;
-        faults::carry_out(round, stage).await?;
+        stage.pass(round.calm)?;
+        faults::carry_out(round, stage)?;
     }
-    stage.pass(time.saturating_sub(stage.worked())).await?;
-    stage.rest().await?;
-    stage.read_all().await
+    stage.pass(time.saturating_sub(stage.worked()))?;
+    stage.rest()?;
+    stage.read_all()
 }
 
 /// Returns a seed that is short enough to type.

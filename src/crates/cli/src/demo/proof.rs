@@ -3,10 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bowline_check::intervals::{HoldCall, HoldKind, HoldReply, Holds, holds};
+use bowline_check::{History, KvCall, KvReply, Operation, Total, total};
+
 use serde::Serialize;
 
-use super::ledger::Entry;
-use super::wire::{Fence, OpId, Row};
+use super::ledger::{Entry, Fence};
 
 /// Maximum number of examples for a disproven claim.
 const EXAMPLES_MAX: usize = 5;
@@ -15,19 +17,21 @@ const EXAMPLES_MAX: usize = 5;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Evidence {
     /// Increments that the store acknowledged, with the resulting value of the counter.
-    pub(crate) acknowledged: BTreeMap<OpId, u64>,
+    pub(crate) acknowledged: BTreeMap<String, i64>,
     /// Increments rejected by the ledger, or by the store at the first attempt. They cannot have been applied.
-    pub(crate) refused: BTreeSet<OpId>,
+    pub(crate) refused: BTreeSet<String>,
     /// Increments whose last attempt the store rejected.
-    pub(crate) refused_by_store: BTreeSet<OpId>,
+    pub(crate) refused_by_store: BTreeSet<String>,
     /// Increments whose worker was suspended until another worker had the lock.
-    pub(crate) late: BTreeSet<OpId>,
+    pub(crate) late: BTreeSet<String>,
     /// Entries of the ledger's file.
     pub(crate) ledger: Vec<Entry>,
     /// The store of each member.
     pub(crate) stores: Vec<Store>,
+    /// Reads and writes of the counter.
+    pub(crate) history: History<KvCall, KvReply>,
     /// Number of killed processes.
-    pub(crate) kills: u64,
+    pub(crate) kills: usize,
     /// Other problems, such as processes that ended by themselves or did not end.
     pub(crate) complaints: Vec<String>,
 }
@@ -36,10 +40,24 @@ pub(crate) struct Evidence {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Store {
     pub(crate) member: String,
-    pub(crate) count: u64,
+    pub(crate) count: i64,
     pub(crate) rows: Vec<Row>,
     /// Keys in the lock queue.
     pub(crate) in_line: Vec<String>,
+}
+
+/// An increment in the store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Row {
+    pub(crate) op: String,
+    /// Value of the counter that it wrote.
+    pub(crate) count: i64,
+    /// Its fencing token.
+    pub(crate) token: Fence,
+    /// Its revision.
+    pub(crate) revision: u64,
+    /// Number of puts of its key.
+    pub(crate) version: u64,
 }
 
 /// A claim and its result.
@@ -88,143 +106,194 @@ pub(crate) fn halted(why: String) -> Vec<Claim> {
 }
 
 const WENT_ON: &str = "work continued after every fault";
+const LATE: &str = "late writes of paused holders were rejected by the ledger and by the store";
 
 /// Checks all claims.
 pub(crate) fn judge(evidence: &Evidence) -> Vec<Claim> {
+    let Evidence { acknowledged, refused, late, ledger, stores, kills, complaints, .. } = evidence;
+    let (many, first) = (acknowledged.len(), stores.first().cloned().unwrap_or_default());
+    let (rows, late) = (first.rows.len(), late.len());
+    let accepted = ledger.iter().filter(|entry| entry.accepted).count();
+    let rejected = ledger.len() - accepted;
     vec![
-        went_on(evidence),
-        acknowledged_are_there_once(evidence),
-        counter_is_the_number(evidence),
-        refused_are_not_there(evidence),
-        tokens_only_rose(evidence),
-        ledger_came_first(evidence),
-        late_writes_were_refused(evidence),
-        members_agree(evidence),
-        line_is_empty(evidence),
-        processes_ended_well(evidence),
+        Claim::judged(WENT_ON, format!("{many} acknowledged, {kills} kills"), idle(evidence)),
+        Claim::judged(
+            "every acknowledged increment is in the store, exactly once",
+            format!(
+                "{many} acknowledged, all present; {} more whose response was lost",
+                rows.saturating_sub(many)
+            ),
+            lost_or_doubled(evidence),
+        ),
+        Claim::judged(
+            "the counter equals the number of increments",
+            format!("{}, one by one", first.count),
+            miscounted(evidence),
+        ),
+        Claim::judged(
+            "no rejected increment is in the store",
+            format!("{} rejected, none in the store", refused.len()),
+            rejected_and_applied(evidence),
+        ),
+        Claim::judged(
+            "the fencing tokens in the ledger only increased",
+            format!("{accepted} accepted by the ledger, {rejected} rejected"),
+            fallen_tokens(evidence),
+        ),
+        Claim::judged(
+            "each increment in the store was in the ledger first, in the same order",
+            format!("{rows} in both"),
+            not_in_the_ledger(evidence),
+        ),
+        match late {
+            0 => Claim {
+                claim: LATE,
+                finding: Finding::Untested {
+                    because: "no holder was paused beyond its lease".to_owned(),
+                },
+            },
+            _ => Claim::judged(
+                LATE,
+                format!("{late} attempted, {late} rejected by both"),
+                accepted_late(evidence),
+            ),
+        },
+        Claim::judged(
+            "all members have the same data",
+            format!("{} read", stores.len()),
+            differing(evidence),
+        ),
+        Claim::judged(
+            "the lock queue is empty",
+            "no key below its prefix".to_owned(),
+            each_row(stores, |store| &store.in_line, |key| Some(format!("{key} is left over"))),
+        ),
+        Claim::judged(
+            "every process that was not killed exited cleanly",
+            "leadership transferred, no threads left".to_owned(),
+            complaints.clone(),
+        ),
     ]
 }
 
-fn went_on(Evidence { acknowledged, kills, stores, .. }: &Evidence) -> Claim {
-    let mut against = Vec::new();
-    if acknowledged.is_empty() {
-        against.push("no increment was acknowledged".to_owned());
-    }
-    if *kills == 0 {
-        against.push("no process was killed".to_owned());
-    }
-    if stores.is_empty() {
-        against.push("no store was read".to_owned());
-    }
-    let by = format!("{} acknowledged, {kills} kills", acknowledged.len());
-    Claim::judged(WENT_ON, by, against)
+/// Returns the counterexamples that `against` finds among the items of each store, each with the name of the member.
+fn each_row<'a, T: 'a>(
+    stores: &'a [Store],
+    items: impl Fn(&'a Store) -> &'a Vec<T>,
+    mut against: impl FnMut(&'a T) -> Option<String>,
+) -> Vec<String> {
+    let all = stores.iter().flat_map(|store| items(store).iter().map(move |item| (store, item)));
+    all.filter_map(|(store, item)| Some(format!("{}: {}", store.member, against(item)?))).collect()
 }
 
-fn acknowledged_are_there_once(Evidence { acknowledged, stores, .. }: &Evidence) -> Claim {
+fn idle(Evidence { acknowledged, kills, stores, .. }: &Evidence) -> Vec<String> {
+    let lacks = [
+        (acknowledged.is_empty(), "no increment was acknowledged"),
+        (*kills == 0, "no process was killed"),
+        (stores.is_empty(), "no store was read"),
+    ];
+    lacks.into_iter().filter(|(is_so, _)| *is_so).map(|(_, what)| what.to_owned()).collect()
+}
+
+fn lost_or_doubled(Evidence { acknowledged, stores, .. }: &Evidence) -> Vec<String> {
     let mut against = Vec::new();
     for Store { member, rows, .. } in stores {
-        let mut there: BTreeMap<&OpId, &Row> = BTreeMap::new();
+        let mut there: BTreeMap<&String, &Row> = BTreeMap::new();
         for row in rows {
             if there.insert(&row.op, row).is_some() || row.version != 1 {
                 against.push(format!("{member}: {} was applied more than once", row.op));
             }
         }
         for (op, count) in acknowledged {
-            match there.get(op) {
-                None => against.push(format!("{member}: {op} was acknowledged, but is missing")),
-                Some(row) if row.count != *count => against.push(format!(
-                    "{member}: {op} was acknowledged as number {count}, but is number {}",
-                    row.count
-                )),
-                Some(_) => {}
+            let is = there.get(op).map(|row| row.count);
+            if is != Some(*count) {
+                let is = is.map_or("is missing".to_owned(), |count| format!("is number {count}"));
+                against
+                    .push(format!("{member}: {op} was acknowledged as number {count}, but {is}"));
             }
         }
     }
-    let there = stores.first().map_or(0, |store| store.rows.len());
-    let by = format!(
-        "{} acknowledged, all present; {} more whose response was lost",
-        acknowledged.len(),
-        there.saturating_sub(acknowledged.len())
-    );
-    Claim::judged("every acknowledged increment is in the store, exactly once", by, against)
+    against
 }
 
-fn counter_is_the_number(Evidence { stores, .. }: &Evidence) -> Claim {
+fn miscounted(Evidence { stores, history, .. }: &Evidence) -> Vec<String> {
     let mut against = Vec::new();
+    // Each increment must replace the value that its worker has read. The rows below decide the cases that the checker
+    // cannot decide.
+    let rules = Total { others: true, ..Total::default() };
+    if let Some(violation) = total::check(&rules, history).violation() {
+        against.push(format!("the history of the counter has no order: {}", violation.why));
+    }
     for Store { member, count, rows, .. } in stores {
-        if usize::try_from(*count) != Ok(rows.len()) {
-            against.push(format!(
-                "{member}: the counter is {count}, but there are {} increments",
-                rows.len()
-            ));
+        let many = rows.len();
+        if usize::try_from(*count) != Ok(many) {
+            against
+                .push(format!("{member}: the counter is {count}, but there are {many} increments"));
         }
-        for (number, row) in (1..).zip(in_order(rows)) {
-            if row.count != number {
+        for (number, Row { op, count, .. }) in (1..).zip(in_order(rows)) {
+            if *count != number {
                 against.push(format!(
-                    "{member}: {} is increment number {number}, but set the counter to {}",
-                    row.op, row.count
+                    "{member}: {op} is number {number}, but set the counter to {count}"
                 ));
             }
         }
     }
-    let by = format!("{}, one by one", stores.first().map_or(0, |store| store.count));
-    Claim::judged("the counter equals the number of increments", by, against)
+    against
 }
 
-fn refused_are_not_there(Evidence { refused, stores, acknowledged, .. }: &Evidence) -> Claim {
-    let there = stores.iter().flat_map(|Store { member, rows, .. }| {
-        rows.iter()
-            .filter(|row| refused.contains(&row.op))
-            .map(move |row| format!("{member}: {} was rejected, but is in the store", row.op))
-    });
-    let both = acknowledged
-        .keys()
-        .filter(|op| refused.contains(op))
-        .map(|op| format!("{op} was both rejected and acknowledged"));
-    let against = there.chain(both).collect();
-    let by = format!("{} rejected, none in the store", refused.len());
-    Claim::judged("no rejected increment is in the store", by, against)
+fn rejected_and_applied(Evidence { refused, stores, acknowledged, .. }: &Evidence) -> Vec<String> {
+    let mut against = each_row(
+        stores,
+        |store| &store.rows,
+        |Row { op, .. }| {
+            refused.contains(op).then(|| format!("{op} was rejected, but is in the store"))
+        },
+    );
+    let both = acknowledged.keys().filter(|op| refused.contains(*op));
+    against.extend(both.map(|op| format!("{op} was both rejected and acknowledged")));
+    against
 }
 
-fn tokens_only_rose(Evidence { ledger, .. }: &Evidence) -> Claim {
+fn fallen_tokens(Evidence { ledger, .. }: &Evidence) -> Vec<String> {
+    let accepted: Vec<&Entry> = ledger.iter().filter(|entry| entry.accepted).collect();
+    // Every hold writes to the ledger once, so an accepted entry is a moment of a hold. The checker compares numbers, so
+    // each token is replaced by its rank.
+    let tokens: BTreeSet<Fence> = accepted.iter().map(|entry| entry.token).collect();
+    let ranks: BTreeMap<Fence, u64> = tokens.into_iter().zip(1..).collect();
+    let hold = |(at, entry): (u64, &&Entry)| {
+        let (owner, token) = (entry.op.as_str().into(), Some(ranks[&entry.token]));
+        let call = HoldCall::Hold { owner, kind: HoldKind::Write, token };
+        Operation::ok(at, at, call, HoldReply { lost: false })
+    };
+    let history = (1..).zip(&accepted).map(hold).collect();
     let mut against = Vec::new();
-    let mut last: Option<Fence> = None;
+    if let Some(violation) = holds(&Holds::default(), &history).violation()
+        && let [before, after] = violation.operations[..]
+    {
+        let (Entry { op, token, .. }, last) = (accepted[after], accepted[before].token);
+        against.push(format!("{op} was accepted with token {token} after {last}"));
+    }
+    let mut highest: Option<Fence> = None;
     for Entry { op, token, accepted, .. } in ledger {
-        match last {
-            // Every hold writes to the ledger once, so equal tokens belong to two holders.
-            Some(last) if *accepted && *token <= last => {
-                against.push(format!("{op} was accepted with token {token} after {last}"));
-            }
-            Some(last) if !accepted && *token > last => {
-                against.push(format!("{op} was rejected with token {token} after {last}"));
-            }
-            None if !accepted => against.push(format!("{op} was rejected before any other")),
-            _ => {}
-        }
         if *accepted {
-            last = last.max(Some(*token));
+            highest = highest.max(Some(*token));
+        } else if highest.is_none_or(|highest| *token > highest) {
+            against.push(format!("{op} was rejected, but no token before it is above {token}"));
         }
     }
-    let accepted = ledger.iter().filter(|entry| entry.accepted).count();
-    let by = format!("{accepted} accepted by the ledger, {} rejected", ledger.len() - accepted);
-    Claim::judged("the fencing tokens in the ledger only increased", by, against)
+    against
 }
 
-fn ledger_came_first(Evidence { ledger, stores, .. }: &Evidence) -> Claim {
-    let accepted: BTreeMap<&OpId, (usize, Fence)> = ledger
-        .iter()
-        .enumerate()
-        .filter(|(_, entry)| entry.accepted)
-        .map(|(place, entry)| (&entry.op, (place, entry.token)))
-        .collect();
+fn not_in_the_ledger(Evidence { ledger, stores, .. }: &Evidence) -> Vec<String> {
+    let accepted = ledger.iter().enumerate().filter(|(_, entry)| entry.accepted);
+    let accepted: BTreeMap<_, _> =
+        accepted.map(|(place, entry)| (&entry.op, (place, entry.token))).collect();
     let mut against = Vec::new();
     for Store { member, rows, .. } in stores {
         let mut last = None;
         for Row { op, token, .. } in in_order(rows) {
             let Some((place, written)) = accepted.get(op) else {
-                against.push(format!(
-                    "{member}: {op} is in the store, but the ledger has no accepted entry for it"
-                ));
+                against.push(format!("{member}: {op} has no accepted entry in the ledger"));
                 continue;
             };
             if written != token {
@@ -233,22 +302,15 @@ fn ledger_came_first(Evidence { ledger, stores, .. }: &Evidence) -> Claim {
             }
             if last.replace(*place) > Some(*place) {
                 against.push(format!(
-                    "{member}: {op} is in the ledger before an increment that precedes it in the store"));
+                    "{member}: {op} follows an increment that it precedes in the ledger"
+                ));
             }
         }
     }
-    let by = format!("{} in both", stores.first().map_or(0, |store| store.rows.len()));
-    let claim = "each increment in the store was in the ledger first, in the same order";
-    Claim::judged(claim, by, against)
+    against
 }
 
-fn late_writes_were_refused(evidence: &Evidence) -> Claim {
-    let Evidence { late, ledger, refused_by_store, .. } = evidence;
-    let claim = "late writes of paused holders were rejected by the ledger and by the store";
-    if late.is_empty() {
-        let because = "no holder was paused beyond its lease".to_owned();
-        return Claim { claim, finding: Finding::Untested { because } };
-    }
+fn accepted_late(Evidence { late, ledger, refused_by_store, .. }: &Evidence) -> Vec<String> {
     let mut against = Vec::new();
     for op in late {
         match ledger.iter().find(|entry| entry.op == *op) {
@@ -260,39 +322,16 @@ fn late_writes_were_refused(evidence: &Evidence) -> Claim {
             against.push(format!("the store did not reject {op}"));
         }
     }
-    Claim::judged(
-        claim,
-        format!("{} attempted, {} rejected by both", late.len(), late.len()),
-        against,
-    )
+    against
 }
 
-fn members_agree(Evidence { stores, .. }: &Evidence) -> Claim {
-    let mut against = Vec::new();
-    if let Some((first, others)) = stores.split_first() {
-        for other in others {
-            if other.rows != first.rows || other.count != first.count {
-                against.push(format!("{} and {} differ", first.member, other.member));
-            }
-        }
-    }
-    Claim::judged("all members have the same data", format!("{} read", stores.len()), against)
-}
-
-fn line_is_empty(Evidence { stores, .. }: &Evidence) -> Claim {
-    let against = stores
-        .iter()
-        .flat_map(|Store { member, in_line, .. }| {
-            in_line.iter().map(move |key| format!("{member}: {key} is left over"))
-        })
-        .collect();
-    let claim = "the lock queue is empty";
-    Claim::judged(claim, "no key below its prefix".to_owned(), against)
-}
-
-fn processes_ended_well(Evidence { complaints, .. }: &Evidence) -> Claim {
-    let claim = "every process that was not killed exited cleanly";
-    Claim::judged(claim, "leadership transferred, no threads left".to_owned(), complaints.clone())
+fn differing(Evidence { stores, .. }: &Evidence) -> Vec<String> {
+    let differ = |pair: &[Store]| {
+        let (one, other) = (&pair[0], &pair[1]);
+        let is_same = one.rows == other.rows && one.count == other.count;
+        (!is_same).then(|| format!("{} and {} differ", one.member, other.member))
+    };
+    stores.windows(2).filter_map(differ).collect()
 }
 
 /// Sorts the rows by revision.
@@ -304,10 +343,12 @@ fn in_order(rows: &[Row]) -> Vec<&Row> {
 
 #[cfg(test)]
 mod tests {
+    use bowline_check::Seen;
+
     use super::*;
 
-    fn op(number: u64) -> OpId {
-        OpId(format!("n1.1.w1.{number}"))
+    fn op(number: u64) -> String {
+        format!("n1.1.w1.{number}")
     }
 
     fn fence(revision: u64) -> Fence {
@@ -319,9 +360,19 @@ mod tests {
         Entry { op: op(number), token: fence(token), accepted, highest }
     }
 
-    fn row(number: u64, count: u64) -> Row {
+    fn row(number: u64, count: i64) -> Row {
         let (token, revision) = (fence(number * 10), number * 10 + 1);
         Row { op: op(number), count, token, revision, version: 1 }
+    }
+
+    /// Returns an increment that was applied at `revision`, after the counter was last changed at `expect`.
+    fn made(revision: u64, expect: Option<u64>, value: i64) -> Operation<KvCall, KvReply> {
+        let reply = KvReply { seen: Seen::Changed(true), revision: Some(revision) };
+        Operation::ok(revision, revision, replaces(expect, value), reply)
+    }
+
+    fn replaces(expect: Option<u64>, value: i64) -> KvCall {
+        KvCall::CompareAndSet { key: "demo/count".into(), expect, value: value.into() }
     }
 
     /// Increments 1, 2, 4 and 5 were applied; the response to 4 was lost; 3 was late.
@@ -346,6 +397,12 @@ mod tests {
                 entry(5, 50, true),
             ],
             stores: vec![store("n1"), store("n2")],
+            history: vec![
+                made(11, None, 1),
+                made(21, Some(11), 2),
+                Operation::unknown(40, replaces(Some(21), 3)),
+                made(51, Some(41), 4),
+            ],
             kills: 2,
             complaints: Vec::new(),
         }
@@ -405,6 +462,11 @@ mod tests {
                 "an increment was acknowledged under another number",
                 |e| e.acknowledged.extend([(op(5), 9)]),
                 "every acknowledged increment",
+            ),
+            (
+                "an increment replaced another value than the one that was read",
+                |e| e.history[1] = made(21, None, 2),
+                "the counter equals the number",
             ),
             (
                 "the counter went ahead",

@@ -1,22 +1,39 @@
-//! The state of a running demo: the processes, the ledger, the clock, and a record of all reports. While the scenario
-//! waits for its next condition, this module receives reports, shows events, and reacts to Ctrl-C.
+//! The demo's main thread: starts, kills, suspends and resumes the processes, and waits for conditions. While it waits,
+//! it follows the leader, shows the progress, and reacts to Ctrl-C.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
 use std::io;
-use std::time::Duration;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
+use bowline_check::{KvCall, KvReply, Seen};
+use bowline_fleet::calls::{self, Call, Reply};
+use bowline_fleet::{Answer, Order, Process, moment};
+use rustix::process::Signal;
+use serde_json::{Value, json};
 use thiserror::Error;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::crew::{Crew, News, Seat};
-use super::ledger::Ledger;
-use super::proof::{Evidence, Store};
-use super::timeline::{Event, Figures, Spread, Timeline, ms};
-use super::wire::{Fence, Instant, OpId, Order, Point, Report, Worker};
+use super::account::{Point, Shared};
+use super::ledger::Fence;
+use super::proof::{Row, Store};
+use super::worker::{COUNT, OPS, Worker};
+use super::workplace::Workplace;
+use crate::client::Signals;
 
+/// Number of workers per process.
+const WORKERS: usize = 2;
+/// Prefix of all keys of the demo, and of the keys in the lock's queue.
+const KEYS: &str = "demo/";
+const QUEUE: &str = "demo/lock/";
 /// Time limit for each condition. An election and the expiry of a lease together take less than five seconds; a busy
 /// machine may be slower.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit for the lock queue to become empty when all workers rest. Requests whose callers have given up leave the
+/// queue soon, in the background.
+const QUEUE_PATIENCE: Duration = Duration::from_secs(15);
 /// Interval for checking conditions that are not reported.
 const LOOK: Duration = Duration::from_millis(25);
 
@@ -39,409 +56,368 @@ pub(crate) enum Trouble {
 
 impl Trouble {
     /// Returns a conversion for errors that only the machine can cause.
-    pub(crate) fn environment(what: &str) -> impl FnOnce(io::Error) -> Trouble {
+    pub(crate) fn environment<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Trouble {
         move |error| Trouble::Environment(format!("{what}: {error}"))
     }
 }
 
-/// A record of all reports.
-#[derive(Debug, Default)]
-struct Account {
-    /// Incarnation of each process that has reported that it runs.
-    running: BTreeMap<Seat, u32>,
-    leader: Option<Leader>,
-    terms_led: BTreeSet<u64>,
-    acknowledged: BTreeMap<OpId, u64>,
-    refused_by_ledger: BTreeSet<OpId>,
-    refused_by_store: BTreeSet<OpId>,
-    /// Increments with a final result, for which no more reports follow.
-    ended: BTreeSet<OpId>,
-    /// Increments with an unknown outcome.
-    doubtful: BTreeSet<OpId>,
-    /// Number of increments acknowledged only after more than one attempt.
-    tried_again: u64,
-    holder: Option<Worker>,
-    handoffs: u64,
-    lingering: Option<Lingering>,
-    /// Time since which no increment has been started and acknowledged.
-    halted_at: Option<Instant>,
-    recovered_after: Option<Duration>,
-    resting: BTreeSet<Seat>,
-    /// The store of each process as read so far, and whether it is complete.
-    stores: BTreeMap<Seat, (Store, bool)>,
-    /// Counts of the story itself.
-    recoveries: Vec<Duration>,
-    late: BTreeSet<OpId>,
-    leader_kills: u64,
-    holder_kills: u64,
-    worked: Duration,
+/// Receives the signals that end a demo. From this call on, a signal ends the demo in an orderly way, so everything that
+/// is created afterwards is cleaned up.
+pub(crate) fn signals() -> io::Result<mpsc::Receiver<&'static str>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let inside = runtime.enter();
+    let mut signals = Signals::new()?;
+    drop(inside);
+    let (sender, caught) = mpsc::channel();
+    let wait = async move {
+        let name = match signals.next().await {
+            Signal::INT => "Ctrl-C",
+            Signal::TERM => "SIGTERM",
+            Signal::HUP => "SIGHUP",
+            _ => "SIGQUIT",
+        };
+        sender.send(name).ok();
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(move || runtime.block_on(wait))?;
+    Ok(caught)
 }
 
-/// The leader according to the reports.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Leader {
-    pub(crate) seat: Seat,
+/// A member of the cluster.
+#[derive(Default)]
+struct Member {
+    name: String,
+    address: String,
+    /// Number of starts.
     life: u32,
-    pub(crate) term: u64,
+    /// The process, if it was not killed.
+    process: Option<Arc<Process>>,
+    /// The time of the last query of its leadership, and the answer, until it has arrived.
+    look: Option<(Instant, mpsc::Receiver<Answer>)>,
+    /// The term in which the member leads, if it does.
+    leads: Option<u64>,
 }
 
-/// A worker that pauses while it holds the lock.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Lingering {
-    pub(crate) seat: Seat,
-    pub(crate) op: OpId,
-    pub(crate) token: Fence,
+/// A running demo.
+pub(crate) struct Stage<'a> {
+    pub(crate) shared: Arc<Shared>,
+    place: &'a Workplace,
+    signals: mpsc::Receiver<&'static str>,
+    members: Vec<Member>,
+    workers: Vec<JoinHandle<()>>,
+    /// Start of the work.
+    work: Option<Instant>,
 }
 
-/// Receives the signals that end a demo. From the creation of this value on, a signal ends the demo in an orderly way,
-/// so everything that is created afterwards is cleaned up.
-#[derive(Debug)]
-pub(crate) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hang_up: Signal,
-}
-
-impl Signals {
-    pub(crate) fn listen() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hang_up: signal(SignalKind::hangup())?,
-        })
-    }
-
-    /// Returns the name of the next signal.
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.interrupt.recv() => "Ctrl-C",
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.hang_up.recv() => "SIGHUP",
-        }
-    }
-}
-
-/// The state of a running demo.
-#[derive(Debug)]
-pub(crate) struct Stage {
-    pub(crate) crew: Crew,
-    pub(crate) ledger: Ledger,
-    timeline: Timeline,
-    account: Account,
-    signals: Signals,
-    /// Start time of the work.
-    work_began: Option<Instant>,
-}
-
-impl Stage {
-    pub(crate) fn set(crew: Crew, ledger: Ledger, timeline: Timeline, signals: Signals) -> Self {
-        let (account, work_began) = (Account::default(), None);
-        Self { crew, ledger, timeline, account, signals, work_began }
-    }
-
-    /// Returns the timeline, for output after the story.
-    pub(crate) fn timeline(&self) -> &Timeline {
-        &self.timeline
+impl<'a> Stage<'a> {
+    /// Returns one member per address, none of them started.
+    pub(crate) fn set(
+        shared: Shared,
+        place: &'a Workplace,
+        addresses: Vec<String>,
+        signals: mpsc::Receiver<&'static str>,
+    ) -> Self {
+        let member = |(number, address): (usize, String)| {
+            let name = format!("n{number}");
+            Member { name, address, ..Member::default() }
+        };
+        let members = (1..).zip(addresses).map(member).collect();
+        let (shared, workers) = (Arc::new(shared), Vec::new());
+        Self { shared, place, signals, members, workers, work: None }
     }
 
     /// Shows an event of one process, or of the whole demo.
-    pub(crate) fn tell(&self, seat: Option<Seat>, event: &Event) -> Result<(), Trouble> {
-        let member = seat.map(|seat| self.crew.name(seat));
-        self.timeline.tell(member, event).map_err(Trouble::Output)
+    pub(crate) fn tell(&self, seat: Option<usize>, event: &str, fields: &Value) {
+        self.shared.tell(seat.map(|seat| &*self.members[seat].name), event, fields);
     }
 
-    /// Waits until `met` holds. `what` describes the condition for the error text.
-    pub(crate) async fn until(
+    /// Waits until `find` returns a value. `what` describes the value for the error text.
+    pub(crate) fn until_some<T>(
         &mut self,
         what: &str,
-        met: impl Fn(&Stage) -> bool,
-    ) -> Result<(), Trouble> {
-        let patience = Instant::now();
-        while !met(self) {
-            if Instant::now().since(patience) > PATIENCE {
-                return Err(Trouble::Halted(format!(
-                    "timed out after {PATIENCE:?} while waiting for {what}"
-                )));
+        mut find: impl FnMut(&Self) -> Option<T>,
+    ) -> Result<T, Trouble> {
+        let begun = Instant::now();
+        loop {
+            if let Some(found) = find(self) {
+                return Ok(found);
             }
-            self.wait(LOOK).await?;
+            if begun.elapsed() > PATIENCE {
+                let why = format!("timed out after {PATIENCE:?} while waiting for {what}");
+                return Err(Trouble::Halted(why));
+            }
+            self.wait(LOOK)?;
         }
-        Ok(())
+    }
+
+    /// Waits until `met` holds.
+    pub(crate) fn until(&mut self, what: &str, met: impl Fn(&Self) -> bool) -> Result<(), Trouble> {
+        self.until_some(what, |stage| met(stage).then_some(()))
     }
 
     /// Lets time pass.
-    pub(crate) async fn pass(&mut self, time: Duration) -> Result<(), Trouble> {
-        let since = Instant::now();
-        loop {
-            let passed = Instant::now().since(since);
-            if passed >= time {
-                return Ok(());
-            }
-            self.wait(LOOK.min(time - passed)).await?;
-        }
-    }
-
-    /// Waits for a report, up to a time limit.
-    async fn wait(&mut self, at_most: Duration) -> Result<(), Trouble> {
-        tokio::select! {
-            signal = self.signals.next() => return Err(Trouble::Interrupted(signal)),
-            news = self.crew.news() => self.hear(news)?,
-            () = tokio::time::sleep(at_most) => {}
-        }
-        if let Some(why) = self.ledger.failure() {
-            return Err(Trouble::Environment(why));
-        }
-        if let Some(began) = self.work_began {
-            let worked = Instant::now().since(began);
-            let increments = self.account.acknowledged.len();
-            let rate = increments as f64 / worked.as_secs_f64().max(0.1);
-            self.timeline.progress(worked, format!("{increments} increments, {rate:.0}/s"));
+    pub(crate) fn pass(&mut self, time: Duration) -> Result<(), Trouble> {
+        let end = Instant::now() + time;
+        while let Some(left) = end.checked_duration_since(Instant::now()) {
+            self.wait(LOOK.min(left))?;
         }
         Ok(())
     }
 
-    /// Records a report.
-    fn hear(&mut self, News { from, life, report }: News) -> Result<(), Trouble> {
-        let present = self.crew.runs(from) && life == self.crew.life(from);
-        let Some(report) = report else {
-            return match present {
-                true => Err(self.fell(from, "has exited")),
-                false => Ok(()),
-            };
-        };
-        let account = &mut self.account;
-        let event = match report {
-            Report::Started => {
-                account.running.insert(from, life);
-                Event::Started { life }
-            }
-            Report::Failed { why } => {
-                return if present { Err(self.fell(from, &why)) } else { Ok(()) };
-            }
-            Report::Leads { term } => {
-                account.terms_led.insert(term);
-                if account.leader.is_none_or(|leader| leader.term < term) {
-                    account.leader = Some(Leader { seat: from, life, term });
-                }
-                Event::Leads { term }
-            }
-            Report::LeadsNoMore { term } => {
-                account.leader.take_if(|leader| leader.term == term);
-                Event::LeadsNoMore { term }
-            }
-            Report::Granted { worker, .. } => {
-                account.handoffs += u64::from(account.holder.as_ref() != Some(&worker));
-                account.holder = Some(worker);
-                return Ok(());
-            }
-            Report::Lingers { op, token } => {
-                account.lingering = Some(Lingering { seat: from, op, token });
-                return Ok(());
-            }
-            Report::Acknowledged { op, count, began, tries } => {
-                account.tried_again += u64::from(tries > 1);
-                account.ended.insert(op.clone());
-                account.acknowledged.insert(op, count);
-                match account.halted_at {
-                    Some(halted) if began > halted => {
-                        let after = Instant::now().since(halted);
-                        account.halted_at = None;
-                        account.recovered_after = Some(after);
-                        Event::Recovered { after_ms: ms(after) }
-                    }
-                    _ => return Ok(()),
-                }
-            }
-            Report::LedgerRefused { op, token, highest } => {
-                account.refused_by_ledger.insert(op.clone());
-                Event::LedgerRefused { op: op.to_string(), token, highest }
-            }
-            Report::StoreRefused { op, doubt } => {
-                account.refused_by_store.insert(op.clone());
-                if doubt {
-                    account.doubtful.insert(op.clone());
-                }
-                account.ended.insert(op.clone());
-                Event::StoreRefused { op: op.to_string() }
-            }
-            Report::Unknown { op, why } => {
-                account.doubtful.insert(op.clone());
-                account.ended.insert(op.clone());
-                Event::Unknown { op: op.to_string(), why }
-            }
-            Report::Lost { worker, why } => Event::Lost { worker: worker.0, why },
-            Report::Resting => {
-                account.resting.insert(from);
-                return Ok(());
-            }
-            Report::Rows { mut rows } => {
-                account.stores.entry(from).or_default().0.rows.append(&mut rows);
-                return Ok(());
-            }
-            Report::Store { count, in_line } => {
-                let member = self.crew.name(from).to_owned();
-                let (store, finished) = account.stores.entry(from).or_default();
-                (store.member, store.count, store.in_line) = (member, count, in_line);
-                *finished = true;
-                Event::Read { increments: store.rows.len() as u64, count }
-            }
-        };
-        self.tell(Some(from), &event)
+    /// Waits for a change of the account, up to a time limit.
+    fn wait(&mut self, at_most: Duration) -> Result<(), Trouble> {
+        self.shared.wait(at_most);
+        if let Ok(name) = self.signals.try_recv() {
+            return Err(Trouble::Interrupted(name));
+        }
+        if let Some(trouble) = self.shared.lock().trouble.take() {
+            return Err(trouble);
+        }
+        (0..self.members.len()).try_for_each(|seat| self.look_at(seat))?;
+        if self.work.is_some() {
+            let worked = self.worked();
+            let increments = self.shared.lock().evidence.acknowledged.len();
+            let rate = increments as f64 / worked.as_secs_f64().max(0.1);
+            self.shared.timeline.progress(worked, format!("{increments} increments, {rate:.0}/s"));
+        }
+        Ok(())
+    }
+
+    /// Checks that a process still runs, and whether it leads.
+    fn look_at(&mut self, seat: usize) -> Result<(), Trouble> {
+        let member = &mut self.members[seat];
+        let Some(process) = &member.process else { return Ok(()) };
+        if process.is_over() {
+            let why = process.why_stopped().unwrap_or_else(|| "has exited".to_owned());
+            return Err(self.fell(seat, &why));
+        }
+        let ask = || (Instant::now(), process.ask(&Order::Look));
+        let (asked, answer) = member.look.get_or_insert_with(ask);
+        if asked.elapsed() < LOOK {
+            return Ok(());
+        }
+        let Ok(answer) = answer.try_recv() else { return Ok(()) };
+        member.look = None;
+        let Answer::Status { leads, term, .. } = answer else { return Ok(()) };
+        let now = leads.then_some(term);
+        let before = std::mem::replace(&mut member.leads, now);
+        if before == now {
+            return Ok(());
+        }
+        if let Some(term) = before {
+            self.tell(Some(seat), "leads_no_more", &json!({"term": term}));
+        }
+        if let Some(term) = now {
+            self.shared.lock().terms_led.insert(term);
+            self.tell(Some(seat), "leads", &json!({"term": term}));
+        }
+        Ok(())
     }
 
     /// Returns the error for a process that ended unexpectedly. Before the work starts, it is the machine's fault.
-    fn fell(&self, seat: Seat, why: &str) -> Trouble {
-        let mut why = format!("{}: {why}", self.crew.name(seat));
-        if let Some(words) = self.crew.last_words(seat) {
-            why += &format!(" (the last line of its log: {words})");
-        }
-        match self.work_began {
-            None => Trouble::Environment(why),
-            Some(_) => Trouble::Halted(why),
-        }
+    fn fell(&self, seat: usize, why: &str) -> Trouble {
+        let name = &self.members[seat].name;
+        let log = std::fs::read_to_string(self.place.log(name)).unwrap_or_default();
+        let last = log.lines().rfind(|line| !line.trim().is_empty());
+        let last = last.map(|line| format!(" (the last line of its log: {line})"));
+        let why = format!("{name}: {why}{}", last.unwrap_or_default());
+        if self.work.is_none() { Trouble::Environment(why) } else { Trouble::Halted(why) }
     }
 
-    /// Starts a process, and waits until its node runs.
-    pub(crate) async fn start(&mut self, seat: Seat) -> Result<(), Trouble> {
-        self.crew.start(seat).await.map_err(Trouble::environment("cannot start a process"))?;
-        self.until("a node to run", |stage| stage.has_started(seat)).await
+    fn spawn(&self, seat: usize) -> io::Result<Process> {
+        let name = &self.members[seat].name;
+        let member = |member: &Member| format!("{}={}", member.name, member.address);
+        let members: Vec<_> = self.members.iter().map(member).collect();
+        let log = OpenOptions::new().create(true).append(true).open(self.place.log(name))?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg("demo-node").arg(self.place.data(name)).args([name, &members.join(",")]);
+        // Ctrl-C at a terminal must reach only the parent, which then ends its children.
+        command.stderr(log).process_group(0);
+        Process::spawn(&mut command).map_err(io::Error::other)
     }
 
-    /// Starts all processes, and waits for the first increment.
-    pub(crate) async fn start_all(&mut self) -> Result<(), Trouble> {
-        for seat in self.crew.seats() {
-            let started = self.crew.start(seat).await;
-            started.map_err(Trouble::environment("cannot start a process"))?;
-        }
-        self.until("all nodes to run", |stage| {
-            stage.crew.seats().all(|seat| stage.has_started(seat))
-        })
-        .await?;
-        self.until("the first increment", |stage| !stage.account.acknowledged.is_empty()).await?;
-        self.work_began = Some(Instant::now());
+    /// Starts a process that is not running, without waiting until its node runs.
+    fn begin(&mut self, seat: usize) -> Result<(), Trouble> {
+        let process = self.spawn(seat).map_err(Trouble::environment("cannot start a process"))?;
+        let member = &mut self.members[seat];
+        member.life += 1;
+        member.process = Some(Arc::new(process));
         Ok(())
     }
 
-    fn has_started(&self, seat: Seat) -> bool {
-        self.account.running.get(&seat) == Some(&self.crew.life(seat))
+    /// Waits until a started node runs, and starts its workers.
+    fn finish(&mut self, seat: usize) -> Result<(), Trouble> {
+        let process = self.until_some("a node to run", |stage| {
+            stage.members[seat].process.clone().filter(|process| process.is_ready())
+        })?;
+        let Member { name, life, .. } = &self.members[seat];
+        self.tell(Some(seat), "started", &json!({"life": life}));
+        for number in 1..=WORKERS {
+            let name = format!("{name}.{life}.w{number}");
+            let (shared, process) = (Arc::clone(&self.shared), Arc::clone(&process));
+            let worker = Worker { shared, process, seat, name };
+            self.shared.lock().workers += 1;
+            self.workers.push(thread::spawn(|| worker.run()));
+        }
+        Ok(())
+    }
+
+    /// Starts all processes, and waits for the first increment.
+    pub(crate) fn start_all(&mut self) -> Result<(), Trouble> {
+        (0..self.members.len()).try_for_each(|seat| self.begin(seat))?;
+        (0..self.members.len()).try_for_each(|seat| self.finish(seat))?;
+        self.until("the first increment", |stage| {
+            !stage.shared.lock().evidence.acknowledged.is_empty()
+        })?;
+        self.work = Some(Instant::now());
+        Ok(())
     }
 
     /// Returns the duration of the work so far.
     pub(crate) fn worked(&self) -> Duration {
-        self.work_began.map_or(Duration::ZERO, |began| Instant::now().since(began))
+        self.work.map_or(Duration::ZERO, |began| began.elapsed())
     }
 
-    /// Returns the leader if it is known and running.
-    pub(crate) fn leader(&self) -> Option<Leader> {
-        self.account.leader.filter(|Leader { seat, life, .. }| {
-            self.crew.runs(*seat) && self.crew.life(*seat) == *life
+    /// Waits for a leader. Returns its process and term.
+    pub(crate) fn leader(&mut self) -> Result<(usize, u64), Trouble> {
+        self.until_some("a leader", |stage| {
+            let members = stage.members.iter().enumerate();
+            let leaders = members.filter_map(|(seat, member)| Some((seat, member.leads?)));
+            leaders.max_by_key(|(_, term)| *term)
         })
     }
 
-    /// Waits until a worker of this process holds the lock and pauses at this point.
-    pub(crate) async fn linger(&mut self, seat: Seat, at: Point) -> Result<Lingering, Trouble> {
-        self.account.lingering = None;
-        self.crew.tell(seat, &Order::Linger { at }).await;
-        self.until("a worker to hold the lock", |stage| stage.account.lingering.is_some()).await?;
-        Ok(self.account.lingering.take().expect("the value was waited for"))
+    /// Waits until a worker of this process holds the lock and pauses at this point. Returns its increment and token.
+    pub(crate) fn linger(&mut self, seat: usize, at: Point) -> Result<(String, Fence), Trouble> {
+        self.shared.lock().linger = Some((seat, at));
+        let lingering = |stage: &Self| stage.shared.lock().lingering.clone();
+        self.until_some("a worker to hold the lock", lingering)
     }
 
-    /// Waits for the final result of an increment.
-    pub(crate) async fn end_of(&mut self, op: &OpId) -> Result<(), Trouble> {
-        let what = format!("the end of increment {op}");
-        self.until(&what, |stage| stage.account.ended.contains(op)).await
+    /// Lets a pausing worker continue.
+    pub(crate) fn go_on(&self) {
+        self.shared.change(|account| (account.linger, account.lingering) = (None, None));
     }
 
-    /// Starts measuring the time until an increment is started and acknowledged.
-    pub(crate) fn expect_recovery(&mut self) {
-        self.account.halted_at = Some(Instant::now());
-        self.account.recovered_after = None;
+    /// Kills a process, restarts it after a while, and waits for the first increment that was started since the kill.
+    /// Returns the time from the kill to that increment.
+    pub(crate) fn kill(
+        &mut self,
+        seat: usize,
+        event: &str,
+        fields: &Value,
+        away: Duration,
+    ) -> Result<Duration, Trouble> {
+        let killed = Some(moment::now());
+        self.shared.change(|account| {
+            (account.halted_at, account.recovered_after) = (killed, None);
+            account.evidence.kills += 1;
+        });
+        let member = &mut self.members[seat];
+        (member.look, member.leads) = (None, None);
+        let process = member.process.take().expect("only running processes are killed");
+        process.end().map_err(|error| self.fell(seat, &error.to_string()))?;
+        self.go_on();
+        self.tell(Some(seat), event, fields);
+        self.pass(away)?;
+        self.begin(seat)?;
+        self.finish(seat)?;
+        let recovered = |stage: &Self| stage.shared.lock().recovered_after;
+        self.until_some("an increment after a fault", recovered)
     }
 
-    /// Waits for the first such increment, and returns the time that it took.
-    pub(crate) async fn recovery(&mut self) -> Result<Duration, Trouble> {
-        self.until("an increment after a fault", |stage| stage.account.halted_at.is_none()).await?;
-        Ok(self.account.recovered_after.expect("the value was waited for"))
-    }
-
-    /// Counts a killed leader and the time to recover from it.
-    pub(crate) fn count_leader_kill(&mut self, recovered_after: Duration) {
-        self.account.leader_kills += 1;
-        self.account.recoveries.push(recovered_after);
-    }
-
-    /// Counts a killed lock holder.
-    pub(crate) fn count_holder_kill(&mut self) {
-        self.account.holder_kills += 1;
-    }
-
-    /// Counts a holder that was suspended beyond its lease, with its increment.
-    pub(crate) fn count_late(&mut self, op: OpId) {
-        self.account.late.insert(op);
+    /// Suspends or resumes a process.
+    pub(crate) fn signal(&self, seat: usize, signal: Signal) -> Result<(), Trouble> {
+        let process = self.members[seat].process.as_ref().expect("the process runs");
+        process.signal(signal).map_err(Trouble::environment("cannot pause and resume a process"))
     }
 
     /// Waits until all workers rest.
-    pub(crate) async fn rest(&mut self) -> Result<(), Trouble> {
-        self.account.worked = self.worked();
-        self.tell(None, &Event::Resting)?;
-        self.crew.tell_all(&Order::Rest).await;
-        self.until("all workers to stop", |stage| {
-            stage.crew.seats().all(|seat| stage.account.resting.contains(&seat))
-        })
-        .await
+    pub(crate) fn rest(&mut self) -> Result<(), Trouble> {
+        let worked = self.worked();
+        self.tell(None, "resting", &json!({}));
+        self.shared.change(|account| (account.resting, account.worked) = (true, worked));
+        self.until("all workers to stop", |stage| stage.shared.lock().workers == 0)
     }
 
-    /// Asks every member to report its store, and waits for the reports.
-    pub(crate) async fn read_all(&mut self) -> Result<(), Trouble> {
-        self.crew.tell_all(&Order::Read).await;
-        self.until("all members to read their stores", |stage| {
-            stage.crew.seats().all(|seat| stage.account.stores.get(&seat).is_some_and(|it| it.1))
-        })
-        .await
-    }
-
-    /// Returns the evidence for the verdict.
-    pub(crate) fn evidence(&mut self, complaints: Vec<String>) -> Result<Evidence, Trouble> {
-        let ledger = self.ledger.read_back();
-        let ledger = ledger.map_err(Trouble::environment("cannot read the ledger"))?;
-        let account = &mut self.account;
-        let by_store = account.refused_by_store.difference(&account.doubtful);
-        let refused = account.refused_by_ledger.iter().chain(by_store).cloned();
-        Ok(Evidence {
-            refused: refused.collect(),
-            acknowledged: account.acknowledged.clone(),
-            refused_by_store: account.refused_by_store.clone(),
-            late: account.late.clone(),
-            ledger,
-            stores: std::mem::take(&mut account.stores).into_values().map(|it| it.0).collect(),
-            kills: account.leader_kills + account.holder_kills,
-            complaints,
-        })
-    }
-
-    /// Returns the statistics of the run.
-    pub(crate) fn figures(&self) -> Figures {
-        let account = &self.account;
-        let worked_s = account.worked.as_secs_f64();
-        let per_s = |many: u64| {
-            let rate = if worked_s > 0.0 { many as f64 / worked_s } else { 0.0 };
-            (rate * 10.0).round() / 10.0
-        };
-        let acknowledged = account.acknowledged.len() as u64;
-        Figures {
-            worked_s: (worked_s * 1000.0).round() / 1000.0,
-            acknowledged,
-            increments_per_s: per_s(acknowledged),
-            handoffs: account.handoffs,
-            handoffs_per_s: per_s(account.handoffs),
-            elections: account.terms_led.len() as u64,
-            leader_kills: account.leader_kills,
-            holder_kills: account.holder_kills,
-            holders_stopped: account.late.len() as u64,
-            refused_by_ledger: account.refused_by_ledger.len() as u64,
-            refused_by_store: account.refused_by_store.len() as u64,
-            unknown: account.doubtful.len() as u64,
-            tried_again: account.tried_again,
-            recovery_ms: Spread::of(&account.recoveries),
+    /// Reads the store of every member.
+    pub(crate) fn read_all(&mut self) -> Result<(), Trouble> {
+        for seat in 0..self.members.len() {
+            let begun = Instant::now();
+            let mut store = self.read(seat)?;
+            while !store.in_line.is_empty() && begun.elapsed() < QUEUE_PATIENCE {
+                self.pass(LOOK)?;
+                store = self.read(seat)?;
+            }
+            let fields = json!({"increments": store.rows.len(), "count": store.count});
+            self.tell(Some(seat), "read", &fields);
+            self.shared.lock().evidence.stores.push(store);
         }
+        Ok(())
     }
+
+    /// Reads the store of a member at one linearizable revision.
+    fn read(&mut self, seat: usize) -> Result<Store, Trouble> {
+        let Member { name, process, .. } = &self.members[seat];
+        let mut store = Store { member: name.clone(), ..Store::default() };
+        let begun = self.shared.history.begin(0, "", KvCall::Get { key: COUNT.into() });
+        let list = Order::Call(Box::new(Call::List { prefix: KEYS.to_owned() }));
+        let answer = process.as_ref().expect("the process runs").ask(&list);
+        let what = "all members to read their stores";
+        let answer = self.until_some(what, |_| answer.try_recv().ok())?;
+        let unexpected = |what: &dyn std::fmt::Debug| {
+            Trouble::Halted(format!("unexpected contents of the store: {what:?}"))
+        };
+        let Answer::Came(reply) = answer else { return Err(unexpected(&answer)) };
+        let Reply::Rows { revision, rows } = *reply else { return Err(unexpected(&reply)) };
+        let (mut value, mut modified) = (None, None);
+        for row in &rows {
+            if row.key.starts_with(QUEUE) {
+                store.in_line.push(row.key.clone());
+            } else if row.key == COUNT {
+                store.count = row.value.parse().map_err(|_| unexpected(row))?;
+                (value, modified) = (Some(store.count.into()), Some(row.modified));
+            } else {
+                store.rows.push(increment(row).ok_or_else(|| unexpected(row))?);
+            }
+        }
+        let seen = Seen::Read { value, modified };
+        self.shared.history.ok(begun, KvReply { seen, revision: Some(revision) });
+        Ok(store)
+    }
+
+    /// Ends all processes at once. Returns descriptions of all problems.
+    pub(crate) fn end(&mut self) -> Vec<String> {
+        let end = |(name, process): (String, Arc<Process>)| {
+            let stop = move || process.stop().err().map(|error| format!("{name}: {error}"));
+            thread::spawn(stop)
+        };
+        let running = |member: &mut Member| Some((member.name.clone(), member.process.take()?));
+        let ends: Vec<_> = self.members.iter_mut().filter_map(running).map(end).collect();
+        ends.into_iter().filter_map(|end| end.join().expect("it does not panic")).collect()
+    }
+
+    /// Kills all processes, and waits for the workers.
+    pub(crate) fn kill_all(&mut self) {
+        self.shared.change(|account| account.resting = true);
+        for member in &mut self.members {
+            let end = |process: Arc<Process>| process.end_however();
+            if let Some(Err(error)) = member.process.take().map(end) {
+                crate::complain(&format_args!("cannot kill {}: {error}", member.name));
+            }
+        }
+        self.go_on();
+        self.workers.drain(..).for_each(|worker| drop(worker.join()));
+    }
+}
+
+/// Parses the row of an increment.
+fn increment(row: &calls::Row) -> Option<Row> {
+    let (count, token) = row.value.split_once(' ')?;
+    Some(Row {
+        op: row.key.strip_prefix(OPS)?.to_owned(),
+        count: count.parse().ok()?,
+        token: Fence(token.parse().ok()?),
+        revision: row.modified,
+        version: row.version,
+    })
 }

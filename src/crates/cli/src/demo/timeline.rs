@@ -1,174 +1,70 @@
 //! Output of the demo: a line per event, a progress bar at a terminal, and the verdict.
 
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::proof::{Claim, Finding};
-use super::wire::{Fence, Instant, Point};
 
-/// An event to show.
-#[derive(Clone, Debug, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub(crate) enum Event {
-    /// The demo has started.
-    Begins { nodes: u8, seconds: u64, seed: u64, dir: String },
-    /// A process has started its node.
-    Started { life: u32 },
-    /// The process has become leader.
-    Leads { term: u64 },
-    /// The process is no longer leader, and still running.
-    LeadsNoMore { term: u64 },
-    /// The leader was killed.
-    LeaderKilled { term: u64 },
-    /// A process with a lock holder was killed.
-    HolderKilled { op: String, token: Fence, point: Point },
-    /// The first increment after the kill was acknowledged.
-    Recovered { after_ms: u64 },
-    /// A process with a lock holder was suspended.
-    HolderStopped { op: String, token: Fence },
-    /// While a holder was suspended, the ledger has accepted a write of a later holder.
-    Overtaken { token: Fence },
-    /// The suspended process was resumed.
-    Resumed { after_ms: u64 },
-    /// The ledger has rejected a write.
-    LedgerRefused { op: String, token: Fence, highest: Fence },
-    /// The store has rejected a write.
-    StoreRefused { op: String },
-    /// An increment has ended with an unknown outcome.
-    Unknown { op: String, why: String },
-    /// A worker has lost the lock or failed to acquire it.
-    Lost { worker: String, why: String },
-    /// The workers were ordered to rest.
-    Resting,
-    /// A member has read its store.
-    Read { increments: u64, count: u64 },
-}
+/// The events: the name, the color, and the sentence with the fields of the event in braces.
+const EVENTS: [(&str, &str, &str); 16] = [
+    ("begins", PLAIN, "{nodes} processes, {seconds} s of work, seed {seed}, in {dir}"),
+    ("started", GOOD, "runs (incarnation {life})"),
+    ("leads", GOOD, "became leader (term {term})"),
+    ("leads_no_more", FAINT, "lost leadership (term {term})"),
+    ("leader_killed", BAD, "kill -9: the leader of term {term}"),
+    ("holder_killed", BAD, "kill -9: the lock holder (token {token}), at increment {op}, {point}"),
+    ("recovered", GOOD, "first increment since the kill, after {after_ms} ms"),
+    ("holder_stopped", BAD, "paused: the lock holder (token {token}), at increment {op}"),
+    ("overtaken", WARNING, "its lease has expired: the ledger has token {token} of another holder"),
+    ("resumed", PLAIN, "resumed after {after_ms} ms, attempts its late writes"),
+    ("ledger_refused", WARNING, "the ledger rejected {op}: token {token} is lower than {highest}"),
+    ("store_refused", WARNING, "the store rejected {op}: the lock is no longer held"),
+    ("unknown", FAINT, "unknown whether {op} was applied: {why}"),
+    ("lost", FAINT, "{worker}: {why}"),
+    ("resting", PLAIN, "all faults are healed, the workers have stopped"),
+    ("read", GOOD, "read {increments} increments, the counter is {count}"),
+];
 
-/// Color of an event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Tone {
-    Plain,
-    Good,
-    Bad,
-    Warning,
-    Faint,
-}
+/// The statistics in the verdict.
+const FIGURES: [(&str, &str); 9] = [
+    ("increments acknowledged", "{acknowledged} ({increments_per_s}/s)"),
+    ("lock handoffs", "{handoffs} ({handoffs_per_s}/s)"),
+    ("elections", "{elections}"),
+    ("leaders killed", "{leader_kills}"),
+    ("holders killed", "{holder_kills}"),
+    ("holders paused beyond their lease", "{holders_stopped}"),
+    ("rejected by the ledger / by the store", "{refused_by_ledger} / {refused_by_store}"),
+    ("retried / with unknown outcome in the end", "{tried_again} / {unknown}"),
+    ("leader kill to next increment", "{recovery} (min / median / max)"),
+];
 
-impl Tone {
-    /// Returns the terminal's control sequence.
-    fn code(self) -> &'static str {
-        match self {
-            Tone::Plain => "",
-            Tone::Good => "\x1b[32m",
-            Tone::Bad => "\x1b[31m",
-            Tone::Warning => "\x1b[33m",
-            Tone::Faint => "\x1b[2m",
-        }
+/// Control sequences of terminals for the colors.
+const PLAIN: &str = "";
+const GOOD: &str = "\x1b[32m";
+const BAD: &str = "\x1b[31m";
+const WARNING: &str = "\x1b[33m";
+const FAINT: &str = "\x1b[2m";
+
+/// Replaces the names in braces by the values of the fields.
+fn filled(sentence: &str, fields: &Value) -> String {
+    let mut text = sentence.to_owned();
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        text = text.replace(&format!("{{{name}}}"), &value);
     }
+    text
 }
 
-impl Event {
-    fn tone(&self) -> Tone {
-        match self {
-            Event::Begins { .. } | Event::Resting | Event::Resumed { .. } => Tone::Plain,
-            Event::Started { .. }
-            | Event::Leads { .. }
-            | Event::Recovered { .. }
-            | Event::Read { .. } => Tone::Good,
-            Event::LeaderKilled { .. }
-            | Event::HolderKilled { .. }
-            | Event::HolderStopped { .. } => Tone::Bad,
-            Event::Overtaken { .. } | Event::LedgerRefused { .. } | Event::StoreRefused { .. } => {
-                Tone::Warning
-            }
-            Event::LeadsNoMore { .. } | Event::Unknown { .. } | Event::Lost { .. } => Tone::Faint,
-        }
-    }
-
-    fn sentence(&self) -> String {
-        match self {
-            Event::Begins { nodes, seconds, seed, dir } => {
-                format!("{nodes} processes, {seconds} s of work, seed {seed}, in {dir}")
-            }
-            Event::Started { life: 1 } => "runs".to_owned(),
-            Event::Started { life } => format!("restarted (incarnation {life})"),
-            Event::Leads { term } => format!("became leader (term {term})"),
-            Event::LeadsNoMore { term } => format!("lost leadership (term {term})"),
-            Event::LeaderKilled { term } => format!("kill -9: the leader of term {term}"),
-            Event::HolderKilled { op, token, point } => {
-                format!("kill -9: the lock holder (token {token}), at increment {op}, {point}")
-            }
-            Event::Recovered { after_ms } => {
-                format!("first increment since the kill, after {after_ms} ms")
-            }
-            Event::HolderStopped { op, token } => {
-                format!("paused: the lock holder (token {token}), at increment {op}")
-            }
-            Event::Overtaken { token } => {
-                format!("its lease has expired: the ledger has token {token} of another holder")
-            }
-            Event::Resumed { after_ms } => {
-                format!("resumed after {after_ms} ms, attempts its late writes")
-            }
-            Event::LedgerRefused { op, token, highest } => {
-                format!("the ledger rejected {op}: token {token} is lower than {highest}")
-            }
-            Event::StoreRefused { op } => {
-                format!("the store rejected {op}: the lock is no longer held")
-            }
-            Event::Unknown { op, why } => format!("unknown whether {op} was applied: {why}"),
-            Event::Lost { worker, why } => format!("{worker}: {why}"),
-            Event::Resting => "all faults are healed, the workers have stopped".to_owned(),
-            Event::Read { increments, count } => {
-                format!("read {increments} increments, the counter is {count}")
-            }
-        }
-    }
-}
-
-/// Statistics of a run.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Figures {
-    /// Time from the start of the work until the workers rest, in seconds.
-    pub(crate) worked_s: f64,
-    pub(crate) acknowledged: u64,
-    pub(crate) increments_per_s: f64,
-    /// Number of times that the lock was granted to another worker than before.
-    pub(crate) handoffs: u64,
-    pub(crate) handoffs_per_s: f64,
-    pub(crate) elections: u64,
-    pub(crate) leader_kills: u64,
-    pub(crate) holder_kills: u64,
-    pub(crate) holders_stopped: u64,
-    pub(crate) refused_by_ledger: u64,
-    pub(crate) refused_by_store: u64,
-    pub(crate) unknown: u64,
-    /// Increments that were retried after an unknown outcome.
-    pub(crate) tried_again: u64,
-    /// Time from the kill of a leader to the acknowledgement of the next increment that started after it.
-    pub(crate) recovery_ms: Option<Spread>,
-}
-
-/// Minimum, median and maximum.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub(crate) struct Spread {
-    pub(crate) min: u64,
-    pub(crate) median: u64,
-    pub(crate) max: u64,
-}
-
-impl Spread {
-    /// Returns the values in milliseconds, or `None` for an empty list.
-    pub(crate) fn of(durations: &[Duration]) -> Option<Self> {
-        let mut all: Vec<u64> = durations.iter().map(|duration| ms(*duration)).collect();
-        all.sort_unstable();
-        let (min, max) = (*all.first()?, *all.last()?);
-        let median = u64::midpoint(all[(all.len() - 1) / 2], all[all.len() / 2]);
-        Some(Self { min, median, max })
-    }
+/// Returns minimum, median and maximum in milliseconds, or null for an empty list.
+pub(crate) fn spread(durations: &[Duration]) -> Value {
+    let mut all: Vec<u64> = durations.iter().map(|duration| ms(*duration)).collect();
+    all.sort_unstable();
+    let (Some(min), Some(max)) = (all.first(), all.last()) else { return Value::Null };
+    let median = u64::midpoint(all[(all.len() - 1) / 2], all[all.len() / 2]);
+    json!({"min": min, "median": median, "max": max})
 }
 
 /// Converts a duration to milliseconds.
@@ -176,15 +72,9 @@ pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The last JSON object.
-#[derive(Serialize)]
-struct Verdict<'a> {
-    at: f64,
-    event: &'static str,
-    proven: bool,
-    seed: u64,
-    claims: &'a [Claim],
-    figures: &'a Figures,
+/// Converts a duration to seconds with three decimal places.
+pub(crate) fn rounded(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1000.0).round() / 1000.0
 }
 
 /// Prints events, progress and the verdict.
@@ -215,22 +105,21 @@ impl Timeline {
     }
 
     /// Shows an event of one member, or of the whole demo.
-    pub(crate) fn tell(&self, member: Option<&str>, event: &Event) -> io::Result<()> {
-        let at = Instant::now().since(self.began);
+    pub(crate) fn tell(&self, member: Option<&str>, event: &str, fields: &Value) -> io::Result<()> {
+        let at = self.began.elapsed();
         if self.json {
-            #[derive(Serialize)]
-            struct Told<'a> {
-                at: f64,
-                #[serde(skip_serializing_if = "Option::is_none")]
-                member: Option<&'a str>,
-                #[serde(flatten)]
-                event: &'a Event,
+            let mut told = fields.clone();
+            (told["at"], told["event"]) = (rounded(at).into(), event.into());
+            if let Some(member) = member {
+                told["member"] = member.into();
             }
-            return self.print_json(&Told { at: rounded(at), member, event });
+            return self.print(&format!("{told}\n"));
         }
-        let (who, sentence) = (member.unwrap_or("-"), event.sentence());
-        let at = self.paint(Tone::Faint, &format!("{:7.2}s", at.as_secs_f64()));
-        self.print(&format!("{at}  {who:<3} {}\n", self.paint(event.tone(), &sentence)))
+        let known = EVENTS.iter().find(|(name, ..)| *name == event);
+        let (_, tone, sentence) = known.expect("the event is in the table");
+        let at = self.paint(FAINT, &format!("{:7.2}s", at.as_secs_f64()));
+        let sentence = self.paint(tone, &filled(sentence, fields));
+        self.print(&format!("{at}  {:<3} {sentence}\n", member.unwrap_or("-")))
     }
 
     /// Updates the progress bar.
@@ -245,44 +134,45 @@ impl Timeline {
     }
 
     /// Shows the verdict and the statistics.
-    pub(crate) fn verdict(&self, seed: u64, claims: &[Claim], figures: &Figures) -> io::Result<()> {
-        self.end_progress();
+    pub(crate) fn verdict(&self, seed: u64, claims: &[Claim], figures: &Value) -> io::Result<()> {
         let proven = !claims.iter().any(Claim::is_disproven);
         if self.json {
-            let at = rounded(Instant::now().since(self.began));
-            return self.print_json(&Verdict {
-                at,
-                event: "verdict",
-                proven,
-                seed,
-                claims,
-                figures,
+            let verdict = json!({
+                "at": rounded(self.began.elapsed()), "event": "verdict", "proven": proven, "seed": seed,
+                "claims": claims, "figures": figures,
             });
+            return self.print(&format!("{verdict}\n"));
         }
+        let mut fields = figures.clone();
+        let recovery = &figures["recovery_ms"];
+        fields["recovery"] = match recovery.is_null() {
+            true => "-".into(),
+            false => filled("{min} / {median} / {max} ms", recovery).into(),
+        };
         let mut text = String::from("\n");
-        for (what, figure) in figures.lines() {
-            text += &format!("  {what:<43} {figure}\n");
+        for (what, figure) in FIGURES {
+            text += &format!("  {what:<43} {}\n", filled(figure, &fields));
         }
         text.push('\n');
         for Claim { claim, finding } in claims {
             let (tone, word, detail) = match finding {
-                Finding::Proven { by } => (Tone::Good, "proven   ", vec![by.clone()]),
-                Finding::Disproven { because } => (Tone::Bad, "DISPROVEN", because.clone()),
+                Finding::Proven { by } => (GOOD, "proven   ", std::slice::from_ref(by)),
+                Finding::Disproven { because } => (BAD, "DISPROVEN", &because[..]),
                 Finding::Untested { because } => {
-                    (Tone::Warning, "untested ", vec![because.clone()])
+                    (WARNING, "untested ", std::slice::from_ref(because))
                 }
             };
             text += &format!("  {}  {claim}\n", self.paint(tone, word));
             for line in detail {
-                text += &format!("             {}\n", self.paint(Tone::Faint, &line));
+                text += &format!("             {}\n", self.paint(FAINT, line));
             }
         }
         text += &match proven {
-            true => format!("\n{}\n", self.paint(Tone::Good, "Nothing was lost.")),
+            true => format!("\n{}\n", self.paint(GOOD, "Nothing was lost.")),
             false => format!(
                 "\n{} To repeat the schedule of faults: bowline demo --seed {seed}; with --keep, the members' data \
                  and logs and the ledger are kept.\n",
-                self.paint(Tone::Bad, "At least one claim is disproven.")
+                self.paint(BAD, "At least one claim is disproven.")
             ),
         };
         self.print(&text)
@@ -290,21 +180,14 @@ impl Timeline {
 
     /// Shows where the kept files are.
     pub(crate) fn kept(&self, dir: &std::path::Path) -> io::Result<()> {
-        if self.json {
-            return Ok(());
-        }
-        self.print(&format!("Kept: {}\n", dir.display()))
+        if self.json { Ok(()) } else { self.print(&format!("Kept: {}\n", dir.display())) }
     }
 
-    fn paint(&self, tone: Tone, text: &str) -> String {
-        match (self.colour, tone.code()) {
-            (false, _) | (_, "") => text.to_owned(),
-            (true, code) => format!("{code}{text}\x1b[0m"),
+    fn paint(&self, tone: &str, text: &str) -> String {
+        match self.colour && !tone.is_empty() {
+            true => format!("{tone}{text}\x1b[0m"),
+            false => text.to_owned(),
         }
-    }
-
-    fn print_json<T: Serialize>(&self, value: &T) -> io::Result<()> {
-        self.print(&super::wire::line(value))
     }
 
     fn print(&self, text: &str) -> io::Result<()> {
@@ -316,51 +199,30 @@ impl Timeline {
     }
 }
 
-impl Figures {
-    fn lines(&self) -> Vec<(&'static str, String)> {
-        let recovery = self.recovery_ms.map_or_else(
-            || "-".to_owned(),
-            |Spread { min, median, max }| format!("{min} / {median} / {max} ms"),
-        );
-        vec![
-            (
-                "increments acknowledged",
-                format!("{} ({:.1}/s)", self.acknowledged, self.increments_per_s),
-            ),
-            ("lock handoffs", format!("{} ({:.1}/s)", self.handoffs, self.handoffs_per_s)),
-            ("elections", self.elections.to_string()),
-            ("leaders killed", self.leader_kills.to_string()),
-            ("holders killed", self.holder_kills.to_string()),
-            ("holders paused beyond their lease", self.holders_stopped.to_string()),
-            (
-                "rejected by the ledger / by the store",
-                format!("{} / {}", self.refused_by_ledger, self.refused_by_store),
-            ),
-            (
-                "retried / with unknown outcome in the end",
-                format!("{} / {}", self.tried_again, self.unknown),
-            ),
-            ("leader kill to next increment", format!("{recovery} (min / median / max)")),
-        ]
-    }
-}
-
-fn rounded(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1000.0).round() / 1000.0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn spread_has_minimum_median_and_maximum() {
-        let ms = |ms: &[u64]| -> Vec<Duration> {
-            ms.iter().map(|ms| Duration::from_millis(*ms)).collect()
+        let spread = |all: &[u64]| {
+            let all: Vec<_> = all.iter().map(|ms| Duration::from_millis(*ms)).collect();
+            spread(&all)
         };
-        assert_eq!(Spread::of(&[]), None);
-        assert_eq!(Spread::of(&ms(&[7])), Some(Spread { min: 7, median: 7, max: 7 }));
-        assert_eq!(Spread::of(&ms(&[7, 9])), Some(Spread { min: 7, median: 8, max: 9 }));
-        assert_eq!(Spread::of(&ms(&[9, 1, 4])), Some(Spread { min: 1, median: 4, max: 9 }));
+        assert_eq!(spread(&[]), Value::Null);
+        assert_eq!(spread(&[7]), json!({"min": 7, "median": 7, "max": 7}));
+        assert_eq!(spread(&[7, 9]), json!({"min": 7, "median": 8, "max": 9}));
+        assert_eq!(spread(&[9, 1, 4]), json!({"min": 1, "median": 4, "max": 9}));
+    }
+
+    #[test]
+    fn sentences_contain_the_fields_of_their_event() {
+        let fields = json!({"op": "n1.1.w1.1", "token": "7.0", "highest": "9.1"});
+        let of = |event: &str| EVENTS.iter().find(|(name, ..)| *name == event).unwrap().2;
+        assert_eq!(
+            filled(of("ledger_refused"), &fields),
+            "the ledger rejected n1.1.w1.1: token 7.0 is lower than 9.1"
+        );
+        assert_eq!(filled("{n}/s", &json!({"n": 1.5})), "1.5/s");
     }
 }

@@ -3,7 +3,6 @@
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -19,13 +18,10 @@ pub(crate) struct Workplace {
 impl Workplace {
     /// Uses `dir`, which must be empty or missing. Without `dir`, creates a new directory for temporary files.
     pub(crate) fn make(dir: Option<&Path>, keep: bool) -> io::Result<Self> {
-        match dir {
-            Some(dir) => Self::given(dir, keep),
-            None => Self::fresh(keep),
-        }
-    }
-
-    fn given(dir: &Path, keep: bool) -> io::Result<Self> {
+        let Some(dir) = dir else {
+            let dir = tempfile::Builder::new().prefix("bowline-demo-").tempdir()?.keep();
+            return Ok(Self { made: Some(dir.clone()), dir, keep });
+        };
         let dir = std::path::absolute(dir)?;
         match fs::read_dir(&dir) {
             Ok(mut entries) => match entries.next() {
@@ -40,19 +36,6 @@ impl Workplace {
             }
             Err(error) => Err(error),
         }
-    }
-
-    fn fresh(keep: bool) -> io::Result<Self> {
-        let process = std::process::id();
-        for attempt in 0_u32.. {
-            let dir = std::env::temp_dir().join(format!("bowline-demo-{process}-{attempt}"));
-            match DirBuilder::new().mode(0o700).create(&dir) {
-                Ok(()) => return Ok(Self { made: Some(dir.clone()), dir, keep }),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
-        unreachable!("all directory names are taken")
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -103,27 +86,6 @@ fn clear(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Lowest port to try. The ports are below the range for outgoing connections, so that no connection takes the port of
-/// a killed member before the member is restarted.
-const PORT_MIN: u16 = 20_000;
-/// Number of ports to try.
-const PORTS: u32 = 12_000;
-
-/// Returns unused addresses on loopback. `start` distributes the ports of concurrent demos.
-pub(crate) fn free_addresses(many: usize, start: u32) -> io::Result<Vec<String>> {
-    let mut held = Vec::new();
-    for step in 0..PORTS {
-        let port = PORT_MIN + u16::try_from((start.wrapping_mul(16) + step) % PORTS).unwrap_or(0);
-        if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
-            held.push(listener);
-        }
-        if held.len() == many {
-            return held.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect();
-        }
-    }
-    Err(io::Error::other("no free port on loopback"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,12 +122,5 @@ mod tests {
         let error = Workplace::make(Some(outer.dir()), false).unwrap_err();
         assert_eq!(error.to_string(), "the directory is not empty");
         assert!(outer.ledger().exists());
-    }
-
-    #[test]
-    fn free_addresses_are_distinct() {
-        let addresses = free_addresses(5, std::process::id()).unwrap();
-        let distinct: std::collections::BTreeSet<_> = addresses.iter().collect();
-        assert_eq!(distinct.len(), 5);
     }
 }

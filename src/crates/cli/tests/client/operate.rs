@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
 use crate::ask::ask;
-use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::Server;
 
 #[test]

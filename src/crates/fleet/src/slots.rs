@@ -27,7 +27,7 @@ pub enum Holding {
 }
 
 /// Holds by slot.
-pub(crate) struct Shelf<H> {
+pub struct Shelf<H> {
     /// `None` marks a slot that the client has given up: a hold that arrives there is dropped at once.
     held: Mutex<BTreeMap<String, Option<H>>>,
 }
@@ -52,12 +52,12 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<H> Shelf<H> {
     /// Removes and returns the hold of a slot.
-    pub(crate) fn take(&self, slot: &str) -> Option<H> {
+    pub fn take(&self, slot: &str) -> Option<H> {
         lock(&self.held).remove(slot).flatten()
     }
 
     /// Puts a hold into a slot. A previous hold is given up.
-    pub(crate) fn put(&self, slot: String, holding: H) {
+    pub fn put(&self, slot: String, holding: H) {
         // The previous hold is dropped after the lock is released, because dropping a hold may take a moment.
         let mut before = Some(holding);
         match lock(&self.held).entry(slot) {
@@ -71,7 +71,7 @@ impl<H> Shelf<H> {
     }
 
     /// Gives up the hold of a slot, and any hold that will be put there.
-    pub(crate) fn forget(&self, slot: String) {
+    pub fn forget(&self, slot: String) {
         let before = lock(&self.held).insert(slot, None);
         drop(before);
     }

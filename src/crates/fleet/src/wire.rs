@@ -14,7 +14,7 @@
 //!   9 status                    9 status leader 4 2      (role, term, id of the leader or 0)
 //!   10 arm LogAfterSync 3       10 armed
 //!   11 look                     11 status other 4 2      (like `status`, read from local state)
-//!   12 door slow-sync 20        12 armed                 (see the module `fault_injection`)
+//!   12 door slow-sync 20        12 armed                 (faults inside the process)
 //!   13 call {"get":...}         13 came {"row":...}      (see the module `calls`)
 //!                               ready                    (the node is ready)
 //!                               dies LogAfterSync        (the node is about to kill itself at this point)
@@ -48,7 +48,7 @@ pub enum Order {
     Arm(Point, u64),
     /// Queries the leader that the node knows from its local state.
     Look,
-    /// Starts or ends faults inside the process: see [`fault_injection`](crate::fault_injection).
+    /// Starts or ends faults inside the process, if its program supports them.
     Fault(String),
     /// Runs a call of a workload client: see [`calls`](crate::calls).
     Call(Box<Call>),

@@ -118,6 +118,18 @@ pub enum Call {
         /// Maximum time to wait, in milliseconds.
         wait_ms: u64,
     },
+    /// Writes rows if a hold is still valid and another row does not exist. The reply is [`Reply::Swapped`], or
+    /// [`Reply::Held`] if the hold is no longer valid.
+    CommitHeld {
+        /// Slot of the hold.
+        slot: String,
+        /// Key of the row that must not exist.
+        missing: String,
+        /// The rows to write.
+        put: Vec<(String, String)>,
+        /// Deadline of the transaction, in milliseconds.
+        limit_ms: u64,
+    },
     /// Queries the leader of an election. The reply is [`Reply::Leader`].
     Leader {
         /// Name of the election.
@@ -278,6 +290,8 @@ pub struct Row {
     pub value: String,
     /// The revision of its last change.
     pub modified: u64,
+    /// Number of writes to the row since it was created.
+    pub version: u64,
 }
 
 /// An event of a watch.

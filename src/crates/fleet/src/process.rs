@@ -12,7 +12,6 @@ use bowline::env::Point;
 use rustix::process::{Pid, Signal, kill_process};
 use thiserror::Error;
 
-use crate::server::{Clients, Terms};
 use crate::wire::{self, Answer, Order};
 
 /// Maximum time for anything that must happen. The time is long enough for an overloaded machine.
@@ -86,7 +85,7 @@ impl HarnessError {
 
     /// Adds the name of the member, if the error is about a member.
     #[must_use]
-    pub(crate) fn of(self, member: usize) -> Self {
+    pub fn of(self, member: usize) -> Self {
         let of = |what| format!("m{member}: {what}");
         match self {
             HarnessError::Hangs(what) => HarnessError::Hangs(of(what)),
@@ -117,8 +116,14 @@ pub struct Process {
 enum Ears {
     /// Orders are lines on the standard input of the process, until it is ordered to stop.
     Input(Mutex<Option<ChildStdin>>),
-    /// Orders are calls of the etcd protocol, because the process is a server.
-    Port(Arc<Clients>),
+    /// Orders reach the process over the network, because the process is a server.
+    Port(Arc<dyn Remote>),
+}
+
+/// The clients of a server, which carry out orders over the network.
+pub trait Remote: Send + Sync {
+    /// Runs an order, and sends the answer to `heard`.
+    fn ask(self: Arc<Self>, order: &Order, heard: mpsc::Sender<Answer>);
 }
 
 #[derive(Default)]
@@ -220,15 +225,11 @@ impl Process {
         Self::of(child, output, hear_node, Ears::Input(Mutex::new(Some(input))))
     }
 
-    /// Starts a server that clients reach at an address.
+    /// Starts a server that its clients reach over the network.
     ///
     /// # Errors
     /// Returns errors of the operating system.
-    pub(crate) fn serve(
-        command: &mut Command,
-        address: &str,
-        terms: Terms,
-    ) -> Result<Self, HarnessError> {
+    pub fn serve(command: &mut Command, clients: Arc<dyn Remote>) -> Result<Self, HarnessError> {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -236,7 +237,7 @@ impl Process {
             .spawn()
             .map_err(|source| HarnessError::System { what: "cannot start a server", source })?;
         let output = child.stderr.take().expect("it is piped");
-        Self::of(child, output, hear_server, Ears::Port(Clients::of(address, terms)))
+        Self::of(child, output, hear_server, Ears::Port(clients))
     }
 
     fn of(
@@ -269,6 +270,11 @@ impl Process {
         Ok(self.heard.wait_while(limit, HarnessError::Hangs, what, starts)?.ready)
     }
 
+    /// Returns whether the node of the process has been ready.
+    pub fn is_ready(&self) -> bool {
+        self.heard.lock().ready
+    }
+
     /// Sends an order. If the process ends before it answers, the sender of the returned receiver is dropped.
     pub fn ask(&self, order: &Order) -> mpsc::Receiver<Answer> {
         let (sender, receiver) = mpsc::channel();
@@ -276,7 +282,7 @@ impl Process {
             Ears::Input(input) => input,
             Ears::Port(clients) => {
                 if !self.is_over() {
-                    clients.ask(order, sender);
+                    Arc::clone(clients).ask(order, sender);
                 }
                 return receiver;
             }

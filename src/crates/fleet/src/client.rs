@@ -137,6 +137,19 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
         Call::Look { slot } => look(slots, slot),
         Call::Release { slot } => release(slots, &slot),
         Call::AddUnderLock { .. } => add_under_lock(node, &kv, call),
+        Call::CommitHeld { slot, missing, put, limit_ms } => {
+            let Some(holding) = slots.take(&slot) else { return Err(empty(&slot)) };
+            let Holding::Lock(guard) = &holding else { return Err(empty(&slot)) };
+            let txn = guard.txn().when(Compare::missing(missing));
+            let txn = put.into_iter().fold(txn, |txn, (key, value)| txn.then(Op::put(key, value)));
+            let committed = txn.deadline(Duration::from_millis(limit_ms)).commit().block();
+            slots.put(slot, holding);
+            match committed {
+                Ok(reply) => Ok(swapped(&reply)),
+                Err(GuardError::NotHeld) => Ok(Reply::Held { held: false, at: None }),
+                Err(error) => Err(error.into()),
+            }
+        }
         Call::Leader { name } => {
             let leader = session(node)?.election(name).leader().block()?;
             Ok(Reply::Leader(leader.map(|leader| text(&leader.value))))
@@ -357,6 +370,7 @@ fn rows(rows: &[KeyValue]) -> Vec<Row> {
         key: text(&row.key),
         value: text(&row.value),
         modified: row.mod_revision.get(),
+        version: row.version,
     };
     rows.iter().map(row).collect()
 }
