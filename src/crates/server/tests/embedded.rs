@@ -11,6 +11,7 @@ use bowline_proto::etcdserverpb::{PutRequest, RangeRequest};
 use bowline_proto::v3lockpb::LockRequest;
 use bowline_proto::v3lockpb::lock_client::LockClient;
 use bowline_server::{RunningServer, Server};
+use tonic::transport::{Channel, Endpoint};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(30);
@@ -26,6 +27,10 @@ fn url(server: &RunningServer) -> String {
     format!("http://{}", server.addresses()[0])
 }
 
+async fn connected(url: String) -> Channel {
+    Endpoint::from_shared(url).unwrap().connect().await.unwrap()
+}
+
 #[test]
 fn served_client_gets_the_lock_that_the_program_releases() {
     let dir = tempfile::tempdir().unwrap();
@@ -35,7 +40,7 @@ fn served_client_gets_the_lock_that_the_program_releases() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let url = url(&server);
     let mut waiting = runtime.spawn(async move {
-        let mut client = LockClient::connect(url).await.unwrap();
+        let mut client = LockClient::new(connected(url).await);
         let request = LockRequest { name: "a".into(), lease: 0 };
         client.lock(request).await.unwrap().into_inner()
     });
@@ -70,7 +75,7 @@ fn blocked_executor_of_the_program_does_not_stop_served_calls() {
     let client = thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(async {
-            let mut client = KvClient::connect(url).await.unwrap();
+            let mut client = KvClient::new(connected(url).await);
             let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
             client.put(put).await.unwrap();
             let range = RangeRequest { key: "k".into(), ..RangeRequest::default() };

@@ -15,7 +15,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tracing::Span;
 
-use crate::middleware::traffic::{CountedBody, Direction, Traffic};
+use crate::middleware::traffic::{Direction, Messages, Traffic};
 use crate::middleware::{Middleware, replace_body};
 use crate::protocol::methods;
 
@@ -230,17 +230,15 @@ impl Middleware for Arc<CallMetrics> {
         let call = self.begins(request.uri().path());
         self.comes_from(request.headers(), call.as_ref());
         let (traffic, span) = (Arc::clone(&self.traffic), self.traffic.span(request.uri().path()));
-        replace_body(request, |body| CountedBody::new(body, &traffic, Direction::In, &span));
+        replace_body(request, |body| {
+            CountedBody::new(body, Direction::In, &traffic, span.clone(), None)
+        });
         Ok((call, traffic, span))
     }
 
     fn response((call, traffic, span): Self::State, response: Response<Body>) -> Response<Body> {
-        let counted = |body| Body::new(CountedBody::new(body, &traffic, Direction::Out, &span));
-        let response = response.map(counted);
-        match call {
-            Some(call) => call.follow(response),
-            None => response,
-        }
+        let call = call.and_then(|call| call.unless_over(response.headers()));
+        response.map(|body| Body::new(CountedBody::new(body, Direction::Out, &traffic, span, call)))
     }
 
     fn span((_, _, span): &Self::State) -> Option<&Span> {
@@ -267,16 +265,14 @@ impl Call {
         self.ends(Status::from_header_map(trailers).map_or(Code::Ok, |status| status.code()));
     }
 
-    /// Counts the outcome: of a unary call now, of a streaming call at the end of its body.
-    pub(crate) fn follow(mut self, response: Response<Body>) -> Response<Body> {
-        match Status::from_header_map(response.headers()) {
+    /// Counts the outcome of a rejected or a unary call. Returns a streaming call, which ends with its body.
+    fn unless_over(mut self, headers: &HeaderMap) -> Option<Self> {
+        match Status::from_header_map(headers) {
             Some(status) => self.ends(status.code()),
-            None if !self.0.as_ref().is_some_and(|(method, _)| method.streams) => {
-                self.ends(Code::Ok)
-            }
-            None => return response.map(|body| Body::new(Followed { body, call: self })),
+            None if self.0.as_ref().is_some_and(|(method, _)| method.streams) => return Some(self),
+            None => self.ends(Code::Ok),
         }
-        response
+        None
     }
 }
 
@@ -286,13 +282,31 @@ impl Drop for Call {
     }
 }
 
-/// A streaming response whose end is counted.
-struct Followed {
+/// The body of a request or of a response, whose messages are counted. A streaming call ends with its response.
+struct CountedBody {
     body: Body,
-    call: Call,
+    direction: Direction,
+    traffic: Arc<Traffic>,
+    /// Span in which the body is polled.
+    span: Span,
+    messages: Messages,
+    call: Option<Call>,
 }
 
-impl HttpBody for Followed {
+impl CountedBody {
+    fn new(
+        body: Body,
+        direction: Direction,
+        traffic: &Arc<Traffic>,
+        span: Span,
+        call: Option<Call>,
+    ) -> Self {
+        let (traffic, messages) = (Arc::clone(traffic), Messages::default());
+        Self { body, direction, traffic, span, messages, call }
+    }
+}
+
+impl HttpBody for CountedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -300,15 +314,19 @@ impl HttpBody for Followed {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        match &frame {
-            Some(Ok(frame)) => {
-                if let Some(trailers) = frame.trailers_ref() {
-                    self.call.ends_with(trailers);
-                }
+        let this = &mut *self;
+        let _within = this.span.enter();
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
+        let read = frame.as_ref().map(Result::as_ref);
+        if let Some(Ok(Some(data))) = read.map(|frame| frame.map(Frame::data_ref)) {
+            this.traffic.count(this.direction, this.messages.count(data));
+        }
+        if let Some(call) = &mut this.call {
+            match read {
+                Some(Ok(frame)) => frame.trailers_ref().into_iter().for_each(|t| call.ends_with(t)),
+                Some(Err(status)) => call.ends(status.code()),
+                None => call.ends(Code::Ok),
             }
-            Some(Err(status)) => self.call.ends(status.code()),
-            None => self.call.ends(Code::Ok),
         }
         Poll::Ready(frame)
     }
@@ -354,7 +372,7 @@ mod tests {
         let calls = CallMetrics::new();
         let path = "/v3lockpb.Lock/Lock";
         drop(calls.begins(path).unwrap());
-        drop(calls.begins(path).unwrap().follow(Response::new(Body::empty())));
+        assert!(calls.begins(path).unwrap().unless_over(&HeaderMap::new()).is_none());
         let (begun, ended) = calls.samples();
         let of = |samples: &Samples, word: &str| -> u64 {
             let is_it = |label: &&(String, u64)| {

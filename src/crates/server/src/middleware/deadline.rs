@@ -163,7 +163,7 @@ mod tests {
     where
         F: Future<Output = Response<Body>> + Send + 'static,
     {
-        let service = service_fn(move |_| {
+        let service = service_fn(move |_: Request<Body>| {
             let answer = answer();
             Box::pin(async move { Ok::<_, Infallible>(answer.await) })
         });
@@ -200,7 +200,7 @@ mod tests {
                 drop(answers.send(Ok(Frame::data(Bytes::from_static(b"one")))).await);
                 std::future::pending().await
             });
-            async { Response::new(Body::new(http_body_util::StreamBody::new(answers))) }
+            async move { Response::new(Body::new(http_body_util::StreamBody::new(answers))) }
         });
         let told = response.await.into_body().collect().await.unwrap();
         let status = Status::from_header_map(told.trailers().unwrap()).unwrap();

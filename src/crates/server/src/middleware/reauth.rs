@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::Request;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use tokio::time::Sleep;
@@ -47,8 +48,8 @@ impl Middleware for Reauthorization {
 }
 
 /// The body of a request whose headers were admitted.
-pub(crate) struct RecheckedBody<B> {
-    body: B,
+pub(crate) struct RecheckedBody {
+    body: Body,
     /// The pending checks, or `None` if the service checks every message itself.
     recheck: Option<AuthRecheck>,
     timeout: BodyTimeout,
@@ -117,34 +118,30 @@ impl AuthRecheck {
     }
 }
 
-impl<B> RecheckedBody<B> {
-    pub(crate) fn new(body: B, recheck: Option<AuthRecheck>, timeout: BodyTimeout) -> Self {
+impl RecheckedBody {
+    pub(crate) fn new(body: Body, recheck: Option<AuthRecheck>, timeout: BodyTimeout) -> Self {
         Self { body, recheck, timeout }
     }
 }
 
-impl<B> HttpBody for RecheckedBody<B>
-where
-    B: HttpBody + Unpin,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    type Data = B::Data;
-    type Error = Box<dyn std::error::Error + Send + Sync>;
+impl HttpBody for RecheckedBody {
+    type Data = Bytes;
+    type Error = Status;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, Self::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
             return match self.timeout.has_ended(context) {
-                true => Poll::Ready(Some(Err(too_slow().into()))),
+                true => Poll::Ready(Some(Err(too_slow()))),
                 false => Poll::Pending,
             };
         };
-        if let Some(Err(status)) = self.recheck.as_mut().map(AuthRecheck::look) {
-            return Poll::Ready(Some(Err(status.into())));
+        match self.recheck.as_mut().map(AuthRecheck::look) {
+            Some(Err(status)) => Poll::Ready(Some(Err(status))),
+            _ => Poll::Ready(frame),
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -158,7 +155,6 @@ where
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
     use http_body_util::BodyExt;
 
     use super::*;
@@ -186,10 +182,9 @@ mod tests {
     #[tokio::test]
     async fn slowly_dripping_message_times_out() {
         let timeout = BodyTimeout::Of(Duration::from_millis(100));
-        let body = RecheckedBody::new(Drip(None), None, timeout);
+        let body = RecheckedBody::new(Body::new(Drip(None)), None, timeout);
         let collected = tokio::time::timeout(Duration::from_secs(20), body.collect()).await;
         let refused = collected.expect("the body is waited for").unwrap_err();
-        let refused = Status::from_error(refused);
         assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused:?}");
     }
 }

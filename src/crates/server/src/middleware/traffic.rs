@@ -1,16 +1,7 @@
 //! Counts the bytes of gRPC messages, and gives each request a number and a tracing span.
-//!
-//! ```text
-//!   request ──▶ CountedBody ──▶ service ──▶ CountedBody ──▶ response    both in the request's span, until the response ends
-//! ```
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 
-use bytes::Buf;
-use http_body::{Body as HttpBody, Frame, SizeHint};
 use tracing::Span;
 
 /// Counters of all requests of a member. Bytes are those of messages, as etcd counts them, without headers, frames and
@@ -32,6 +23,15 @@ impl Traffic {
         )
     }
 
+    /// Counts bytes of messages.
+    pub(crate) fn count(&self, direction: Direction, bytes: u64) {
+        let count = match direction {
+            Direction::In => &self.received,
+            Direction::Out => &self.sent,
+        };
+        count.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Returns the numbers of bytes received and sent.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         (self.received.load(Ordering::Relaxed), self.sent.load(Ordering::Relaxed))
@@ -47,26 +47,9 @@ pub(crate) enum Direction {
     Out,
 }
 
-/// A body whose bytes are counted.
-pub(crate) struct CountedBody<B> {
-    body: B,
-    traffic: Arc<Traffic>,
-    direction: Direction,
-    /// Span in which the body is polled.
-    span: Span,
-    messages: Messages,
-}
-
-impl<B> CountedBody<B> {
-    pub(crate) fn new(body: B, traffic: &Arc<Traffic>, direction: Direction, span: &Span) -> Self {
-        let (traffic, span) = (Arc::clone(traffic), span.clone());
-        Self { body, traffic, direction, span, messages: Messages::default() }
-    }
-}
-
 /// Parser state for message boundaries. Each message is preceded by a flag byte and a length of four bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Messages {
+pub(crate) struct Messages {
     /// Number of bytes of the next message's prefix read so far, and the length as far as read.
     head: usize,
     length: u32,
@@ -78,7 +61,7 @@ const HEAD_BYTES: usize = 5;
 
 impl Messages {
     /// Returns how many of the next bytes belong to messages.
-    fn count(&mut self, mut bytes: &[u8]) -> u64 {
+    pub(crate) fn count(&mut self, mut bytes: &[u8]) -> u64 {
         let mut count = 0;
         while let Some((first, rest)) = bytes.split_first() {
             if self.left > 0 {
@@ -97,39 +80,6 @@ impl Messages {
             }
         }
         count
-    }
-}
-
-impl<B: HttpBody + Unpin> HttpBody for CountedBody<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        let this = &mut *self;
-        let _within = this.span.enter();
-        let frame = Pin::new(&mut this.body).poll_frame(context);
-        if let Poll::Ready(Some(Ok(frame))) = &frame
-            && let Some(data) = frame.data_ref()
-        {
-            let count = match this.direction {
-                Direction::In => &this.traffic.received,
-                Direction::Out => &this.traffic.sent,
-            };
-            // The frame is a single chunk, whatever its source is.
-            count.fetch_add(this.messages.count(data.chunk()), Ordering::Relaxed);
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

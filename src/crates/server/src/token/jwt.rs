@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     fn file(name: &str) -> PathBuf {
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/serve/keys").join(name)
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../cli/tests/serve/keys").join(name)
     }
 
     fn options(algorithm: Algorithm, private: Option<&str>, public: Option<&str>) -> JwtSettings {

@@ -47,18 +47,8 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The names of all algorithms.
-    pub const NAMES: [&'static str; 12] = {
-        let mut names = [""; 12];
-        let mut at = 0;
-        while at < names.len() {
-            names[at] = Self::ALL[at].0;
-            at += 1;
-        }
-        names
-    };
-
-    const ALL: [(&'static str, Self); 12] = [
+    /// All algorithms with their names in a token's header.
+    pub const ALL: [(&'static str, Self); 12] = [
         ("HS256", Self::Hs256),
         ("HS384", Self::Hs384),
         ("HS512", Self::Hs512),

@@ -5,15 +5,38 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 
+use super::error::FlagError;
+use super::values::Values;
 use super::values::find;
 use super::yaml::{self, Document, Entry, Node};
-use super::{FlagError, Values};
 
 /// Maximum size of the file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Maximum number of unknown keys that the warning names.
 const NAMED_MAX: usize = 20;
+
+impl Values {
+    /// Reads the arguments after `serve`, and the environment for flags not among them. If either names a configuration
+    /// file, only the file is read, as in etcd. Empty variables are ignored.
+    pub(crate) fn read(
+        arguments: &[String],
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Self, FlagError> {
+        let mut values = Self::default();
+        values.read_arguments(arguments)?;
+        let environment: Vec<_> = environment.filter(|(_, value)| !value.is_empty()).collect();
+        let path = values.get("config-file").map(str::to_owned);
+        let named = || {
+            let named = environment.iter().find(|(name, _)| name == "ETCD_CONFIG_FILE");
+            named.map(|(_, path)| path.clone())
+        };
+        match path.or_else(named) {
+            None => values.read_environment(environment).map(|()| values),
+            Some(path) => read(&path),
+        }
+    }
+}
 
 /// Reads a file.
 ///
@@ -351,13 +374,8 @@ mod tests {
         for (form, text, name, quota) in forms {
             let values = read_text("f", text).unwrap_or_else(|error| panic!("{form}: {error}"));
             assert_eq!(values.get("name"), Some(name), "{form}");
-            let bytes = super::super::options::number::<u64>(
-                &values,
-                "quota-backend-bytes",
-                0,
-                0,
-                u64::MAX,
-            );
+            let bytes =
+                super::super::parse::number::<u64>(&values, "quota-backend-bytes", 0, 0, u64::MAX);
             assert_eq!(bytes.unwrap(), quota.parse().unwrap_or(0), "{form}");
         }
         for empty in ["", "---", "# comment", "~", "{}", "...", "\u{feff}"] {

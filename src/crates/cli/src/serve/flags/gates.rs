@@ -1,7 +1,8 @@
 //! Accepts etcd's feature gates, and explains why each has no effect here.
 
-use super::options::{split, wrong};
-use super::{FlagError, Values};
+use super::error::FlagError;
+use super::parse::{split, wrong};
+use super::values::Values;
 
 /// The gates of etcd 3.6, and why each changes nothing.
 const GATES: [(&str, &str); 9] = [

@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tracing::Level;
 
-use super::options::{split, wrong};
-use super::secure::switch;
-use super::{FlagError, Values};
+use super::error::FlagError;
+use super::parse::{split, switch, wrong};
+use super::values::Values;
 
 /// Log settings.
 #[derive(Clone, PartialEq, Eq, Debug)]

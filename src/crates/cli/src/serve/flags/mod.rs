@@ -3,10 +3,12 @@
 //! If a flag has no effect, the server logs a warning. If a flag belongs to an unsupported feature, the server rejects
 //! the flag and names an alternative. No flag is ignored silently.
 
+mod error;
 mod file;
 mod gates;
 mod log;
 mod options;
+mod parse;
 mod secure;
 mod table;
 mod tokens;
@@ -20,41 +22,7 @@ pub(super) use tokens::TokenKind;
 pub(super) use urls::Door;
 pub(super) use values::Values;
 
-use thiserror::Error;
-
-use table::FLAGS;
-
-/// Treatment of a flag.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
-    /// It has the same meaning as in etcd.
-    Used,
-    /// It is accepted and has no effect.
-    Ignored,
-    /// It is rejected, because the feature is not supported.
-    Refused,
-}
-
-/// Invalid configuration.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-pub(super) enum FlagError {
-    #[error("unknown flag --{0}; see bowline serve --help")]
-    Unknown(String),
-    #[error("{0:?} is not a flag: flags begin with --")]
-    NotAFlag(String),
-    #[error("--{0} requires a value")]
-    NoValue(String),
-    #[error("--{name}: {instead}")]
-    Refused { name: &'static str, instead: &'static str },
-    #[error("--{name}: invalid value {value:?}: must be {must}")]
-    Value { name: &'static str, value: String, must: &'static str },
-    #[error("{0}")]
-    Together(String),
-    #[error("configuration file {path}, line {line}: {why}")]
-    File { path: String, line: usize, why: String },
-    #[error("cannot read the configuration file {path}: {why}")]
-    Unreadable { path: String, why: String },
-}
+use table::{FLAGS, Fate};
 
 /// Returns the help text for the flags.
 pub(super) fn help() -> String {

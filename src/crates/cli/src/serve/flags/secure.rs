@@ -12,27 +12,10 @@ use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
 use rustls::version::{TLS12, TLS13};
 
-use super::options::{number, split, wrong};
+use super::error::FlagError;
+use super::parse::{number, split, switch, wrong};
 use super::urls::{Door, Url};
-use super::{FlagError, Values};
-use crate::usage::truth;
-
-/// Parses a boolean flag in Go's format.
-pub(super) fn switch(values: &Values, name: &'static str) -> Result<bool, FlagError> {
-    switch_or(values, name, false)
-}
-
-/// The same for a flag whose default is `default`.
-pub(super) fn switch_or(
-    values: &Values,
-    name: &'static str,
-    default: bool,
-) -> Result<bool, FlagError> {
-    match values.raw(name) {
-        None => Ok(default),
-        Some(said) => truth(said).map_err(|_| wrong(name, said, "true or false")),
-    }
-}
+use super::values::Values;
 
 fn file(values: &Values, name: &'static str) -> Option<PathBuf> {
     values.get(name).map(PathBuf::from)
@@ -270,7 +253,7 @@ pub(super) fn peer_tls(
 
 #[cfg(test)]
 mod tests {
-    use super::super::Options;
+    use super::super::options::Options;
     use super::*;
 
     fn options(arguments: &[&str]) -> Result<Options, FlagError> {
@@ -350,7 +333,7 @@ mod tests {
         );
         let tls = mixed.client_tls.as_ref().unwrap();
         let (cert, key) = ("c".into(), "k".into());
-        assert_eq!(tls.shown, Shown::Files { cert, key });
+        assert_eq!(tls.certificate, Certificate::Files { cert, key });
         assert!(!tls.names_users && tls.authorities.is_some());
         assert_eq!(mixed.warnings.len(), 2, "{:?}", mixed.warnings);
         let plain = options(&FILES).unwrap();
@@ -360,7 +343,10 @@ mod tests {
             ["http://localhost:2379 is not encrypted: certificates apply to https:// only"]
         );
         let made = options(&[SECURE, "--auto-tls"]).unwrap().client_tls.unwrap();
-        assert_eq!(made.shown, Shown::Made { hosts: vec!["h".to_owned()], years: 1 });
+        assert_eq!(
+            made.certificate,
+            Certificate::SelfSigned { hosts: vec!["h".to_owned()], years: 1 }
+        );
     }
 
     #[test]
@@ -373,13 +359,13 @@ mod tests {
         let all = ["--initial-cluster=default=https://h:2".to_owned()].into_iter().chain(peers);
         let all: Vec<_> = all.chain(files).chain(twice).collect();
         let all: Vec<_> = all.iter().map(String::as_str).collect();
-        assert_eq!(options(&all).unwrap().peer_scheme(), "https://");
+        assert!(options(&all).unwrap().settings.peers_use_tls);
         // During the migration, other members may still be listed with http://.
         let mixed = "--initial-cluster=default=https://h:2,other=http://i:2";
         let mixed = [&all[1..], &[mixed]].concat();
         assert!(options(&mixed).unwrap_err().to_string().contains("must be https://, or none"));
         let migrating = [&mixed[..], &["--peer-tls-migration"]].concat();
-        assert_eq!(options(&migrating).unwrap().peer_scheme(), "https://");
+        assert!(options(&migrating).unwrap().settings.peers_use_tls);
     }
 
     #[test]

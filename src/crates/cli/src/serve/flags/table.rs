@@ -1,6 +1,17 @@
 //! Table of all flags of etcd's server and how each is treated here.
 
-use super::Fate::{self, Ignored, Refused, Used};
+use Fate::{Ignored, Refused, Used};
+
+/// Treatment of a flag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fate {
+    /// It has the same meaning as in etcd.
+    Used,
+    /// It is accepted and has no effect.
+    Ignored,
+    /// It is rejected, because the feature is not supported.
+    Refused,
+}
 
 /// A flag.
 #[derive(Debug)]

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use bowline_server::{Algorithm, JwtSettings};
 
-use super::options::{go_duration, number, wrong};
-use super::{FlagError, Values};
+use super::error::FlagError;
+use super::parse::{go_duration, number, wrong};
+use super::values::Values;
 
 /// Default lifetime of a JWT.
 const JWT_TTL: Duration = Duration::from_secs(300);
@@ -71,7 +72,7 @@ fn jwt(options: &str) -> Result<JwtSettings, FlagError> {
             return Err(refused(format!("{name} requires exactly one value")));
         }
     }
-    let names = || Algorithm::NAMES.join(", ");
+    let names = || Algorithm::ALL.map(|(name, _)| name).join(", ");
     let algorithm = match method {
         None => return Err(refused(format!("jwt requires sign-method, one of {}", names()))),
         Some(name) => Algorithm::named(name).ok_or_else(|| {

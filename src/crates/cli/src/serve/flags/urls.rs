@@ -3,8 +3,8 @@
 use bowline_server::{Endpoint, ListenerScope};
 use std::collections::BTreeSet;
 
-use super::FlagError;
-use super::options::{split, wrong};
+use super::error::FlagError;
+use super::parse::{split, wrong};
 
 /// A URL with a scheme and an address.
 #[derive(Clone, PartialEq, Eq, Debug)]

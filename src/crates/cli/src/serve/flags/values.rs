@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::file;
-use super::options::split;
-use super::table::{FLAGS, Flag};
-use super::{Fate, FlagError};
+use super::error::FlagError;
+use super::table::{FLAGS, Fate, Flag};
 use crate::usage::truth;
 
 /// The given values; flags that were not given are absent.
@@ -23,26 +21,6 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    /// Reads the arguments after `serve`, and the environment for flags not among them. If either names a configuration
-    /// file, only the file is read, as in etcd. Empty variables are ignored.
-    pub(crate) fn read(
-        arguments: &[String],
-        environment: impl Iterator<Item = (String, String)>,
-    ) -> Result<Self, FlagError> {
-        let mut values = Self::default();
-        values.read_arguments(arguments)?;
-        let environment: Vec<_> = environment.filter(|(_, value)| !value.is_empty()).collect();
-        let path = values.get("config-file").map(str::to_owned);
-        let named = || {
-            let named = environment.iter().find(|(name, _)| name == "ETCD_CONFIG_FILE");
-            named.map(|(_, path)| path.clone())
-        };
-        match path.or_else(named) {
-            None => values.read_environment(environment).map(|()| values),
-            Some(path) => file::read(&path),
-        }
-    }
-
     /// Returns an empty set for the values of a file.
     pub(super) fn of_file() -> Self {
         Self { is_of_file: true, ..Self::default() }
@@ -85,7 +63,7 @@ impl Values {
         self.strangers.iter().map(String::as_str)
     }
 
-    fn read_arguments(&mut self, arguments: &[String]) -> Result<(), FlagError> {
+    pub(super) fn read_arguments(&mut self, arguments: &[String]) -> Result<(), FlagError> {
         let mut rest = arguments.iter();
         let mut names = BTreeMap::new();
         while let Some(argument) = rest.next() {
@@ -116,7 +94,10 @@ impl Values {
         Ok(())
     }
 
-    fn read_environment(&mut self, environment: Vec<(String, String)>) -> Result<(), FlagError> {
+    pub(super) fn read_environment(
+        &mut self,
+        environment: Vec<(String, String)>,
+    ) -> Result<(), FlagError> {
         for (name, value) in environment {
             let Some(word) = name.strip_prefix("ETCD_") else { continue };
             match find(&word.to_ascii_lowercase().replace('_', "-")) {
@@ -156,6 +137,11 @@ pub(super) fn find(name: &str) -> Option<&'static Flag> {
     // Flags that were experimental once are accepted under both names.
     let name = name.strip_prefix("experimental-").unwrap_or(name);
     FLAGS.iter().find(|flag| flag.name == name)
+}
+
+/// Splits a comma-separated list.
+pub(super) fn split(list: &str) -> Vec<String> {
+    list.split(',').map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -228,7 +214,10 @@ mod tests {
         for off in ["false", "0", "f", "F", "FALSE", "False"] {
             let flag = format!("--memory-mlock={off}");
             assert!(read(&[&flag], &[]).is_ok(), "{off}: it asks for nothing");
-            assert!(file::read_text("f", &format!("memory-mlock: {off}")).is_ok(), "{off}");
+            assert!(
+                super::super::file::read_text("f", &format!("memory-mlock: {off}")).is_ok(),
+                "{off}"
+            );
         }
         assert!(read(&[both[1], both[1]], &[]).is_ok(), "the last value is used");
         let error = read(&[], &[("ETCD_MEMORY_MLOCK", "true")]).unwrap_err().to_string();

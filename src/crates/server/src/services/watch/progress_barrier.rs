@@ -114,7 +114,7 @@ mod tests {
                 let barrier = ProgressBarrier::default();
                 let (answers, barrier) = (&answers, &barrier);
                 let tell = async |revision: i64| {
-                    let room = answers.slot().await.unwrap();
+                    let slot = answers.slot().await.unwrap();
                     let whole = pb::WatchResponse { watch_id: revision, ..Default::default() };
                     let told =
                         barrier.tell(slot, Revision(revision as u64), whole, |all| vec![Ok(all)]);
