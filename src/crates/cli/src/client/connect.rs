@@ -66,11 +66,6 @@ impl Client {
         Client::after(settings, Arc::clone(&self.has_changed))
     }
 
-    /// Returns the open connection, or connects to the first endpoint that can be reached.
-    pub(crate) async fn link(&self) -> Result<Link, Failure> {
-        Ok(self.calls.link().await?)
-    }
-
     /// Abandons a connection, so that the next request uses the next endpoint.
     pub(crate) async fn leave(&self, link: &Link) {
         self.calls.leave(link).await;
