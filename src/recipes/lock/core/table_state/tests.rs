@@ -122,11 +122,12 @@ fn returned_key_belongs_to_the_successor() {
     let key = state.new_key(&before.prefixes[0], before.session.lease, |_| false);
     let (successor, [waiter]) = new_entry(&mut state, &before.session, &key);
     enqueued(&successor, Enqueued::MustWait);
-    follow(&mut state, &[("lock/5", Some(7), Some(5)), ("lock/5.1", Some(5), None)]);
+    assert_eq!(key, "lock/5.2");
+    follow(&mut state, &[("lock/5", Some(7), Some(5)), ("lock/5.2", Some(5), None)]);
     assert!(matches!(waiter.stage(None), WaiterStage::Requested));
     assert_eq!(successor.keys()[..], ["lock/5"]);
     assert!(state.local(b"lock/5").is_some_and(|entry| Arc::ptr_eq(entry, &successor)));
-    assert!(state.local(b"lock/5.1").is_none());
+    assert!(state.local(b"lock/5.2").is_none());
 }
 
 #[test]
