@@ -109,7 +109,8 @@ fn on_all_cores(seeds: Span<u64>) -> Result<Tally, String> {
 
 /// Runs one history. A failure also prints the shortest failing history that was found.
 fn history(seed: u64, tally: &mut Tally) -> Result<(), String> {
-    let steps: Vec<u64> = (0..STEPS).map(|step| Random::new(seed * STEPS + step).next()).collect();
+    let steps: Vec<u64> =
+        (0..STEPS).map(|step| Random::new(seed * STEPS + step).number()).collect();
     if play(&steps, tally, &mut Vec::new()).is_ok() {
         return Ok(());
     }

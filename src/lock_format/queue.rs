@@ -96,6 +96,11 @@ impl LockQueue {
         self.entries.len()
     }
 
+    /// Reports whether the queue has no entries.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Returns the first entry.
     pub fn first(&self) -> Option<(&QueuePosition, &LockMode)> {
         self.entries.first_key_value()

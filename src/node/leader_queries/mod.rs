@@ -72,7 +72,7 @@ impl<Q> LeaderQueries<Q> {
     pub(crate) fn repeat(&mut self, patience: Duration, now: Moment) -> Option<(u64, &Q)> {
         let late = |query: &&mut InFlight<Q>| now.since(query.sent) >= patience;
         let mut queries = self.in_flight.iter_mut();
-        let (number, query) = queries.find(|(_, query)| late(&query))?;
+        let (number, query) = queries.find(|(_, query)| late(query))?;
         query.sent = now;
         Some((*number, &query.query))
     }

@@ -50,7 +50,7 @@ impl Random {
         self.bytes.is_empty()
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         if let Some(byte) = self.bytes.pop() {
             return u64::from(byte);
         }
@@ -59,7 +59,7 @@ impl Random {
 
     /// Returns a number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.number() % end
     }
 
     pub fn percent(&mut self, chance: u64) -> bool {
@@ -98,6 +98,12 @@ struct Node {
 /// All nodes that make requests.
 pub struct Authors {
     nodes: Vec<Node>,
+}
+
+impl Default for Authors {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Authors {

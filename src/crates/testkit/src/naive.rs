@@ -64,6 +64,12 @@ pub struct Naive {
     applied: Applied,
 }
 
+impl Default for Naive {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Naive {
     pub fn new() -> Self {
         Self {

@@ -168,7 +168,7 @@ pub(super) fn ranges(data: &[u8]) -> Came {
 
 fn drawn(seed: u64, len: u64) -> Vec<u8> {
     let random = &mut Random::new(seed);
-    (0..len).map(|_| random.next() as u8).collect()
+    (0..len).map(|_| random.number() as u8).collect()
 }
 
 pub(super) fn transaction_seeds() -> Vec<Vec<u8>> {
