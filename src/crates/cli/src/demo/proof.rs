@@ -464,8 +464,8 @@ mod tests {
                 "every acknowledged increment",
             ),
             (
-                "an increment replaced another value than the one that was read",
-                |e| e.history[1] = made(21, None, 2),
+                "two increments replaced the same value",
+                |e| e.history[3] = made(51, Some(11), 4),
                 "the counter equals the number",
             ),
             (
