@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bowline_check::intervals::{HoldCall, HoldKind, HoldReply, Holds, holds};
-use bowline_check::{History, KvCall, KvReply, Operation, Total, total};
+use bowline_check::{History, KvCall, KvReply, Operation, Outcome, Seen, Total, total};
 
 use serde::Serialize;
 
@@ -224,6 +224,16 @@ fn miscounted(Evidence { stores, history, .. }: &Evidence) -> Vec<String> {
     if let Some(violation) = total::check(&rules, history).violation() {
         against.push(format!("the history of the counter has no order: {}", violation.why));
     }
+    let mut replaced = BTreeSet::new();
+    for Operation { call, outcome, .. } in history {
+        if let KvCall::CompareAndSet { expect, .. } = call
+            && let Outcome::Ok { reply, .. } = outcome
+            && reply.seen == Seen::Changed(true)
+            && !replaced.insert(expect)
+        {
+            against.push("two increments replaced the same value of the counter".to_owned());
+        }
+    }
     for Store { member, count, rows, .. } in stores {
         let many = rows.len();
         if usize::try_from(*count) != Ok(many) {
@@ -343,8 +353,6 @@ fn in_order(rows: &[Row]) -> Vec<&Row> {
 
 #[cfg(test)]
 mod tests {
-    use bowline_check::Seen;
-
     use super::*;
 
     fn op(number: u64) -> String {
@@ -464,8 +472,8 @@ mod tests {
                 "every acknowledged increment",
             ),
             (
-                "two increments replaced the same value",
-                |e| e.history[3] = made(51, Some(11), 4),
+                "an increment replaced another value than the one that was read",
+                |e| e.history[1] = made(21, None, 2),
                 "the counter equals the number",
             ),
             (
