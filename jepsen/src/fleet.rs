@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bowline::StopReason;
 use bowline::env::Point;
-use bowline_testkit::ports::lasting_addresses;
+use bowline_fleet::ports::free_addresses;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -192,15 +192,15 @@ impl Fleet {
             }
             None => None,
         };
-        let (listens, links) = (lasting_addresses(many), Links::default());
+        let (listens, links) = (free_addresses(many)?, Links::default());
         let (addresses, door) = if setup.proxied {
-            let addresses = lasting_addresses(many);
+            let addresses = free_addresses(many)?;
             let door = crate::proxy::Proxy::start(&addresses, &listens, links.clone())?;
             (addresses, Some(door))
         } else {
             (listens.clone(), None)
         };
-        let clients = lasting_addresses(many);
+        let clients = free_addresses(many)?;
         let places = (addresses.into_iter().zip(listens).zip(clients).enumerate())
             .map(|(member, ((address, listen), client))| Place {
                 dir: volumes.as_ref().map_or_else(

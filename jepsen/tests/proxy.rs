@@ -8,10 +8,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bowline_fleet::ports::free_addresses;
 use bowline_jepsen::links::{Cut, Links, Rule, Traffic};
 use bowline_jepsen::process::LIMIT;
 use bowline_jepsen::proxy::Proxy;
-use bowline_testkit::ports::lasting_addresses;
 
 /// Two members that the test itself plays.
 struct Pair {
@@ -51,7 +51,7 @@ impl Pair {
     fn new() -> Self {
         let listeners: Vec<TcpListener> = (0..2).map(|_| listener()).collect();
         let listens: Vec<String> = listeners.iter().map(address).collect();
-        let addresses = lasting_addresses(2);
+        let addresses = free_addresses(2).unwrap();
         let links = Links::default();
         let proxy = Proxy::start(&addresses, &listens, links.clone()).unwrap();
         Self { links, addresses, listeners, _proxy: proxy }

@@ -90,7 +90,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("src/crates/check", &[]),
     ("src/crates/proto", &[]),
     ("src/crates/fleet", &["bowline"]),
-    ("src/crates/testkit", &["bowline", "bowline-check"]),
+    ("src/crates/testkit", &["bowline", "bowline-check", "bowline-fleet"]),
     ("src/crates/server", &["bowline", "bowline-proto"]),
     ("src/crates/client", &["bowline-proto"]),
     (
@@ -104,17 +104,7 @@ const CRATES: &[(&str, &[&str])] = &[
             "bowline-server",
         ],
     ),
-    (
-        "jepsen",
-        &[
-            "bowline",
-            "bowline-check",
-            "bowline-client",
-            "bowline-fleet",
-            "bowline-proto",
-            "bowline-testkit",
-        ],
-    ),
+    ("jepsen", &["bowline", "bowline-check", "bowline-fleet", "bowline-proto"]),
 ];
 
 /// Sources of nondeterminism, which only the modules in [`DOORS`] may use. Everything else must be replayable from a

@@ -138,7 +138,7 @@ mod tests {
     fn refused_connection_means_the_request_was_not_sent() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let miss = runtime.block_on(async {
-            let free = bowline_testkit::ports::lasting_addresses(1).remove(0);
+            let free = bowline_fleet::ports::free_addresses(1).unwrap().remove(0);
             let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{free}"));
             let channel = endpoint.unwrap().connect_lazy();
             let mut kv = bowline_proto::etcdserverpb::kv_client::KvClient::new(channel);

@@ -173,7 +173,7 @@ fn snapshot_and_inspect_print_the_actual_contents() {
 #[test]
 fn three_members_restored_by_the_command_are_a_cluster() {
     let place = Place::new("three").with_data();
-    let addresses = bowline_testkit::ports::lasting_addresses(3);
+    let addresses = bowline_fleet::ports::free_addresses(3).unwrap();
     let names = ["a", "b", "c"];
     let members: Vec<(&str, String)> = names.into_iter().zip(addresses).collect();
     for name in names {
