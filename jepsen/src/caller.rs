@@ -195,7 +195,7 @@ impl<'a> Caller<'a> {
     /// # Errors
     ///
     /// Returns the error of the last attempt.
-    pub fn insist(&mut self, call: &Call, limit: Duration) -> Result<Reply, Miss> {
+    pub fn call_until_answered(&mut self, call: &Call, limit: Duration) -> Result<Reply, Miss> {
         let until = self.now() + u64::try_from(limit.as_micros()).unwrap_or(u64::MAX / 2);
         loop {
             match self.call(call) {

@@ -647,7 +647,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
         let fall = ReplyTo::Call(Box::new(|_| panic!("a test's own panic")));
-        node.shared.insist(Command::Put(Put::new("k", "v")), fall);
+        node.shared.propose_until_applied(Command::Put(Put::new("k", "v")), fall);
         assert_eq!(node.wait_for(|_| false).block().role, Role::Stopped);
         assert!(node.stopped().block().to_string().contains("a test's own panic"));
     }
@@ -694,7 +694,7 @@ mod tests {
             assert!(call.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
         }
         let fall = ReplyTo::Call(Box::new(|_| panic!("a test's own panic")));
-        node.shared.insist(Command::Put(Put::new("k", "v")), fall);
+        node.shared.propose_until_applied(Command::Put(Put::new("k", "v")), fall);
         assert!(node.stopped().block().to_string().contains("a test's own panic"));
         assert!(node.shutdown().block().hanging.is_empty());
         for call in waiting {

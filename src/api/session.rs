@@ -7,7 +7,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::model::{Command, LeaseId, Limits, Moment, Rejection, SessionInfo};
-use crate::node::{Claim, Input, Parting, SessionEndReason, SessionState, Shared, SharedSession};
+use crate::node::{
+    Claim, Input, SessionClose, SessionEndReason, SessionState, Shared, SharedSession,
+};
 
 use super::Client;
 use super::call::{Answer, deadline_option};
@@ -159,7 +161,7 @@ impl Session {
     pub async fn close(&self) -> Result<(), Error> {
         let (state, shared) = (self.shared_session(), self.shared());
         match state.finish(SessionEndReason::Closed, shared.now()) {
-            None => shared.push(Input::PartSession(Arc::clone(state), Parting::Closed)),
+            None => shared.push(Input::CloseSession(Arc::clone(state), SessionClose::Closed)),
             Some(end @ SessionEndReason::NotRenewed) if state.delay > Duration::ZERO => {
                 return Err(Error::ended(end, shared));
             }
@@ -190,7 +192,7 @@ impl Session {
     pub fn detach(self) -> LeaseId {
         let (state, shared) = (self.shared_session(), self.shared());
         if state.finish(SessionEndReason::Detached, shared.now()).is_none() {
-            shared.push(Input::PartSession(Arc::clone(state), Parting::Detached));
+            shared.push(Input::CloseSession(Arc::clone(state), SessionClose::Detached));
         }
         state.lease
     }

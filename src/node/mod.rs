@@ -40,7 +40,7 @@ pub use requests::answer::StopReason;
 pub(crate) use requests::answer::{CallError, CallResult, ReplyTo};
 pub(crate) use requests::inbox::Input;
 pub(crate) use requests::writing::PART_BYTES;
-pub(crate) use sessions::session::{Claim, Parting, SharedSession};
+pub(crate) use sessions::session::{Claim, SessionClose, SharedSession};
 pub use sessions::session::{ResumeSessionError, SessionEndReason, SessionState};
 pub(crate) use settings::{Contact, Drift, Settings};
 pub(crate) use shared::{Follower, Shared};

@@ -267,7 +267,7 @@ impl Shared {
 
     /// Proposes a command without a deadline, and calls back with the outcome. For internal use by
     /// locks: the command does not count towards the limit of open writes and is never given up.
-    pub(crate) fn insist(&self, command: Command, reply: ReplyTo<Reply>) {
+    pub(crate) fn propose_until_applied(&self, command: Command, reply: ReplyTo<Reply>) {
         if let Err(rejection) = fits(&command) {
             tracing::error!(%rejection, "internal command is larger than a log entry");
             return reply.send(Err(rejection.into()));
@@ -276,12 +276,12 @@ impl Shared {
         self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply, trace }));
     }
 
-    /// Like [`Shared::insist`], for operations that callers can request any number of times. They
+    /// Like [`Shared::propose_until_applied`], for operations that callers can request any number of times. They
     /// count towards the limit of open writes.
     ///
     /// # Errors
     /// Returns [`CallError::Busy`], or the violated limit. After an error nothing will be applied.
-    pub(crate) fn insist_admitted(
+    pub(crate) fn propose_admitted_until_applied(
         &self,
         command: Command,
         reply: ReplyTo<Reply>,

@@ -40,7 +40,7 @@ struct Operator {
 
 impl Operator {
     /// Repeats a call on one member after the other until the call succeeds or `is_done` returns true.
-    fn insist(
+    fn change_until_done(
         caller: &mut Caller<'_>,
         kind: &'static str,
         call: &Call,
@@ -82,7 +82,7 @@ impl Client for Operator {
         if joined.result.is_ok() {
             thread::sleep(STAYS);
             let promote = Call::Promote { member: name.clone() };
-            Self::insist(
+            Self::change_until_done(
                 caller,
                 "promote",
                 &promote,
@@ -95,7 +95,7 @@ impl Client for Operator {
         }
         let remove = Call::Remove { member: name.clone() };
         let kind = if joined.result.is_ok() { "remove" } else { NOBODY_REMOVED };
-        let is_out = Self::insist(caller, kind, &remove, |members| {
+        let is_out = Self::change_until_done(caller, kind, &remove, |members| {
             matches!(members, Reply::Members { voters, learners, .. }
                 if !voters.contains(&name) && !learners.contains(&name))
         });

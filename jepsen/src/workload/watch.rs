@@ -184,7 +184,7 @@ impl Client for Hand<'_> {
         // After the member is back, everything up to the current revision must arrive.
         let home = caller.member;
         let list = Call::List { prefix: PREFIX.to_owned() };
-        let there = caller.insist(&list, BACK_WITHIN);
+        let there = caller.call_until_answered(&list, BACK_WITHIN);
         caller.member = home;
         let last = match last_of(&there) {
             Ok(last) => last,

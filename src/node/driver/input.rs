@@ -80,9 +80,9 @@ impl Driver {
             Input::OpenSession(opening) => self.open_session(opening),
             Input::SessionGranted(opening, granted) => self.session_granted(opening, granted),
             Input::ResumeSession(resuming) => self.resume_session(resuming, now),
-            Input::PartSession(state, parting) => {
-                if let Some(lease) = self.sessions.part(&state, parting, now) {
-                    self.insist(Command::Revoke(lease));
+            Input::CloseSession(state, close) => {
+                if let Some(lease) = self.sessions.close(&state, close, now) {
+                    self.propose_until_applied(Command::Revoke(lease));
                 }
             }
             Input::Transfer { to, deadline, reply } => self.transfer(to, deadline, reply),

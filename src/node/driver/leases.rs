@@ -36,7 +36,7 @@ impl Driver {
                     && node == self.shared.settings.node
                     && incarnation < self.identity.incarnation()
                 {
-                    self.insist(Command::Revoke(id));
+                    self.propose_until_applied(Command::Revoke(id));
                 }
             }
             LeaseChange::Ended { id } => {

@@ -324,7 +324,11 @@ impl Driver {
             self.membership.has_announced = true;
             let (name, address) = (name.clone(), address.clone());
             let endpoints = settings.endpoints.clone();
-            self.insist(Command::Announce(MemberAttributes { name, address, endpoints }));
+            self.propose_until_applied(Command::Announce(MemberAttributes {
+                name,
+                address,
+                endpoints,
+            }));
         }
     }
 
@@ -343,7 +347,7 @@ impl Driver {
             return;
         };
         tracing::info!(%version, "raising cluster version, all members support it");
-        let seq = self.insist(Command::Raise(version));
+        let seq = self.propose_until_applied(Command::Raise(version));
         if let Some(leading) = &mut self.leader {
             leading.raising = Some(seq);
         }

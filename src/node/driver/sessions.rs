@@ -32,7 +32,7 @@ impl Driver {
             Err(error) => return opening.reply.send(Err(error)),
         };
         if opening.reply.is_gone() || self.lifecycle.farewell().is_some() {
-            self.insist(Command::Revoke(lease));
+            self.propose_until_applied(Command::Revoke(lease));
             let (reason, maybe_applied) = (StopReason::Shutdown, true);
             return opening.reply.send(Err(CallError::Stopped { reason, maybe_applied }));
         }
@@ -87,7 +87,7 @@ impl Driver {
     /// Ends the sessions that were not renewed in time, and notifies their watchers. Called at each tick.
     pub(super) fn tend_sessions(&mut self, now: Moment) {
         for lease in self.sessions.tick(now) {
-            self.insist(Command::Revoke(lease));
+            self.propose_until_applied(Command::Revoke(lease));
         }
         let late = self.sessions.give_up(now);
         self.tell_resumed(late);

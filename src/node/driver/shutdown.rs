@@ -19,7 +19,7 @@ impl Driver {
         match self.lifecycle.apply(event) {
             LifecycleAction::CloseSessions => {
                 for lease in self.sessions.close_all(now) {
-                    self.insist(Command::Revoke(lease));
+                    self.propose_until_applied(Command::Revoke(lease));
                 }
             }
             LifecycleAction::Nothing | LifecycleAction::Stop(_) => {}

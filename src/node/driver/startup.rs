@@ -93,7 +93,7 @@ impl Driver {
     pub(super) fn end_own_past(&mut self) {
         let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         for lease in self.machine.left_behind(node, incarnation) {
-            self.insist(Command::Revoke(lease));
+            self.propose_until_applied(Command::Revoke(lease));
         }
     }
 }

@@ -57,7 +57,7 @@ impl ToLeader {
     }
 
     /// Adds an internal request of the node without a deadline. Returns the number of the request.
-    pub(super) fn insist(&mut self, command: Command, now: Moment) -> u64 {
+    pub(super) fn propose_until_applied(&mut self, command: Command, now: Moment) -> u64 {
         let trace = RequestTrace::begin(&command, now);
         let (deadline, reply) = (None, ReplyTo::Nobody);
         self.proposals.add(Write { command, deadline, bytes: 0, reply, trace })
@@ -164,8 +164,8 @@ impl ToLeader {
 
 impl Driver {
     /// Adds an internal request of the node without a deadline. Returns the number of the request.
-    pub(super) fn insist(&mut self, command: Command) -> u64 {
-        self.to_leader.insist(command, self.shared.now())
+    pub(super) fn propose_until_applied(&mut self, command: Command) -> u64 {
+        self.to_leader.propose_until_applied(command, self.shared.now())
     }
 
     /// If another node is the leader, sends this node's requests to it.

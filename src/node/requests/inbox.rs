@@ -21,7 +21,7 @@ use crate::node::leader_queries::lease_calls::PendingLeaseCall;
 use crate::node::leader_queries::reads::ReadWaiter;
 use crate::node::requests::answer::{CallError, CallResult, ReplyTo, StopReason};
 use crate::node::requests::request_trace::RequestTrace;
-use crate::node::sessions::session::{Parting, SharedSession};
+use crate::node::sessions::session::{SessionClose, SharedSession};
 use crate::node::sessions::{SessionOpening, SessionResuming};
 use crate::node::snapshots::snapshot_worker::News;
 use crate::node::threads::parker::{Parker, Sleeper};
@@ -63,7 +63,7 @@ pub(crate) enum Input {
     /// A caller renews a lease, or asks for its remaining TTL.
     Lease(PendingLeaseCall),
     /// A session was closed or detached, or a claim on it was dropped.
-    PartSession(Arc<SharedSession>, Parting),
+    CloseSession(Arc<SharedSession>, SessionClose),
     /// A node that is not a member asks to join.
     Join(JoinAsk, JoinReply),
     /// The result of adding the node that asked to join.
@@ -279,7 +279,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &StopReason) {
             | Input::LogCut
             | Input::LogFailed(_)
             | Input::Snapshot(_)
-            | Input::PartSession(..)
+            | Input::CloseSession(..)
             | Input::Stop
             | Input::Abort => {}
         }

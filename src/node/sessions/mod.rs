@@ -24,7 +24,8 @@ use crate::model::{Command, LeaseId, Moment, Rejection, SessionInfo};
 use crate::node::leader_queries::LeaderQueries;
 use crate::node::requests::answer::{CallError, CallResult, ReplyTo};
 use crate::node::sessions::session::{
-    Claim, Parting, ResumeSessionError, SessionEndReason, SessionState, SessionTerms, SharedSession,
+    Claim, ResumeSessionError, SessionClose, SessionEndReason, SessionState, SessionTerms,
+    SharedSession,
 };
 use crate::node::settings::Drift;
 
@@ -194,10 +195,10 @@ impl Sessions {
     }
 
     /// Gives up a session or a claim on it. Returns the lease to revoke, if any.
-    pub(crate) fn part(
+    pub(crate) fn close(
         &mut self,
         state: &Arc<SharedSession>,
-        parting: Parting,
+        close: SessionClose,
         now: Moment,
     ) -> Option<LeaseId> {
         let lease = state.lease;
@@ -208,14 +209,14 @@ impl Sessions {
             kept.claims -= 1;
             kept.claims == 0
         });
-        let (goes, revoke) = match parting {
-            // `close` has already ended the session, and its caller waits for the revocation.
-            Parting::Closed => (is_kept, true),
-            Parting::Detached => (is_kept, false),
-            Parting::Dropped => {
+        let (goes, revoke) = match close {
+            // `Session::close` has already ended the session, and its caller waits for the revocation.
+            SessionClose::Closed => (is_kept, true),
+            SessionClose::Detached => (is_kept, false),
+            SessionClose::Dropped => {
                 (last, last && state.finish(SessionEndReason::Closed, now).is_none())
             }
-            Parting::Declined => {
+            SessionClose::Declined => {
                 if last {
                     state.finish(SessionEndReason::Detached, now);
                 }
@@ -537,7 +538,7 @@ mod tests {
             let (mut sessions, state) = one_with(0, own);
             assert_eq!(sessions.tick(at(2699)), []);
             assert_eq!(sessions.tick(at(2700)), revoked, "own: {own}");
-            assert_eq!(sessions.part(&state, Parting::Dropped, at(2701)), None);
+            assert_eq!(sessions.close(&state, SessionClose::Dropped, at(2701)), None);
         }
     }
 
@@ -546,7 +547,7 @@ mod tests {
         // The claim is dropped, or the node shut down, after the session has expired and before the tick that reports
         // it.
         let (mut sessions, state) = one_with(10_000, false);
-        assert_eq!(sessions.part(&state, Parting::Dropped, at(2700)), None);
+        assert_eq!(sessions.close(&state, SessionClose::Dropped, at(2700)), None);
         let (mut sessions, _) = one_with(10_000, false);
         assert_eq!(sessions.close_all(at(2700)), []);
         let (mut sessions, _) = one_with(10_000, false);
@@ -558,9 +559,9 @@ mod tests {
         let (mut sessions, state) = one();
         let (_, again) = resume(&mut sessions, (3000, 0), 100);
         assert!(Arc::ptr_eq(&again.unwrap().unwrap(), &state), "it is kept here already");
-        assert_eq!(sessions.part(&state, Parting::Dropped, at(200)), None);
+        assert_eq!(sessions.close(&state, SessionClose::Dropped, at(200)), None);
         assert_eq!(state.end(at(200)), None);
-        assert_eq!(sessions.part(&state, Parting::Dropped, at(300)), Some(LEASE));
+        assert_eq!(sessions.close(&state, SessionClose::Dropped, at(300)), Some(LEASE));
         assert_eq!(state.end(at(300)), Some(SessionEndReason::Closed));
         assert_eq!(sessions.len(), 0);
     }
@@ -576,14 +577,14 @@ mod tests {
         );
         let (mut sessions, state) = one();
         state.finish(SessionEndReason::Detached, at(100));
-        assert_eq!(sessions.part(&state, Parting::Detached, at(100)), None);
+        assert_eq!(sessions.close(&state, SessionClose::Detached, at(100)), None);
         assert_eq!(sessions.len(), 0);
         let (_answer, now) = resume(&mut sessions, (3000, 0), 200);
         assert!(now.is_none(), "it is another session");
         let (round, leases) = sessions.due(at(200)).unwrap();
         let second = only(sessions.renewed(round, &leases, &[], at(210))).unwrap();
-        for parting in [Parting::Dropped, Parting::Declined, Parting::Detached] {
-            assert_eq!(sessions.part(&state, parting, at(300)), None, "{parting:?}");
+        for close in [SessionClose::Dropped, SessionClose::Declined, SessionClose::Detached] {
+            assert_eq!(sessions.close(&state, close, at(300)), None, "{close:?}");
         }
         assert_eq!((second.end(at(300)), sessions.len()), (None, 1), "the first has no say in it");
     }
@@ -641,7 +642,7 @@ mod tests {
         let (_answer, _) = resume(&mut sessions, (3000, 0), 0);
         let (round, leases) = sessions.due(at(0)).unwrap();
         let state = only(sessions.renewed(round, &leases, &[], at(10))).unwrap();
-        assert_eq!(sessions.part(&state, Parting::Declined, at(20)), None);
+        assert_eq!(sessions.close(&state, SessionClose::Declined, at(20)), None);
         assert_eq!((state.end(at(20)), sessions.len()), (Some(SessionEndReason::Detached), 0));
     }
 

@@ -262,7 +262,7 @@ impl SharedSession {
 
 /// The way in which a user gives up a session, or a claim on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Parting {
+pub(crate) enum SessionClose {
     /// The session was closed: it has ended, and its lease must be revoked.
     Closed,
     /// The session was detached: it has ended, and its lease stays.
@@ -281,23 +281,23 @@ pub(crate) struct Claim {
     /// The state of the node that keeps the session.
     pub(crate) shared: Arc<Shared>,
     pub(crate) state: Arc<SharedSession>,
-    parting: Parting,
+    close: SessionClose,
 }
 
 impl Claim {
     /// Returns a claim that closes the session if the caller never receives it.
     pub(in crate::node) fn opened(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
-        Self { shared, state, parting: Parting::Dropped }
+        Self { shared, state, close: SessionClose::Dropped }
     }
 
     /// Returns a claim that leaves the lease unchanged if the caller never receives it.
     pub(in crate::node) fn resumed(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
-        Self { shared, state, parting: Parting::Declined }
+        Self { shared, state, close: SessionClose::Declined }
     }
 
     /// Marks the claim as received by its caller.
     pub(crate) fn taken(mut self) -> Self {
-        self.parting = Parting::Dropped;
+        self.close = SessionClose::Dropped;
         self
     }
 }
@@ -306,7 +306,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // A session that has ended was already closed, or its lease expires by itself.
         if self.state.end(self.shared.now()).is_none() {
-            self.shared.push(Input::PartSession(Arc::clone(&self.state), self.parting));
+            self.shared.push(Input::CloseSession(Arc::clone(&self.state), self.close));
         }
     }
 }

@@ -251,7 +251,7 @@ impl CompareAndSet {
             Err(error) => error.effect() != Effect::NotApplied,
         };
         if let Some(lease) = lease.filter(|_| !is_made || mutant!(B63)) {
-            client.shared.insist(Command::Revoke(lease), ReplyTo::Nobody);
+            client.shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Nobody);
         }
         swapped(&client, &reply?, key).await
     }
@@ -412,7 +412,7 @@ impl Granted {
 impl Drop for Granted {
     fn drop(&mut self) {
         if !self.is_kept {
-            self.shared.insist(Command::Revoke(self.lease), ReplyTo::Nobody);
+            self.shared.propose_until_applied(Command::Revoke(self.lease), ReplyTo::Nobody);
         }
     }
 }

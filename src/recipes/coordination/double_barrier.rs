@@ -303,7 +303,9 @@ impl BarrierParticipant {
             });
             if is_empty.await.map_err(when_left)? {
                 // The last participant inside has crashed.
-                client.shared.insist(Command::Txn(tidying(&prefix)), ReplyTo::Nobody);
+                client
+                    .shared
+                    .propose_until_applied(Command::Txn(tidying(&prefix)), ReplyTo::Nobody);
             }
             Ok(())
         })

@@ -96,7 +96,7 @@ impl UndoOnDrop {
             }
         }));
         let change = UndoOnDrop { shared: Arc::downgrade(shared), receiver, undo };
-        shared.insist_admitted(command, reply)?;
+        shared.propose_admitted_until_applied(command, reply)?;
         Ok(change)
     }
 
@@ -127,7 +127,7 @@ impl Drop for UndoOnDrop {
 fn undo_now(shared: &Weak<Shared>, undo: &Undo, outcome: CallResult<Reply>) {
     let (Some(shared), Ok(reply)) = (shared.upgrade(), outcome) else { return };
     if let Some(command) = undo(&reply) {
-        shared.insist(command, ReplyTo::Nobody);
+        shared.propose_until_applied(command, ReplyTo::Nobody);
     }
 }
 
@@ -227,7 +227,7 @@ impl SessionKey {
         }
         let (sender, receiver) = oneshot::channel();
         let command = (self.deletion)(&self.key, self.since);
-        self.session.shared().insist(command, ReplyTo::Waiting(sender));
+        self.session.shared().propose_until_applied(command, ReplyTo::Waiting(sender));
         let unknown = Error::Deadline { effect: Effect::Unknown };
         match until.within(receiver).await {
             Ok(Ok(outcome)) => match outcome? {
@@ -243,7 +243,7 @@ impl Drop for SessionKey {
     fn drop(&mut self) {
         if !self.is_left && !self.is_left_to_its_lease() {
             let command = (self.deletion)(&self.key, self.since);
-            self.session.shared().insist(command, ReplyTo::Nobody);
+            self.session.shared().propose_until_applied(command, ReplyTo::Nobody);
         }
     }
 }

@@ -256,7 +256,7 @@ async fn resume<G: OfHold + 'static>(
         let acquire = adopted.map(|queued| Acquire::<G>::of(&taker, taken, queued, None));
         waking(|| drop(sender.send(acquire)));
     }));
-    shared.insist_admitted(command, reply).map_err(Error::from)?;
+    shared.propose_admitted_until_applied(command, reply).map_err(Error::from)?;
     let stopped = || LockError::NodeStopped(shared.stop_reason().unwrap_or(StopReason::Shutdown));
     let acquire = tokio::select! {
         biased;

@@ -189,7 +189,7 @@ impl WriteGuard {
         }
         let (sender, receiver) = oneshot::channel();
         let command = Command::Txn(hold.downgrading());
-        hold.session().shared().insist(command, ReplyTo::Waiting(sender));
+        hold.session().shared().propose_until_applied(command, ReplyTo::Waiting(sender));
         match confirmed(hold.session().shared(), receiver).await {
             Ok(Reply::Txn(reply)) if !reply.succeeded => {
                 Err(DowngradeError::Lost(hold.is_lost().unwrap_or(LostReason::KeyDeleted)))

@@ -195,7 +195,7 @@ impl Upgrade {
                 revert(&shared, back, &outcome);
             }
         }));
-        shared.insist(Command::Txn(txn), reply);
+        shared.propose_until_applied(Command::Txn(txn), reply);
         let late = Box::pin(late(Arc::clone(shared), until));
         Some(UpgradeStep::Writes { answer, late, _second: second })
     }
@@ -205,7 +205,7 @@ impl Upgrade {
         let (sender, answer) = oneshot::channel();
         let session = read.session().clone();
         let shared = Arc::clone(session.shared());
-        shared.insist(Command::Txn(read.downgrading()), ReplyTo::Waiting(sender));
+        shared.propose_until_applied(Command::Txn(read.downgrading()), ReplyTo::Waiting(sender));
         UpgradeStep::Reads(Box::pin(async move {
             tokio::select! {
                 biased;
@@ -345,7 +345,7 @@ fn revert(shared: &Shared, mut back: Txn, outcome: &CallResult<Reply>) {
     };
     let Some(Op::Put(put)) = back.success.first() else { return };
     back.compares.push(Compare::mod_revision(put.key.clone()).eq(revision));
-    shared.insist(Command::Txn(back), ReplyTo::Nobody);
+    shared.propose_until_applied(Command::Txn(back), ReplyTo::Nobody);
 }
 
 /// Returns the first row after a reader, if that row keeps all other readers from holding the lock

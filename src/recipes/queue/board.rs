@@ -465,7 +465,7 @@ impl Board {
         }));
         // The limit of in-flight writes need not be checked, because the board has one proposal at
         // a time.
-        self.session.shared().insist(Command::Txn(txn), reply);
+        self.session.shared().propose_until_applied(Command::Txn(txn), reply);
     }
 
     fn count_patience(self: &Arc<Self>, head: Bytes) {
@@ -498,7 +498,7 @@ impl Drop for Board {
         // detached, the row would remain.
         if state.stands && self.session.end() != Some(SessionEndReason::NotRenewed) {
             let leave = Command::Delete(crate::model::Delete::new(self.idle_key()));
-            self.session.shared().insist(leave, ReplyTo::Nobody);
+            self.session.shared().propose_until_applied(leave, ReplyTo::Nobody);
         }
     }
 }

@@ -58,7 +58,7 @@ impl DeliveryClaim {
         let compares = vec![self.is_ours()];
         let mut txn = Txn { compares, success: vec![Op::delete(self.key())], failure: vec![] };
         mutant!(B11, txn.success = self.done().into());
-        self.session.shared().insist(Command::Txn(txn), reply);
+        self.session.shared().propose_until_applied(Command::Txn(txn), reply);
     }
 }
 
@@ -269,7 +269,7 @@ impl Delivery {
         let command = Command::Txn(txn);
         let outcome = if acknowledges_only {
             let (reply, outcome) = self.settling();
-            shared.insist(command, reply);
+            shared.propose_until_applied(command, reply);
             outcome
         } else {
             // If the request is not admitted, nothing is in flight, and dropping the delivery
@@ -277,7 +277,7 @@ impl Delivery {
             loop {
                 let (sender, outcome) = oneshot::channel();
                 let reply = self.settling_into(sender);
-                match shared.insist_admitted(command.clone(), reply) {
+                match shared.propose_admitted_until_applied(command.clone(), reply) {
                     Ok(()) => break outcome,
                     Err(CallError::Busy) if shared.now() < deadline => {
                         shared
@@ -381,7 +381,7 @@ impl Delivery {
         });
         // If the transaction is not applied, the handler of its outcome releases the item.
         let (reply, outcome) = self.settling();
-        shared.insist_admitted(command, reply).map_err(Error::from)?;
+        shared.propose_admitted_until_applied(command, reply).map_err(Error::from)?;
         self.open = false;
         // The transaction may now use the lease, so do not revoke it any more. The lease expires by
         // itself.
@@ -392,7 +392,7 @@ impl Delivery {
             Err(error) => error.effect() != Effect::NotApplied,
         };
         if !is_delayed {
-            shared.insist(Command::Revoke(lease), ReplyTo::Nobody);
+            shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Nobody);
         }
         match answer {
             Ok(reply) if reply.succeeded => Ok(()),

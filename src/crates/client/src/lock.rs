@@ -164,7 +164,9 @@ async fn enter(
         success: vec![pb::RequestOp { request: Some(Request::RequestPut(put)) }],
         failure: vec![pb::RequestOp { request: Some(Request::RequestRange(get)) }],
     };
-    let answer = insist(client, async |link: Link| link.kv().txn(request.clone()).await).await?;
+    let answer =
+        call_until_answered(client, async |link: Link| link.kv().txn(request.clone()).await)
+            .await?;
     let found = answer.responses.first().and_then(|op| match &op.response {
         Some(pb::response_op::Response::ResponseRange(range)) => range.kvs.first(),
         _ => None,
@@ -187,7 +189,7 @@ fn created_at(key: &Bytes, revision: i64) -> pb::Compare {
 }
 
 /// Repeats an idempotent request until a server answers it. The caller limits the time.
-async fn insist<T>(
+async fn call_until_answered<T>(
     client: &Client,
     call: impl AsyncFn(Link) -> Result<Response<T>, tonic::Status>,
 ) -> Result<T, Error> {
@@ -247,7 +249,7 @@ impl QueueEntry {
                 ..Default::default()
             };
             let call = async |link: Link| link.kv().range(request.clone()).await;
-            let answer = insist(client, call).await.map_err(NotHeld::Failed)?;
+            let answer = call_until_answered(client, call).await.map_err(NotHeld::Failed)?;
             let mut line = queue_entries(&self.name, answer.kvs);
             let own = line.iter().position(|row| row.key == self.key);
             let Some(at) = own.filter(|at| line[*at].create_revision == self.created) else {
@@ -294,8 +296,10 @@ impl QueueEntry {
         loop {
             until_deleted(client, &[(self.key.clone(), Bytes::new())], from).await;
             let request = pb::RangeRequest { key: self.key.clone(), ..Default::default() };
-            let row =
-                insist(client, async |link: Link| link.kv().range(request.clone()).await).await;
+            let row = call_until_answered(client, async |link: Link| {
+                link.kv().range(request.clone()).await
+            })
+            .await;
             let Ok(pb::RangeResponse { header, kvs, .. }) = row else {
                 // A rejected read does not show whether the key exists. Whether the lease is still renewed is checked
                 // elsewhere.

@@ -80,7 +80,7 @@ impl Member {
     ///
     /// # Errors
     /// Fails if the token has expired since, and with the errors of the call.
-    pub(crate) async fn insisting<T, F>(
+    pub(crate) async fn retry_while_outdated<T, F>(
         &self,
         who: &Identity,
         mut ask: impl FnMut(UserClient) -> F,

@@ -108,7 +108,7 @@ fn retried_growth_is_rejected_once_no_attempt_can_apply() {
     let (sender, mut told) = tokio::sync::oneshot::channel();
     let handed = txn(vec![Op::delete("k1"), Op::put("more", vec![b'v'; 100_000])]);
     unheard_of(&mut three, |three| {
-        three.shared(1).insist(handed, crate::node::ReplyTo::Waiting(sender));
+        three.shared(1).propose_until_applied(handed, crate::node::ReplyTo::Waiting(sender));
     });
     three.pass(2_000);
     assert!(is_quota(&told.try_recv().unwrap()));
@@ -129,7 +129,7 @@ fn logged_growth_is_reported_as_applied_despite_a_full_quota() {
     three.hub.cut(id(2), id(1));
     let (sender, mut told) = tokio::sync::oneshot::channel();
     let handed = put("more", 100_000);
-    three.shared(1).insist(handed, crate::node::ReplyTo::Waiting(sender));
+    three.shared(1).propose_until_applied(handed, crate::node::ReplyTo::Waiting(sender));
     three.pass(50);
     assert_eq!(three.shared(2).reader.revision(), before, "nobody has decided it");
     three.hub.cut(id(2), id(0));

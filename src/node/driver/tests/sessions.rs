@@ -4,7 +4,7 @@ use super::*;
 use crate::model::{LeaseId, PutLease, Rejection, SessionInfo};
 use crate::node::sessions::session::ReportedState;
 use crate::node::{
-    Claim, Next, Parting, ResumeSessionError, SessionEndReason, SessionState, SharedSession,
+    Claim, Next, ResumeSessionError, SessionClose, SessionEndReason, SessionState, SharedSession,
 };
 
 const KEY: &str = "bound";
@@ -65,7 +65,7 @@ impl Three {
     fn detach(&self, claim: Claim) -> LeaseId {
         let state = Arc::clone(&claim.state);
         assert_eq!(state.finish(SessionEndReason::Detached, self.clock.now()), None);
-        claim.shared.push(Input::PartSession(Arc::clone(&state), Parting::Detached));
+        claim.shared.push(Input::CloseSession(Arc::clone(&state), SessionClose::Detached));
         state.lease
     }
 }

@@ -100,7 +100,7 @@ impl LockTable {
         let known = Arc::clone(&keys);
         let reply =
             ReplyTo::Call(Box::new(move |outcome| table.entered(&enqueued, &known, outcome)));
-        if let Err(error) = shared.insist_admitted(command, reply) {
+        if let Err(error) = shared.propose_admitted_until_applied(command, reply) {
             let mut actions = DeferredActions::default();
             let why = LockError::Store(error.into());
             self.lock().enqueue_failed(&entry, &keys, why, &mut actions);
@@ -274,7 +274,7 @@ impl LockTable {
                     if let Some(shared) = self.shared.upgrade() {
                         let success = unbinding(entry.session.lease, &bound);
                         let txn = Txn { success, ..Txn::default() };
-                        shared.insist(Command::Txn(txn), ReplyTo::Nobody);
+                        shared.propose_until_applied(Command::Txn(txn), ReplyTo::Nobody);
                     }
                 }
             }
@@ -314,7 +314,7 @@ impl LockTable {
             }
             table.run(actions);
         }));
-        shared.insist(Command::Txn(txn), reply);
+        shared.propose_until_applied(Command::Txn(txn), reply);
     }
 
     /// Runs a release plan.
@@ -328,7 +328,9 @@ impl LockTable {
         let lease = entry.session.lease;
         self.keep_unusable(plan, lease);
         let command = Command::Txn(plan.to_txn(&shared, lease));
-        let Some(successor) = &plan.successor else { return shared.insist(command, reply) };
+        let Some(successor) = &plan.successor else {
+            return shared.propose_until_applied(command, reply);
+        };
         // A transfer writes, so it may be rejected for lack of space or because of an alarm. If the
         // transfer is rejected, delete the keys instead: deletions are not rejected for these
         // reasons.
@@ -340,12 +342,12 @@ impl LockTable {
                     let left = ReplyTo::Call(Box::new(move |left: CallResult<Reply>| {
                         reply.send(if reports_failure { left.and(Err(error)) } else { left });
                     }));
-                    shared.insist(Command::Txn(leaving), left);
+                    shared.propose_until_applied(Command::Txn(leaving), left);
                 }
                 (outcome, _) => reply.send(outcome),
             }
         }));
-        shared.insist(command, tried);
+        shared.propose_until_applied(command, tried);
     }
 
     /// Records, before the proposal, keys that are transferred away and may be transferred back.
@@ -380,7 +382,7 @@ impl LockTable {
                 (Err(error), Some(leaving), Some(shared))
                     if !matches!(error, CallError::Stopped { .. }) =>
                 {
-                    shared.insist(Command::Txn(leaving), released);
+                    shared.propose_until_applied(Command::Txn(leaving), released);
                 }
                 (Ok(Reply::Txn(txn)), ..) => released.send(Ok(release_reply(txn))),
                 _ => released.send(outcome.clone()),
@@ -390,7 +392,7 @@ impl LockTable {
                 table.lock().forget_absent(&entry, &old, since);
             }
         }));
-        shared.insist(command, reply);
+        shared.propose_until_applied(command, reply);
     }
 
     /// Handles the outcome of an enqueue, on the driver's thread, where it is applied.

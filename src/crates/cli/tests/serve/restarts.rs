@@ -130,9 +130,9 @@ fn new_member_rejects_a_directory_with_etcd_data() {
     let usual = flags(0, &[peer], client, dir.path());
     let said = refused(&usual);
     assert!(said.contains("holds data of etcd") && said.contains("`bowline import`"), "{said}");
-    let insists = Server::start(&usual, client, &["--ignore-etcd-data"]).ready();
-    put(&insists);
-    insists.stop();
+    let ignoring = Server::start(&usual, client, &["--ignore-etcd-data"]).ready();
+    put(&ignoring);
+    ignoring.stop();
     has_key(&Server::start(&usual, client, &[]).ready());
 }
 

@@ -37,7 +37,7 @@ impl AuthService {
             let change = change.clone();
             async move { client.change_access(change).await }
         };
-        let revision = self.member.insisting(who, ask).await?;
+        let revision = self.member.retry_while_outdated(who, ask).await?;
         Ok(self.member.header(revision))
     }
 
@@ -233,7 +233,7 @@ impl Auth for AuthService {
                 client.change_access(AccessChange::SetPassword { user, password }).await
             }
         };
-        let header = self.member.header(self.member.insisting(&who, ask).await?);
+        let header = self.member.header(self.member.retry_while_outdated(&who, ask).await?);
         Ok(Response::new(pb::AuthUserChangePasswordResponse { header }))
     }
 

@@ -268,7 +268,7 @@ impl Kv for KvService {
         // A negative revision counts as compacted in any store; zero does not in a new one.
         let at = Revision(u64::try_from(revision).map_err(|_| Reason::Compacted)?);
         let compact = |client: UserClient| async move { client.compact(at).await };
-        let reached = self.member.insisting(&who, compact).await?;
+        let reached = self.member.retry_while_outdated(&who, compact).await?;
         Ok(Response::new(CompactionResponse { header: self.member.header(reached) }))
     }
 }

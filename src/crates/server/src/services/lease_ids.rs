@@ -38,7 +38,7 @@ impl LeaseIds {
         id: Option<LeaseId>,
     ) -> Result<Lease, Status> {
         let grant = |id| {
-            member.insisting(who, move |client| async move {
+            member.retry_while_outdated(who, move |client| async move {
                 match client.grant(ttl).id(id).await {
                     Err(rejection @ Error::Rejected(Rejection::LeaseExists(_))) => {
                         Ok(Err(rejection))

@@ -47,7 +47,7 @@ impl MaintenanceService {
             let change = change.clone();
             async move { client.change_alarms(change).await }
         };
-        let changed = self.member.insisting(&who, ask).await?;
+        let changed = self.member.retry_while_outdated(&who, ask).await?;
         Ok((changed.revision, changed.alarms.into_iter().map(alarms::said).collect()))
     }
 }
