@@ -93,8 +93,7 @@ pub mod model;
 #[cfg(any(test, all(fuzzing, feature = "sim")))]
 #[doc(hidden)]
 pub mod fuzz;
-#[doc(hidden)]
-pub mod lock_format;
+mod lock_format;
 mod recipes;
 #[cfg(any(test, feature = "sim"))]
 pub mod sim;

@@ -27,7 +27,7 @@ pub struct ReleaseRequest {
 
 /// The requested action.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum AdminAction {
+pub(crate) enum AdminAction {
     /// Ask the holder to release the lock.
     RequestRelease,
     /// Release the lock without the holder's consent.
@@ -39,31 +39,31 @@ pub enum AdminAction {
 
 /// An admin request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct AdminRequest {
+pub(crate) struct AdminRequest {
     /// Requested action.
-    pub action: AdminAction,
+    pub(crate) action: AdminAction,
     /// Create revision of the entry's key, so that the request never affects a later entry with the
     /// same key.
-    pub since: Revision,
+    pub(crate) since: Revision,
     /// Requester and reason.
-    pub request: ReleaseRequest,
+    pub(crate) request: ReleaseRequest,
 }
 
 /// Returns the key of a request to an entry.
-pub fn admin_request_key(entry: &[u8]) -> Bytes {
+pub(crate) fn admin_request_key(entry: &[u8]) -> Bytes {
     [entry, SUFFIX].concat().into()
 }
 
 /// Returns the key of the entry that a request row addresses, or `None` if the key is not that of a
 /// request.
-pub fn admin_request_target(key: &[u8]) -> Option<&[u8]> {
+pub(crate) fn admin_request_target(key: &[u8]) -> Option<&[u8]> {
     key.strip_suffix(SUFFIX)
 }
 
 impl AdminRequest {
     /// Encodes the request as a row's value, one line each: action with successor key and revision,
     /// revision of the addressed entry, requester, reason.
-    pub fn to_value(&self) -> Bytes {
+    pub(crate) fn to_value(&self) -> Bytes {
         let action = match &self.action {
             AdminAction::RequestRelease => "ask".to_owned(),
             AdminAction::ForceRelease => "break".to_owned(),
@@ -90,7 +90,7 @@ impl AdminRequest {
     }
 
     /// Parses a row's value. Returns `None` if it is not a request written by Bowline.
-    pub fn parse(value: &[u8]) -> Option<AdminRequest> {
+    pub(crate) fn parse(value: &[u8]) -> Option<AdminRequest> {
         let text = std::str::from_utf8(value.strip_prefix(MARK)?).ok()?;
         let mut lines = text.splitn(4, '\n');
         let action = match lines.next()? {

@@ -18,7 +18,7 @@ use super::mode::LockMode;
 use crate::model::LeaseId;
 
 /// Prefix of values written by Bowline. A candidate's value must not begin with it.
-pub const MARK: &[u8] = b"bowline:1 ";
+pub(crate) const MARK: &[u8] = b"bowline:1 ";
 
 /// Maximum length of a stored `site` in bytes. From a longer path the beginning is removed, because
 /// the end is more specific.
@@ -26,28 +26,28 @@ const SITE_BYTES_MAX: usize = 80;
 
 /// The metadata of a queue entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EntryMetadata {
+pub(crate) struct EntryMetadata {
     /// Lock mode.
-    pub mode: LockMode,
+    pub(crate) mode: LockMode,
     /// Cluster-wide id of the entry's owner, or empty.
-    pub owner: String,
+    pub(crate) owner: String,
     /// Name of the entry's owner, or empty.
-    pub owner_name: String,
+    pub(crate) owner_name: String,
     /// Source location and task.
-    pub site: String,
+    pub(crate) site: String,
     /// Reason given with the request.
-    pub reason: Bytes,
+    pub(crate) reason: Bytes,
 }
 
 impl EntryMetadata {
     /// Returns metadata with this mode, without owner and reason.
-    pub fn new(mode: LockMode, site: String) -> Self {
+    pub(crate) fn new(mode: LockMode, site: String) -> Self {
         let (owner, owner_name) = (String::new(), String::new());
         Self { mode, owner, owner_name, site, reason: Bytes::new() }
     }
 
     /// Encodes the metadata as a row's value.
-    pub fn to_value(&self) -> Bytes {
+    pub(crate) fn to_value(&self) -> Bytes {
         let mut text = String::with_capacity(96);
         text.push_str("bowline:1 ");
         match &self.mode {
@@ -81,7 +81,7 @@ impl EntryMetadata {
     }
 
     /// Parses the value of the row with this key. Returns `None` if it was not written by Bowline.
-    pub fn parse(key: &[u8], value: &Bytes) -> Option<EntryMetadata> {
+    pub(crate) fn parse(key: &[u8], value: &Bytes) -> Option<EntryMetadata> {
         let rest = value.strip_prefix(MARK)?;
         let mut lines = rest.splitn(4, |byte| *byte == b'\n');
         let text =
@@ -109,7 +109,7 @@ impl EntryMetadata {
     }
 
     /// Returns the lock mode of a row below a lock's prefix.
-    pub fn mode_in_queue(key: &[u8], value: &Bytes) -> LockMode {
+    pub(crate) fn mode_in_queue(key: &[u8], value: &Bytes) -> LockMode {
         match EntryMetadata::parse(key, value) {
             Some(metadata) => metadata.mode,
             None if is_named_as_request(key) => LockMode::Mutex,
@@ -118,7 +118,7 @@ impl EntryMetadata {
     }
 
     /// Returns the lock mode of the row with this key, if it is known to be a lock request.
-    pub fn mode_of(key: &[u8], value: &Bytes) -> LockMode {
+    pub(crate) fn mode_of(key: &[u8], value: &Bytes) -> LockMode {
         EntryMetadata::parse(key, value).map_or(LockMode::Mutex, |metadata| metadata.mode)
     }
 }

@@ -1,5 +1,6 @@
 //! The stored form of locks: keys and values of queue entries and of admin requests, and the
-//! decision which entries hold. The library, the server and the command line share it.
+//! decision which entries hold. `bowline-client` does not depend on the library and has a parser of
+//! its own, which a test of that crate compares with this one.
 //!
 //! ```text
 //!   NAME/694d7f3a5c1e2b08             key of an entry: name of the lock, and lease id in hexadecimal
@@ -19,42 +20,44 @@ mod metadata;
 mod mode;
 mod queue;
 
-pub use admin_request::{
-    AdminAction, AdminRequest, ReleaseRequest, admin_request_key, admin_request_target,
+pub use admin_request::ReleaseRequest;
+pub(crate) use admin_request::{
+    AdminAction, AdminRequest, admin_request_key, admin_request_target,
 };
-pub use metadata::{EntryMetadata, MARK};
-pub use mode::{LockKind, LockMode};
-pub use queue::{LockQueue, QueueMismatch, QueuePosition};
+pub(crate) use metadata::{EntryMetadata, MARK};
+pub use mode::LockKind;
+pub(crate) use mode::LockMode;
+pub(crate) use queue::{LockQueue, QueueMismatch, QueuePosition};
 
 /// Returns the prefix of the keys of a lock's queue.
-pub fn prefix_of(name: &[u8]) -> Bytes {
+pub(crate) fn prefix_of(name: &[u8]) -> Bytes {
     [name, b"/"].concat().into()
 }
 
 /// Returns the prefix of which a key is a direct child, including the slash.
-pub fn parent(key: &[u8]) -> Option<&[u8]> {
+pub(crate) fn parent(key: &[u8]) -> Option<&[u8]> {
     key.iter().rposition(|byte| *byte == b'/').map(|slash| &key[..=slash])
 }
 
 /// Returns the name of the lock to whose queue a key belongs.
-pub fn lock_of(key: &Bytes) -> Bytes {
+pub(crate) fn lock_of(key: &Bytes) -> Bytes {
     let prefix = parent(key).unwrap_or_default();
     key.slice(..prefix.len().saturating_sub(1))
 }
 
 /// Reports whether a row below a lock's prefix is an entry of its queue.
-pub fn is_entry(row: &KeyValue, prefix: &[u8]) -> bool {
+pub(crate) fn is_entry(row: &KeyValue, prefix: &[u8]) -> bool {
     row.lease.is_some() && parent(&row.key) == Some(prefix)
 }
 
 /// Returns the key of a lease in a queue: the name that etcd uses, or that name with a number.
-pub fn entry_key(prefix: &[u8], lease: LeaseId, number: Option<u64>) -> Bytes {
+pub(crate) fn entry_key(prefix: &[u8], lease: LeaseId, number: Option<u64>) -> Bytes {
     let number = number.map(|number| format!(".{number}")).unwrap_or_default();
     [prefix, lease.to_string().as_bytes(), number.as_bytes()].concat().into()
 }
 
 /// Returns the number in a lease's key, or `None` if the key is not of that lease or has no number.
-pub fn entry_number(prefix: &[u8], lease: LeaseId, key: &[u8]) -> Option<u64> {
+pub(crate) fn entry_number(prefix: &[u8], lease: LeaseId, key: &[u8]) -> Option<u64> {
     let digits = key.strip_prefix(prefix)?.strip_prefix(lease.to_string().as_bytes())?;
     let digits = std::str::from_utf8(digits.strip_prefix(b".")?).ok()?;
     let number: u64 = digits.parse().ok()?;

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 /// Lock mode: the condition under which an entry may hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LockMode {
+pub(crate) enum LockMode {
     /// Holds if the entry is first. Used for a mutex, a candidate, and requests of etcd clients.
     Mutex,
     /// A leased key that is not a lock request, such as a group member. No request may wait after
@@ -56,13 +56,13 @@ impl std::fmt::Display for LockKind {
 
 impl LockMode {
     /// Reports whether this is an upgrade of a read.
-    pub fn is_upgrade(&self) -> bool {
+    pub(crate) fn is_upgrade(&self) -> bool {
         matches!(self, LockMode::Upgrade(_))
     }
 
     /// Reports whether an entry of mode `successor` may take over a hold of this mode without
     /// excluding more than the hold did.
-    pub fn covers(&self, successor: &LockMode) -> bool {
+    pub(crate) fn covers(&self, successor: &LockMode) -> bool {
         match (self, successor) {
             (LockMode::Mutex, LockMode::Mutex)
             | (LockMode::Write, LockMode::Write | LockMode::Read)
@@ -76,7 +76,7 @@ impl LockMode {
     }
 
     /// Returns the kind of lock.
-    pub fn kind(&self) -> LockKind {
+    pub(crate) fn kind(&self) -> LockKind {
         match self {
             LockMode::Mutex => LockKind::Mutex,
             LockMode::Read | LockMode::Write | LockMode::Upgrade(_) => LockKind::ReadWrite,

@@ -23,28 +23,28 @@ use super::mode::{LockKind, LockMode};
 
 /// Position of an entry in its lock queue. A lower position is earlier in the queue.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct QueuePosition {
+pub(crate) struct QueuePosition {
     /// Create revision of the entry's key.
-    pub since: Revision,
+    pub(crate) since: Revision,
     /// The entry's key.
-    pub key: Bytes,
+    pub(crate) key: Bytes,
 }
 
 impl QueuePosition {
     /// Returns the position of the entry with this create revision and key.
-    pub fn new(since: Revision, key: Bytes) -> Self {
+    pub(crate) fn new(since: Revision, key: Bytes) -> Self {
         Self { since, key }
     }
 
     /// Returns the position of a row.
-    pub fn of(row: &KeyValue) -> Self {
+    pub(crate) fn of(row: &KeyValue) -> Self {
         Self { since: row.create_revision, key: row.key.clone() }
     }
 }
 
 /// The entries of one lock queue in order.
 #[derive(Default, Debug)]
-pub struct LockQueue {
+pub(crate) struct LockQueue {
     entries: BTreeMap<QueuePosition, LockMode>,
     /// Entries that block readers: all entries except reads.
     barring: BTreeSet<QueuePosition>,
@@ -55,7 +55,7 @@ pub struct LockQueue {
 
 impl LockQueue {
     /// Builds the queue of these rows, which may be in any order.
-    pub fn of<'a>(rows: impl IntoIterator<Item = &'a KeyValue>) -> Self {
+    pub(crate) fn of<'a>(rows: impl IntoIterator<Item = &'a KeyValue>) -> Self {
         let mut queue = Self::default();
         for row in rows {
             let mode = EntryMetadata::mode_in_queue(&row.key, &row.value);
@@ -65,7 +65,7 @@ impl LockQueue {
     }
 
     /// Adds or updates an entry.
-    pub fn insert(&mut self, position: QueuePosition, mode: LockMode) {
+    pub(crate) fn insert(&mut self, position: QueuePosition, mode: LockMode) {
         if mode == LockMode::Read {
             self.barring.remove(&position);
         } else {
@@ -80,45 +80,40 @@ impl LockQueue {
     }
 
     /// Removes an entry.
-    pub fn remove(&mut self, position: &QueuePosition) {
+    pub(crate) fn remove(&mut self, position: &QueuePosition) {
         self.entries.remove(position);
         self.barring.remove(position);
         self.foreign.remove(position);
     }
 
     /// Reports whether the queue has an entry at this position.
-    pub fn contains(&self, position: &QueuePosition) -> bool {
+    pub(crate) fn contains(&self, position: &QueuePosition) -> bool {
         self.entries.contains_key(position)
     }
 
     /// Returns the number of entries.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Reports whether the queue has no entries.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Returns the first entry.
-    pub fn first(&self) -> Option<(&QueuePosition, &LockMode)> {
+    pub(crate) fn first(&self) -> Option<(&QueuePosition, &LockMode)> {
         self.entries.first_key_value()
     }
 
     /// Returns the first leased key that is not a lock request. No request after it can hold.
-    pub fn first_foreign(&self) -> Option<&QueuePosition> {
+    pub(crate) fn first_foreign(&self) -> Option<&QueuePosition> {
         self.foreign.first()
     }
 
     /// Returns the mode of the entry at this position.
-    pub fn mode(&self, position: &QueuePosition) -> Option<&LockMode> {
+    pub(crate) fn mode(&self, position: &QueuePosition) -> Option<&LockMode> {
         self.entries.get(position)
     }
 
     /// Returns the number of entries ahead of each position. Scans the queue once, up to the last
     /// of these positions.
-    pub fn before_each(
+    pub(crate) fn before_each(
         &self,
         positions: BTreeSet<QueuePosition>,
     ) -> BTreeMap<QueuePosition, usize> {
@@ -133,12 +128,12 @@ impl LockQueue {
     }
 
     /// Returns all entries in order.
-    pub fn iter(&self) -> impl Iterator<Item = (&QueuePosition, &LockMode)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&QueuePosition, &LockMode)> {
         self.entries.iter()
     }
 
     /// Reports whether the entry at this position, which must exist, may hold.
-    pub fn may_hold(&self, position: &QueuePosition) -> bool {
+    pub(crate) fn may_hold(&self, position: &QueuePosition) -> bool {
         let Some(mode) = self.entries.get(position) else { return false };
         mutant!(M27, return true);
         match mode {
@@ -179,7 +174,11 @@ impl LockQueue {
     /// entry, and there must be at most one upgrade. `asked` is the kind at the time of the
     /// request. After a resize the row may state another limit, but the error reports the limit
     /// that the caller requested.
-    pub fn validate(&self, position: &QueuePosition, asked: LockKind) -> Result<(), QueueMismatch> {
+    pub(crate) fn validate(
+        &self,
+        position: &QueuePosition,
+        asked: LockKind,
+    ) -> Result<(), QueueMismatch> {
         let (Some(mode), Some((first, head))) = (self.entries.get(position), self.first()) else {
             return Ok(());
         };
@@ -211,7 +210,7 @@ impl LockQueue {
 
 /// Why an entry is not allowed in a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum QueueMismatch {
+pub(crate) enum QueueMismatch {
     /// The queue is of another kind.
     Kind {
         /// Kind of the first entry.
