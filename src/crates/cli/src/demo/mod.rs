@@ -1,5 +1,5 @@
-//! `bowline demo`: starts processes with an embedded node each. Workers in them increment a counter under a lock while
-//! the demo kills and suspends processes. At the end the demo verifies that no increment was lost or counted twice,
+//! `bowline demo`: starts processes with an embedded node each. Workers call these nodes to increment a counter under a
+//! lock, while the demo kills and suspends processes. At the end the demo verifies that no increment was lost or counted twice,
 //! and that the ledger accepted no write from a worker that had lost the lock.
 //!
 //! ```text
@@ -51,12 +51,12 @@ const EXIT_INTERRUPTED: u8 = 130;
 /// Kill a working cluster with kill -9, and verify that nothing is lost
 ///
 /// Starts processes on this machine, each embedding a Bowline node with a real data directory, real sockets and synced
-/// writes. Workers in all of them increment one counter: they acquire a lock, read the counter, write to a ledger
+/// writes. Workers call all of them to increment one counter: they acquire a lock, read the counter, write to a ledger
 /// outside the store with the lock's fencing token, write the increment in a guarded transaction, and release the lock.
 ///
 /// Meanwhile the demo kills the leader and processes that hold the lock with kill -9. It also suspends a process that
-/// holds the lock until its lease has expired and another worker has the lock; then it resumes the process, whose late
-/// writes must be rejected. At the end it reads every member and checks that every acknowledged increment exists
+/// holds the lock until its lease has expired and another worker has the lock; then it resumes the process, whose worker
+/// then writes too late and must be rejected. At the end it reads every member and checks that every acknowledged increment exists
 /// exactly once, that fencing tokens only increased, that the ledger and the store rejected the late writes, and more.
 ///
 /// Exit codes: 0 all claims proven; 1 a claim disproven; 2 wrong arguments, or the machine does not allow the demo; 130
