@@ -1,6 +1,6 @@
 //! `bowline demo`: starts processes with an embedded node each. Workers call these nodes to increment a counter under a
-//! lock, while the demo kills and suspends processes. At the end the demo verifies that no increment was lost or counted twice,
-//! and that the ledger accepted no write from a worker that had lost the lock.
+//! lock, while the demo kills and suspends processes. At the end the demo verifies that no increment was lost or
+//! counted twice, and that the ledger accepted no write from a worker that had lost the lock.
 //!
 //! ```text
 //!   parent: scenario (`faults`, `stage`), workers' steps (`worker`), ledger file, history, `proof`
@@ -55,9 +55,10 @@ const EXIT_INTERRUPTED: u8 = 130;
 /// outside the store with the lock's fencing token, write the increment in a guarded transaction, and release the lock.
 ///
 /// Meanwhile the demo kills the leader and processes that hold the lock with kill -9. It also suspends a process that
-/// holds the lock until its lease has expired and another worker has the lock; then it resumes the process, whose worker
-/// then writes too late and must be rejected. At the end it reads every member and checks that every acknowledged increment exists
-/// exactly once, that fencing tokens only increased, that the ledger and the store rejected the late writes, and more.
+/// holds the lock until its lease has expired and another worker has the lock; then it resumes the process. The late
+/// writes of its worker must be rejected. At the end it reads every member and checks that every acknowledged increment
+/// exists exactly once, that fencing tokens only increased, that the ledger and the store rejected the late writes, and
+/// more.
 ///
 /// Exit codes: 0 all claims proven; 1 a claim disproven; 2 wrong arguments, or the machine does not allow the demo; 130
 /// interrupted.
