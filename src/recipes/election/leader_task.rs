@@ -333,10 +333,7 @@ impl LeaderTask {
             shared.sleep_until(shared.now() + grace).await;
         };
         let lost = async {
-            match self.may_finish || mutant!(B61) {
-                true => pending().await,
-                false => leadership.lost().await,
-            }
+            if self.may_finish || mutant!(B61) { pending().await } else { leadership.lost().await }
         };
         // Check for the loss first at every poll, so that outdated work is not polled again.
         let result = tokio::select! {

@@ -371,6 +371,12 @@ impl Server {
         self.status_bytes("VmHWM:")
     }
 
+    /// Returns by how many bytes the peak of the resident memory has grown since it was `before`. It is 0 if the kernel
+    /// reports a smaller peak now: its counters are exact to about a hundred pages only.
+    pub fn peak_memory_growth_bytes(&self, before: u64) -> u64 {
+        self.peak_memory_bytes().saturating_sub(before)
+    }
+
     fn status_bytes(&self, name: &str) -> u64 {
         let path = format!("/proc/{}/status", self.child.id());
         let text = std::fs::read_to_string(path).unwrap();

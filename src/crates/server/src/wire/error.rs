@@ -65,64 +65,74 @@ pub(crate) enum Reason {
 
 impl Reason {
     fn parts(self) -> (Code, &'static str) {
-        use Code::*;
         match self {
-            Reason::EmptyKey => (InvalidArgument, "key is not provided"),
-            Reason::KeyNotFound => (InvalidArgument, "key not found"),
-            Reason::ValueProvided => (InvalidArgument, "value is provided"),
-            Reason::LeaseProvided => (InvalidArgument, "lease is provided"),
-            Reason::TooManyOps => (InvalidArgument, "too many operations in txn request"),
-            Reason::DuplicateKey => (InvalidArgument, "duplicate key given in txn request"),
-            Reason::InvalidSortOption => (InvalidArgument, "invalid sort option"),
-            Reason::RequestTooLarge => (InvalidArgument, "request is too large"),
-            Reason::DowngradeFormat => (InvalidArgument, "wrong downgrade target version format"),
-            Reason::DowngradeTarget => (InvalidArgument, "invalid downgrade target version"),
-            Reason::Compacted => (OutOfRange, "mvcc: required revision has been compacted"),
-            Reason::FutureRevision => (OutOfRange, "mvcc: required revision is a future revision"),
-            Reason::LeaseTtlTooLarge => (OutOfRange, "too large lease TTL"),
-            Reason::LeaseNotFound => (NotFound, "requested lease not found"),
-            Reason::MemberNotFound => (NotFound, "member not found"),
-            Reason::BadUrls => (InvalidArgument, "given member URLs are invalid"),
-            Reason::NotEnoughStarted => {
-                (FailedPrecondition, "re-configuration failed due to not enough started members")
+            Reason::EmptyKey => (Code::InvalidArgument, "key is not provided"),
+            Reason::KeyNotFound => (Code::InvalidArgument, "key not found"),
+            Reason::ValueProvided => (Code::InvalidArgument, "value is provided"),
+            Reason::LeaseProvided => (Code::InvalidArgument, "lease is provided"),
+            Reason::TooManyOps => (Code::InvalidArgument, "too many operations in txn request"),
+            Reason::DuplicateKey => (Code::InvalidArgument, "duplicate key given in txn request"),
+            Reason::InvalidSortOption => (Code::InvalidArgument, "invalid sort option"),
+            Reason::RequestTooLarge => (Code::InvalidArgument, "request is too large"),
+            Reason::DowngradeFormat => {
+                (Code::InvalidArgument, "wrong downgrade target version format")
             }
-            Reason::UrlsTaken => (FailedPrecondition, "Peer URLs already exists"),
-            Reason::LeaseExists => (FailedPrecondition, "lease already exists"),
-            Reason::NotLeader => (FailedPrecondition, "not leader"),
-            Reason::BadTransferee => (FailedPrecondition, "bad leader transferee"),
+            Reason::DowngradeTarget => (Code::InvalidArgument, "invalid downgrade target version"),
+            Reason::Compacted => (Code::OutOfRange, "mvcc: required revision has been compacted"),
+            Reason::FutureRevision => {
+                (Code::OutOfRange, "mvcc: required revision is a future revision")
+            }
+            Reason::LeaseTtlTooLarge => (Code::OutOfRange, "too large lease TTL"),
+            Reason::LeaseNotFound => (Code::NotFound, "requested lease not found"),
+            Reason::MemberNotFound => (Code::NotFound, "member not found"),
+            Reason::BadUrls => (Code::InvalidArgument, "given member URLs are invalid"),
+            Reason::NotEnoughStarted => (
+                Code::FailedPrecondition,
+                "re-configuration failed due to not enough started members",
+            ),
+            Reason::UrlsTaken => (Code::FailedPrecondition, "Peer URLs already exists"),
+            Reason::LeaseExists => (Code::FailedPrecondition, "lease already exists"),
+            Reason::NotLeader => (Code::FailedPrecondition, "not leader"),
+            Reason::BadTransferee => (Code::FailedPrecondition, "bad leader transferee"),
             Reason::LearnerNotReady => (
-                FailedPrecondition,
+                Code::FailedPrecondition,
                 "can only promote a learner member which is in sync with leader",
             ),
-            Reason::NotLearner => (FailedPrecondition, "can only promote a learner member"),
-            Reason::TooManyLearners => (FailedPrecondition, "too many learner members in cluster"),
-            Reason::NotForLearners => (FailedPrecondition, "rpc not supported for learner"),
-            Reason::AuthNotEnabled => (FailedPrecondition, "authentication is not enabled"),
-            Reason::AuthFailed => {
-                (InvalidArgument, "authentication failed, invalid user ID or password")
+            Reason::NotLearner => (Code::FailedPrecondition, "can only promote a learner member"),
+            Reason::TooManyLearners => {
+                (Code::FailedPrecondition, "too many learner members in cluster")
             }
-            Reason::InvalidToken => (Unauthenticated, "invalid auth token"),
-            Reason::NoUser => (InvalidArgument, "user name is empty"),
-            Reason::NoRole => (InvalidArgument, "role name is empty"),
-            Reason::NoPermission => (InvalidArgument, "permission not given"),
-            Reason::InvalidAuth => (InvalidArgument, "invalid auth management"),
-            Reason::OldRevision => (InvalidArgument, "revision of auth store is old"),
-            Reason::Denied => (PermissionDenied, "permission denied"),
-            Reason::NoRoot => (FailedPrecondition, "root user does not exist"),
-            Reason::RootWithoutRole => (FailedPrecondition, "root user does not have root role"),
-            Reason::UserExists => (FailedPrecondition, "user name already exists"),
-            Reason::UserNotFound => (FailedPrecondition, "user name not found"),
-            Reason::RoleExists => (FailedPrecondition, "role name already exists"),
-            Reason::RoleNotFound => (FailedPrecondition, "role name not found"),
-            Reason::RoleNotGranted => (FailedPrecondition, "role is not granted to the user"),
-            Reason::NotGranted => (FailedPrecondition, "permission is not granted to the role"),
-            Reason::NoSpace => (ResourceExhausted, "mvcc: database space exceeded"),
-            Reason::TooManyRequests => (ResourceExhausted, "too many requests"),
-            Reason::Corrupt => (DataLoss, "corrupt cluster"),
-            Reason::NoLeader => (Unavailable, "no leader"),
-            Reason::Stopped => (Unavailable, "server stopped"),
-            Reason::Timeout => (Unavailable, "request timed out"),
-            Reason::Unhealthy => (Unavailable, "unhealthy cluster"),
+            Reason::NotForLearners => (Code::FailedPrecondition, "rpc not supported for learner"),
+            Reason::AuthNotEnabled => (Code::FailedPrecondition, "authentication is not enabled"),
+            Reason::AuthFailed => {
+                (Code::InvalidArgument, "authentication failed, invalid user ID or password")
+            }
+            Reason::InvalidToken => (Code::Unauthenticated, "invalid auth token"),
+            Reason::NoUser => (Code::InvalidArgument, "user name is empty"),
+            Reason::NoRole => (Code::InvalidArgument, "role name is empty"),
+            Reason::NoPermission => (Code::InvalidArgument, "permission not given"),
+            Reason::InvalidAuth => (Code::InvalidArgument, "invalid auth management"),
+            Reason::OldRevision => (Code::InvalidArgument, "revision of auth store is old"),
+            Reason::Denied => (Code::PermissionDenied, "permission denied"),
+            Reason::NoRoot => (Code::FailedPrecondition, "root user does not exist"),
+            Reason::RootWithoutRole => {
+                (Code::FailedPrecondition, "root user does not have root role")
+            }
+            Reason::UserExists => (Code::FailedPrecondition, "user name already exists"),
+            Reason::UserNotFound => (Code::FailedPrecondition, "user name not found"),
+            Reason::RoleExists => (Code::FailedPrecondition, "role name already exists"),
+            Reason::RoleNotFound => (Code::FailedPrecondition, "role name not found"),
+            Reason::RoleNotGranted => (Code::FailedPrecondition, "role is not granted to the user"),
+            Reason::NotGranted => {
+                (Code::FailedPrecondition, "permission is not granted to the role")
+            }
+            Reason::NoSpace => (Code::ResourceExhausted, "mvcc: database space exceeded"),
+            Reason::TooManyRequests => (Code::ResourceExhausted, "too many requests"),
+            Reason::Corrupt => (Code::DataLoss, "corrupt cluster"),
+            Reason::NoLeader => (Code::Unavailable, "no leader"),
+            Reason::Stopped => (Code::Unavailable, "server stopped"),
+            Reason::Timeout => (Code::Unavailable, "request timed out"),
+            Reason::Unhealthy => (Code::Unavailable, "unhealthy cluster"),
         }
     }
 
