@@ -1,29 +1,57 @@
-#![doc = include_str!("../README.md")]
-//! # In async programs
-//!
-//! The examples call [`.block()`](Blocking::block) on futures, which blocks the calling thread. An
-//! async program awaits the same calls instead, and must not call [`Blocking::block`] on the
-//! threads of an executor.
+//! A replicated, strongly consistent key-value store inside your own processes, with distributed
+//! locks and leader election. Three processes form a Raft cluster; no server runs beside them.
 //!
 //! ```
-//! use bowline::{Config, Node};
+//! use bowline::{Config, Node, Op};
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! #   let dir = tempfile::tempdir()?;
 //! #   let data = dir.path();
-//!     let node = Node::start(Config::new(data, "n1")).await?;
+//!     let node = Node::start(Config::new(data, "n1")).await?; // a cluster of one member
+//!     node.ready().await?;
+//!     let kv = node.client();
+//!     kv.put("config/rate", "100").await?;
+//!     assert_eq!(kv.get("config/rate").await?.unwrap().value, "100");
+//!
 //!     let session = node.session().await?;
-//!     let mutex = session.mutex("locks/orders/42");
-//!     let task = tokio::spawn(async move {
-//!         let guard = mutex.lock().await?;
-//!         Ok::<_, bowline::LockError>(guard.token())
-//!     });
-//!     println!("it was held with token {}", task.await??);
+//!     let guard = session.mutex("locks/orders/42").lock().await?;
+//!     guard.txn().then(Op::put("orders/42/state", "paid")).commit().await?;
+//!     guard.release().await?;
+//!
 //!     node.shutdown().await;
 //!     Ok(())
 //! }
 //! ```
+//!
+//! # Where to begin
+//!
+//! | task | begin with |
+//! |---|---|
+//! | start a member, shut it down | [`Config`], [`Node::start`], [`Node::ready`], [`Node::shutdown`] |
+//! | read, write, transactions | [`Node::client`], [`Client::get`], [`Client::put`], [`Client::txn`] |
+//! | react to changes | [`Client::watch`], [`Client::cached_prefix`] |
+//! | keys that expire | [`Client::grant`], [`Session::lease`] |
+//! | locks | [`Node::session`], [`Session::mutex`], [`Session::rw_lock`], [`Session::semaphore`] |
+//! | one leader among processes | [`Node::leader_task`], [`Session::election`] |
+//! | queues and other coordination | [`queue`], [`coordination`] |
+//! | errors | [`Error::effect`]: whether a failed call was applied |
+//! | operate | [`Node::health`], [`Node::metrics`], [`cluster`], [`backup`] |
+//! | tests | `testing` and `sim`, behind features of the same names |
+//!
+//! Calls are futures that work on any executor, because a node runs on its own threads. Programs
+//! without async call [`.block()`](Blocking::block) on them, as most examples here do.
+//!
+//! Logs go to [`tracing`](https://docs.rs/tracing). Install a subscriber to see them.
+//!
+//! # Features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `warm` (default) | [`Config::warm_copy`], with sled |
+//! | `tls` | mutual TLS between members: `Config::peer_tls` |
+//! | `testing` | clusters inside one process for tests (`testing-tls`: with certificates) |
+//! | `sim` | a simulator that runs your program in a cluster with injected faults, from a seed |
 //!
 //! # Keys and values
 //!

@@ -67,10 +67,10 @@ impl Security {
 
     /// Returns whether `wire` is not encrypted although this member uses TLS.
     pub(super) fn is_bare(&self, wire: &Wire) -> bool {
-        match self {
-            Security::None => false,
+        match (self, wire) {
+            (Security::None, _) => false,
             #[cfg(feature = "tls")]
-            Security::Tls(_) => matches!(wire, Wire::Plain(_)),
+            (Security::Tls(_), wire) => matches!(wire, Wire::Plain(_)),
         }
     }
 

@@ -35,10 +35,8 @@ impl Io {
     }
 
     /// Keeps the buffer of processed inputs for the inbox.
-    pub(super) fn reuse(&mut self, mut inputs: Vec<Input>) {
-        inputs.clear();
-        inputs.shrink_to(INPUT_ROOM_MAX);
-        self.input_room = inputs;
+    pub(super) fn reuse(&mut self, inputs: Vec<Input>) {
+        self.input_room = emptied(inputs);
     }
 
     /// Sends a message to a peer. All messages go through here.
@@ -63,5 +61,25 @@ impl Io {
         self.log.close();
         self.snapshot_queue.close();
         self.backups.close(reason);
+    }
+}
+
+/// Empties a buffer. Of a large buffer, only the capacity of `INPUT_ROOM_MAX` inputs is kept.
+fn emptied<T>(mut inputs: Vec<T>) -> Vec<T> {
+    inputs.clear();
+    inputs.shrink_to(INPUT_ROOM_MAX);
+    inputs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn burst_of_inputs_leaves_no_large_buffer() {
+        let small = emptied(vec![1; INPUT_ROOM_MAX / 2]);
+        assert!(small.is_empty() && small.capacity() >= INPUT_ROOM_MAX / 2);
+        let large = emptied(vec![1; INPUT_ROOM_MAX * 100]);
+        assert!((INPUT_ROOM_MAX..INPUT_ROOM_MAX * 2).contains(&large.capacity()));
     }
 }

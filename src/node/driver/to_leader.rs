@@ -286,6 +286,18 @@ mod tests {
     }
 
     #[test]
+    fn callers_that_wait_for_a_transfer_are_bounded_by_transfers_max() {
+        let mut to_leader = none();
+        for _ in 0..TRANSFERS_MAX {
+            assert!(to_leader.has_room_for_transfer());
+            to_leader.wait_for_transfer(at(100), None, caller().0);
+        }
+        assert!(!to_leader.has_room_for_transfer());
+        to_leader.transferred(id(2));
+        assert!(to_leader.has_room_for_transfer());
+    }
+
+    #[test]
     fn transfer_to_another_member_than_requested_fails() {
         let mut to_leader = none();
         let mut wait = |to| {

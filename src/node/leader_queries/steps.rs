@@ -247,6 +247,24 @@ mod tests {
     }
 
     #[test]
+    fn membership_requests_beyond_open_max_fail_as_busy() {
+        let told = Told::default();
+        let mut steps = Steps::new(Duration::from_millis(100));
+        let add = |steps: &mut Steps, deadline| {
+            let request = MembershipRequest::Promote(NodeId::new(4).unwrap());
+            steps.add(request, at(deadline), told.caller(), at(0));
+        };
+        (0..OPEN_MAX).for_each(|_| add(&mut steps, 10));
+        assert_eq!(told.take(), []);
+        add(&mut steps, 10);
+        assert_eq!(told.take(), [Err(CallError::Busy)]);
+        steps.expire(at(10));
+        assert_eq!(told.take().len(), OPEN_MAX);
+        add(&mut steps, 20);
+        assert_eq!(told.take(), []);
+    }
+
+    #[test]
     fn rejection_ends_a_membership_request_only_if_no_attempt_can_succeed() {
         let told = Told::default();
         let id = NodeId::new(4).unwrap();

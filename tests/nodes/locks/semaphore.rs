@@ -137,6 +137,29 @@ fn permit_beyond_a_lowered_limit_survives_a_handoff() {
     until_places(cluster.node(0), NAME, 0);
 }
 
+/// A transfer of a permit depends on each entry before the successor. If there are more than
+/// `PASSED_MAX` (64), the permit is released, and the first waiter gets it.
+#[test]
+fn permit_is_transferred_past_64_entries_but_not_past_65() {
+    for (limit, next) in [(63, 1), (64, 0)] {
+        let cluster = lasting(1);
+        let node = cluster.node(0);
+        let [holder, waiter] = [session(&cluster, 0), node.open_session().block().unwrap()];
+        let [held, waiting] = [&holder, &waiter].map(|session| session.semaphore(NAME, limit));
+        let held: Vec<_> = (0..limit).map(|_| held.acquire().block().unwrap()).collect();
+        let mut waiters = [(); 2].map(|()| waits(&waiting, node, 1));
+        let locks = node.locks();
+        let line = locks.of(NAME).unwrap().queue;
+        assert_eq!(line.len(), limit as usize + 2);
+        locks.transfer(&line[0], line.last().unwrap(), "").deadline(SOON).block().ok();
+        until_places(node, NAME, limit as usize + 1);
+        assert!(waiters[1 - next].poll().is_none(), "{limit}");
+        let [first, second] = waiters;
+        let served = if next == 0 { first } else { second }.finish().unwrap();
+        assert!(served.is_held() && !held[0].is_held());
+    }
+}
+
 #[test]
 fn waiter_learning_of_its_entry_and_a_resize_together_is_rejected() {
     let cluster = lasting(3);

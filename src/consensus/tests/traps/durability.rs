@@ -64,6 +64,21 @@ fn follower_acknowledges_durable_entries_and_answers_heartbeats_at_once() {
     assert!(kinds(&world.flying).contains(&MessageType::MsgAppendResponse));
 }
 
+/// More than `SEALED_MAX` acknowledgements wait for a disk that hangs: the oldest are dropped.
+#[test]
+fn messages_that_wait_for_a_hanging_disk_are_bounded() {
+    let mut world = World::new(3, 0, 1);
+    world.elect(1);
+    world.propose(node(1), b"A");
+    let append = std::mem::take(&mut world.flying).into_iter().find(|it| it.to == node(2)).unwrap();
+    for _ in 0..5000 {
+        world.deliver(append.clone());
+    }
+    assert!(world.flying.is_empty(), "its disk has not answered");
+    world.sync_all(2);
+    assert_eq!(world.flying.len(), 4096);
+}
+
 #[test]
 fn votes_and_vote_requests_are_sent_once_durable() {
     let mut world = World::new(3, 0, 1);
