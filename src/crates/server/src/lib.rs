@@ -78,3 +78,7 @@ pub use server::{RunningServer, Server, ServerError};
 pub use settings::Settings;
 pub use tls::{Certificate, ServerTls, TlsError, TlsSettings, self_signed};
 pub use token::{Algorithm, JwtSettings, TokenError, Tokens};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/operating/outside.md")]
+struct Outside;
