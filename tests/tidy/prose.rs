@@ -171,6 +171,7 @@ fn error_texts_say_what_failed() {
                     "begins with a pronoun"
                 }
                 () if words.ends_with('.') && !words.ends_with("..") => "ends with a period",
+                () if has_identifier(words) => "contains an identifier of the source",
                 () => continue,
             };
             let line = text[..at].lines().count() + 1;
@@ -178,6 +179,12 @@ fn error_texts_say_what_failed() {
         }
     }
     settle(complaints);
+}
+
+/// Returns whether a text contains a word with an underscore, outside the placeholders for values.
+fn has_identifier(text: &str) -> bool {
+    let mut outside = text.split('{').map(|part| part.rsplit('}').next().unwrap_or_default());
+    outside.any(|part| part.split(' ').any(|word| word.contains('_')))
 }
 
 #[test]

@@ -295,7 +295,7 @@ impl Owner {
             until: since,
             target: &self.inner.id,
             seen: BTreeSet::new(),
-            handed_off_reply: BTreeSet::new(),
+            visited: BTreeSet::new(),
             queues: BTreeMap::new(),
         };
         entry.prefixes.iter().zip(keys.iter()).find_map(|(prefix, key)| {
@@ -331,7 +331,7 @@ struct Search<'a> {
     seen: BTreeSet<String>,
     /// Waiting entries of the target from which no path leads back to it, or from which the search
     /// is in progress.
-    handed_off_reply: BTreeSet<(Bytes, QueuePosition)>,
+    visited: BTreeSet<(Bytes, QueuePosition)>,
     /// Cache of the queues that were read.
     queues: BTreeMap<Bytes, Rc<OwnerWaits>>,
 }
@@ -367,7 +367,7 @@ impl Search<'_> {
                 // An entry of the target owner that only waits does not close a cycle by itself:
                 // its task will get the lock and release it, unless the entries ahead of it wait
                 // for the target.
-                if depth == 0 || !self.handed_off_reply.insert((prefix.clone(), position.clone())) {
+                if depth == 0 || !self.visited.insert((prefix.clone(), position.clone())) {
                     continue;
                 }
                 if let Some(mut steps) = self.from(prefix, &position, depth + 1) {

@@ -23,7 +23,7 @@ pub enum LostReason {
     #[error("released by the holder")]
     Released,
     /// The maximum hold time has passed: [`LockCall::max_hold`](crate::lock::LockCall::max_hold).
-    #[error("the maximum hold time has handed_off_reply")]
+    #[error("the maximum hold time has passed")]
     HeldTooLong,
     /// An operator force-released the hold.
     #[error("force-released by {by}: {reason}")]
