@@ -219,7 +219,7 @@ pub enum TransportError {
     /// permitted.
     #[error(
         "{what} {address} is not a loopback address, and connections between members are neither encrypted \
-         nor authenticated: configure certificates with peer_tls (feature \"tls\"), or set insecure_peers if \
+         nor authenticated: configure certificates with Config::peer_tls (feature \"tls\"), or set Config::insecure_peers if \
          only members can reach that network"
     )]
     Insecure {
