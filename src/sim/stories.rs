@@ -17,6 +17,10 @@ use crate::mutant::Mutant;
 /// Number of seeds in which a bug must be found at least once.
 const SEEDS: u64 = 40;
 
+/// The seeds that find bugs which seed 1 does not find. They are tried first, to save time.
+const FOUND_BY: &[(Mutant, u64)] =
+    &[(Mutant::M08, 10), (Mutant::B46, 5), (Mutant::M11, 4), (Mutant::B52, 4)];
+
 /// Minimum number of acknowledged operations in a run without a bug.
 const ACKNOWLEDGED_MIN: u64 = 325;
 
@@ -93,7 +97,9 @@ impl SimStory {
     /// Plants the bug. One of the first seeds must break one of these invariants.
     fn falls(&self, bug: Mutant, by: &[&str]) -> &Self {
         let _planted = bug.plant();
-        let fallen: BTreeSet<&str> = (1..=SEEDS)
+        let known = FOUND_BY.iter().filter(|(other, _)| *other == bug).map(|(_, seed)| *seed);
+        let fallen: BTreeSet<&str> = known
+            .chain(1..=SEEDS)
             .filter_map(|seed| self.run(seed).err())
             .map(|failure| failure.violation.invariant)
             .take(1)
