@@ -9,19 +9,10 @@ use super::root;
 /// The folders with sources of another project.
 pub(super) const FOLDERS: [&str; 2] = ["src/crates/raft", "src/crates/raft-proto"];
 
-/// The lines that differ from upstream's: the file, its line, and upstream's line.
-const CHANGED: [(&str, &str, &str); 2] = [
-    (
-        "src/crates/raft/src/lib.rs",
-        "// Changed by Bowline: upstream denies all lints of clippy here.\n",
-        "#![deny(clippy::all)]\n",
-    ),
-    (
-        "src/crates/raft-proto/src/lib.rs",
-        "    pub mod eraftpb; // Changed by Bowline: upstream includes it from the output of its build script.\n",
-        "    include!(concat!(env!(\"OUT_DIR\"), \"/protos/mod.rs\"));\n",
-    ),
-];
+/// The only file that differs from upstream's, its changed line, and upstream's line.
+const CHANGED_FILE: &str = "src/crates/raft-proto/src/lib.rs";
+const CHANGED: &str = "    pub mod eraftpb; // Changed by Bowline: upstream includes it from the output of its build script.\n";
+const UPSTREAM: &str = "    include!(concat!(env!(\"OUT_DIR\"), \"/protos/mod.rs\"));\n";
 
 /// Returns the first 32 bits of the fractional part of `value`.
 fn fraction(value: f64) -> u32 {
@@ -88,7 +79,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the sums of the files of a folder, by path. Each changed line counts as upstream's line.
+/// Returns the sums of the files of a folder, by path. The changed line counts as upstream's line.
 fn present(folder: &Path) -> BTreeMap<String, String> {
     let mut paths = vec![folder.join("LICENSE")];
     for below in ["src", "proto"].map(|below| folder.join(below)) {
@@ -99,9 +90,9 @@ fn present(folder: &Path) -> BTreeMap<String, String> {
     paths.retain(|path| !path.ends_with("rustfmt.toml"));
     let sum = |path: PathBuf| {
         let mut text = fs::read_to_string(&path).unwrap();
-        for (_, ours, theirs) in CHANGED.iter().filter(|(file, ..)| path == root().join(file)) {
-            assert_eq!(text.matches(ours).count(), 1, "{}: {ours}", path.display());
-            text = text.replace(ours, theirs);
+        if path == root().join(CHANGED_FILE) {
+            assert_eq!(text.matches(CHANGED).count(), 1, "{CHANGED_FILE}: the changed line");
+            text = text.replace(CHANGED, UPSTREAM);
         }
         (path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned(), sha256(text.as_bytes()))
     };

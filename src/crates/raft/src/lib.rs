@@ -476,7 +476,7 @@ before taking old, removed peers offline.
 */
 
 #![cfg_attr(not(feature = "cargo-clippy"), allow(unknown_lints))]
-// Changed by Bowline: upstream denies all lints of clippy here.
+#![deny(clippy::all)]
 #![deny(missing_docs)]
 #![recursion_limit = "128"]
 // This is necessary to support prost and rust-protobuf at the same time.
