@@ -4,6 +4,7 @@
 mod forms;
 mod names;
 mod prose;
+mod upstream;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -87,6 +88,8 @@ const FOREIGN: &[(&str, &[&str])] = &[
 
 /// The packages of this repository that each package in `src/crates` and the harness may depend on.
 const CRATES: &[(&str, &[&str])] = &[
+    ("src/crates/raft", &["bowline-raft-proto"]),
+    ("src/crates/raft-proto", &[]),
     ("src/crates/check", &[]),
     ("src/crates/proto", &[]),
     ("src/crates/fleet", &["bowline"]),
@@ -189,7 +192,12 @@ fn all_sources() -> Vec<(PathBuf, String)> {
         rust_files(&root().join(folder), &mut paths);
     }
     paths.sort();
-    let made = |path: &PathBuf| path.iter().any(|part| part == "generated" || part == "target");
+    // The sources of the two crates are those of upstream, byte for byte.
+    let upstream = upstream::FOLDERS.map(|folder| root().join(folder));
+    let made = |path: &PathBuf| {
+        path.iter().any(|part| part == "generated" || part == "target")
+            || upstream.iter().any(|folder| path.starts_with(folder))
+    };
     let read = |path: PathBuf| {
         (path.strip_prefix(root()).unwrap().to_owned(), fs::read_to_string(&path).unwrap())
     };
