@@ -28,7 +28,7 @@ use futures_core::Stream;
 use tokio::sync::watch;
 
 use crate::api::{Client, Error, Watch};
-use crate::model::{EventKind, KeyRange, KeyValue, Revision};
+use crate::model::{EventKind, IntoBytes, KeyRange, KeyValue, Revision};
 use crate::node::{CallError, StopReason};
 use crate::watch::WatchError;
 
@@ -53,7 +53,7 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn cached_prefix(&self, prefix: impl Into<Bytes>) -> CachedCall<KeyValue> {
+    pub fn cached_prefix(&self, prefix: impl IntoBytes) -> CachedCall<KeyValue> {
         self.cached_prefix_with(prefix, KeyValue::clone)
     }
 
@@ -77,7 +77,7 @@ impl Client {
     /// ```
     pub fn cached_prefix_with<T>(
         &self,
-        prefix: impl Into<Bytes>,
+        prefix: impl IntoBytes,
         parse: impl Fn(&KeyValue) -> T + Send + Sync + 'static,
     ) -> CachedCall<T> {
         let (client, range) = (self.clone(), KeyRange::prefix(prefix));

@@ -9,7 +9,8 @@ use bytes::Bytes;
 
 use crate::api::{Client, Effect, Error, TxnCall};
 use crate::model::{
-    Command, Compare, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Reply, Revision, TxnReply,
+    Command, Compare, IntoBytes, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Reply, Revision,
+    TxnReply,
 };
 use crate::node::{ReplyTo, Shared};
 
@@ -42,9 +43,9 @@ impl CasOutcome {
 }
 
 /// Returns a put that keeps the lease of an existing key. A new key gets no lease.
-pub(crate) fn put_over(is_there: bool, key: Bytes, value: impl Into<Bytes>) -> Op {
+pub(crate) fn put_over(is_there: bool, key: Bytes, value: impl IntoBytes) -> Op {
     let lease = if is_there { PutLease::Keep } else { PutLease::None };
-    Op::Put(Put { key, value: PutValue::Set(value.into()), lease, prev_kv: false })
+    Op::Put(Put { key, value: PutValue::Set(value.into_bytes()), lease, prev_kv: false })
 }
 
 /// The state that a key must have for a conditional write.
@@ -66,8 +67,8 @@ pub enum Expected {
 
 impl Expected {
     /// Expects this value.
-    pub fn value(value: impl Into<Bytes>) -> Self {
-        Expected::Value(value.into())
+    pub fn value(value: impl IntoBytes) -> Self {
+        Expected::Value(value.into_bytes())
     }
 
     fn compare(&self, key: Bytes) -> Compare {
@@ -116,8 +117,8 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn put_if_absent(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutIfAbsent {
-        let (key, value) = (key.into(), value.into());
+    pub fn put_if_absent(&self, key: impl IntoBytes, value: impl IntoBytes) -> PutIfAbsent {
+        let (key, value) = (key.into_bytes(), value.into_bytes());
         PutIfAbsent { client: self.clone(), key, value, life: Life::Endless, deadline: None }
     }
 
@@ -140,11 +141,11 @@ impl Client {
     /// ```
     pub fn compare_and_set(
         &self,
-        key: impl Into<Bytes>,
+        key: impl IntoBytes,
         expected: impl Into<Expected>,
-        value: impl Into<Bytes>,
+        value: impl IntoBytes,
     ) -> CompareAndSet {
-        let (key, expected, value) = (key.into(), expected.into(), value.into());
+        let (key, expected, value) = (key.into_bytes(), expected.into(), value.into_bytes());
         CompareAndSet { client: self.clone(), key, expected, value, ttl: None, deadline: None }
     }
 
@@ -153,10 +154,10 @@ impl Client {
     /// [`Expected::Missing`] nothing is deleted.
     pub fn compare_and_delete(
         &self,
-        key: impl Into<Bytes>,
+        key: impl IntoBytes,
         expected: impl Into<Expected>,
     ) -> Call<'static, CasOutcome> {
-        let (client, key, expected) = (self.clone(), key.into(), expected.into());
+        let (client, key, expected) = (self.clone(), key.into_bytes(), expected.into());
         Call::new(self, move |until| async move {
             let txn = client.txn().when(expected.compare(key.clone()));
             swap(&client, txn.then(Op::delete(key.clone())), key, &until).await

@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use crate::api::Session;
 use crate::lock_format::LockMode;
+use crate::model::IntoBytes;
 
 use super::acquire::{Acquire, Enqueue, LockFuture};
 use super::core::request::{LockRequest, WaitLimit};
@@ -67,8 +68,8 @@ impl<G> LockCall<G> {
     /// Attaches a reason, shown to operators who list the lock. A request for a mutex with a reason
     /// has its own entry in the cluster's queue. Such a request does not share an entry with other
     /// tasks of this session.
-    pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
-        self.request.set_reason(reason.into());
+    pub fn reason(mut self, reason: impl IntoBytes) -> Self {
+        self.request.set_reason(reason.into_bytes());
         self
     }
 

@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 
 use crate::api::Effect;
 use crate::lock_format::{EntryMetadata, LockMode, LockQueue, QueuePosition, lock_of, prefix_of};
-use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision, Txn};
+use crate::model::{Command, Compare, IntoBytes, KeyValue, Moment, Op, Reply, Revision, Txn};
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
 use crate::watch::waking;
 
@@ -137,8 +137,8 @@ impl Upgrade {
     }
 
     /// Attaches a reason, shown to operators who list the lock.
-    pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
-        self.reason = Some(reason.into());
+    pub fn reason(mut self, reason: impl IntoBytes) -> Self {
+        self.reason = Some(reason.into_bytes());
         self
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::api::{Client, Session};
+use crate::model::IntoBytes;
 use crate::node::SessionEndReason;
 
 use super::board::{Board, Taken};
@@ -41,8 +42,8 @@ impl Session {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn queue(&self, name: impl Into<Bytes>) -> QueueTaker {
-        QueueTaker::new(self.clone(), name.into(), None)
+    pub fn queue(&self, name: impl IntoBytes) -> QueueTaker {
+        QueueTaker::new(self.clone(), name.into_bytes(), None)
     }
 }
 
