@@ -132,7 +132,7 @@ pub mod auth {
 
 /// Members of the cluster, their status, and alarms.
 pub mod cluster {
-    pub use crate::api::{AlarmReply, JoinErrorKind, ReadyCall};
+    pub use crate::api::{AlarmReply, JoinErrorKind, MemberList, ParseMemberListError, ReadyCall};
     pub use crate::model::{
         Alarm, AlarmChange, AlarmKind, Alarms, ClusterId, ClusterVersion, DiskId, Incarnation,
         LogIndex, Member, MemberRole, Members, MembershipError, SnapshotId, Term,

@@ -2,20 +2,17 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Effect, Error, TxnCall};
+use crate::api::{Client, Effect, Error, Granted, TxnCall, timeout_option};
 use crate::model::{
-    Command, Compare, IntoBytes, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Reply, Revision,
-    TxnReply,
+    Command, Compare, IntoBytes, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision, TxnReply,
 };
-use crate::node::{ReplyTo, Shared};
+use crate::node::ReplyTo;
 
 use super::cas_branches::branch_is_unknown;
-use super::undo_on_drop::run_undoable;
 use crate::recipes::call::{Call, Until};
 
 /// The result of a conditional write.
@@ -226,11 +223,12 @@ impl CompareAndSet {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 
     async fn run_undoable(self, until: &Until) -> Result<CasOutcome, Error> {
         let Self { client, key, expected, value, ttl, .. } = self;
@@ -310,11 +308,12 @@ impl PutIfAbsent {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl IntoFuture for PutIfAbsent {
@@ -351,7 +350,7 @@ async fn put_if_absent(
             Life::Endless | Life::Lease(_) => None,
         };
         let lease = match (life, &granted) {
-            (_, Some(granted)) => PutLease::Attach(granted.lease),
+            (_, Some(granted)) => PutLease::Attach(granted.lease()),
             (Life::Lease(lease), None) => PutLease::Attach(lease),
             (Life::Endless | Life::Ttl(_), None) => PutLease::None,
         };
@@ -368,52 +367,6 @@ async fn put_if_absent(
                 return Ok(CasOutcome::Done { revision });
             }
             lost => return Ok(lost),
-        }
-    }
-}
-
-/// A lease that is revoked in the background unless it is kept. After the revocation, a put with
-/// this lease that is still in flight is rejected. If the put was applied before, its key is
-/// deleted with the lease.
-pub(crate) struct Granted {
-    shared: Arc<Shared>,
-    lease: LeaseId,
-    is_kept: bool,
-}
-
-impl Granted {
-    pub(crate) async fn of(
-        client: &Client,
-        ttl: Duration,
-        until: &Until,
-    ) -> Result<Granted, Error> {
-        let shared = Arc::clone(&client.shared);
-        let command = Command::Grant { id: None, ttl, session: None };
-        let undo = |reply: &Reply| match reply {
-            Reply::Grant(lease) => Some(Command::Revoke(lease.id)),
-            _ => None,
-        };
-        match until.within(run_undoable(&shared, command, undo)).await?? {
-            Reply::Grant(lease) => Ok(Granted { shared, lease: lease.id, is_kept: false }),
-            other => unreachable!("unexpected reply to a grant: {other:?}"),
-        }
-    }
-
-    pub(crate) fn lease(&self) -> LeaseId {
-        self.lease
-    }
-
-    /// Keeps the lease and returns its id.
-    pub(crate) fn keep(mut self) -> LeaseId {
-        self.is_kept = true;
-        self.lease
-    }
-}
-
-impl Drop for Granted {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            self.shared.propose_until_applied(Command::Revoke(self.lease), ReplyTo::Nobody);
         }
     }
 }

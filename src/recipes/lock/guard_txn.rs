@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Effect, Error};
+use crate::api::{Client, Effect, Error, timeout_option};
 use crate::model::{
     Compare, IntoBytes, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult,
 };
@@ -224,11 +224,12 @@ impl GuardTxn {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 
     /// Runs the transaction.
     ///

@@ -24,7 +24,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
-use crate::api::Effect;
+use crate::api::{Effect, timeout_option};
 use crate::lock_format::{EntryMetadata, LockMode, LockQueue, QueuePosition, lock_of, prefix_of};
 use crate::model::{Command, Compare, IntoBytes, KeyValue, Moment, Op, Reply, Revision, Txn};
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
@@ -135,6 +135,8 @@ impl Upgrade {
         self.wait = WaitLimit::For(timeout);
         self
     }
+
+    timeout_option!();
 
     /// Attaches a reason, shown to operators who list the lock.
     pub fn reason(mut self, reason: impl IntoBytes) -> Self {

@@ -8,14 +8,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::api::{Client, Effect, Error, Session};
+use crate::api::{Client, Effect, Error, Granted, Session};
 use crate::model::{
     Command, Compare, DecodeError, KeyValue, Op, Put, PutLease, Rejection, Reply, Revision, Txn,
     TxnReply, TxnResult, decode_parse, decode_text,
 };
 use crate::node::{CallError, CallResult, ReplyTo, SessionEndReason};
 use crate::recipes::call::Until;
-use crate::recipes::coordination::conditional::Granted;
 use crate::recipes::{LostReason, Token};
 use crate::watch::{WatchError, waking};
 

@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Effect, Error};
+use crate::api::{Client, Effect, Error, Granted, timeout_option};
 use crate::model::{
     Command, IntoBytes, LeaseId, Op, Put, PutLease, Range, Rejection, Revision, Txn, TxnResult,
     readable,
 };
 use crate::node::ReplyTo;
 use crate::recipes::call::Until;
-use crate::recipes::coordination::conditional::Granted;
 
 use super::index::{item_id, priority};
 use super::{ItemId, KeyPart, QueueError, QueueKeys};
@@ -269,11 +268,12 @@ impl PutItem {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.many = self.many.deadline(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl IntoFuture for PutItem {
@@ -320,11 +320,12 @@ impl PutMany {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl IntoFuture for PutMany {

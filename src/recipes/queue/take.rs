@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Session};
+use crate::api::{Client, Session, timeout_option};
 use crate::model::IntoBytes;
 use crate::node::SessionEndReason;
 
@@ -175,11 +175,12 @@ impl TakeCall {
     /// deadlines at its ticks, like [`LockCall::deadline`](crate::lock::LockCall::deadline). If an
     /// item arrives before the check, the call returns it. For a call that does not wait, use
     /// [`QueueTaker::try_take`] and not a deadline of zero.
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl IntoFuture for TakeCall {
