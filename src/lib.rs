@@ -55,11 +55,11 @@
 //!
 //! # Keys and values
 //!
-//! Keys and values are bytes ([`Bytes`]). Calls accept `impl Into<Bytes>`: a `&'static str`
-//! (`"jobs/1"`), a `String` (`format!("jobs/{n}")`), a `Vec<u8>` or [`Bytes`]. Pass a copy of
-//! borrowed data: `name.to_owned()`, `name.clone()`, `bytes.to_vec()`. Calls return [`Bytes`],
-//! which can be compared with text (`row.value == "paid"`) and read as text with
-//! `std::str::from_utf8(&row.value)`.
+//! Keys and values are bytes ([`Bytes`]). Calls accept them in the form that the program has
+//! ([`IntoBytes`]): `"jobs/1"`, `&name`, `format!("jobs/{n}")`, `vec![1, 2]`, `b"raw"`, `&bytes`.
+//! Calls return [`Bytes`], which can be compared with text (`row.value == "paid"`). The value of a
+//! row as text is [`row.text()?`](KeyValue::text), and as a number
+//! [`row.parse::<u64>()?`](KeyValue::parse). Errors name the key.
 //!
 //! # One key or a prefix
 //!
@@ -137,8 +137,8 @@ pub use api::{
 };
 pub use metrics::{Metrics, MetricsSnapshot};
 pub use model::{
-    Compare, Event, EventKind, KeyRange, KeyValue, LeaseId, Limits, Moment, NodeId, Op, Put,
-    PutReply, RangeReply, Rejection, Revision, SortOrder, SortTarget, TxnReply, TxnResult,
+    Compare, Event, EventKind, IntoBytes, KeyRange, KeyValue, LeaseId, Limits, Moment, NodeId, Op,
+    Put, PutReply, RangeReply, Rejection, Revision, SortOrder, SortTarget, TxnReply, TxnResult,
 };
 pub use node::{
     Health, HealthStatus, NodeStatus, Role, SessionEndReason, SessionState, StopReason,
@@ -160,7 +160,7 @@ pub mod auth {
 
 /// Members of the cluster, their status, and alarms.
 pub mod cluster {
-    pub use crate::api::{AlarmReply, JoinErrorKind, ReadyCall};
+    pub use crate::api::{AlarmReply, JoinErrorKind, MemberList, ParseMemberListError, ReadyCall};
     pub use crate::model::{
         Alarm, AlarmChange, AlarmKind, Alarms, ClusterId, ClusterVersion, DiskId, Incarnation,
         LogIndex, Member, MemberRole, Members, MembershipError, SnapshotId, Term,
@@ -193,8 +193,8 @@ pub mod election {
 pub mod kv {
     pub use crate::api::{DeleteCall, GetCall, PutCall, RangeCall, WatchCall};
     pub use crate::model::{
-        CompareBuilder, CompareOp, CompareTarget, Delete, DeleteReply, PutLease, PutValue, Range,
-        RangeEnd, RevisionBounds, RevokeReply, Sort, Txn,
+        CompareBuilder, CompareOp, CompareTarget, CompareWith, DecodeError, Delete, DeleteReply,
+        PutLease, PutValue, Range, RangeEnd, RevisionBounds, RevokeReply, Sort, Txn,
     };
 }
 

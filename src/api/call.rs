@@ -10,23 +10,36 @@ use crate::model::{
     Command, Delete, DeleteReply, KeyRange, KeyValue, LeaseId, Put, PutLease, PutReply, PutValue,
     Range, RangeReply, Reply, Revision, RevisionBounds, SortOrder, SortTarget,
 };
+use crate::node::ReplyTo;
 
-use super::{Client, Error};
+use super::{Client, Effect, Error, Granted, Until};
 
 /// Declares the option `deadline` of a call, which has a field `deadline: Option<Duration>`.
 macro_rules! deadline_option {
     () => {
         /// Limits how long the call may take. Default:
         /// [`Config::call_deadline`](crate::Config::call_deadline).
-        #[doc(alias = "timeout")]
         pub fn deadline(mut self, timeout: ::std::time::Duration) -> Self {
             self.deadline = Some(timeout);
             self
+        }
+
+        $crate::api::timeout_option!();
+    };
+}
+
+/// Declares the option `timeout` of a call that has an option `deadline`.
+macro_rules! timeout_option {
+    () => {
+        /// Same as [`deadline`](Self::deadline).
+        pub fn timeout(self, timeout: ::std::time::Duration) -> Self {
+            self.deadline(timeout)
         }
     };
 }
 
 pub(crate) use deadline_option;
+pub(crate) use timeout_option;
 
 /// The future of a call.
 pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
@@ -48,25 +61,62 @@ pub(crate) enum Consistency {
 pub struct PutCall {
     client: Client,
     put: Put,
+    ttl: Option<Duration>,
     deadline: Option<Duration>,
 }
 
 impl PutCall {
     pub(crate) fn new(client: Client, key: Bytes, value: Bytes) -> Self {
         let put = Put::new(client.scope.key(key), value);
-        Self { client, put, deadline: None }
+        Self { client, put, ttl: None, deadline: None }
     }
 
     /// Attaches the key to a lease. The key is deleted when the lease ends. A put without a lease
     /// detaches the key from its current lease, unless [`PutCall::keep_lease`] is set.
     pub fn lease(mut self, lease: LeaseId) -> Self {
         self.put.lease = PutLease::Attach(lease);
+        self.ttl = None;
+        self
+    }
+
+    /// Sets a TTL of at least 1 ms: the key is deleted this long after the put, unless it is written
+    /// again.
+    ///
+    /// The call grants a lease for this key, so it costs two commits, and a lease in the replicated
+    /// state until the key expires. The leader counts the TTL. A change of the leader restarts it,
+    /// so the key may live longer, but never shorter. Neither this node nor any other renews the
+    /// lease. To extend the life of the key, put it again. For many keys of one owner, and for keys
+    /// that live as long as this program, attach them to one session instead:
+    /// [`lease(session.lease())`](PutCall::lease), which this node renews.
+    ///
+    /// If the TTL passes before the put is applied, the call fails with
+    /// [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound).
+    /// If the put is not applied, the lease is revoked. If its outcome is unknown, or this future is
+    /// dropped during the put, the lease stays until it expires. The lease of an earlier put with a
+    /// TTL also stays until it expires.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let kv = node.client();
+    /// kv.put("tokens/ann", "4f1c").ttl(Duration::from_secs(600)).block()?;
+    /// let row = kv.get("tokens/ann").block()?.unwrap();
+    /// assert!(kv.lease_time_to_live(row.lease.unwrap()).block()?.unwrap() > Duration::from_secs(500));
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "expire", alias = "setex")]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
         self
     }
 
     /// Keeps the current lease of the key. The key must exist.
     pub fn keep_lease(mut self) -> Self {
         self.put.lease = PutLease::Keep;
+        self.ttl = None;
         self
     }
 
@@ -92,9 +142,29 @@ impl IntoFuture for PutCall {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            match self.client.propose(Command::Put(self.put), self.deadline).await? {
+            let Self { client, mut put, ttl, deadline: timeout } = self;
+            let reply = match ttl {
+                None => client.propose(Command::Put(put), timeout).await,
+                Some(ttl) => {
+                    // Check the request first, so that no lease is granted for an invalid request.
+                    client.shared.settings.limits.check(&Command::Put(put.clone()))?;
+                    let deadline = client.shared.deadline(timeout);
+                    let until = Until::by(&client.shared, deadline);
+                    let lease = Granted::of(&client, ttl, &until).await?.keep();
+                    put.lease = PutLease::Attach(lease);
+                    let reply = client.propose(Command::Put(put), Some(until.left())).await;
+                    if let Err(error) = &reply
+                        && error.effect() == Effect::NotApplied
+                    {
+                        let revoke = Command::Revoke(lease);
+                        client.shared.propose_until_applied(revoke, ReplyTo::Nobody);
+                    }
+                    reply
+                }
+            };
+            match reply? {
                 Reply::Put(mut reply) => {
-                    self.client.scope.strip_all(&mut reply.prev);
+                    client.scope.strip_all(&mut reply.prev);
                     Ok(reply)
                 }
                 other => unreachable!("unexpected reply to a put: {other:?}"),

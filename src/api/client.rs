@@ -3,10 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use crate::model::{
-    Caller, Command, KeyRange, LeaseId, Moment, Rejection, Reply, Revision, RevokeReply,
+    Caller, Command, IntoBytes, KeyRange, LeaseId, Moment, Rejection, Reply, Revision, RevokeReply,
     SessionInfo,
 };
 use crate::node::{CallError, LeaseRequest, Shared};
@@ -57,18 +55,18 @@ impl Client {
     /// ```
     #[doc(alias = "scoped", alias = "namespace")]
     #[must_use]
-    pub fn with_prefix(&self, prefix: impl Into<Bytes>) -> Client {
-        Client { scope: self.scope.inner(prefix.into()), ..self.clone() }
+    pub fn with_prefix(&self, prefix: impl IntoBytes) -> Client {
+        Client { scope: self.scope.inner(prefix.into_bytes()), ..self.clone() }
     }
 
     /// Writes `value` to `key`.
-    pub fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutCall {
-        PutCall::new(self.clone(), key.into(), value.into())
+    pub fn put(&self, key: impl IntoBytes, value: impl IntoBytes) -> PutCall {
+        PutCall::new(self.clone(), key.into_bytes(), value.into_bytes())
     }
 
     /// Reads one key.
-    pub fn get(&self, key: impl Into<Bytes>) -> GetCall {
-        GetCall::new(self.clone(), key.into())
+    pub fn get(&self, key: impl IntoBytes) -> GetCall {
+        GetCall::new(self.clone(), key.into_bytes())
     }
 
     /// Reads a range of keys. A string means one key: to read all keys that begin with it, call
@@ -106,7 +104,7 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn get_prefix(&self, prefix: impl Into<Bytes>) -> RangeCall {
+    pub fn get_prefix(&self, prefix: impl IntoBytes) -> RangeCall {
         self.range(KeyRange::prefix(prefix))
     }
 
@@ -140,7 +138,7 @@ impl Client {
 
     /// Deletes all keys that begin with `prefix`. The empty prefix deletes every key. Short for
     /// [`Client::delete`] with [`KeyRange::prefix`].
-    pub fn delete_prefix(&self, prefix: impl Into<Bytes>) -> DeleteCall {
+    pub fn delete_prefix(&self, prefix: impl IntoBytes) -> DeleteCall {
         self.delete(KeyRange::prefix(prefix))
     }
 
@@ -169,7 +167,7 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn watch_prefix(&self, prefix: impl Into<Bytes>) -> WatchCall {
+    pub fn watch_prefix(&self, prefix: impl IntoBytes) -> WatchCall {
         self.watch(KeyRange::prefix(prefix))
     }
 

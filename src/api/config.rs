@@ -19,7 +19,8 @@ use crate::transport::TcpSettings;
 use super::StartError;
 use super::checked::{Beginning, Checked, cluster_id};
 
-/// The configuration of a node. Create it with [`Config::new`]. Every setting has a default.
+/// The configuration of a node. Create it with [`Config::new`] or [`Config::from_env`]. Every
+/// setting has a default.
 #[derive(Clone, Debug)]
 #[must_use = "a configuration does nothing until it is passed to Node::start"]
 pub struct Config {
@@ -116,6 +117,14 @@ pub enum ConfigError {
     /// The list has more members than [`Config::MEMBERS_MAX`].
     #[error("too many members: {0}, at most {max}", max = Config::MEMBERS_MAX)]
     TooManyMembers(usize),
+    /// An environment variable is missing or invalid; see [`Config::from_env`].
+    #[error("environment variable {name}: {why}")]
+    Variable {
+        /// Name of the variable.
+        name: String,
+        /// Why it cannot be used.
+        why: String,
+    },
     /// A member's name is empty.
     #[error("a member name is empty")]
     EmptyName,
@@ -178,7 +187,7 @@ impl Config {
     /// Sets the members that found a new cluster, including this node. Each member has a name and
     /// an address `host:port` at which the other members reach it. An address may list several
     /// `host:port`, separated by commas, which are tried in turn. The list must be the same on all
-    /// members.
+    /// members. [`MemberList`](crate::cluster::MemberList) parses it from one line of text.
     ///
     /// Once the cluster exists, it stores its own list of members, which changes with
     /// [`Config::join`] and [`Node::remove_member`](crate::Node::remove_member). If the data

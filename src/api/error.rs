@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use thiserror::Error as ThisError;
 
-use crate::model::{MembershipError, Rejection, Revision};
+use crate::model::{DecodeError, MembershipError, Rejection, Revision};
 use crate::node::{
     CallError, DataErrorKind, ResumeSessionError, SessionEndReason, Shared, StopReason,
 };
@@ -142,6 +142,9 @@ pub enum Error {
     /// The backup could not be made, for the given reason. Nothing was changed.
     #[error("backup failed: {0}")]
     Backup(String),
+    /// A row was read, but is not what the caller expects. The error holds the row.
+    #[error(transparent)]
+    Decode(Box<DecodeError>),
     /// Leadership could not be transferred to the requested member.
     #[error(
         "leadership transfer failed: the target must be a connected, up-to-date voter, or \
@@ -170,6 +173,7 @@ impl Error {
             | Error::NotResumed(_)
             | Error::Members(_)
             | Error::Backup(_)
+            | Error::Decode(_)
             | Error::NoTransferee => Effect::NotApplied,
         }
     }
@@ -230,6 +234,12 @@ fn words(effect: Effect) -> &'static str {
         Effect::NotApplied => "not applied",
         Effect::Unknown => "possibly applied",
         Effect::Applied => "applied",
+    }
+}
+
+impl From<DecodeError> for Error {
+    fn from(error: DecodeError) -> Self {
+        Error::Decode(Box::new(error))
     }
 }
 

@@ -252,6 +252,34 @@ impl Node {
         self.shared.state.status.borrow().clone()
     }
 
+    /// Returns the node's member id, which the cluster assigned when it was founded or when the node
+    /// joined.
+    pub fn id(&self) -> NodeId {
+        self.shared.settings.node
+    }
+
+    /// Reports whether this node is the leader of the cluster's consensus, as known to this node.
+    ///
+    /// The consensus elects a leader to order writes. Every node serves all calls, so programs
+    /// need to know that leader only for diagnostics. It may change at any time, and for a moment
+    /// two nodes may both report true. To let one process do some work, use an
+    /// [`Election`](crate::Election) or [`Node::leader_task`]. The leader of an election is a
+    /// different one: [`Leadership::is_leader`](crate::Leadership::is_leader).
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// node.ready().block()?;
+    /// assert!(node.is_leader());
+    /// assert_eq!(node.status().leader, Some(node.id()));
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn is_leader(&self) -> bool {
+        self.shared.state.status.borrow().role == Role::Leader
+    }
+
     /// Returns the node's term, as in [`status`](Self::status), without copying the rest of the
     /// status. Cheap enough to be called for every request.
     ///

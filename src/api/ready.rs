@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::node::Shared;
 
 use super::Error;
-use super::call::Answer;
+use super::call::{Answer, timeout_option};
 
 /// A call that waits until a node serves linearizable calls; see
 /// [`Node::ready`](super::Node::ready).
@@ -23,11 +23,12 @@ impl ReadyCall {
     }
 
     /// Sets the maximum time to wait. `Duration::MAX` waits until the node serves or stops.
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl std::fmt::Debug for ReadyCall {

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use crate::model::{
-    Access, AccessChange, AuthError, Caller, Command, KeyRange, LeaseId, OpenKeys, Rejection,
-    Revision, RevokeReply, Right,
+    Access, AccessChange, AuthError, Caller, Command, IntoBytes, KeyRange, LeaseId, OpenKeys,
+    Rejection, Revision, RevokeReply, Right,
 };
 use crate::watch::WatchError;
 
@@ -132,12 +130,12 @@ pub struct UserClient(pub(super) Client);
 impl UserClient {
     /// Like [`Client::put`]. The caller needs write permission for the key. With `prev_kv` it also
     /// needs read permission, and with a lease it needs write permission for all keys of the lease.
-    pub fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutCall {
+    pub fn put(&self, key: impl IntoBytes, value: impl IntoBytes) -> PutCall {
         self.0.put(key, value)
     }
 
     /// Like [`Client::get`]. The caller needs read permission for the key.
-    pub fn get(&self, key: impl Into<Bytes>) -> GetCall {
+    pub fn get(&self, key: impl IntoBytes) -> GetCall {
         self.0.get(key)
     }
 
@@ -147,7 +145,7 @@ impl UserClient {
     }
 
     /// Like [`Client::get_prefix`], with the permissions that [`UserClient::range`] needs.
-    pub fn get_prefix(&self, prefix: impl Into<Bytes>) -> RangeCall {
+    pub fn get_prefix(&self, prefix: impl IntoBytes) -> RangeCall {
         self.0.get_prefix(prefix)
     }
 
@@ -158,7 +156,7 @@ impl UserClient {
     }
 
     /// Like [`Client::delete_prefix`], with the permissions that [`UserClient::delete`] needs.
-    pub fn delete_prefix(&self, prefix: impl Into<Bytes>) -> DeleteCall {
+    pub fn delete_prefix(&self, prefix: impl IntoBytes) -> DeleteCall {
         self.0.delete_prefix(prefix)
     }
 
@@ -177,7 +175,7 @@ impl UserClient {
     }
 
     /// Like [`Client::watch_prefix`], with the permissions that [`UserClient::watch`] needs.
-    pub fn watch_prefix(&self, prefix: impl Into<Bytes>) -> WatchCall {
+    pub fn watch_prefix(&self, prefix: impl IntoBytes) -> WatchCall {
         self.0.watch_prefix(prefix)
     }
 

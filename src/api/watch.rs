@@ -10,7 +10,7 @@ use futures_core::Stream;
 use crate::model::{KeyRange, Revision};
 use crate::watch::{Filter, WatchBatch, WatchError, WatchRequest, Watcher};
 
-use super::call::{Answer, Consistency};
+use super::call::{Answer, Consistency, timeout_option};
 use super::{Client, Error};
 
 /// A call that starts a watch; see [`Client::watch`].
@@ -35,6 +35,27 @@ impl WatchCall {
         self
     }
 
+    /// Starts the watch after `revision`, which may be in the past: the first change that it
+    /// delivers has a greater revision. To read a range and then every later change of it, pass the
+    /// revision of the read.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let kv = node.client();
+    /// kv.put("config/rate", "100").block()?;
+    /// let now = kv.get_prefix("config/").block()?;
+    /// let mut changes = kv.watch_prefix("config/").after(now.revision).block()?;
+    /// kv.put("config/rate", "200").block()?;
+    /// assert_eq!(changes.next().block().unwrap()?.events[0].kv.value, "200");
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn after(self, revision: Revision) -> Self {
+        self.from(revision.next())
+    }
+
     /// Adds to each event the row before the change.
     pub fn prev_kv(mut self) -> Self {
         self.request.prev_kv = true;
@@ -50,11 +71,12 @@ impl WatchCall {
     /// Limits the wait for the start of the watch. A watch that starts after the current revision
     /// must wait if this member has not received the state of its cluster yet. A watch with
     /// [`WatchCall::from`] never waits.
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl WatchCall {

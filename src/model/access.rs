@@ -21,7 +21,7 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use super::key_set::OpenKeys;
-use super::{KeyRange, RangeEnd};
+use super::{IntoBytes, KeyRange, RangeEnd};
 
 /// The name of the administrator user, and the name of the role that has all rights.
 pub const ROOT: &str = "root";
@@ -32,8 +32,8 @@ pub struct Secret(Bytes);
 
 impl Secret {
     /// Wraps the bytes.
-    pub fn new(bytes: impl Into<Bytes>) -> Self {
-        Self(bytes.into())
+    pub fn new(bytes: impl IntoBytes) -> Self {
+        Self(bytes.into_bytes())
     }
 
     /// Returns the bytes.

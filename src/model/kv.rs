@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::decode::{DecodeError, key_text, readable};
 use super::{LeaseId, Revision};
 
 /// A key with its value at one revision.
@@ -19,6 +20,35 @@ pub struct KeyValue {
     pub version: u64,
     /// The lease that the key is attached to. The key is deleted when the lease ends.
     pub lease: Option<LeaseId>,
+}
+
+/// ```
+/// # use bowline::{Blocking, Config, Node};
+/// # let dir = tempfile::tempdir()?;
+/// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+/// # let kv = node.client();
+/// kv.put("config/rate", "100").block()?;
+/// kv.put("config/logo", [0xff, 0xd8]).block()?;
+/// let row = kv.get("config/rate").block()?.unwrap();
+/// assert_eq!((row.key_text()?, row.text()?, row.parse::<u32>()?), ("config/rate", "100", 100));
+/// let why = kv.get("config/logo").block()?.unwrap().text().unwrap_err();
+/// assert_eq!(
+///     why.to_string(),
+///     r#"cannot decode the row "config/logo": the value is not UTF-8 text: invalid byte at 0"#,
+/// );
+/// # node.shutdown().block();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl KeyValue {
+    readable!(key, value);
+
+    /// Returns the key as text.
+    ///
+    /// # Errors
+    /// If the key is not UTF-8 text, returns an error with the key and the value.
+    pub fn key_text(&self) -> Result<&str, DecodeError> {
+        key_text(&self.key, &self.value)
+    }
 }
 
 /// The kind of a change.

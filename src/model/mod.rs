@@ -7,7 +7,9 @@
 mod access;
 mod alarm;
 mod command;
+mod decode;
 mod id;
+mod into_bytes;
 mod join;
 mod key_set;
 mod kv;
@@ -29,10 +31,13 @@ pub use access::{
 };
 pub use alarm::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
+pub use decode::DecodeError;
+pub(crate) use decode::{parse as decode_parse, readable, text as decode_text};
 pub use id::{
     ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, ParseLeaseIdError,
     Revision, Term,
 };
+pub use into_bytes::IntoBytes;
 pub use join::{JoinAnswer, JoinAsk, Joined};
 pub(crate) use key_set::OpenKeys;
 pub use kv::{Event, EventKind, KeyValue};
@@ -54,7 +59,7 @@ pub use random::SplitMix64;
 pub(crate) use random::{SPLIT_MIX_STEP, finalize};
 pub use range::{KeyRange, RangeEnd};
 pub use request::{
-    Compare, CompareBuilder, CompareOp, CompareTarget, Delete, Op, Put, PutLease, PutValue, Range,
-    RevisionBounds, Sort, SortOrder, SortTarget, Txn,
+    Compare, CompareBuilder, CompareOp, CompareTarget, CompareWith, Delete, Op, Put, PutLease,
+    PutValue, Range, RevisionBounds, Sort, SortOrder, SortTarget, Txn,
 };
 pub use snapshot_record::{LeaseRow, LifeRow, PieceCounts, RowChange, SnapshotRecord, StateHead};

@@ -1,6 +1,13 @@
 //! Ranges of keys.
 
+use std::ops;
+
 use bytes::Bytes;
+
+use super::IntoBytes;
+
+/// The smallest possible key. Keys are not empty, so it is a single zero byte.
+const FIRST_KEY: Bytes = Bytes::from_static(b"\0");
 
 /// The end of a range of keys.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,7 +23,18 @@ pub enum RangeEnd {
 
 /// One key, a prefix, or a half-open range of keys, in byte order.
 ///
-/// Any value that converts into bytes also converts into a range of this single key: `"a".into()`.
+/// A key converts into the range of this single key, and Rust's ranges convert as well. So calls
+/// accept `"a"`, `"a".."c"` and `"a"..`.
+///
+/// ```
+/// use bowline::KeyRange;
+/// assert_eq!(KeyRange::from("a"), KeyRange::key("a"));
+/// assert_eq!(KeyRange::from("a".."c"), KeyRange::between("a", "c"));
+/// assert_eq!(KeyRange::from("a"..), KeyRange::starting_at("a"));
+/// assert_eq!(KeyRange::from(..), KeyRange::all());
+/// assert!(KeyRange::from("a"..="c").contains(b"c"));
+/// assert!(!KeyRange::from("a"..="c").contains(b"ca"));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeyRange {
     start: Bytes,
@@ -25,13 +43,13 @@ pub struct KeyRange {
 
 impl KeyRange {
     /// Returns the range of a single key.
-    pub fn key(key: impl Into<Bytes>) -> Self {
-        Self { start: key.into(), end: RangeEnd::Single }
+    pub fn key(key: impl IntoBytes) -> Self {
+        Self { start: key.into_bytes(), end: RangeEnd::Single }
     }
 
     /// Returns the range of every key that starts with `prefix`. The empty prefix means every key.
-    pub fn prefix(prefix: impl Into<Bytes>) -> Self {
-        let start = prefix.into();
+    pub fn prefix(prefix: impl IntoBytes) -> Self {
+        let start = prefix.into_bytes();
         if start.is_empty() {
             return Self::all();
         }
@@ -56,19 +74,18 @@ impl KeyRange {
     /// assert!(KeyRange::starting_at("k").contains(b"z"));
     /// assert_eq!(KeyRange::from("k"), KeyRange::key("k"));
     /// ```
-    pub fn starting_at(start: impl Into<Bytes>) -> Self {
-        Self { start: start.into(), end: RangeEnd::Unbounded }
+    pub fn starting_at(start: impl IntoBytes) -> Self {
+        Self { start: start.into_bytes(), end: RangeEnd::Unbounded }
     }
 
     /// Returns the range of every key from `start` (inclusive) to `end` (exclusive).
-    pub fn between(start: impl Into<Bytes>, end: impl Into<Bytes>) -> Self {
-        Self { start: start.into(), end: RangeEnd::Before(end.into()) }
+    pub fn between(start: impl IntoBytes, end: impl IntoBytes) -> Self {
+        Self { start: start.into_bytes(), end: RangeEnd::Before(end.into_bytes()) }
     }
 
     /// Returns the range of every key.
     pub fn all() -> Self {
-        // Keys are not empty, so the smallest possible key is a single zero byte.
-        Self { start: Bytes::from_static(b"\0"), end: RangeEnd::Unbounded }
+        Self { start: FIRST_KEY, end: RangeEnd::Unbounded }
     }
 
     /// Returns the first key that can be in the range.
@@ -116,10 +133,58 @@ impl KeyRange {
     }
 }
 
-impl<T: Into<Bytes>> From<T> for KeyRange {
+impl<T: IntoBytes> From<T> for KeyRange {
     fn from(key: T) -> Self {
         Self::key(key)
     }
+}
+
+impl From<&KeyRange> for KeyRange {
+    fn from(range: &KeyRange) -> Self {
+        range.clone()
+    }
+}
+
+impl<T: IntoBytes> From<ops::Range<T>> for KeyRange {
+    fn from(range: ops::Range<T>) -> Self {
+        Self::between(range.start, range.end)
+    }
+}
+
+impl<T: IntoBytes> From<ops::RangeInclusive<T>> for KeyRange {
+    fn from(range: ops::RangeInclusive<T>) -> Self {
+        let (start, end) = range.into_inner();
+        Self::between(start, after(end))
+    }
+}
+
+impl<T: IntoBytes> From<ops::RangeFrom<T>> for KeyRange {
+    fn from(range: ops::RangeFrom<T>) -> Self {
+        Self::starting_at(range.start)
+    }
+}
+
+impl<T: IntoBytes> From<ops::RangeTo<T>> for KeyRange {
+    fn from(range: ops::RangeTo<T>) -> Self {
+        Self::between(FIRST_KEY, range.end)
+    }
+}
+
+impl<T: IntoBytes> From<ops::RangeToInclusive<T>> for KeyRange {
+    fn from(range: ops::RangeToInclusive<T>) -> Self {
+        Self::between(FIRST_KEY, after(range.end))
+    }
+}
+
+impl From<ops::RangeFull> for KeyRange {
+    fn from(_: ops::RangeFull) -> Self {
+        Self::all()
+    }
+}
+
+/// Returns the first key after `key`.
+fn after(key: impl IntoBytes) -> Bytes {
+    [&key.into_bytes()[..], b"\0"].concat().into()
 }
 
 #[cfg(test)]
@@ -148,6 +213,19 @@ mod tests {
         assert!(!KeyRange::between("d", "b").contains(b"c"));
         assert!(KeyRange::starting_at("b").contains(b"zzz"));
         assert!(KeyRange::all().contains(b"\0"));
+    }
+
+    #[test]
+    fn ranges_of_rust_contain_the_same_keys() {
+        let keys: [&[u8]; 6] = [b"\0", b"a", b"b", b"b\0", b"bz", b"\xff"];
+        let contained = |range: KeyRange| keys.map(|key| range.contains(key));
+        let name = String::from("b");
+        assert_eq!(contained(("a"..&name).into()), [false, true, false, false, false, false]);
+        assert_eq!(contained(("a"..="b").into()), [false, true, true, false, false, false]);
+        assert_eq!(contained((..&name).into()), [true, true, false, false, false, false]);
+        assert_eq!(contained((..="b").into()), [true, true, true, false, false, false]);
+        assert_eq!(contained(("b"..).into()), [false, false, true, true, true, true]);
+        assert_eq!(contained((..).into()), [true; 6]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 
-use super::{KeyRange, LeaseId, Revision};
+use super::{IntoBytes, KeyRange, LeaseId, Revision};
 
 /// A read of the keys of a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -105,10 +105,10 @@ pub struct Put {
 
 impl Put {
     /// Creates a put of `value` to `key`, without a lease.
-    pub fn new(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
+    pub fn new(key: impl IntoBytes, value: impl IntoBytes) -> Self {
         Self {
-            key: key.into(),
-            value: PutValue::Set(value.into()),
+            key: key.into_bytes(),
+            value: PutValue::Set(value.into_bytes()),
             lease: PutLease::None,
             prev_kv: false,
         }
@@ -215,7 +215,7 @@ pub enum Op {
 
 impl Op {
     /// Creates an operation that reads one key.
-    pub fn get(key: impl Into<Bytes>) -> Self {
+    pub fn get(key: impl IntoBytes) -> Self {
         Op::Range(Range::new(KeyRange::key(key)))
     }
 
@@ -226,7 +226,7 @@ impl Op {
 
     /// Creates an operation that writes `value` to `key`, without a lease. To attach a lease, use
     /// [`Put::new`] and [`Put::lease`].
-    pub fn put(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
+    pub fn put(key: impl IntoBytes, value: impl IntoBytes) -> Self {
         Op::Put(Put::new(key, value))
     }
 
@@ -363,27 +363,57 @@ pub struct CompareBuilder<T> {
 #[allow(clippy::should_implement_trait, reason = "a comparison to be made elsewhere")]
 impl<T> CompareBuilder<T> {
     /// Requires the field to be equal to `value`.
-    pub fn eq(self, value: impl Into<T>) -> Compare {
+    pub fn eq(self, value: impl CompareWith<T>) -> Compare {
         self.with(CompareOp::Equal, value)
     }
 
     /// Requires the field to differ from `value`.
-    pub fn ne(self, value: impl Into<T>) -> Compare {
+    pub fn ne(self, value: impl CompareWith<T>) -> Compare {
         self.with(CompareOp::NotEqual, value)
     }
 
     /// Requires the field to be greater than `value`.
-    pub fn gt(self, value: impl Into<T>) -> Compare {
+    pub fn gt(self, value: impl CompareWith<T>) -> Compare {
         self.with(CompareOp::Greater, value)
     }
 
     /// Requires the field to be less than `value`.
-    pub fn lt(self, value: impl Into<T>) -> Compare {
+    pub fn lt(self, value: impl CompareWith<T>) -> Compare {
         self.with(CompareOp::Less, value)
     }
 
-    fn with(self, op: CompareOp, value: impl Into<T>) -> Compare {
-        Compare { range: self.range, target: (self.target)(value.into()), op }
+    fn with(self, op: CompareOp, value: impl CompareWith<T>) -> Compare {
+        Compare { range: self.range, target: (self.target)(value.into_operand()), op }
+    }
+}
+
+/// A value with which the field of a [`CompareBuilder`] can be compared: text or bytes for
+/// [`Compare::value`], and numbers for the other fields.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be compared with this field of a key",
+    label = "expected a value for `{T}`"
+)]
+pub trait CompareWith<T> {
+    /// Converts the value to the type of the field.
+    #[doc(hidden)]
+    fn into_operand(self) -> T;
+}
+
+impl<V: IntoBytes> CompareWith<Bytes> for V {
+    fn into_operand(self) -> Bytes {
+        self.into_bytes()
+    }
+}
+
+impl<V: Into<u64>> CompareWith<u64> for V {
+    fn into_operand(self) -> u64 {
+        self.into()
+    }
+}
+
+impl<V: Into<Revision>> CompareWith<Revision> for V {
+    fn into_operand(self) -> Revision {
+        self.into()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests that a string names one key in every call, and that prefixes need explicit methods.
 
-use bowline::{Blocking, Compare, KeyRange, Op, TxnResult};
+use bowline::{Blocking, Bytes, Compare, KeyRange, Op, TxnResult};
 
 use crate::stage::{lasting, session};
 
@@ -87,4 +87,66 @@ fn lock_name_is_one_lock_and_a_prefix_lists_many() {
     assert_eq!(locks.of("jobs").unwrap().queue.len(), 1);
     assert_eq!(locks.of("jobs/").unwrap().queue.len(), 0);
     drop(held);
+}
+
+#[test]
+fn calls_take_keys_and_values_in_the_form_that_the_program_has() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let (text, bytes) = (String::from("k"), Bytes::from("k"));
+    let raw: &[u8; 1] = b"k";
+    for put in [
+        kv.put(&text, text.as_str()),
+        kv.put(text.clone(), &text),
+        kv.put(&bytes, raw),
+        kv.put(bytes.clone(), raw.to_vec()),
+        kv.put(*raw, raw.as_slice()),
+    ] {
+        put.block().unwrap();
+        let row = kv.get(&text).block().unwrap().unwrap();
+        assert_eq!((row.key_text(), row.text()), (Ok("k"), Ok("k")));
+    }
+    assert_eq!(kv.get(raw).block().unwrap().unwrap().version, 5);
+    let when = [Compare::value(&text).eq(&bytes), Compare::exists(&bytes)];
+    let txn = kv.txn().when_all(when).then(Op::get(&text)).then(Op::put(&text, &bytes));
+    assert!(txn.commit().block().unwrap().succeeded);
+    assert_eq!(kv.get_prefix(&text).block().unwrap().count, 1);
+    assert_eq!(kv.range(&text).block().unwrap().count, 1);
+    assert_eq!(kv.range("a"..&text).block().unwrap().count, 0);
+    assert_eq!(kv.range("a"..="k").block().unwrap().count, 1);
+    assert_eq!(kv.range(..).block().unwrap().count, 1);
+    drop((kv.watch(&text).block().unwrap(), kv.watch(&text..).block().unwrap()));
+
+    let session = session(&cluster, 0);
+    let names = ["a", "b"];
+    drop(session.mutex(&text).lock().block().unwrap());
+    drop(session.lock_all(&names).block().unwrap());
+    drop(session.election(&text).campaign(&bytes).block().unwrap());
+    kv.queue(&text).put_many(&names).block().unwrap();
+    assert_eq!(session.queue(&text).take().block().unwrap().text(), Ok("a"));
+    kv.cell(&text).set(&bytes).block().unwrap();
+    assert_eq!(kv.cell(&text).get().block().unwrap().unwrap().text(), Ok("k"));
+}
+
+#[test]
+fn a_value_that_is_not_text_is_an_error_with_its_key() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    kv.put("raw", [b'a', 0xff]).block().unwrap();
+    kv.put([0xfe], "12x").block().unwrap();
+    let read = |key: &[u8]| kv.get(key).block().unwrap().unwrap();
+    let why = read(b"raw").text().unwrap_err();
+    assert_eq!((&why.key[..], &why.value[..]), (&b"raw"[..], &b"a\xff"[..]));
+    assert!(why.to_string().contains("\"raw\": the value is not UTF-8 text: invalid byte at 1"));
+    let why = read(&[0xfe]).parse::<u32>().unwrap_err();
+    assert_eq!(why.to_string(), r#"cannot decode the row "\xfe": invalid digit found in string"#);
+    assert!(read(&[0xfe]).key_text().unwrap_err().to_string().contains("the key is not"));
+    let error = bowline::Error::from(why);
+    assert_eq!((error.effect(), error.is_transient()), (bowline::Effect::NotApplied, false));
+
+    let session = session(&cluster, 0);
+    kv.queue("q").put([0xff]).block().unwrap();
+    assert!(kv.queue("q").items().block().unwrap()[0].text().is_err());
+    let why = session.queue("q").take().block().unwrap().text().unwrap_err();
+    assert!(why.key.starts_with(b"q/item/"));
 }

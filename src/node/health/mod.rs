@@ -133,6 +133,13 @@ impl HealthStatus {
     }
 }
 
+/// Writes [`HealthStatus::as_str`].
+impl fmt::Display for HealthStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
 /// Health of a node; see [`Node::health`](crate::Node::health). The `Display` text is a sentence
 /// that describes the health.
 #[derive(Clone, PartialEq, Debug)]

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Session};
-use crate::model::{KeyRange, LeaseId, Revision};
+use crate::model::{IntoBytes, KeyRange, LeaseId, Revision};
 
 use super::conditional::{CasOutcome, Expected};
 use super::undo_on_drop::{SessionKey, delete_of};
@@ -80,8 +80,8 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn barrier(&self, name: impl Into<Bytes>) -> Barrier {
-        Barrier { client: self.clone(), key: name.into() }
+    pub fn barrier(&self, name: impl IntoBytes) -> Barrier {
+        Barrier { client: self.clone(), key: name.into_bytes() }
     }
 }
 

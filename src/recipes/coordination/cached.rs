@@ -27,8 +27,8 @@ use bytes::Bytes;
 use futures_core::Stream;
 use tokio::sync::watch;
 
-use crate::api::{Client, Error, Watch};
-use crate::model::{EventKind, KeyRange, KeyValue, Revision};
+use crate::api::{Client, Error, Watch, timeout_option};
+use crate::model::{EventKind, IntoBytes, KeyRange, KeyValue, Revision};
 use crate::node::{CallError, StopReason};
 use crate::watch::WatchError;
 
@@ -53,7 +53,7 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn cached_prefix(&self, prefix: impl Into<Bytes>) -> CachedCall<KeyValue> {
+    pub fn cached_prefix(&self, prefix: impl IntoBytes) -> CachedCall<KeyValue> {
         self.cached_prefix_with(prefix, KeyValue::clone)
     }
 
@@ -77,7 +77,7 @@ impl Client {
     /// ```
     pub fn cached_prefix_with<T>(
         &self,
-        prefix: impl Into<Bytes>,
+        prefix: impl IntoBytes,
         parse: impl Fn(&KeyValue) -> T + Send + Sync + 'static,
     ) -> CachedCall<T> {
         let (client, range) = (self.clone(), KeyRange::prefix(prefix));
@@ -97,11 +97,12 @@ pub struct CachedCall<T> {
 impl<T> CachedCall<T> {
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl<T> std::fmt::Debug for CachedCall<T> {

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 
 use crate::api::{Client, Error};
-use crate::model::{Compare, KeyRange, KeyValue, Revision};
+use crate::model::{Compare, IntoBytes, KeyRange, KeyValue, Revision, readable};
 
 use super::cas_branches::{CasBranch, try_branches};
 use super::conditional::{CompareAndSet, Expected, put_over};
@@ -29,6 +29,8 @@ pub struct Cell {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct CellValue {
+    /// Key of the cell.
+    pub key: Bytes,
     /// The value.
     pub value: Bytes,
     /// Version of the value, to be passed to [`Cell::compare_and_set`].
@@ -37,8 +39,12 @@ pub struct CellValue {
 
 impl From<&KeyValue> for CellValue {
     fn from(row: &KeyValue) -> Self {
-        Self { value: row.value.clone(), version: row.mod_revision }
+        Self { key: row.key.clone(), value: row.value.clone(), version: row.mod_revision }
     }
+}
+
+impl CellValue {
+    readable!(key, value);
 }
 
 impl Client {
@@ -57,8 +63,8 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn cell(&self, name: impl Into<Bytes>) -> Cell {
-        Cell { client: self.clone(), key: name.into() }
+    pub fn cell(&self, name: impl IntoBytes) -> Cell {
+        Cell { client: self.clone(), key: name.into_bytes() }
     }
 }
 
@@ -74,8 +80,8 @@ impl Cell {
 
     /// Writes a value and returns its version. As with [`Client::put`], a key with a lease is
     /// detached from the lease and outlives it. To keep the lease, use [`Cell::update`].
-    pub fn set(&self, value: impl Into<Bytes>) -> Call<'static, Revision> {
-        let (Self { client, key }, value) = (self.clone(), value.into());
+    pub fn set(&self, value: impl IntoBytes) -> Call<'static, Revision> {
+        let (Self { client, key }, value) = (self.clone(), value.into_bytes());
         Call::new(&self.client, move |until| async move {
             Ok(client.put(key, value).deadline(until.left()).await?.revision)
         })
@@ -86,7 +92,7 @@ impl Cell {
     pub fn compare_and_set(
         &self,
         expected: impl Into<Expected>,
-        value: impl Into<Bytes>,
+        value: impl IntoBytes,
     ) -> CompareAndSet {
         self.client.compare_and_set(self.key.clone(), expected, value)
     }
@@ -101,7 +107,7 @@ impl Cell {
     ///
     /// # Errors
     /// The [effect](Error::effect) of the error states whether a change was applied.
-    pub fn update<'a, V: Into<Bytes>>(
+    pub fn update<'a, V: IntoBytes>(
         &self,
         mut change: impl FnMut(Option<&[u8]>) -> V + Send + 'a,
     ) -> Call<'a, CellValue> {
@@ -112,13 +118,13 @@ impl Cell {
                 // failed attempt the replica has applied the conflicting change.
                 let row = client.get(key.clone()).local().await?;
                 let version = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
-                let value: Bytes = change(row.as_ref().map(|row| &row.value[..])).into();
+                let value = change(row.as_ref().map(|row| &row.value[..])).into_bytes();
                 let when = vec![Compare::mod_revision(key.clone()).eq(version)];
                 let then = vec![put_over(row.is_some(), key.clone(), value.clone())];
                 let (taken, version) =
                     try_branches(&client, vec![CasBranch { when, then }], &until).await?;
                 if taken.is_some() {
-                    return Ok(CellValue { value, version });
+                    return Ok(CellValue { key, value, version });
                 }
             }
         })

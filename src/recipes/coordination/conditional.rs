@@ -2,19 +2,17 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Effect, Error, TxnCall};
+use crate::api::{Client, Effect, Error, Granted, TxnCall, timeout_option};
 use crate::model::{
-    Command, Compare, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Reply, Revision, TxnReply,
+    Command, Compare, IntoBytes, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision, TxnReply,
 };
-use crate::node::{ReplyTo, Shared};
+use crate::node::ReplyTo;
 
 use super::cas_branches::branch_is_unknown;
-use super::undo_on_drop::run_undoable;
 use crate::recipes::call::{Call, Until};
 
 /// The result of a conditional write.
@@ -42,9 +40,9 @@ impl CasOutcome {
 }
 
 /// Returns a put that keeps the lease of an existing key. A new key gets no lease.
-pub(crate) fn put_over(is_there: bool, key: Bytes, value: impl Into<Bytes>) -> Op {
+pub(crate) fn put_over(is_there: bool, key: Bytes, value: impl IntoBytes) -> Op {
     let lease = if is_there { PutLease::Keep } else { PutLease::None };
-    Op::Put(Put { key, value: PutValue::Set(value.into()), lease, prev_kv: false })
+    Op::Put(Put { key, value: PutValue::Set(value.into_bytes()), lease, prev_kv: false })
 }
 
 /// The state that a key must have for a conditional write.
@@ -66,8 +64,8 @@ pub enum Expected {
 
 impl Expected {
     /// Expects this value.
-    pub fn value(value: impl Into<Bytes>) -> Self {
-        Expected::Value(value.into())
+    pub fn value(value: impl IntoBytes) -> Self {
+        Expected::Value(value.into_bytes())
     }
 
     fn compare(&self, key: Bytes) -> Compare {
@@ -116,8 +114,8 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::Error>(())
     /// ```
-    pub fn put_if_absent(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> PutIfAbsent {
-        let (key, value) = (key.into(), value.into());
+    pub fn put_if_absent(&self, key: impl IntoBytes, value: impl IntoBytes) -> PutIfAbsent {
+        let (key, value) = (key.into_bytes(), value.into_bytes());
         PutIfAbsent { client: self.clone(), key, value, life: Life::Endless, deadline: None }
     }
 
@@ -140,11 +138,11 @@ impl Client {
     /// ```
     pub fn compare_and_set(
         &self,
-        key: impl Into<Bytes>,
+        key: impl IntoBytes,
         expected: impl Into<Expected>,
-        value: impl Into<Bytes>,
+        value: impl IntoBytes,
     ) -> CompareAndSet {
-        let (key, expected, value) = (key.into(), expected.into(), value.into());
+        let (key, expected, value) = (key.into_bytes(), expected.into(), value.into_bytes());
         CompareAndSet { client: self.clone(), key, expected, value, ttl: None, deadline: None }
     }
 
@@ -153,10 +151,10 @@ impl Client {
     /// [`Expected::Missing`] nothing is deleted.
     pub fn compare_and_delete(
         &self,
-        key: impl Into<Bytes>,
+        key: impl IntoBytes,
         expected: impl Into<Expected>,
     ) -> Call<'static, CasOutcome> {
-        let (client, key, expected) = (self.clone(), key.into(), expected.into());
+        let (client, key, expected) = (self.clone(), key.into_bytes(), expected.into());
         Call::new(self, move |until| async move {
             let txn = client.txn().when(expected.compare(key.clone()));
             swap(&client, txn.then(Op::delete(key.clone())), key, &until).await
@@ -225,11 +223,12 @@ impl CompareAndSet {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 
     async fn run_undoable(self, until: &Until) -> Result<CasOutcome, Error> {
         let Self { client, key, expected, value, ttl, .. } = self;
@@ -309,11 +308,12 @@ impl PutIfAbsent {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl IntoFuture for PutIfAbsent {
@@ -350,7 +350,7 @@ async fn put_if_absent(
             Life::Endless | Life::Lease(_) => None,
         };
         let lease = match (life, &granted) {
-            (_, Some(granted)) => PutLease::Attach(granted.lease),
+            (_, Some(granted)) => PutLease::Attach(granted.lease()),
             (Life::Lease(lease), None) => PutLease::Attach(lease),
             (Life::Endless | Life::Ttl(_), None) => PutLease::None,
         };
@@ -367,52 +367,6 @@ async fn put_if_absent(
                 return Ok(CasOutcome::Done { revision });
             }
             lost => return Ok(lost),
-        }
-    }
-}
-
-/// A lease that is revoked in the background unless it is kept. After the revocation, a put with
-/// this lease that is still in flight is rejected. If the put was applied before, its key is
-/// deleted with the lease.
-pub(crate) struct Granted {
-    shared: Arc<Shared>,
-    lease: LeaseId,
-    is_kept: bool,
-}
-
-impl Granted {
-    pub(crate) async fn of(
-        client: &Client,
-        ttl: Duration,
-        until: &Until,
-    ) -> Result<Granted, Error> {
-        let shared = Arc::clone(&client.shared);
-        let command = Command::Grant { id: None, ttl, session: None };
-        let undo = |reply: &Reply| match reply {
-            Reply::Grant(lease) => Some(Command::Revoke(lease.id)),
-            _ => None,
-        };
-        match until.within(run_undoable(&shared, command, undo)).await?? {
-            Reply::Grant(lease) => Ok(Granted { shared, lease: lease.id, is_kept: false }),
-            other => unreachable!("unexpected reply to a grant: {other:?}"),
-        }
-    }
-
-    pub(crate) fn lease(&self) -> LeaseId {
-        self.lease
-    }
-
-    /// Keeps the lease and returns its id.
-    pub(crate) fn keep(mut self) -> LeaseId {
-        self.is_kept = true;
-        self.lease
-    }
-}
-
-impl Drop for Granted {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            self.shared.propose_until_applied(Command::Revoke(self.lease), ReplyTo::Nobody);
         }
     }
 }

@@ -12,7 +12,7 @@ use thiserror::Error as ThisError;
 use tokio::sync::Semaphore;
 
 use crate::api::{Client, Effect, Error};
-use crate::model::{Compare, KeyValue, Revision};
+use crate::model::{Compare, IntoBytes, KeyValue, Revision};
 
 use super::cas_branches::{CasBranch, TRIES_MAX, branches_max, try_branches};
 use super::conditional::put_over;
@@ -94,9 +94,9 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::coordination::CounterError>(())
     /// ```
-    pub fn counter(&self, name: impl Into<Bytes>) -> Counter {
+    pub fn counter(&self, name: impl IntoBytes) -> Counter {
         let tries = Arc::new(Semaphore::new(TRIES_MAX));
-        Counter { client: self.clone(), key: name.into(), tries }
+        Counter { client: self.clone(), key: name.into_bytes(), tries }
     }
 }
 

@@ -24,7 +24,7 @@ use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Session};
 use crate::lock_format::is_entry;
-use crate::model::{Command, Compare, KeyRange, KeyValue, Op, Revision, Txn};
+use crate::model::{Command, Compare, IntoBytes, KeyRange, KeyValue, Op, Revision, Txn};
 use crate::node::{ReplyTo, SessionEndReason};
 
 use super::cas_branches::{CasBranch, try_branches};
@@ -125,8 +125,8 @@ impl Session {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn double_barrier(&self, name: impl Into<Bytes>, participants: usize) -> DoubleBarrier {
-        let prefix = [&name.into()[..], b"/"].concat().into();
+    pub fn double_barrier(&self, name: impl IntoBytes, participants: usize) -> DoubleBarrier {
+        let prefix = [&name.into_bytes()[..], b"/"].concat().into();
         DoubleBarrier { session: self.clone(), prefix, participants }
     }
 }

@@ -16,7 +16,8 @@ use thiserror::Error as ThisError;
 use crate::api::{Client, Effect, Error, Session};
 use crate::lock_format::is_entry;
 use crate::model::{
-    Compare, Event, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision,
+    Compare, Event, EventKind, IntoBytes, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue,
+    Revision, readable,
 };
 
 use super::cas_branches::branch_is_unknown;
@@ -50,6 +51,10 @@ pub struct GroupMember {
     pub lease: LeaseId,
     /// Label of the session, if the lease belongs to a session.
     pub label: Option<String>,
+}
+
+impl GroupMember {
+    readable!(key, meta);
 }
 
 /// A change of a [`Group`].
@@ -109,8 +114,8 @@ impl Session {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn group(&self, name: impl Into<Bytes>) -> Group {
-        let prefix = [&name.into()[..], b"/"].concat().into();
+    pub fn group(&self, name: impl IntoBytes) -> Group {
+        let prefix = [&name.into_bytes()[..], b"/"].concat().into();
         Group { session: self.clone(), prefix }
     }
 }
@@ -124,8 +129,8 @@ impl Group {
     /// See [`Error`], for example [`Error::SessionEnded`] and [`Error::Deadline`]. A failed call
     /// leaves no member behind. If the effect is unknown, the member may be visible for a short
     /// time.
-    pub fn join(&self, meta: impl Into<Bytes>) -> Call<'static, Membership> {
-        let (Self { session, prefix }, meta) = (self.clone(), meta.into());
+    pub fn join(&self, meta: impl IntoBytes) -> Call<'static, Membership> {
+        let (Self { session, prefix }, meta) = (self.clone(), meta.into_bytes());
         let client = client_of(&session);
         Call::new(&client.clone(), move |until| async move {
             loop {
@@ -215,8 +220,8 @@ impl Membership {
     /// # Errors
     /// Returns [`GroupError::NotAMember`] if the membership has ended. [`GroupError::Store`] states
     /// whether the update was applied.
-    pub fn update(&self, meta: impl Into<Bytes>) -> Call<'static, (), GroupError> {
-        let (key, since, meta) = (self.key().clone(), self.since(), meta.into());
+    pub fn update(&self, meta: impl IntoBytes) -> Call<'static, (), GroupError> {
+        let (key, since, meta) = (self.key().clone(), self.since(), meta.into_bytes());
         let client = self.client.clone();
         Call::new(&self.client, move |until| async move {
             let value = PutValue::Set(meta);

@@ -11,7 +11,7 @@ use thiserror::Error as ThisError;
 use tokio::sync::Semaphore;
 
 use crate::api::{Client, Effect, Error};
-use crate::model::{Compare, KeyRange, KeyValue, Op};
+use crate::model::{Compare, IntoBytes, KeyRange, KeyValue, Op};
 
 use super::cas_branches::{CasBranch, TRIES_MAX, branches_max, try_branches};
 use super::conditional::put_over;
@@ -80,9 +80,9 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), bowline::coordination::LatchError>(())
     /// ```
-    pub fn latch(&self, name: impl Into<Bytes>) -> Latch {
+    pub fn latch(&self, name: impl IntoBytes) -> Latch {
         let tries = Arc::new(Semaphore::new(TRIES_MAX));
-        Latch { client: self.clone(), key: name.into(), tries }
+        Latch { client: self.clone(), key: name.into_bytes(), tries }
     }
 }
 

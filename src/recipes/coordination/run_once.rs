@@ -12,7 +12,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Session};
-use crate::model::{Compare, KeyRange, KeyValue, Op};
+use crate::model::{Compare, IntoBytes, KeyRange, KeyValue, Op};
 
 use super::wait_until::wait_until;
 use crate::recipes::call::{Call, Until};
@@ -110,8 +110,8 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn run_once(&self, name: impl Into<Bytes>, session: &Session) -> RunOnce {
-        RunOnce { session: session.clone(), key: self.scope.key(name.into()) }
+    pub fn run_once(&self, name: impl IntoBytes, session: &Session) -> RunOnce {
+        RunOnce { session: session.clone(), key: self.scope.key(name.into_bytes()) }
     }
 }
 
@@ -126,7 +126,7 @@ impl RunOnce {
     where
         F: FnOnce() -> W + Send + 'a,
         W: Future<Output = Result<V, E>> + Send + 'a,
-        V: Into<Bytes>,
+        V: IntoBytes,
     {
         let once = self.clone();
         let client = once.client();
@@ -142,7 +142,7 @@ impl RunOnce {
                     result = work() => result.map_err(RunOnceError::Failed),
                 }
             };
-            let result: Bytes = until.within(working).await??.into();
+            let result = until.within(working).await??.into_bytes();
             once.keep(&client, begun, result, &until).await
         })
     }

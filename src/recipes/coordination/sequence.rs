@@ -11,7 +11,9 @@ use thiserror::Error as ThisError;
 use tokio::sync::Semaphore;
 
 use crate::api::{Client, Effect, Error, Session};
-use crate::model::{Command, Compare, KeyValue, Op, Put, PutLease, PutValue, Reply, Revision};
+use crate::model::{
+    Command, Compare, IntoBytes, KeyValue, Op, Put, PutLease, PutValue, Reply, Revision,
+};
 
 use super::cas_branches::{
     CasBranch, TRIES_MAX, branches_max, chosen, nest_branches, try_branches,
@@ -112,9 +114,9 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn sequential_prefix(&self, prefix: impl Into<Bytes>) -> Sequence {
+    pub fn sequential_prefix(&self, prefix: impl IntoBytes) -> Sequence {
         let tries = Arc::new(Semaphore::new(TRIES_MAX));
-        Sequence { client: self.clone(), prefix: prefix.into(), tries }
+        Sequence { client: self.clone(), prefix: prefix.into_bytes(), tries }
     }
 }
 
@@ -124,8 +126,8 @@ impl Sequence {
     ///
     /// # Errors
     /// See [`SequenceError`]. The effect of the error states whether a key was created.
-    pub fn put(&self, value: impl Into<Bytes>) -> Call<'static, SequentialKey, SequenceError> {
-        let (sequence, value) = (self.clone(), value.into());
+    pub fn put(&self, value: impl IntoBytes) -> Call<'static, SequentialKey, SequenceError> {
+        let (sequence, value) = (self.clone(), value.into_bytes());
         Call::new(
             &self.client,
             move |until| async move { sequence.make(value, None, &until).await },
@@ -141,10 +143,10 @@ impl Sequence {
     /// remains. If the effect is unknown, a number may have been taken.
     pub fn put_bound(
         &self,
-        value: impl Into<Bytes>,
+        value: impl IntoBytes,
         session: &Session,
     ) -> Call<'static, SequentialKey, SequenceError> {
-        let (sequence, value, session) = (self.clone(), value.into(), session.clone());
+        let (sequence, value, session) = (self.clone(), value.into_bytes(), session.clone());
         Call::new(&self.client, move |until| async move {
             sequence.make(value, Some(&session), &until).await
         })

@@ -1,46 +1,19 @@
-//! Changes that are undone if their caller stops waiting for them.
-//!
-//! A change is undone only once its outcome is known, because otherwise the change could be applied
-//! after its undo. The undo is retried until it succeeds. So a call may be dropped at any time, and
-//! its change does not stay:
-//!
-//! ```text
-//!   proposed ──▶ outcome known, caller waits  ──▶ returned to the caller
-//!      └───────▶ outcome known, call dropped  ──▶ undone in the background
-//! ```
-
-use std::sync::{Arc, Weak};
+//! Keys of a session, and other changes of a session, that are undone if their caller stops waiting
+//! for them; see [`UndoOnDrop`].
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::api::{Effect, Error, Session};
+use crate::api::{Effect, Error, Session, UndoOnDrop};
 use crate::model::{
     Command, Compare, Op, Put, PutLease, PutValue, Rejection, Reply, Revision, Txn,
 };
-use crate::node::{CallResult, ReplyTo, SessionEndReason, Shared};
-use crate::watch::waking;
+use crate::node::{ReplyTo, SessionEndReason};
 
 use crate::recipes::call::Until;
 
-/// Returns the command that undoes a change, or `None` if the reply shows that there is nothing to
-/// undo.
-type Undo = dyn Fn(&Reply) -> Option<Command> + Send + Sync;
-
-/// Runs a command. If this future is dropped before the reply has arrived, the command is undone.
-///
-/// # Errors
-/// See [`Error`].
-pub(crate) async fn run_undoable(
-    shared: &Arc<Shared>,
-    command: Command,
-    undo: impl Fn(&Reply) -> Option<Command> + Send + Sync + 'static,
-) -> Result<Reply, Error> {
-    UndoOnDrop::begin(shared, command, undo)?.outcome().await
-}
-
-/// Like [`run_undoable`], for a change of a session. The command is also undone when the deadline
-/// passes or the session ends.
+/// Runs a command of a session. If this future is dropped before the reply has arrived, if the
+/// deadline passes, or if the session ends, the command is undone.
 ///
 /// # Errors
 /// See [`Error`]. A change that is undone may have been visible for a while, so the effect of the
@@ -67,67 +40,6 @@ pub(crate) async fn run_undoable_within(
             Err(Error::ended(SessionEndReason::LeaseEnded, session.shared()))
         }
         outcome => outcome,
-    }
-}
-
-/// A change whose outcome is pending.
-struct UndoOnDrop {
-    shared: Weak<Shared>,
-    receiver: oneshot::Receiver<CallResult<Reply>>,
-    undo: Arc<Undo>,
-}
-
-impl UndoOnDrop {
-    /// Proposes the change.
-    ///
-    /// # Errors
-    /// See [`Error`]. After an error nothing is changed.
-    fn begin(
-        shared: &Arc<Shared>,
-        command: Command,
-        undo: impl Fn(&Reply) -> Option<Command> + Send + Sync + 'static,
-    ) -> Result<UndoOnDrop, Error> {
-        let undo: Arc<Undo> = Arc::new(undo);
-        let (sender, receiver) = oneshot::channel();
-        let (weak, undone) = (Arc::downgrade(shared), Arc::clone(&undo));
-        let reply = ReplyTo::Call(Box::new(move |outcome| {
-            if let Some(Err(outcome)) = waking(|| sender.send(outcome)) {
-                undo_now(&weak, &*undone, outcome);
-            }
-        }));
-        let change = UndoOnDrop { shared: Arc::downgrade(shared), receiver, undo };
-        shared.propose_admitted_until_applied(command, reply)?;
-        Ok(change)
-    }
-
-    async fn outcome(mut self) -> Result<Reply, Error> {
-        match (&mut self.receiver).await {
-            Ok(Ok(reply @ Reply::AppliedBefore { .. })) => {
-                undo_now(&self.shared, &*self.undo, Ok(reply));
-                Err(Error::Deadline { effect: Effect::Unknown })
-            }
-            Ok(outcome) => Ok(outcome?),
-            // The driver ended without replying.
-            Err(_) => Err(Error::Deadline { effect: Effect::Unknown }),
-        }
-    }
-}
-
-impl Drop for UndoOnDrop {
-    fn drop(&mut self) {
-        self.receiver.close();
-        // The outcome may have arrived before the channel was closed. If the caller has already
-        // received the outcome, the channel is empty.
-        if let Ok(outcome) = self.receiver.try_recv() {
-            undo_now(&self.shared, &*self.undo, outcome);
-        }
-    }
-}
-
-fn undo_now(shared: &Weak<Shared>, undo: &Undo, outcome: CallResult<Reply>) {
-    let (Some(shared), Ok(reply)) = (shared.upgrade(), outcome) else { return };
-    if let Some(command) = undo(&reply) {
-        shared.propose_until_applied(command, ReplyTo::Nobody);
     }
 }
 

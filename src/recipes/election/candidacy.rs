@@ -23,7 +23,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::api::Error;
-use crate::model::Moment;
+use crate::model::{IntoBytes, Moment};
 
 use super::leader_task::SharedLeadership;
 use crate::recipes::call::after_pause;
@@ -120,8 +120,8 @@ impl Election {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn candidacy(&self, value: impl Into<Bytes>) -> Candidacy {
-        let (election, value) = (self.clone(), value.into());
+    pub fn candidacy(&self, value: impl IntoBytes) -> Candidacy {
+        let (election, value) = (self.clone(), value.into_bytes());
         let state = enter(&election, &value);
         Candidacy { election, value, state: Mutex::new(state), news: Arc::default() }
     }

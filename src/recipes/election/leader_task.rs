@@ -23,6 +23,7 @@ use thiserror::Error as ThisError;
 
 use crate::api::{Effect, Error, Node, OwnSession};
 use crate::lock_format::ReleaseRequest;
+use crate::model::IntoBytes;
 use crate::node::Shared as NodeShared;
 
 use crate::recipes::call::pause;
@@ -179,8 +180,8 @@ impl Node {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn leader_task(&self, name: impl Into<Bytes>, value: impl Into<Bytes>) -> LeaderTask {
-        LeaderTask::by_node(Arc::clone(self.own_session()), name.into(), value.into())
+    pub fn leader_task(&self, name: impl IntoBytes, value: impl IntoBytes) -> LeaderTask {
+        LeaderTask::by_node(Arc::clone(self.own_session()), name.into_bytes(), value.into_bytes())
     }
 }
 
@@ -214,7 +215,7 @@ impl Election {
     /// session has ended, the node has stopped, or the value is not allowed.
     pub async fn run_while_leader<F: Future>(
         &self,
-        value: impl Into<Bytes>,
+        value: impl IntoBytes,
         work: impl FnMut(Arc<Leadership>) -> F,
     ) -> Result<F::Output, LeadError> {
         self.leader_task(value).run(work).await
@@ -224,8 +225,8 @@ impl Election {
     /// ([`LeaderTask::run_until`], for an orderly shutdown), a single term, and the reaction to a
     /// loss. The task ends with its session. Use this method if you need a session with a lock
     /// delay or its own TTL, otherwise use [`Node::leader_task`].
-    pub fn leader_task(&self, value: impl Into<Bytes>) -> LeaderTask {
-        let (stands, value) = (Stands::With(self.clone()), value.into());
+    pub fn leader_task(&self, value: impl IntoBytes) -> LeaderTask {
+        let (stands, value) = (Stands::With(self.clone()), value.into_bytes());
         LeaderTask { stands, value, is_once: false, may_finish: false }
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Error, Session};
+use crate::api::{Client, Error, Session, timeout_option};
 use crate::lock_format::{MARK, prefix_of};
-use crate::model::{KeyRange, Op, Put, PutLease, PutValue};
+use crate::model::{IntoBytes, KeyRange, Op, Put, PutLease, PutValue};
 
 pub(crate) mod candidacy;
 pub(crate) mod leader_task;
@@ -46,16 +46,16 @@ impl Session {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn election(&self, name: impl Into<Bytes>) -> Election {
-        Election { session: self.clone(), name: name.into() }
+    pub fn election(&self, name: impl IntoBytes) -> Election {
+        Election { session: self.clone(), name: name.into_bytes() }
     }
 }
 
 impl Election {
     /// Starts a campaign, which waits until this candidate is the leader. The campaign fails when
     /// the session ends. Dropping the future withdraws the candidacy.
-    pub fn campaign(&self, value: impl Into<Bytes>) -> Campaign {
-        Campaign { election: self.clone(), value: value.into(), deadline: None }
+    pub fn campaign(&self, value: impl IntoBytes) -> Campaign {
+        Campaign { election: self.clone(), value: value.into_bytes(), deadline: None }
     }
 
     /// Returns the name.
@@ -112,11 +112,12 @@ pub struct Campaign {
 impl Campaign {
     /// Limits the wait. By default the campaign waits as long as the session lives. See
     /// [`LockCall::deadline`](crate::lock::LockCall::deadline) for the precision of the deadline.
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl Campaign {
@@ -182,8 +183,8 @@ impl Leadership {
     ///
     /// # Errors
     /// Returns [`GuardError::NotHeld`] if this candidate is not the leader any more.
-    pub async fn proclaim(&self, value: impl Into<Bytes>) -> Result<(), GuardError> {
-        let value = value.into();
+    pub async fn proclaim(&self, value: impl IntoBytes) -> Result<(), GuardError> {
+        let value = value.into_bytes();
         if value.starts_with(MARK) {
             return Err(GuardError::ReservedValue);
         }

@@ -11,7 +11,7 @@ use futures_core::Stream;
 
 use crate::api::{Client, Error};
 use crate::lock_format::{QueuePosition, is_entry};
-use crate::model::{EventKind, KeyValue, LeaseId, Revision};
+use crate::model::{EventKind, KeyValue, LeaseId, Revision, readable};
 
 use crate::recipes::coordination::prefix_watch::{PrefixUpdate, PrefixWatch};
 
@@ -29,6 +29,10 @@ pub struct Leader {
     pub since: Revision,
     /// Lease of the key.
     pub lease: LeaseId,
+}
+
+impl Leader {
+    readable!(key, value);
 }
 
 /// A change of the leader, which is the first candidate in the queue of the election.

@@ -10,7 +10,8 @@ use crate::lock_format::{
     AdminAction, AdminRequest, QueuePosition, ReleaseRequest, admin_request_key, parent, prefix_of,
 };
 use crate::model::{
-    Command, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Range, Reply, Revision, Txn,
+    Command, IntoBytes, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Range, Reply,
+    Revision, Txn,
 };
 use crate::node::Shared;
 
@@ -129,8 +130,8 @@ impl Locks {
     ///
     /// # Errors
     /// Returns [`Error::Rejected`] if the prefix is longer than a key may be.
-    pub fn list_prefix(&self, prefix: impl Into<Bytes>) -> Result<Vec<LockInfo>, Error> {
-        let prefix: Bytes = prefix.into();
+    pub fn list_prefix(&self, prefix: impl IntoBytes) -> Result<Vec<LockInfo>, Error> {
+        let prefix = prefix.into_bytes();
         let keys = KeyRange::prefix(prefix.clone());
         let mut range = Range::new(keys);
         range.keys_only = true;
@@ -152,8 +153,8 @@ impl Locks {
     ///
     /// # Errors
     /// Returns [`Error::Rejected`] if the name is not valid for a lock.
-    pub fn of(&self, name: impl Into<Bytes>) -> Result<LockInfo, Error> {
-        let name = name.into();
+    pub fn of(&self, name: impl IntoBytes) -> Result<LockInfo, Error> {
+        let name = name.into_bytes();
         let prefix = prefix_of(&name);
         let queue = view::list(&self.client.shared, &name)?;
         let mut range = Range::new(KeyRange::prefix(prefix.clone()));

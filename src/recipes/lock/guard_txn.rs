@@ -5,11 +5,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Effect, Error};
-use crate::model::{Compare, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult};
+use crate::api::{Client, Effect, Error, timeout_option};
+use crate::model::{
+    Compare, IntoBytes, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult,
+};
 use crate::node::{CallError, CallResult, ReplyTo};
 
 use super::core::bound::{BoundKey, Load};
@@ -177,8 +178,8 @@ impl GuardTxn {
     /// confirmed. Above these limits the call fails with
     /// [`TooManyOps`](crate::Rejection::TooManyOps) or
     /// [`RequestTooLarge`](crate::Rejection::RequestTooLarge), and nothing is changed.
-    pub fn then_while_held(mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
-        let (key, value) = (key.into(), value.into());
+    pub fn then_while_held(mut self, key: impl IntoBytes, value: impl IntoBytes) -> Self {
+        let (key, value) = (key.into_bytes(), value.into_bytes());
         self.txn.success.push(Op::Put(Put {
             key: key.clone(),
             value: PutValue::Set(value.clone()),
@@ -223,11 +224,12 @@ impl GuardTxn {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 
     /// Runs the transaction.
     ///
@@ -373,6 +375,8 @@ impl std::fmt::Debug for GuardTxn {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
     use crate::model::{Rejection, Revision};
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::Session;
+use crate::api::{Session, timeout_option};
 use crate::lock_format::LockMode;
+use crate::model::IntoBytes;
 
 use super::acquire::{Acquire, Enqueue, LockFuture};
 use super::core::request::{LockRequest, WaitLimit};
@@ -58,17 +59,18 @@ impl<G> LockCall<G> {
     /// task is polled, the call succeeds even if the deadline has just passed, as with
     /// `tokio::time::timeout`. For a call that does not wait, use a `try_` method: with a deadline
     /// of zero the call may fail before it has contacted the cluster.
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.request.wait = WaitLimit::For(timeout);
         self
     }
 
+    timeout_option!();
+
     /// Attaches a reason, shown to operators who list the lock. A request for a mutex with a reason
     /// has its own entry in the cluster's queue. Such a request does not share an entry with other
     /// tasks of this session.
-    pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
-        self.request.set_reason(reason.into());
+    pub fn reason(mut self, reason: impl IntoBytes) -> Self {
+        self.request.set_reason(reason.into_bytes());
         self
     }
 

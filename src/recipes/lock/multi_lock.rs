@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use crate::api::Session;
 use crate::lock_format::LockMode;
+use crate::model::IntoBytes;
 
 use super::guard::guard;
 use super::lock_call::LockCall;
@@ -43,11 +44,11 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[track_caller]
-    pub fn lock_all<N: Into<Bytes>>(
+    pub fn lock_all<N: IntoBytes>(
         &self,
         names: impl IntoIterator<Item = N>,
     ) -> LockCall<MultiGuard> {
-        let mut names: Vec<Bytes> = names.into_iter().map(Into::into).collect();
+        let mut names: Vec<Bytes> = names.into_iter().map(IntoBytes::into_bytes).collect();
         names.sort_unstable();
         names.dedup();
         LockCall::new(self, names, LockMode::Mutex, Location::caller())
@@ -60,7 +61,7 @@ impl Session {
     /// If any of the locks has a holder or a waiter, returns
     /// [`LockError::WouldBlock`](crate::LockError::WouldBlock) and acquires no lock.
     #[track_caller]
-    pub fn try_lock_all<N: Into<Bytes>>(
+    pub fn try_lock_all<N: IntoBytes>(
         &self,
         names: impl IntoIterator<Item = N>,
     ) -> LockCall<MultiGuard> {

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{Error, Session};
 use crate::lock_format::LockMode;
+use crate::model::IntoBytes;
 use crate::node::ReplyTo;
 
 use super::admin::LockAdminError;
@@ -53,8 +54,8 @@ impl Session {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn mutex(&self, name: impl Into<Bytes>) -> Mutex {
-        Mutex { session: self.clone(), name: name.into() }
+    pub fn mutex(&self, name: impl IntoBytes) -> Mutex {
+        Mutex { session: self.clone(), name: name.into_bytes() }
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{Effect, Error, Session};
 use crate::lock_format::{LockMode, lock_of};
-use crate::model::{Command, Reply};
+use crate::model::{Command, IntoBytes, Reply};
 use crate::node::ReplyTo;
 
 use super::guard::{ReadGuard, WriteGuard};
@@ -54,8 +54,8 @@ impl Session {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn rw_lock(&self, name: impl Into<Bytes>) -> RwLock {
-        RwLock { session: self.clone(), name: name.into() }
+    pub fn rw_lock(&self, name: impl IntoBytes) -> RwLock {
+        RwLock { session: self.clone(), name: name.into_bytes() }
     }
 }
 

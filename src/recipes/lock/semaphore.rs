@@ -8,8 +8,8 @@ use bytes::Bytes;
 use crate::api::{Client, Effect, Error, Session};
 use crate::lock_format::{EntryMetadata, LockKind, LockMode, is_entry, lock_of, prefix_of};
 use crate::model::{
-    Command, Compare, CompareOp, CompareTarget, KeyRange, KeyValue, Op, Put, PutLease, PutValue,
-    Txn,
+    Command, Compare, CompareOp, CompareTarget, IntoBytes, KeyRange, KeyValue, Op, Put, PutLease,
+    PutValue, Txn,
 };
 
 use super::guard::guard;
@@ -73,8 +73,8 @@ impl Session {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn semaphore(&self, name: impl Into<Bytes>, limit: u32) -> Semaphore {
-        Semaphore { session: self.clone(), name: name.into(), limit }
+    pub fn semaphore(&self, name: impl IntoBytes, limit: u32) -> Semaphore {
+        Semaphore { session: self.clone(), name: name.into_bytes(), limit }
     }
 }
 

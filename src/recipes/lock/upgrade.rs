@@ -24,9 +24,9 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 use tokio::sync::oneshot;
 
-use crate::api::Effect;
+use crate::api::{Effect, timeout_option};
 use crate::lock_format::{EntryMetadata, LockMode, LockQueue, QueuePosition, lock_of, prefix_of};
-use crate::model::{Command, Compare, KeyValue, Moment, Op, Reply, Revision, Txn};
+use crate::model::{Command, Compare, IntoBytes, KeyValue, Moment, Op, Reply, Revision, Txn};
 use crate::node::{CallError, CallResult, ReplyTo, Shared};
 use crate::watch::waking;
 
@@ -136,9 +136,11 @@ impl Upgrade {
         self
     }
 
+    timeout_option!();
+
     /// Attaches a reason, shown to operators who list the lock.
-    pub fn reason(mut self, reason: impl Into<Bytes>) -> Self {
-        self.reason = Some(reason.into());
+    pub fn reason(mut self, reason: impl IntoBytes) -> Self {
+        self.reason = Some(reason.into_bytes());
         self
     }
 

@@ -1,19 +1,20 @@
 //! [`Delivery`]: a taken item of a queue.
 
+use std::fmt::Display;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::api::{Client, Effect, Error, Session};
+use crate::api::{Client, Effect, Error, Granted, Session};
 use crate::model::{
-    Command, Compare, KeyValue, Op, Put, PutLease, Rejection, Reply, Revision, Txn, TxnReply,
-    TxnResult,
+    Command, Compare, DecodeError, KeyValue, Op, Put, PutLease, Rejection, Reply, Revision, Txn,
+    TxnReply, TxnResult, decode_parse, decode_text,
 };
 use crate::node::{CallError, CallResult, ReplyTo, SessionEndReason};
 use crate::recipes::call::Until;
-use crate::recipes::coordination::conditional::Granted;
 use crate::recipes::{LostReason, Token};
 use crate::watch::{WatchError, waking};
 
@@ -117,6 +118,26 @@ impl Delivery {
     /// Returns the value of the item.
     pub fn value(&self) -> &Bytes {
         &self.value
+    }
+
+    /// Returns the value of the item as text.
+    ///
+    /// # Errors
+    /// If the value is not UTF-8 text, returns an error with the key and the value of the item.
+    pub fn text(&self) -> Result<&str, DecodeError> {
+        decode_text(&self.claim.item_key(), &self.value)
+    }
+
+    /// Parses the value of the item, which must be text, for example a decimal number.
+    ///
+    /// # Errors
+    /// If the value is not UTF-8 text or cannot be parsed, returns an error with the key and the
+    /// value of the item.
+    pub fn parse<T>(&self) -> Result<T, DecodeError>
+    where
+        T: FromStr<Err: Display>,
+    {
+        decode_parse(&self.claim.item_key(), &self.value)
     }
 
     /// Returns the id of the item.

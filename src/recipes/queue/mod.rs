@@ -37,7 +37,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Effect, Error};
-use crate::model::KeyRange;
+use crate::model::{DecodeError, KeyRange};
 use crate::node::{SessionEndReason, Shared};
 
 pub use delivery::Delivery;
@@ -71,6 +71,12 @@ pub enum QueueError {
     /// Error of the store.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl From<DecodeError> for QueueError {
+    fn from(error: DecodeError) -> Self {
+        QueueError::Store(error.into())
+    }
 }
 
 impl QueueError {

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Effect, Error};
+use crate::api::{Client, Effect, Error, Granted, timeout_option};
 use crate::model::{
-    Command, LeaseId, Op, Put, PutLease, Range, Rejection, Revision, Txn, TxnResult,
+    Command, IntoBytes, LeaseId, Op, Put, PutLease, Range, Rejection, Revision, Txn, TxnResult,
+    readable,
 };
 use crate::node::ReplyTo;
 use crate::recipes::call::Until;
-use crate::recipes::coordination::conditional::Granted;
 
 use super::index::{item_id, priority};
 use super::{ItemId, KeyPart, QueueError, QueueKeys};
@@ -37,8 +37,8 @@ impl Client {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn queue(&self, name: impl Into<Bytes>) -> Queue {
-        let keys = QueueKeys { name: name.into() };
+    pub fn queue(&self, name: impl IntoBytes) -> Queue {
+        let keys = QueueKeys { name: name.into_bytes() };
         let name = self.scope.key(keys.name.clone());
         Queue { client: self.clone(), keys, name, limit: None }
     }
@@ -80,15 +80,15 @@ impl Queue {
 
     /// Puts an item at the end of the queue.
     #[doc(alias = "push", alias = "send")]
-    pub fn put(&self, value: impl Into<Bytes>) -> PutItem {
-        PutItem { many: self.put_many([value.into()]) }
+    pub fn put(&self, value: impl IntoBytes) -> PutItem {
+        PutItem { many: self.put_many([value.into_bytes()]) }
     }
 
     /// Puts several items at the end of the queue in one transaction, in order and without other
     /// items in between. At most [`Limits::txn_ops_max`](crate::Limits::txn_ops_max) items, or half
     /// of that with a delay.
-    pub fn put_many(&self, values: impl IntoIterator<Item = impl Into<Bytes>>) -> PutMany {
-        let values = values.into_iter().map(Into::into).collect();
+    pub fn put_many(&self, values: impl IntoIterator<Item = impl IntoBytes>) -> PutMany {
+        let values = values.into_iter().map(IntoBytes::into_bytes).collect();
         PutMany { queue: self.clone(), values, priority: 0, delay: Duration::ZERO, deadline: None }
     }
 
@@ -119,7 +119,7 @@ impl Queue {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn op(&self, value: impl Into<Bytes>, priority: i16) -> Op {
+    pub fn op(&self, value: impl IntoBytes, priority: i16) -> Op {
         let id = item_id(priority, self.client.shared.env.entropy.next_u64(), 0);
         Op::put(self.keys.key(KeyPart::Item, &id), value)
     }
@@ -172,6 +172,7 @@ impl Queue {
                     None => ItemState::Free,
                 };
                 Some(QueuedItem {
+                    key: row.key,
                     priority: priority(&id),
                     put_at: row.create_revision,
                     attempts: row.version - 1,
@@ -211,6 +212,7 @@ impl Queue {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct QueuedItem {
+    key: Bytes,
     /// Id of the item.
     pub id: ItemId,
     /// Value of the item.
@@ -223,6 +225,10 @@ pub struct QueuedItem {
     pub attempts: u64,
     /// Whether the item is available.
     pub state: ItemState,
+}
+
+impl QueuedItem {
+    readable!(key, value);
 }
 
 /// State of an item.
@@ -262,11 +268,12 @@ impl PutItem {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.many = self.many.deadline(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl IntoFuture for PutItem {
@@ -313,11 +320,12 @@ impl PutMany {
 
     /// Limits how long the call may take. Default:
     /// [`Config::call_deadline`](crate::Config::call_deadline).
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl IntoFuture for PutMany {

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Session};
+use crate::api::{Client, Session, timeout_option};
+use crate::model::IntoBytes;
 use crate::node::SessionEndReason;
 
 use super::board::{Board, Taken};
@@ -41,8 +42,8 @@ impl Session {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn queue(&self, name: impl Into<Bytes>) -> QueueTaker {
-        QueueTaker::new(self.clone(), name.into(), None)
+    pub fn queue(&self, name: impl IntoBytes) -> QueueTaker {
+        QueueTaker::new(self.clone(), name.into_bytes(), None)
     }
 }
 
@@ -174,11 +175,12 @@ impl TakeCall {
     /// deadlines at its ticks, like [`LockCall::deadline`](crate::lock::LockCall::deadline). If an
     /// item arrives before the check, the call returns it. For a call that does not wait, use
     /// [`QueueTaker::try_take`] and not a deadline of zero.
-    #[doc(alias = "timeout")]
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self
     }
+
+    timeout_option!();
 }
 
 impl IntoFuture for TakeCall {

@@ -12,8 +12,9 @@ use super::super::plan::{index, one_in};
 use super::WorkloadClient;
 use crate::env::Entropy;
 use crate::model::{
-    Compare, CompareBuilder, Delete, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue,
-    Range, Revision, RevisionBounds, Sort, SortOrder, SortTarget, Txn, TxnReply, TxnResult,
+    Compare, CompareBuilder, CompareWith, Delete, KeyRange, KeyValue, LeaseId, Op, Put, PutLease,
+    PutValue, Range, Revision, RevisionBounds, Sort, SortOrder, SortTarget, Txn, TxnReply,
+    TxnResult,
 };
 
 /// Number of keys.
@@ -202,7 +203,11 @@ impl WorkloadClient {
     }
 
     fn draw_compare(&self, rows: &[KeyValue]) -> Compare {
-        fn relate<T>(rng: &dyn Entropy, compare: CompareBuilder<T>, right: T) -> Compare {
+        fn relate<T>(
+            rng: &dyn Entropy,
+            compare: CompareBuilder<T>,
+            right: impl CompareWith<T>,
+        ) -> Compare {
             match rng.below(4) {
                 0 | 1 => compare.eq(right),
                 2 => compare.ne(right),
@@ -231,7 +236,7 @@ impl WorkloadClient {
                 let right = row.map(|row| row.value.clone()).unwrap_or_default();
                 relate(&self.rng, Compare::value(keys), right)
             }
-            _ => relate(&self.rng, Compare::lease(keys), 0),
+            _ => relate(&self.rng, Compare::lease(keys), 0_u64),
         }
     }
 }

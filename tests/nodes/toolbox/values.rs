@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bowline::{
-    Blocking, Client, Error, LeaseId, Rejection, Revision,
+    Blocking, Client, Error, EventKind, LeaseId, Rejection, Revision,
     coordination::{CasOutcome, Expected},
 };
 
@@ -201,4 +201,46 @@ fn conditional_change_with_a_ttl_leaves_no_lease_on_failure() {
         kv.leases() == [lease]
     });
     assert_eq!(lease_of(&kv), Some(lease));
+}
+
+#[test]
+fn a_put_with_a_ttl_expires_and_a_rejected_one_leaves_no_lease() {
+    let cluster = quick(1);
+    let (kv, node, hour) = (cluster.node(0).client(), cluster.node(0), Duration::from_secs(3600));
+    let put = kv.put("k", "v").ttl(Duration::from_millis(300)).block().unwrap();
+    assert!(lease_of(&kv).is_some());
+    let mut watch = kv.watch("k").after(put.revision).block().unwrap();
+    let event = watch.next().block().unwrap().unwrap().events.remove(0);
+    assert_eq!((event.kind, event.kv.key), (EventKind::Delete, "k".into()));
+
+    let prev = kv.put("k", "v").ttl(hour).prev_kv().block().unwrap().prev;
+    assert_eq!(prev, None);
+    let lease = lease_of(&kv).unwrap();
+    assert_eq!(kv.lease_info(lease).block().unwrap().unwrap().ttl, hour);
+    let zero = kv.put("k", "v").ttl(Duration::ZERO).block();
+    assert!(matches!(zero, Err(Error::Rejected(Rejection::LeaseTtl { .. }))), "{zero:?}");
+    let long = kv.put("k".repeat(1 << 20), "v").ttl(hour).block();
+    assert!(matches!(long, Err(Error::Rejected(Rejection::KeyTooLarge { .. }))), "{long:?}");
+    assert_eq!(kv.leases(), [lease], "an invalid request is granted none");
+    let missing = kv.put("missing", "").keep_value().ttl(hour).block();
+    assert!(matches!(missing, Err(Error::Rejected(_))), "{missing:?}");
+    until_true(node, "the lease of the rejected put is revoked", || {
+        kv.put("mark", "").block().unwrap();
+        kv.leases() == [lease]
+    });
+    // A later option replaces the TTL.
+    kv.put("k", "w").ttl(hour).keep_lease().block().unwrap();
+    assert_eq!((lease_of(&kv), kv.leases().len()), (Some(lease), 1));
+}
+
+#[test]
+fn timeout_is_another_name_for_deadline() {
+    let cluster = quick(1);
+    let kv = cluster.node(0).client();
+    let short = Duration::from_millis(1);
+    let far = kv.get("k").at_least(Revision(1_000_000)).timeout(short).block();
+    assert!(matches!(far, Err(Error::Deadline { .. })), "{far:?}");
+    let never = kv.latch("never");
+    never.try_set(1).block().unwrap();
+    assert!(never.wait().timeout(short).block().is_err());
 }

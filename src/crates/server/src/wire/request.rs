@@ -2,7 +2,9 @@
 
 use bowline::{
     Compare, KeyRange, LeaseId, Op, Put, Revision, SortOrder, SortTarget,
-    kv::{CompareBuilder, Delete, PutLease, PutValue, Range, RevisionBounds, Sort, Txn},
+    kv::{
+        CompareBuilder, CompareWith, Delete, PutLease, PutValue, Range, RevisionBounds, Sort, Txn,
+    },
 };
 use bytes::Bytes;
 use tonic::Status;
@@ -192,7 +194,11 @@ pub(crate) fn compare(request: pb::Compare) -> Result<Compare, Status> {
     })
 }
 
-fn finish<T>(builder: CompareBuilder<T>, result: CompareResult, with: T) -> Compare {
+fn finish<T: CompareWith<T>>(
+    builder: CompareBuilder<T>,
+    result: CompareResult,
+    with: T,
+) -> Compare {
     match result {
         CompareResult::Equal => builder.eq(with),
         CompareResult::NotEqual => builder.ne(with),
@@ -202,7 +208,7 @@ fn finish<T>(builder: CompareBuilder<T>, result: CompareResult, with: T) -> Comp
 }
 
 /// Compares with a number that may be negative. All numbers of rows are greater than a negative number.
-fn numeric<T>(
+fn numeric<T: CompareWith<T>>(
     range: KeyRange,
     builder: impl FnOnce(KeyRange) -> CompareBuilder<T>,
     number: impl FnOnce(u64) -> T,
