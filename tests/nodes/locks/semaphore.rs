@@ -152,7 +152,7 @@ fn permit_is_transferred_past_64_entries_but_not_past_65() {
         let line = locks.of(NAME).unwrap().queue;
         assert_eq!(line.len(), limit as usize + 2);
         locks.transfer(&line[0], line.last().unwrap(), "").deadline(SOON).block().ok();
-        until_places(node, NAME, limit as usize + 1);
+        until_places(node, NAME, u64::from(limit) + 1);
         assert!(waiters[1 - next].poll().is_none(), "{limit}");
         let [first, second] = waiters;
         let served = if next == 0 { first } else { second }.finish().unwrap();
