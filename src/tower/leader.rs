@@ -10,6 +10,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::api::{Client, Node};
+use crate::model::IntoBytes;
 use crate::node::Role;
 use crate::recipes::ElectionView;
 
@@ -71,12 +72,11 @@ impl NotLeader {
 impl<R> LeaderLayer<R> {
     /// Admits requests while a task of this node leads the election `election`; see
     /// [`ElectionView::is_leader`]. It does not matter which task and which session.
-    pub fn new(node: &Node, election: impl Into<Bytes>, reject: R) -> Self {
+    pub fn new(node: &Node, election: impl IntoBytes, reject: R) -> Self {
         Self { kind: LeaderKind::Elected(node.election_view(election)), reject }
     }
 
-    /// Admits requests while this node is the leader of the consensus
-    /// ([`NodeStatus::leader`](crate::NodeStatus)). A deposed leader may admit requests until it
+    /// Admits requests while this node is the leader of the consensus ([`Node::is_leader`]). A deposed leader may admit requests until it
     /// has noticed the new leader.
     pub fn of_consensus(node: &Node, reject: R) -> Self {
         Self { kind: LeaderKind::Consensus(node.client()), reject }

@@ -46,7 +46,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("lock_format", &["model"]),
     ("recipes", &["model", "lock_format", "machine", "watch", "node", "api"]),
     ("testing", &["model", "env", "transport", "node", "api"]),
-    ("tower", &["node", "api", "recipes"]),
+    ("tower", &["model", "node", "api", "recipes"]),
     ("fuzz", &["codec", "wal", "snapshot", "transport", "consensus"]),
     (
         "sim",

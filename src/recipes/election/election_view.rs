@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use crate::api::{Client, Node};
 use crate::lock_format::prefix_of;
+use crate::model::IntoBytes;
 
 use super::observe::{Candidate, Leader, candidates};
 use crate::recipes::lock::core::lock_table::LockTable;
@@ -15,8 +16,7 @@ use crate::recipes::lock::core::view;
 ///
 /// The leader of an election is not the leader of the consensus. Your program campaigns for the
 /// first ([`Node::leader_task`], [`Session::election`](crate::Session::election)). The members of
-/// the cluster choose the second among themselves ([`NodeStatus::leader`](crate::NodeStatus)). The
-/// two are often different processes.
+/// the cluster choose the second among themselves ([`Node::is_leader`]). The two are often different processes.
 #[derive(Clone, Debug)]
 pub struct ElectionView {
     client: Client,
@@ -38,8 +38,8 @@ impl Node {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn election_view(&self, name: impl Into<Bytes>) -> ElectionView {
-        ElectionView { client: self.client(), name: name.into() }
+    pub fn election_view(&self, name: impl IntoBytes) -> ElectionView {
+        ElectionView { client: self.client(), name: name.into_bytes() }
     }
 }
 

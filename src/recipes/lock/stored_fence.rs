@@ -4,7 +4,7 @@ use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error};
-use crate::model::{Compare, KeyValue, Op, Revision};
+use crate::model::{Compare, IntoBytes, KeyValue, Op, Revision};
 
 use super::fence::StaleToken;
 use crate::recipes::call::Call;
@@ -83,8 +83,8 @@ impl FenceError {
 
 impl Client {
     /// Returns the fence in the key `name`.
-    pub fn fence(&self, name: impl Into<Bytes>) -> StoredFence {
-        StoredFence { client: self.clone(), key: name.into() }
+    pub fn fence(&self, name: impl IntoBytes) -> StoredFence {
+        StoredFence { client: self.clone(), key: name.into_bytes() }
     }
 }
 

@@ -15,7 +15,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bowline::lock::FenceError;
 use bowline::tower::{FenceRejection, NotLeader};
-use bowline::{Effect, Error, GuardError, Rejection, Revision};
+use bowline::{Effect, Error, Rejection, Revision};
 use serde_json::json;
 
 /// Why a request failed.
@@ -24,9 +24,6 @@ pub enum ApiError {
     /// The store did not do what it was asked to do.
     #[error(transparent)]
     Store(#[from] Error),
-    /// A guarded write of the leader failed.
-    #[error(transparent)]
-    Guard(GuardError),
     /// The request is malformed.
     #[error("{0}")]
     BadRequest(String),
@@ -60,7 +57,6 @@ impl ApiError {
     pub fn effect(&self) -> Effect {
         match self {
             ApiError::Store(error) => error.effect(),
-            ApiError::Guard(error) => error.effect(),
             // A fence changes no flag, even if it has recorded the token.
             _ => Effect::NotApplied,
         }
@@ -76,8 +72,6 @@ impl ApiError {
                     _ => StatusCode::SERVICE_UNAVAILABLE,
                 }
             }
-            ApiError::Guard(GuardError::Store(error)) => status_of(error),
-            ApiError::Guard(_) => StatusCode::SERVICE_UNAVAILABLE,
             ApiError::BadRequest(_) => StatusCode::BAD_REQUEST,
             ApiError::NotFound(_) => StatusCode::NOT_FOUND,
             ApiError::Fence(FenceRejection::NoToken) => StatusCode::PRECONDITION_REQUIRED,

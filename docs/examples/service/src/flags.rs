@@ -13,9 +13,6 @@ use crate::error::ApiError;
 /// The keys of the flags begin with this.
 const PREFIX: &str = "flags/";
 
-/// Maximum length of a name in bytes.
-const NAME_BYTES_MAX: usize = 100;
-
 /// A feature flag.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,7 +50,7 @@ impl Flags {
     /// Reads a flag. The read is linearizable: it sees every write that was acknowledged before, on
     /// any process.
     pub async fn get(&self, name: &str) -> Result<Option<StoredFlag>, ApiError> {
-        self.kv.get(key(name)?).await?.as_ref().map(decode).transpose()
+        self.kv.get(key(name)).await?.as_ref().map(decode).transpose()
     }
 
     /// Reads all flags.
@@ -77,7 +74,7 @@ impl Flags {
         flag: &Flag,
         expected: Option<Expected>,
     ) -> Result<Revision, ApiError> {
-        let (key, value) = (key(name)?, encode(flag));
+        let (key, value) = (key(name), encode(flag));
         let Some(expected) = expected else { return Ok(self.kv.put(key, value).await?.revision) };
         match self.kv.compare_and_set(key, expected, value).await? {
             CasOutcome::Done { revision } => Ok(revision),
@@ -93,7 +90,7 @@ impl Flags {
     ) -> Result<Revision, ApiError> {
         let mut txn = self.kv.txn().when(self.import_fence().condition(token));
         for (name, flag) in flags {
-            txn = txn.then(Op::put(key(name)?, encode(flag)));
+            txn = txn.then(put(name, flag));
         }
         let reply = txn.commit().await?;
         if reply.succeeded { Ok(reply.revision) } else { Err(ApiError::Overtaken) }
@@ -108,7 +105,7 @@ impl Flags {
     pub fn watch(&self, after: Option<Revision>) -> WatchCall {
         let watch = self.kv.watch_prefix(PREFIX);
         match after {
-            Some(revision) => watch.from(revision.next()),
+            Some(revision) => watch.after(revision),
             None => watch,
         }
     }
@@ -120,18 +117,13 @@ impl Flags {
 }
 
 /// Returns the operation that writes a flag.
-pub fn put(name: &str, flag: &Flag) -> Result<Op, ApiError> {
-    Ok(Op::put(key(name)?, encode(flag)))
+pub fn put(name: &str, flag: &Flag) -> Op {
+    Op::put(key(name), encode(flag))
 }
 
 /// Returns the key of a flag.
-pub fn key(name: &str) -> Result<String, ApiError> {
-    if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Err(ApiError::BadRequest(format!(
-            "the name must have 1 to {NAME_BYTES_MAX} bytes"
-        )));
-    }
-    Ok(format!("{PREFIX}{name}"))
+pub fn key(name: &str) -> String {
+    format!("{PREFIX}{name}")
 }
 
 /// Returns the name in a key.

@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! export BOWLINE_MEMBERS=n1=127.0.0.1:7401,n2=127.0.0.1:7402,n3=127.0.0.1:7403
-//! BOWLINE_NAME=n1 BOWLINE_DATA_DIR=/tmp/flags/n1 HTTP_ADDRESS=127.0.0.1:8081 \
+//! BOWLINE_NODE_NAME=n1 BOWLINE_DATA_DIR=/tmp/flags/n1 HTTP_ADDRESS=127.0.0.1:8081 \
 //!     cargo run -p flag-service
 //! ```
 //!

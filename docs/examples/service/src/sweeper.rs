@@ -1,15 +1,15 @@
 //! The background job: switches flags off when their time has come. All processes campaign, and
 //! the elected leader runs the job.
 
+use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bowline::{Compare, GuardError, LeaderTask, Leadership};
+use bowline::{Compare, LeaderTask, Leadership};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::error::ApiError;
 use crate::flags::{Flag, Flags, key, put};
 use crate::service::until_set;
 
@@ -21,6 +21,9 @@ const EVERY: Duration = Duration::from_millis(500);
 
 /// How long a sweep may continue after the process was asked to stop.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Why a sweep failed, for the log.
+type Failure = Box<dyn Error + Send + Sync>;
 
 /// Results of the job since this process was elected, in memory. Only those of the leader count.
 #[derive(Clone, Default, Debug, Serialize)]
@@ -77,7 +80,7 @@ pub async fn run(
                         report.switched_off += off;
                     }),
                     // The next tick tries again.
-                    Err(error) => tracing::warn!(%error, "sweep failed"),
+                    Err(error) => tracing::warn!(error, "sweep failed"),
                 }
             }
         }
@@ -93,18 +96,15 @@ pub async fn run(
 }
 
 /// Switches off the flags whose time has come, and returns their number.
-async fn sweep(flags: &Flags, leadership: &Leadership) -> Result<u64, ApiError> {
+async fn sweep(flags: &Flags, leadership: &Leadership) -> Result<u64, Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let mut off = 0;
     for due in flags.due(now).await? {
         // Applied only if this process still leads, and the flag is as it was read.
-        let is_unchanged = Compare::mod_revision(key(&due.name)?).eq(due.revision);
-        let switch_off = put(&due.name, &Flag { on: false, off_at: None })?;
-        match leadership.txn().when(is_unchanged).then(switch_off).commit().await {
-            Ok(reply) => off += u64::from(reply.succeeded),
-            Err(GuardError::Store(error)) => return Err(error.into()),
-            Err(error) => return Err(ApiError::Guard(error)),
-        }
+        let is_unchanged = Compare::mod_revision(key(&due.name)).eq(due.revision);
+        let switch_off = put(&due.name, &Flag { on: false, off_at: None });
+        let reply = leadership.txn().when(is_unchanged).then(switch_off).commit().await?;
+        off += u64::from(reply.succeeded);
     }
     Ok(off)
 }

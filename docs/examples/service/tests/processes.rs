@@ -22,7 +22,7 @@ impl Process {
     fn start(dir: &Path, name: &str, members: &str, http: u16) -> Self {
         let address = format!("127.0.0.1:{http}");
         let child = Command::new(env!("CARGO_BIN_EXE_flag-service"))
-            .env("BOWLINE_NAME", name)
+            .env("BOWLINE_NODE_NAME", name)
             .env("BOWLINE_DATA_DIR", dir.join(name))
             .env("BOWLINE_MEMBERS", members)
             .env("HTTP_ADDRESS", &address)
