@@ -127,6 +127,8 @@ mod recipes;
 pub mod sim;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use bytes::Bytes;
 
@@ -185,7 +187,7 @@ pub mod coordination {
 
 /// Types for elections. [`Election`] and [`LeaderTask`] are at the root of the crate.
 pub mod election {
-    pub use crate::recipes::{Campaign, Candidacy, Leader, Observe};
+    pub use crate::recipes::{Campaign, Candidacy, ElectionView, Leader, Observe};
 }
 
 /// Types of requests to the store and of their replies. [`Client`] and the most used types are at
@@ -211,10 +213,10 @@ pub mod lease {
 /// crate.
 pub mod lock {
     pub use crate::recipes::{
-        Acquire, DowngradeError, Fence, GuardTxn, Hold, LockAdminError, LockCall, LockEntry,
-        LockFuture, LockInfo, LockKind, Locks, MultiGuard, ParseSavedHoldError, ParseTokenError,
-        Permit, ReadGuard, ReleaseRequest, ResumeError, SavedHold, Slot, StaleToken, Upgrade,
-        UpgradeError, WaitsFor, WriteGuard,
+        Acquire, DowngradeError, Fence, FenceError, GuardTxn, Hold, LockAdminError, LockCall,
+        LockEntry, LockFuture, LockInfo, LockKind, Locks, MultiGuard, ParseSavedHoldError,
+        ParseTokenError, Permit, ReadGuard, ReleaseRequest, ResumeError, SavedHold, Slot,
+        StaleToken, StoredFence, Upgrade, UpgradeError, WaitsFor, WriteGuard,
     };
 }
 

@@ -46,6 +46,7 @@ mod authority;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -127,7 +128,7 @@ impl std::fmt::Debug for ClusterOptions {
 /// A cluster in this process; see the [module](self). Members are numbered from 0. Dropping the
 /// cluster stops the members and removes their data.
 pub struct Cluster {
-    nodes: Vec<Option<Node>>,
+    nodes: Vec<Option<Arc<Node>>>,
     hub: MemoryHub,
     options: ClusterOptions,
     dir: TempDir,
@@ -163,12 +164,24 @@ impl Cluster {
     /// # Panics
     /// Panics if the member was killed or shut down, and not restarted.
     pub fn node(&self, member: usize) -> &Node {
-        self.nodes[member].as_ref().unwrap_or_else(|| panic!("member {member} is not running"))
+        self.nodes[member].as_deref().unwrap_or_else(|| panic!("member {member} is not running"))
+    }
+
+    /// Returns a running member for a part of the program that needs its own handle, such as the
+    /// state of a web service. The member still belongs to the cluster: [`Cluster::kill`],
+    /// [`Cluster::shutdown`] and dropping the cluster stop it, and the handle then reports
+    /// [`Error::Stopped`](crate::Error::Stopped).
+    ///
+    /// # Panics
+    /// Panics if the member was killed or shut down, and not restarted.
+    pub fn shared_node(&self, member: usize) -> Arc<Node> {
+        let node = self.nodes[member].clone();
+        node.unwrap_or_else(|| panic!("member {member} is not running"))
     }
 
     /// Returns the running members with their numbers.
     pub fn running(&self) -> impl Iterator<Item = (usize, &Node)> {
-        self.nodes.iter().enumerate().filter_map(|(i, node)| Some((i, node.as_ref()?)))
+        self.nodes.iter().enumerate().filter_map(|(i, node)| Some((i, node.as_deref()?)))
     }
 
     /// Stops a member as a crash of its process would: it does not close its sessions or transfer
@@ -205,7 +218,8 @@ impl Cluster {
             } else {
                 self.config_to_join(member)
             };
-            self.nodes[member] = Some(Node::start_in_memory(&config, self.hub.clone()).await?);
+            let node = Node::start_in_memory(&config, self.hub.clone()).await?;
+            self.nodes[member] = Some(Arc::new(node));
         }
         Ok(())
     }
@@ -232,7 +246,7 @@ impl Cluster {
         let member = self.nodes.len();
         let config = how(self.config_to_join(member));
         let node = Node::start_in_memory(&config, self.hub.clone()).await?;
-        self.nodes.push(Some(node));
+        self.nodes.push(Some(Arc::new(node)));
         Ok(member)
     }
 
@@ -352,9 +366,16 @@ impl Cluster {
             None => Err(TooLate {
                 what: otherwise.to_owned(),
                 limit,
-                members: self.nodes.iter().map(|node| node.as_ref().map(Node::status)).collect(),
+                members: self.nodes.iter().map(|node| node.as_deref().map(Node::status)).collect(),
             }),
         }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // A handle of `shared_node` may keep a node.
+        self.running().for_each(|(_, node)| node.running().stop());
     }
 }
 

@@ -52,8 +52,8 @@ pub struct Node {
 enum NodeLink {
     /// TCP connections to other processes.
     Tcp(TcpHandle),
-    /// In-memory connections to other nodes in this process.
-    Memory(MemoryHub, NodeId),
+    /// In-memory connections to other nodes in this process, from a seat in the hub.
+    Memory(MemoryHub, NodeId, u64),
 }
 
 /// The result of a shutdown.
@@ -136,7 +136,8 @@ impl Node {
         let node = settings.node;
         let assembly = Assembly::open(settings, env, Bells::silent(), joined)?;
         let network = hub.join(node, assembly.introducer(), assembly.receiver());
-        Self::run(assembly, Box::new(network), NodeLink::Memory(hub.clone(), node))
+        let link = NodeLink::Memory(hub.clone(), node, network.seat());
+        Self::run(assembly, Box::new(network), link)
     }
 
     fn run(
@@ -583,7 +584,7 @@ impl NodeLink {
     fn stop(&self) {
         match self {
             NodeLink::Tcp(handle) => handle.stop(),
-            NodeLink::Memory(hub, node) => hub.leave(*node),
+            NodeLink::Memory(hub, node, seat) => hub.leave(*node, *seat),
         }
     }
 }

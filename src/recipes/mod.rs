@@ -30,6 +30,7 @@ pub use coordination::latch::{Latch, LatchError};
 pub use coordination::run_once::{RunOnce, RunOnceError, RunOutcome};
 pub use coordination::sequence::{Sequence, SequenceError, SequentialKey};
 pub use election::candidacy::Candidacy;
+pub use election::election_view::ElectionView;
 pub use election::leader_task::{LeadError, LeaderTask};
 pub use election::observe::{Leader, LeaderEvent, Observe};
 pub use election::{Campaign, Election, Leadership};
@@ -52,6 +53,7 @@ pub use lock::resume::ResumeError;
 pub use lock::rw_lock::{DowngradeError, RwLock};
 pub use lock::saved_hold::{ParseSavedHoldError, SavedHold};
 pub use lock::semaphore::{Permit, Semaphore, Slot};
+pub use lock::stored_fence::{FenceError, StoredFence};
 pub use lock::upgrade::{Upgrade, UpgradeError};
 pub use queue::{
     Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,

@@ -125,9 +125,13 @@ impl MemoryHub {
         Err(JoinError::TooLate(last))
     }
 
-    /// Removes a member as if it had crashed. Sends from and to it report `Unreachable`.
-    pub(crate) fn leave(&self, node: NodeId) {
-        self.state().leave(node);
+    /// Removes a member as if it had crashed. Sends from and to it report `Unreachable`. Does
+    /// nothing if a later instance of the member has joined with another seat.
+    pub(crate) fn leave(&self, node: NodeId, seat: u64) {
+        let mut state = self.state();
+        if state.seats.get(&node).is_some_and(|found| found.number == seat) {
+            state.leave(node);
+        }
     }
 
     /// Drops everything that is sent from `from` to `to` until [`heal_all`](Self::heal_all).
@@ -249,6 +253,11 @@ pub(crate) struct MemoryNetwork {
 }
 
 impl MemoryNetwork {
+    /// Returns the number of this join, which distinguishes it from later joins of the member.
+    pub(crate) fn seat(&self) -> u64 {
+        self.number
+    }
+
     fn is_seated(&self, state: &MemoryState) -> bool {
         state.seats.get(&self.me).is_some_and(|seat| seat.number == self.number)
     }

@@ -8,6 +8,7 @@ use bowline::testing::{self, ClusterOptions};
 use bowline::{
     Blocking, Compare, Config, Effect, Error, GuardError, KeyRange, LeaderEvent, LockError,
     LockState, LostReason, Node, Op, Rejection, Released, Revision, Role, SessionEndReason,
+    StopReason,
 };
 
 use crate::stage::{
@@ -70,6 +71,23 @@ fn minority_crash_and_restart_loses_nothing() {
     for (_, node) in cluster.running() {
         assert_eq!(node.client().range(KeyRange::all()).local().block().unwrap().count, 7);
     }
+}
+
+#[test]
+fn handle_of_a_killed_member_does_not_disturb_its_restart() {
+    let mut cluster = lasting(3);
+    let handle = cluster.shared_node(1);
+    handle.client().put("k", "v").block().unwrap();
+    cluster.kill(1).block();
+    assert!(matches!(handle.client().get("k").block(), Err(Error::Stopped { .. })));
+    cluster.restart(1).block().unwrap();
+    cluster.node(1).ready().block().unwrap();
+    drop(handle);
+    assert_eq!(cluster.node(1).client().get("k").block().unwrap().unwrap().value, "v");
+
+    let handle = cluster.shared_node(2);
+    drop(cluster);
+    assert_eq!(handle.stopped().block(), StopReason::Shutdown);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::lock_format::{MARK, prefix_of};
 use crate::model::{IntoBytes, KeyRange, Op, Put, PutLease, PutValue};
 
 pub(crate) mod candidacy;
+pub(crate) mod election_view;
 pub(crate) mod leader_task;
 pub(crate) mod observe;
 

@@ -16,6 +16,7 @@
 //!   lock_call, acquire                      a lock request with its options, and its future
 //!   guard, hold, guard_txn, upgrade         guards, their common part, transactions under a lock
 //!   owner                                   re-entrant holds and deadlock detection
+//!   fence, stored_fence                     checks of tokens at a resource
 //!   admin                                   what operators see, and their requests to holders
 //!   resume, saved_hold                      resuming a hold after a restart of the program
 //!   core                                    the lock table and its queue entries
@@ -36,4 +37,5 @@ pub(crate) mod resume;
 pub(crate) mod rw_lock;
 pub(crate) mod saved_hold;
 pub(crate) mod semaphore;
+pub(crate) mod stored_fence;
 pub(crate) mod upgrade;

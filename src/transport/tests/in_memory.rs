@@ -31,10 +31,12 @@ fn members_connect_exchange_messages_and_disconnect() {
     let mut one = join(&hub, hello(1, 2));
     assert_eq!(one.send(2, 1), SendOutcome::Unreachable);
     let mut two = join(&hub, hello(2, 1));
+    // An earlier instance of the member does not remove the present one.
+    hub.leave(node(2), two.network.seat() - 1);
     assert_eq!(one.send(2, 2), SendOutcome::Queued);
     assert_eq!(two.send(1, 3), SendOutcome::Queued);
     assert_eq!(one.send(1, 4), SendOutcome::Unreachable);
-    hub.leave(node(2));
+    hub.leave(node(2), two.network.seat());
     assert_eq!(one.send(2, 5), SendOutcome::Unreachable);
     assert_eq!(two.send(1, 6), SendOutcome::Unreachable);
     let told = |peer, number: u64, message| {

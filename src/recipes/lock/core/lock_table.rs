@@ -230,6 +230,14 @@ impl LockTable {
         })
     }
 
+    /// Reports whether a task of this node holds the lock with this prefix at the time `now`.
+    pub(crate) fn is_held_here(&self, prefix: &Bytes, now: Moment) -> bool {
+        let Some((entry, waiter)) = self.lock().holder_here(prefix) else { return false };
+        waiter.loss().is_none()
+            && entry.session.end(now).is_none()
+            && waiter.until().is_none_or(|until| now < until)
+    }
+
     /// Returns the number of requests ahead of a waiter: in the queue according to the replica, and
     /// inside this node.
     pub(crate) fn before(&self, entry: &Arc<QueueEntry>, waiter: &Waiter) -> Option<usize> {

@@ -333,6 +333,16 @@ impl LockTableState {
         })
     }
 
+    /// Returns this node's entry that holds the lock with this prefix, and its waiter, if the task
+    /// has received its guard. The lock is one whose only holder is the first in the queue.
+    pub(crate) fn holder_here(&self, prefix: &Bytes) -> Option<QueuedWaiter> {
+        let queue = self.queues.get(prefix)?;
+        let (first, _) = queue.all.as_ref()?.first()?;
+        let entry = queue.local.get(&first.key)?;
+        let holder = entry.holder().filter(|waiter| waiter.is_delivered())?;
+        (entry.phase() == Phase::Held(first.since)).then(|| (Arc::clone(entry), holder))
+    }
+
     pub(crate) fn forget_timer(&mut self, timer: (Moment, u64)) {
         self.timers.remove(&timer);
     }

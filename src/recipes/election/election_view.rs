@@ -1,0 +1,73 @@
+//! [`ElectionView`]: who leads an election, as known to this node.
+
+use bytes::Bytes;
+
+use crate::api::{Client, Node};
+use crate::lock_format::prefix_of;
+use crate::model::IntoBytes;
+
+use super::observe::{Candidate, Leader, candidates};
+use crate::recipes::lock::core::lock_table::LockTable;
+use crate::recipes::lock::core::view;
+
+/// A view of one election from this node, for code that does not run the campaign itself, such as
+/// the handler of a request. Created by [`Node::election_view`]. Needs no session. Every method
+/// reads local memory only and never waits, so a view also answers while the node has no quorum.
+///
+/// The leader of an election is not the leader of the consensus. Your program campaigns for the
+/// first ([`Node::leader_task`], [`Session::election`](crate::Session::election)). The members of
+/// the cluster choose the second among themselves ([`Node::is_leader`]). The two are often different processes.
+#[derive(Clone, Debug)]
+pub struct ElectionView {
+    client: Client,
+    name: Bytes,
+}
+
+impl Node {
+    /// Returns a view of the election `name`, which need not have candidates yet.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let reports = node.election_view("reports");
+    /// let task = node.leader_task("reports", "10.0.0.7:9000");
+    /// let leads = async |_| (reports.is_leader(), reports.leader().unwrap().value);
+    /// assert_eq!(task.run(leads).block()?, (true, "10.0.0.7:9000".into()));
+    /// assert!(!reports.is_leader());
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn election_view(&self, name: impl IntoBytes) -> ElectionView {
+        ElectionView { client: self.client(), name: name.into_bytes() }
+    }
+}
+
+impl ElectionView {
+    /// Returns the name of the election.
+    pub fn name(&self) -> &Bytes {
+        &self.name
+    }
+
+    /// Reports whether a task of this node leads the election now. The result is true from the
+    /// moment in which the task receives its [`Leadership`](crate::Leadership) until that is
+    /// resigned, dropped or lost, and is never true after
+    /// [`Hold::valid_until`](crate::lock::Hold::valid_until). So on at most one node the result is
+    /// true at a time, under the conditions of [`Hold`](crate::lock::Hold).
+    ///
+    /// The result describes the time of the call. To write only as the leader, use
+    /// [`Hold::txn`](crate::lock::Hold::txn) of the leadership.
+    pub fn is_leader(&self) -> bool {
+        let shared = &self.client.shared;
+        LockTable::of(shared).is_held_here(&prefix_of(&self.name), shared.now())
+    }
+
+    /// Returns the leader that the local replica knows, or `None` if there is no candidate. The
+    /// replica may lag behind the cluster, and a leader that has crashed is returned until its
+    /// session expires. For a linearizable read, use [`Election::leader`](crate::Election::leader).
+    pub fn leader(&self) -> Option<Leader> {
+        let prefix = prefix_of(&self.name);
+        let rows = view::rows(&self.client.shared, &prefix);
+        candidates(rows, &prefix).into_iter().next().map(Candidate::into_leader)
+    }
+}
