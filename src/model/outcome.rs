@@ -84,7 +84,7 @@ pub struct RangeReply {
 }
 
 /// The reply to a put.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct PutReply {
     /// The revision of the put, which is also the row's `mod_revision`.
     pub revision: Revision,
@@ -93,7 +93,7 @@ pub struct PutReply {
 }
 
 /// The reply to a delete.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct DeleteReply {
     /// The store's revision after the delete. A delete that finds no keys does not increase it.
     pub revision: Revision,

@@ -27,7 +27,7 @@ impl WatchRequest {
 }
 
 /// A filter on the kinds of changes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Filter {
     /// Yields all changes.
     #[default]

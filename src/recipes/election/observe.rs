@@ -16,7 +16,7 @@ use crate::model::{EventKind, KeyValue, LeaseId, Revision, readable};
 use crate::recipes::coordination::prefix_watch::{PrefixUpdate, PrefixWatch};
 
 /// A leader of an election.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Leader {
     /// Key of the leader.
