@@ -8,6 +8,7 @@ use super::{LeaseId, Revision};
 /// A key with its value at one revision. The default value is for tests of programs: no row of a
 /// store has an empty key.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct KeyValue {
     /// The key: arbitrary bytes, at least one.
     pub key: Bytes,
@@ -64,6 +65,7 @@ pub enum EventKind {
 /// One change of one key. The events of one revision are in the order of the operations of the
 /// request.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct Event {
     /// The kind of the change.
     pub kind: EventKind,

@@ -66,6 +66,7 @@ pub struct Sort {
 
 /// The field that rows are sorted by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum SortTarget {
     /// The key.
     #[default]
@@ -82,6 +83,7 @@ pub enum SortTarget {
 
 /// The direction of an order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum SortOrder {
     /// Smallest first.
     #[default]
@@ -276,6 +278,7 @@ pub struct Compare {
 
 /// The field that a [`Compare`] examines, with the right-hand side.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum CompareTarget {
     /// Number of puts since the creation; 0 for a missing key.
     Version(u64),
@@ -291,6 +294,7 @@ pub enum CompareTarget {
 
 /// The operator of a [`Compare`]. The key's field is the left-hand side.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum CompareOp {
     /// `==`
     Equal,

@@ -28,6 +28,7 @@ impl WatchRequest {
 
 /// A filter on the kinds of changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum Filter {
     /// Yields all changes.
     #[default]

@@ -60,6 +60,7 @@ impl std::fmt::Display for SessionEndReason {
 
 /// The state of a session at the time of the call, by this node's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum SessionState {
     /// The lease exists at least until this time.
     Active(Moment),

@@ -47,6 +47,7 @@ pub(crate) fn put_over(is_there: bool, key: Bytes, value: impl IntoBytes) -> Op 
 
 /// The state that a key must have for a conditional write.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Expected {
     /// The key does not exist.
     Missing,

@@ -44,6 +44,7 @@ impl Leader {
 /// ([`Hold::txn`](crate::lock::Hold::txn)), and watch the age of that row. The leader itself learns
 /// from [`Hold::valid_until`](crate::lock::Hold::valid_until) until when it is guaranteed to lead.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum LeaderEvent {
     /// There is a leader, or the leader has published a new value.
     Leads(Leader),
