@@ -90,7 +90,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 println!("new leader: pod {second}");
                 break;
             }
-            LeaderEvent::Leads(_) | LeaderEvent::Vacant => {}
+            _ => {}
         }
     }
     while started.recv().await != Some(second) {}

@@ -56,7 +56,7 @@ pub(crate) enum Consistency {
 }
 
 /// A call that writes a key; see [`Client::put`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct PutCall {
     client: Client,
@@ -174,7 +174,7 @@ impl IntoFuture for PutCall {
 }
 
 /// A call that deletes keys; see [`Client::delete`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct DeleteCall {
     client: Client,
@@ -215,7 +215,7 @@ impl IntoFuture for DeleteCall {
 }
 
 /// A call that reads one key; see [`Client::get`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct GetCall {
     client: Client,
@@ -278,7 +278,7 @@ impl IntoFuture for GetCall {
 }
 
 /// A call that reads a range of keys; see [`Client::range`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct RangeCall {
     client: Client,

@@ -18,7 +18,7 @@ use crate::transport::{JoinError, TransportError};
 use super::ConfigError;
 
 /// Whether a call that returned an error has changed anything.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Effect {
     /// The call changed nothing, and will not change anything later.
     NotApplied,

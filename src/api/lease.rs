@@ -15,7 +15,7 @@ use super::{Client, Error};
 pub type Lease = GrantReply;
 
 /// A call that grants a lease; see [`Client::grant`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct GrantCall {
     client: Client,
@@ -55,7 +55,7 @@ impl IntoFuture for GrantCall {
 }
 
 /// A call that reads a lease; see [`Client::lease_info`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct LeaseInfoCall {
     client: Client,

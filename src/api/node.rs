@@ -58,6 +58,7 @@ enum NodeLink {
 
 /// The result of a shutdown.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Shutdown {
     /// Names of the threads that were still running one second after the stop, usually because the
     /// disk hangs. Normally empty.

@@ -11,6 +11,7 @@ use super::call::{Answer, timeout_option};
 
 /// A call that waits until a node serves linearizable calls; see
 /// [`Node::ready`](super::Node::ready).
+#[derive(Clone)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct ReadyCall {
     shared: Arc<Shared>,

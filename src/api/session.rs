@@ -216,7 +216,7 @@ impl std::fmt::Debug for Session {
 }
 
 /// A call that opens a session; see [`Node::open_session`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct OpenSession {
     client: Client,
@@ -292,7 +292,7 @@ impl IntoFuture for OpenSession {
 }
 
 /// A call that resumes a session; see [`Node::resume_session`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct ResumeSession {
     client: Client,

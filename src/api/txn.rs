@@ -26,7 +26,7 @@ use super::{Client, Error};
 /// # node.shutdown().block();
 /// # Ok::<(), bowline::Error>(())
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a transaction does nothing until it is committed: call .commit()"]
 pub struct TxnCall {
     client: Client,

@@ -14,7 +14,7 @@ use super::call::{Answer, Consistency, timeout_option};
 use super::{Client, Error};
 
 /// A call that starts a watch; see [`Client::watch`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct WatchCall {
     client: Client,

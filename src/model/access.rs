@@ -59,6 +59,7 @@ pub struct Caller {
 
 /// A user.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct User {
     /// Hash of the password, in a format that only the authentication code knows. `None` if the
     /// user has no password and is authenticated in another way.
@@ -113,6 +114,7 @@ pub struct Access {
 
 /// A change of the table of users and roles.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum AccessChange {
     /// Enables access control. A user `root` with the role `root` must exist.
     Enable {

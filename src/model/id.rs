@@ -6,6 +6,23 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+/// Implements the formats `{:x}` and `{:X}` by those of the number.
+macro_rules! hexadecimal {
+    ($name:ident, $number:expr) => {
+        impl fmt::LowerHex for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::LowerHex::fmt(&$number(*self), f)
+            }
+        }
+
+        impl fmt::UpperHex for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::UpperHex::fmt(&$number(*self), f)
+            }
+        }
+    };
+}
+
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
@@ -105,6 +122,8 @@ impl NodeId {
     }
 }
 
+hexadecimal!(NodeId, NodeId::get);
+
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
@@ -148,6 +167,8 @@ impl LeaseId {
         self.0.get()
     }
 }
+
+hexadecimal!(LeaseId, LeaseId::get);
 
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -202,6 +223,8 @@ macro_rules! wide {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub u128);
+
+        hexadecimal!($name, |id: $name| id.0 as $shown);
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,8 +5,10 @@ use bytes::Bytes;
 use super::decode::{DecodeError, key_text, readable};
 use super::{LeaseId, Revision};
 
-/// A key with its value at one revision.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A key with its value at one revision. The default value is for tests of programs: no row of a
+/// store has an empty key.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub struct KeyValue {
     /// The key: arbitrary bytes, at least one.
     pub key: Bytes,
@@ -52,7 +54,7 @@ impl KeyValue {
 }
 
 /// The kind of a change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum EventKind {
     /// The key was created or overwritten.
     Put,
@@ -62,7 +64,8 @@ pub enum EventKind {
 
 /// One change of one key. The events of one revision are in the order of the operations of the
 /// request.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct Event {
     /// The kind of the change.
     pub kind: EventKind,

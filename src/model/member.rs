@@ -28,6 +28,7 @@ use super::{DiskId, JoinAsk, LogIndex, NodeId, Rejection, Term};
 
 /// The role of a member in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
 pub enum MemberRole {
     /// Votes, can become leader, and counts towards a quorum.
     Voter,
@@ -542,6 +543,7 @@ impl Members {
 
 /// The id of one snapshot file: two files with the same id have the same bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
 pub struct SnapshotId {
     /// Index of the last log entry that the snapshot covers.
     pub index: LogIndex,

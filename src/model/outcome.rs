@@ -69,6 +69,7 @@ impl Reply {
 
 /// The rows of a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct RangeReply {
     /// The store's revision when the range was read. The revision that the request asked for may be
     /// an older one.
@@ -84,7 +85,8 @@ pub struct RangeReply {
 }
 
 /// The reply to a put.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct PutReply {
     /// The revision of the put, which is also the row's `mod_revision`.
     pub revision: Revision,
@@ -93,7 +95,8 @@ pub struct PutReply {
 }
 
 /// The reply to a delete.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub struct DeleteReply {
     /// The store's revision after the delete. A delete that finds no keys does not increase it.
     pub revision: Revision,
@@ -105,6 +108,7 @@ pub struct DeleteReply {
 
 /// The reply to a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct TxnReply {
     /// The store's revision after the transaction. A transaction that changes nothing does not
     /// increase it.

@@ -10,7 +10,7 @@ use super::IntoBytes;
 const FIRST_KEY: Bytes = Bytes::from_static(b"\0");
 
 /// The end of a range of keys.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum RangeEnd {
     /// Only the start key itself.
     Single,
@@ -35,7 +35,7 @@ pub enum RangeEnd {
 /// assert!(KeyRange::from("a"..="c").contains(b"c"));
 /// assert!(!KeyRange::from("a"..="c").contains(b"ca"));
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct KeyRange {
     start: Bytes,
     end: RangeEnd,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::{IntoBytes, KeyRange, LeaseId, Revision};
 
 /// A read of the keys of a range.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Range {
     /// The keys to read.
     pub range: KeyRange,
@@ -43,7 +43,7 @@ impl Range {
 }
 
 /// Inclusive bounds on the revisions of the rows of a [`Range`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct RevisionBounds {
     /// Minimum `mod_revision`.
     pub mod_min: Option<Revision>,
@@ -56,7 +56,7 @@ pub struct RevisionBounds {
 }
 
 /// The order of the rows of a [`Range`]. Rows with an equal target are in key order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Sort {
     /// The field to sort by.
     pub target: SortTarget,
@@ -65,7 +65,8 @@ pub struct Sort {
 }
 
 /// The field that rows are sorted by.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum SortTarget {
     /// The key.
     #[default]
@@ -81,7 +82,8 @@ pub enum SortTarget {
 }
 
 /// The direction of an order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum SortOrder {
     /// Smallest first.
     #[default]
@@ -91,7 +93,7 @@ pub enum SortOrder {
 }
 
 /// A write of one key.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Put {
     /// The key: at least one byte.
     pub key: Bytes,
@@ -137,7 +139,7 @@ impl Put {
 }
 
 /// The value of a [`Put`].
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum PutValue {
     /// Sets this value.
     Set(Bytes),
@@ -146,7 +148,7 @@ pub enum PutValue {
 }
 
 /// The lease of a [`Put`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PutLease {
     /// Writes the key without a lease. If the key was attached to a lease, it is detached.
     None,
@@ -157,7 +159,7 @@ pub enum PutLease {
 }
 
 /// A deletion of the keys of a range.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Delete {
     /// The keys to delete.
     pub range: KeyRange,
@@ -178,7 +180,7 @@ impl Delete {
 /// All compares, including those of nested transactions, are evaluated on the state before the
 /// transaction. Operations see the effects of earlier operations. All writes have the same
 /// revision.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Txn {
     /// The conditions. The operations in `success` are executed if all conditions hold, or if the
     /// list is empty.
@@ -201,7 +203,7 @@ impl Txn {
 }
 
 /// One operation of a [`Txn`].
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     /// Reads a range.
     Range(Range),
@@ -264,7 +266,7 @@ impl From<Txn> for Op {
 ///
 /// A missing key has version 0, revisions 0 and no lease. A comparison with the value of a missing
 /// key is always false. A range without keys is evaluated once, as a missing key.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Compare {
     /// The keys. Every key in the range must satisfy the condition.
     pub range: KeyRange,
@@ -275,7 +277,8 @@ pub struct Compare {
 }
 
 /// The field that a [`Compare`] examines, with the right-hand side.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum CompareTarget {
     /// Number of puts since the creation; 0 for a missing key.
     Version(u64),
@@ -290,7 +293,8 @@ pub enum CompareTarget {
 }
 
 /// The operator of a [`Compare`]. The key's field is the left-hand side.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum CompareOp {
     /// `==`
     Equal,

@@ -214,6 +214,7 @@ impl Known {
 
 /// The reason why a transport cannot start.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum TransportError {
     /// An address is not a loopback address, but unencrypted connections to other machines are not
     /// permitted.

@@ -27,7 +27,8 @@ impl WatchRequest {
 }
 
 /// A filter on the kinds of changes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
 pub enum Filter {
     /// Yields all changes.
     #[default]

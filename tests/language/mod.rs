@@ -525,14 +525,9 @@ pub(crate) fn event_lines(event: &Event, prev: bool) -> Vec<String> {
         EventKind::Put => format!("{} put {}", event.revision(), row(&event.kv)),
         EventKind::Delete => {
             // A deletion should have no further fields. Show them if it has any.
-            let bare = KeyValue {
-                key: event.kv.key.clone(),
-                value: Bytes::new(),
-                create_revision: Revision(0),
-                mod_revision: event.kv.mod_revision,
-                version: 0,
-                lease: None,
-            };
+            let mut bare = KeyValue::default();
+            bare.key = event.kv.key.clone();
+            bare.mod_revision = event.kv.mod_revision;
             let more =
                 if event.kv == bare { String::new() } else { format!(" {}", row(&event.kv)) };
             format!("{} delete {}{more}", event.revision(), short(&event.kv.key))

@@ -85,7 +85,7 @@ impl HealthSample {
 }
 
 /// Overall status of a node: the worst condition that applies. See [`Health`].
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum HealthStatus {
     /// The node has stopped.

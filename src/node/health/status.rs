@@ -3,7 +3,7 @@
 use crate::model::{ClusterVersion, LogIndex, MemberRole, NodeId, Revision, Term};
 
 /// The role of a node in the consensus.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Role {
     /// The node has not met the other founding members yet.

@@ -30,7 +30,7 @@ use crate::node::settings::Drift;
 use crate::node::shared::Shared;
 
 /// The reason for which a session has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum SessionEndReason {
     /// The program closed the session.
@@ -59,7 +59,8 @@ impl std::fmt::Display for SessionEndReason {
 }
 
 /// The state of a session at the time of the call, by this node's clock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
 pub enum SessionState {
     /// The lease exists at least until this time.
     Active(Moment),

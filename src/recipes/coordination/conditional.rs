@@ -47,6 +47,7 @@ pub(crate) fn put_over(is_there: bool, key: Bytes, value: impl IntoBytes) -> Op 
 
 /// The state that a key must have for a conditional write.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Expected {
     /// The key does not exist.
     Missing,
@@ -182,7 +183,7 @@ async fn swapped(client: &Client, reply: &TxnReply, key: Bytes) -> Result<CasOut
 }
 
 /// A call that writes a key if it is in the expected state; see [`Client::compare_and_set`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct CompareAndSet {
     client: Client,
@@ -282,7 +283,7 @@ enum Life {
 }
 
 /// A call that writes a key if it does not exist; see [`Client::put_if_absent`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a call does nothing until it is awaited"]
 pub struct PutIfAbsent {
     client: Client,

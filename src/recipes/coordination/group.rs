@@ -59,6 +59,7 @@ impl GroupMember {
 
 /// A change of a [`Group`].
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum GroupEvent {
     /// A member has joined.
     Joined(GroupMember),

@@ -102,7 +102,7 @@ impl Election {
 }
 
 /// A call that campaigns for leadership; see [`Election::campaign`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "a campaign does nothing until it is awaited"]
 pub struct Campaign {
     election: Election,

@@ -16,7 +16,7 @@ use crate::model::{EventKind, KeyValue, LeaseId, Revision, readable};
 use crate::recipes::coordination::prefix_watch::{PrefixUpdate, PrefixWatch};
 
 /// A leader of an election.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Leader {
     /// Key of the leader.
@@ -44,6 +44,7 @@ impl Leader {
 /// ([`Hold::txn`](crate::lock::Hold::txn)), and watch the age of that row. The leader itself learns
 /// from [`Hold::valid_until`](crate::lock::Hold::valid_until) until when it is guaranteed to lead.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum LeaderEvent {
     /// There is a leader, or the leader has published a new value.
     Leads(Leader),

@@ -29,7 +29,7 @@ use crate::recipes::lock::core::token::Token;
 pub struct Fence(Mutex<Option<Token>>);
 
 /// The token was rejected, because a later holder has already used the resource. Nothing was done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ThisError)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ThisError)]
 #[error("token {token} rejected: lower than the highest token seen, {highest}")]
 #[non_exhaustive]
 pub struct StaleToken {

@@ -24,6 +24,7 @@ use crate::recipes::lock::core::token::Token;
 /// Whether a lock is still held. [`Hold::state`] computes it at each call from this machine's clock
 /// and the changes that the local replica has applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum LockState {
     /// The lock is held at least until this time.
     Held(Moment),
@@ -438,6 +439,7 @@ impl std::fmt::Debug for Hold {
 
 /// The result of a release.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Released {
     /// The lock was released: it is free, or another task holds it now.
     Now,

@@ -233,7 +233,7 @@ guard! {
 }
 
 /// A numbered slot of a semaphore; see [`Permit::slots`].
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Slot {
     /// Number of the slot, from 0 to the limit (exclusive). No other permit has this number at the

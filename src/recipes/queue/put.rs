@@ -232,7 +232,7 @@ impl QueuedItem {
 }
 
 /// State of an item.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ItemState {
     /// Available.
@@ -247,7 +247,7 @@ pub enum ItemState {
 }
 
 /// A call that puts an item; see [`Queue::put`]. Returns its id.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing is put until this is awaited"]
 pub struct PutItem {
     many: PutMany,
@@ -289,7 +289,7 @@ impl IntoFuture for PutItem {
 }
 
 /// A call that puts several items; see [`Queue::put_many`]. Returns their ids.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing is put until this is awaited"]
 pub struct PutMany {
     queue: Queue,

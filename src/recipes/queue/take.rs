@@ -163,7 +163,7 @@ impl std::fmt::Debug for QueueTaker {
 }
 
 /// A call that waits for an item; see [`QueueTaker::take`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing is taken until this is awaited"]
 pub struct TakeCall {
     taker: QueueTaker,

@@ -66,7 +66,7 @@ pub struct PeerTls {
 }
 
 /// The rule for which certificates are accepted as those of members.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum PeerProof {
     /// Certificates that an authority has signed for the member of that name: see [`MemberUri`].

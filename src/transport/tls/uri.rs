@@ -13,6 +13,7 @@ const SCHEME: &str = "bowline://";
 /// assert_eq!(MemberUri::new("shop", "node 1").to_string(), "bowline://shop/node%201");
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct MemberUri {
     /// The operator's name for the cluster. All members of a cluster have the same name of the
     /// cluster in their certificates. Clusters that share an authority must have different names.

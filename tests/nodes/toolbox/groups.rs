@@ -15,6 +15,7 @@ fn next(watch: &mut GroupWatch) -> (&'static str, String) {
         GroupEvent::Joined(member) => ("joined", member),
         GroupEvent::Changed(member) => ("changed", member),
         GroupEvent::Left(member) => ("left", member),
+        other => panic!("unknown event: {other:?}"),
     };
     (word, String::from_utf8(member.meta.to_vec()).unwrap())
 }

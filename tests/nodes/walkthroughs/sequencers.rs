@@ -118,7 +118,7 @@ fn observers_see_each_new_leader_and_the_leader_its_end() {
     let mut seen = session(&cluster, 2).election("kube").observe();
     let mut next = || match seen.next().block().unwrap().unwrap() {
         LeaderEvent::Leads(leader) => String::from_utf8(leader.value.to_vec()).unwrap(),
-        LeaderEvent::Vacant => "nobody".to_owned(),
+        _ => "nobody".to_owned(),
     };
     assert_eq!(next(), "nobody");
     let first = one.election("kube").campaign("one").block().unwrap();
