@@ -194,7 +194,7 @@ pub mod lock {
 /// item.
 pub mod queue {
     pub use crate::recipes::{
-        Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
+        DeadLetter, Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
         TakeCall,
     };
 }

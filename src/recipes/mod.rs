@@ -54,6 +54,6 @@ pub use lock::saved_hold::{ParseSavedHoldError, SavedHold};
 pub use lock::semaphore::{Permit, Semaphore, Slot};
 pub use lock::upgrade::{Upgrade, UpgradeError};
 pub use queue::{
-    Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
+    DeadLetter, Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
     TakeCall,
 };
