@@ -33,5 +33,6 @@ mod stage;
 mod stopped_nodes;
 mod threads;
 mod toolbox;
+mod typed;
 mod upgrades;
 mod walkthroughs;
