@@ -59,7 +59,8 @@
 //! ([`IntoBytes`]): `"jobs/1"`, `&name`, `format!("jobs/{n}")`, `vec![1, 2]`, `b"raw"`, `&bytes`.
 //! Calls return [`Bytes`], which can be compared with text (`row.value == "paid"`). The value of a
 //! row as text is [`row.text()?`](KeyValue::text), and as a number
-//! [`row.parse::<u64>()?`](KeyValue::parse). Errors name the key.
+//! [`row.parse::<u64>()?`](KeyValue::parse). Errors name the key. The module [`typed`] reads and
+//! writes values of your own types.
 //!
 //! # One key or a prefix
 //!
@@ -224,8 +225,23 @@ pub mod lock {
 /// item.
 pub mod queue {
     pub use crate::recipes::{
-        Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
-        TakeCall,
+        DeadLetter, Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker,
+        QueuedItem, TakeCall,
+    };
+}
+
+/// Values of the program's own types in place of bytes, as JSON (crate feature `json`) or in another
+/// format: [`Client::typed_with`].
+///
+/// Typed calls add nothing to what is stored: a value is the bytes that its [`Codec`](typed::Codec)
+/// produces, and clients in other languages can read it. A row that cannot be decoded is an error
+/// with its key and its bytes ([`kv::DecodeError`]), and never ends a stream.
+pub mod typed {
+    #[cfg(feature = "json")]
+    pub use crate::recipes::Json;
+    pub use crate::recipes::{
+        Codec, Typed, TypedBatch, TypedCell, TypedCellValue, TypedDelivery, TypedEvent,
+        TypedGetCall, TypedQueue, TypedRow, TypedTakeCall, TypedTaker, TypedWatch, TypedWatchCall,
     };
 }
 

@@ -63,12 +63,20 @@ pub struct PutCall {
     put: Put,
     ttl: Option<Duration>,
     deadline: Option<Duration>,
+    /// The error with which the call fails, if the value could not be encoded.
+    failed: Option<Error>,
 }
 
 impl PutCall {
     pub(crate) fn new(client: Client, key: Bytes, value: Bytes) -> Self {
         let put = Put::new(client.scope.key(key), value);
-        Self { client, put, ttl: None, deadline: None }
+        Self { client, put, ttl: None, deadline: None, failed: None }
+    }
+
+    /// Returns a call that fails with this error.
+    pub(crate) fn failed(client: Client, error: Error) -> Self {
+        let failed = Some(error);
+        Self { failed, ..Self::new(client, Bytes::new(), Bytes::new()) }
     }
 
     /// Attaches the key to a lease. The key is deleted when the lease ends. A put without a lease
@@ -142,7 +150,10 @@ impl IntoFuture for PutCall {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, mut put, ttl, deadline: timeout } = self;
+            let Self { client, mut put, ttl, deadline: timeout, failed } = self;
+            if let Some(error) = failed {
+                return Err(error);
+            }
             let reply = match ttl {
                 None => client.propose(Command::Put(put), timeout).await,
                 Some(ttl) => {

@@ -7,6 +7,7 @@
 use std::io;
 use std::time::Duration;
 
+use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use crate::model::{DecodeError, MembershipError, Rejection, Revision};
@@ -145,6 +146,14 @@ pub enum Error {
     /// A row was read, but is not what the caller expects. The error holds the row.
     #[error(transparent)]
     Decode(Box<DecodeError>),
+    /// A value could not be encoded by its [codec](crate::typed::Codec). Nothing was changed.
+    #[error("not applied: cannot encode the value for \"{}\": {why}", key.escape_ascii())]
+    Encode {
+        /// The key, or the name of the queue.
+        key: Bytes,
+        /// Why the value cannot be encoded.
+        why: String,
+    },
     /// Leadership could not be transferred to the requested member.
     #[error(
         "leadership transfer failed: the target must be a connected, up-to-date voter, or \
@@ -174,6 +183,7 @@ impl Error {
             | Error::Members(_)
             | Error::Backup(_)
             | Error::Decode(_)
+            | Error::Encode { .. }
             | Error::NoTransferee => Effect::NotApplied,
         }
     }

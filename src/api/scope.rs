@@ -11,7 +11,7 @@ pub(crate) struct Scope(Bytes);
 impl Scope {
     /// Returns a scope inside this one.
     pub(crate) fn inner(&self, prefix: Bytes) -> Self {
-        Self(self.key(prefix))
+        if prefix.is_empty() { self.clone() } else { Self(self.key(prefix)) }
     }
 
     pub(crate) fn key(&self, key: Bytes) -> Bytes {

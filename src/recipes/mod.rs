@@ -6,6 +6,7 @@
 //!   election/       a mutex with a value; work that runs while this node leads
 //!   coordination/   counters, latches, barriers, groups, sequences, cached views, ...
 //!   queue/          the work queue
+//!   typed/          values of the program's own types
 //!   call            a call with a deadline that may be dropped
 //!   decimal         the decimal encoding of integers in values
 //! ```
@@ -16,6 +17,7 @@ mod decimal;
 mod election;
 mod lock;
 mod queue;
+mod typed;
 
 pub use crate::lock_format::{LockKind, ReleaseRequest};
 pub use call::Call;
@@ -56,6 +58,13 @@ pub use lock::semaphore::{Permit, Semaphore, Slot};
 pub use lock::stored_fence::{FenceError, StoredFence};
 pub use lock::upgrade::{Upgrade, UpgradeError};
 pub use queue::{
-    Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem,
-    TakeCall,
+    DeadLetter, Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker,
+    QueuedItem, TakeCall,
 };
+pub use typed::cell::{TypedCell, TypedCellValue};
+pub use typed::codec::Codec;
+#[cfg(feature = "json")]
+pub use typed::codec::Json;
+pub use typed::keys::{Typed, TypedGetCall, TypedRow};
+pub use typed::queue::{TypedDelivery, TypedQueue, TypedTakeCall, TypedTaker};
+pub use typed::watch::{TypedBatch, TypedEvent, TypedWatch, TypedWatchCall};

@@ -34,5 +34,6 @@ mod stopped_nodes;
 mod threads;
 mod toolbox;
 mod traits;
+mod typed;
 mod upgrades;
 mod walkthroughs;

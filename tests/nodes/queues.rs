@@ -139,7 +139,7 @@ fn taken_item_is_exclusive_until_returned() {
     assert_eq!(state, ItemState::Taken { by: Some(session.lease()) });
     assert!(taker.try_take().block().unwrap().is_none());
     let late = taker.take().deadline(Duration::from_millis(50)).block().unwrap_err();
-    assert_eq!(late, QueueError::TimedOut);
+    assert_eq!(late, QueueError::TimedOut { before: 0 });
     first.nack().block().unwrap();
     let second = taker.take().block().unwrap();
     assert_eq!(second.attempt(), 2);
@@ -681,9 +681,43 @@ fn item_with_too_many_attempts_goes_to_the_dead_letter_queue() {
     let dead = taker.dead().items().block().unwrap();
     assert_eq!(dead.len(), 1);
     assert_eq!((&dead[0].value[..], dead[0].attempts, dead[0].priority), (&b"poison"[..], 0, -3));
+    let letter = dead[0].dead_letter.as_ref().unwrap();
+    assert_eq!(letter.attempts, 2);
+    assert_eq!(letter.reason, "taken 2 times without an acknowledgement");
     let undertaker = cluster.node(0).session().block().unwrap();
     let undertaker = undertaker.queue(taker.dead().name().clone());
     assert_eq!(take(&undertaker), "poison");
+    assert_eq!(count(&cluster.node(0).client(), "jobs/dead/"), 0, "the reason goes with its item");
+}
+
+#[test]
+fn taker_moves_an_item_to_the_dead_letters_with_a_reason() {
+    let cluster = quick(1);
+    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.node(0).client());
+    taker.put("poison").block().unwrap();
+    taker.take().block().unwrap().nack().block().unwrap();
+    let delivery = taker.take().block().unwrap();
+    assert_eq!(delivery.as_dead_letter(), None);
+    delivery.dead_letter("not food").block().unwrap();
+    assert!(taker.is_empty().block().unwrap());
+    let undertaker = cluster.node(0).session().block().unwrap();
+    let undertaker = undertaker.queue(taker.dead().name());
+    let dead = undertaker.take().block().unwrap();
+    assert_eq!(text(&dead), "poison");
+    let letter = dead.as_dead_letter().unwrap();
+    assert_eq!((letter.attempts, &*letter.reason), (2, "not food"));
+    // Older versions write no reason, and ignore it.
+    kv.delete_prefix("jobs/dead/reason/").block().unwrap();
+    assert_eq!(undertaker.items().block().unwrap()[0].dead_letter, None);
+    dead.ack().block().unwrap();
+    assert_eq!(count(&kv, "jobs/"), 0);
+
+    // An item that is not ours any more stays where it is.
+    taker.put("lost").block().unwrap();
+    let delivery = taker.take().block().unwrap();
+    kv.delete_prefix("jobs/claim/").block().unwrap();
+    assert_eq!(delivery.dead_letter("late").block(), Err(QueueError::NotOurs));
+    assert_eq!((count(&kv, "jobs/item/"), count(&kv, "jobs/dead/")), (1, 0));
 }
 
 #[test]

@@ -78,6 +78,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("tokio::net", &["transport"]),
     ("tokio::runtime", &["api", "transport"]),
     ("rustix::", &["env"]),
+    ("serde_json::", &["recipes"]),
     ("rustls::", &["transport"]),
     ("webpki::", &["transport"]),
     // The transport uses this crate only in a test that needs an intermediate authority.

@@ -108,22 +108,26 @@ fn why_no_more(why: &LockError) -> String {
 /// the resource. [`Hold::at_risk`](crate::lock::Hold::at_risk) warns the work in advance. Tasks
 /// that the work has spawned are not dropped with it.
 ///
-/// The work is a closure that is called once per term, so it cannot move its captured values into
-/// the future. `async move |leadership| ..` does not compile in a spawned task ("not general
-/// enough"). Clone the data that the work uses once per term:
+/// The work is an async closure that takes the leadership, or a closure that returns a future. Each
+/// term runs a clone of it, so what it captures must implement [`Clone`]: references, [`Arc`]s,
+/// [`Client`](crate::Client)s and the like. A change that the work makes to a captured variable is
+/// not seen by the next term. Put such state behind an [`Arc`].
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use bowline::{Leadership, Node};
-/// # fn program(node: &Node, jobs: Arc<Vec<String>>) -> impl Future<Output = ()> + Send + 'static {
-/// let leading = node.leader_task("scheduler", "host-1");
-/// async move {
-///     let work = move |leadership: Arc<Leadership>| {
-///         let jobs = Arc::clone(&jobs);
-///         async move { println!("{} jobs, {:?}", jobs.len(), leadership.token()) }
-///     };
-///     leading.run(work).await.ok();
-/// }
+/// # use bowline::{Blocking, Config, Node};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let node = Node::start(Config::new(dir.path(), "solo")).await?;
+/// let jobs = Arc::new(vec!["a", "b"]);
+/// let work = node.leader_task("scheduler", "host-1").run(async move |leadership| {
+///     for job in &*jobs {
+///         println!("{job}, {}", leadership.token());
+///     }
+/// });
+/// tokio::spawn(work).await??;
+/// # Ok(())
 /// # }
 /// ```
 ///
@@ -213,11 +217,11 @@ impl Election {
     /// # Errors
     /// Returns [`LeadError::NotElected`] as soon as this candidate cannot be elected any more: the
     /// session has ended, the node has stopped, or the value is not allowed.
-    pub async fn run_while_leader<F: Future>(
+    pub async fn run_while_leader<T>(
         &self,
         value: impl IntoBytes,
-        work: impl FnMut(Arc<Leadership>) -> F,
-    ) -> Result<F::Output, LeadError> {
+        work: impl AsyncFnOnce(Arc<Leadership>) -> T + Clone,
+    ) -> Result<T, LeadError> {
         self.leader_task(value).run(work).await
     }
 
@@ -253,13 +257,14 @@ impl LeaderTask {
     }
 
     /// Runs `work` while it is the leader, resigns when the work has ended, and returns its result.
+    /// Each term runs a clone of `work`; see [`LeaderTask`].
     ///
     /// # Errors
     /// See [`LeadError`].
-    pub async fn run<F: Future>(
+    pub async fn run<T>(
         self,
-        work: impl FnMut(Arc<Leadership>) -> F,
-    ) -> Result<F::Output, LeadError> {
+        work: impl AsyncFnOnce(Arc<Leadership>) -> T + Clone,
+    ) -> Result<T, LeadError> {
         let result = self.drive(pending::<()>(), Duration::ZERO, work).await?;
         Ok(result.expect("the stop future never completes"))
     }
@@ -273,21 +278,21 @@ impl LeaderTask {
     ///
     /// # Errors
     /// See [`LeadError`].
-    pub async fn run_until<F: Future>(
+    pub async fn run_until<T>(
         self,
         stop: impl Future,
         grace: Duration,
-        work: impl FnMut(Arc<Leadership>) -> F,
-    ) -> Result<Option<F::Output>, LeadError> {
+        work: impl AsyncFnOnce(Arc<Leadership>) -> T + Clone,
+    ) -> Result<Option<T>, LeadError> {
         self.drive(stop, grace, work).await
     }
 
-    async fn drive<F: Future>(
+    async fn drive<T>(
         self,
         stop: impl Future,
         grace: Duration,
-        mut work: impl FnMut(Arc<Leadership>) -> F,
-    ) -> Result<Option<F::Output>, LeadError> {
+        work: impl AsyncFnOnce(Arc<Leadership>) -> T + Clone,
+    ) -> Result<Option<T>, LeadError> {
         let mut stop = pin!(stop);
         loop {
             let campaigning = self.stands.elected(&self.value);
@@ -297,7 +302,7 @@ impl LeaderTask {
                 _ = &mut stop => return Ok(None),
                 elected = campaigning => SharedLeadership(Arc::new(elected?)),
             };
-            let working = work(Arc::clone(&leadership.0));
+            let working = work.clone()(Arc::clone(&leadership.0));
             match self.term(&leadership.0, stop.as_mut(), grace, working).await {
                 TermEnd::Lost(loss) if self.is_once => return Err(LeadError::Lost(loss)),
                 // A stopped node has ended its sessions. A new campaign would leave a session

@@ -26,7 +26,29 @@ use crate::recipes::lock::guard_txn::GuardError;
 use crate::recipes::lock::hold::{Hold, Released};
 use observe::{Candidate, Leader, Observe};
 
-/// An election: at most one leader in the whole cluster. Created by [`Session::election`].
+/// An election: at most one leader of the election in the whole cluster. Created by
+/// [`Session::election`].
+///
+/// An election and its leader belong to the program. They are independent of the leader of the
+/// cluster's consensus ([`Node::is_leader`](crate::Node::is_leader)), which orders all writes. Any
+/// node can have the leader of an election, and a cluster can have many elections.
+///
+/// # Time of a failover
+///
+/// - If the leader resigns, drops its [`Leadership`], or shuts its node down, the next candidate
+///   leads after one commit.
+/// - If the leader's process crashes, or is paused or partitioned, the next candidate leads once the
+///   leader's session has expired: up to one session TTL after its last renewal, plus the lock delay
+///   of the session, if it has one. The default TTL is 5 s
+///   ([`Config::session_ttl`](crate::Config::session_ttl)).
+/// - A change of the consensus leader restarts the TTL. So if one process was both leaders and
+///   crashes, add the time of the consensus election: one to two
+///   [`Config::election_timeout`](crate::Config::election_timeout).
+///
+/// To fail over faster, open a session with a shorter TTL for the election:
+/// `node.open_session().ttl(Duration::from_secs(2))`. Keep the TTL above 4 election timeouts and
+/// above the longest pause of the process, because a leader that is paused for longer than the TTL
+/// loses its leadership.
 #[derive(Clone, Debug)]
 pub struct Election {
     session: Session,

@@ -28,6 +28,7 @@ use crate::model::{
 use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEndReason};
 use crate::watch::waking;
 
+use super::dead_letter::DeadLetter;
 use super::delivery::{Delivery, DeliveryClaim};
 use super::index::{Chooser, ItemIndex};
 use super::{ItemId, KeyPart, QueueError, QueueKeys};
@@ -327,8 +328,10 @@ impl Board {
         let claim = DeliveryClaim { session, keys, id: ItemId(id.clone()), since };
         let (row, _) = reader.get(&claim.key());
         row.filter(|row| row.create_revision == since && row.value == self.idle)?;
+        let dead_letter = self.keys.is_dead().then(|| reader.get(&claim.reason_key()).0).flatten();
+        let dead_letter = dead_letter.and_then(|row| DeadLetter::parse(&row.value));
         match reader.get(&claim.item_key()).0 {
-            Some(item) => Some(Delivery::new(claim, item)),
+            Some(item) => Some(Delivery::new(claim, item, dead_letter)),
             // The item was deleted by another client despite the claim.
             None => {
                 claim.give_back(ReplyTo::Nobody);
@@ -453,8 +456,11 @@ impl Board {
             Compare::mod_revision(key.clone()).eq(row.mod_revision),
             Compare::missing(self.keys.key(KeyPart::Claim, id)),
         ];
-        let dead = Op::put(self.keys.dead().key(KeyPart::Item, id), row.value);
-        Some(Txn { compares, success: vec![Op::delete(key), dead], failure: vec![] }.into())
+        let attempts = known.attempts;
+        let reason = format!("taken {attempts} times without an acknowledgement");
+        let mut success = vec![Op::delete(key)];
+        success.extend(DeadLetter::new(attempts, reason).put(&self.keys, id, row.value));
+        Some(Txn { compares, success, failure: vec![] }.into())
     }
 
     fn propose(self: &Arc<Self>, txn: Txn, proposed: ProposedTake) {

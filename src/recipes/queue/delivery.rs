@@ -18,7 +18,7 @@ use crate::recipes::call::Until;
 use crate::recipes::{LostReason, Token};
 use crate::watch::{WatchError, waking};
 
-use super::{ItemId, KeyPart, QueueError, QueueKeys};
+use super::{DeadLetter, ItemId, KeyPart, QueueError, QueueKeys};
 
 /// The claim of one delivery of an item.
 #[derive(Clone, Debug)]
@@ -37,6 +37,11 @@ impl DeliveryClaim {
 
     pub(super) fn item_key(&self) -> Bytes {
         self.keys.key(KeyPart::Item, &self.id.0)
+    }
+
+    /// Key of the reason for which an item of a dead-letter queue is there.
+    pub(super) fn reason_key(&self) -> Bytes {
+        self.keys.key(KeyPart::Reason, &self.id.0)
     }
 
     /// Returns the operations that acknowledge the item.
@@ -104,15 +109,59 @@ pub struct Delivery {
     attempt: u64,
     priority: i16,
     put_at: Revision,
+    dead_letter: Option<DeadLetter>,
     /// Whether the item is neither acknowledged nor released yet.
     open: bool,
 }
 
 impl Delivery {
-    pub(super) fn new(claim: DeliveryClaim, item: KeyValue) -> Self {
+    pub(super) fn new(
+        claim: DeliveryClaim,
+        item: KeyValue,
+        dead_letter: Option<DeadLetter>,
+    ) -> Self {
         let priority = super::index::priority(&claim.id.0);
         let (attempt, put_at) = (item.version - 1, item.create_revision);
-        Self { claim, value: item.value, attempt, priority, put_at, open: true }
+        Self { claim, value: item.value, attempt, priority, put_at, dead_letter, open: true }
+    }
+
+    /// Key of the item.
+    pub(in crate::recipes) fn key(&self) -> Bytes {
+        self.claim.item_key()
+    }
+
+    /// If this is an item of a dead-letter queue, returns why it is there. Returns `None` for other
+    /// items, and for items that an older version of Bowline moved there.
+    pub fn as_dead_letter(&self) -> Option<&DeadLetter> {
+        self.dead_letter.as_ref()
+    }
+
+    /// Moves the item to the dead-letter queue ([`Queue::dead`](super::Queue::dead)) at once,
+    /// because another attempt would fail as well. The reason and the number of attempts are kept
+    /// with it; the reason is cut to [`DeadLetter::REASON_BYTES_MAX`]. Once this future has been
+    /// polled, the item is moved even if the future is dropped.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let jobs = node.session().block()?.queue("jobs");
+    /// jobs.put("resize 1.txt").block()?;
+    /// jobs.take().block()?.dead_letter("not an image").block()?;
+    /// let dead = jobs.dead().items().block()?.remove(0);
+    /// let letter = dead.dead_letter.unwrap();
+    /// assert_eq!((letter.attempts, &*letter.reason), (1, "not an image"));
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Like [`Delivery::ack_with`].
+    #[doc(alias = "reject", alias = "bury")]
+    pub async fn dead_letter(self, reason: impl Into<String>) -> Result<(), QueueError> {
+        let letter = DeadLetter::new(self.attempt, reason);
+        let ops = letter.put(&self.claim.keys, &self.claim.id.0, self.value.clone());
+        self.ack_with(ops).await.map(drop)
     }
 
     /// Returns the value of the item.
@@ -274,11 +323,8 @@ impl Delivery {
         ops: impl IntoIterator<Item = O>,
     ) -> Result<TxnReply, QueueError> {
         let ops = Txn { success: ops.into_iter().map(Into::into).collect(), ..Txn::default() };
-        let mut txn = Txn {
-            compares: vec![self.claim.is_ours()],
-            success: self.claim.done().into(),
-            failure: vec![],
-        };
+        let mut txn =
+            Txn { compares: vec![self.claim.is_ours()], success: self.done(), failure: vec![] };
         mutant!(B10, txn.compares.clear());
         let acknowledges_only = ops.success.is_empty();
         if !acknowledges_only {
@@ -320,8 +366,10 @@ impl Delivery {
 
     /// Returns the operations that acknowledge the item, to be applied if it still belongs to this
     /// taker.
-    pub(in crate::recipes) fn done(&self) -> [Op; 2] {
-        self.claim.done()
+    pub(in crate::recipes) fn done(&self) -> Vec<Op> {
+        let mut ops = Vec::from(self.claim.done());
+        ops.extend(self.dead_letter.as_ref().map(|_| Op::delete(self.claim.reason_key())));
+        ops
     }
 
     /// Records that the item was acknowledged and must not be released.

@@ -70,6 +70,7 @@ impl ItemIndex {
     pub(super) fn put(&mut self, row: &KeyValue) {
         let Some((part, id)) = self.keys.parse(&row.key) else { return };
         match part {
+            KeyPart::Reason => return,
             KeyPart::Item => {
                 let item = IndexedItem {
                     since: row.create_revision,
@@ -106,6 +107,7 @@ impl ItemIndex {
         }
         let Some((part, id)) = self.keys.parse(&event.kv.key) else { return };
         match part {
+            KeyPart::Reason => return,
             KeyPart::Item => {
                 if let Some(item) = self.items.remove(&id) {
                     self.free.remove(&place(&id, item));

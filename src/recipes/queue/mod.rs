@@ -7,7 +7,8 @@
 //!   name/claim/<id>                     the item is taken; attached to the taker's session
 //!   name/idle/<lease>-<random>          a node with waiting takers, ordered by how long they wait;
 //!                                       attached to the session
-//!   name/dead/...                       the dead-letter queue: items that were taken too often
+//!   name/dead/...                       the dead-letter queue: items that were taken too often or rejected
+//!   name/dead/reason/<id>               why an item is there
 //! ```
 //!
 //! To take an item, a node creates a claim for the item if no claim exists. To acknowledge the
@@ -28,6 +29,7 @@
 //! ```
 
 mod board;
+mod dead_letter;
 mod delivery;
 mod index;
 mod put;
@@ -40,6 +42,7 @@ use crate::api::{Effect, Error};
 use crate::model::{DecodeError, KeyRange};
 use crate::node::{SessionEndReason, Shared};
 
+pub use dead_letter::DeadLetter;
 pub use delivery::Delivery;
 pub use put::{ItemState, PutItem, PutMany, Queue, QueuedItem};
 pub use take::{QueueTaker, TakeCall};
@@ -63,8 +66,12 @@ pub enum QueueError {
     #[error("no item taken: the session has ended: {0}; use a new session")]
     SessionEnded(SessionEndReason),
     /// The deadline was exceeded. No item was taken.
-    #[error("no item taken: deadline exceeded")]
-    TimedOut,
+    #[error("no item taken: deadline exceeded ({before} takers ahead)")]
+    TimedOut {
+        /// Number of takers of this handle that were still ahead. If there were none, no item was
+        /// available.
+        before: usize,
+    },
     /// The name of the queue is empty.
     #[error("not applied: the name of the queue is empty")]
     EmptyName,
@@ -86,7 +93,7 @@ impl QueueError {
             QueueError::Full { .. }
             | QueueError::NotOurs
             | QueueError::SessionEnded(_)
-            | QueueError::TimedOut
+            | QueueError::TimedOut { .. }
             | QueueError::EmptyName => Effect::NotApplied,
             QueueError::Store(error) => error.effect(),
         }
@@ -97,7 +104,7 @@ impl QueueError {
     pub fn is_transient(&self) -> bool {
         match self {
             QueueError::Store(error) => error.is_transient(),
-            QueueError::Full { .. } | QueueError::TimedOut => true,
+            QueueError::Full { .. } | QueueError::TimedOut { .. } => true,
             _ => false,
         }
     }
@@ -142,6 +149,8 @@ enum KeyPart {
     Delay,
     Claim,
     Idle,
+    /// Why an item of a dead-letter queue is there.
+    Reason,
 }
 
 /// The keys of a queue.
@@ -166,11 +175,16 @@ impl QueueKeys {
     /// Returns the kind of a key, and the id that it contains.
     fn parse(&self, key: &Bytes) -> Option<(KeyPart, Bytes)> {
         let rest = key.strip_prefix(&self.name[..])?;
-        let parts = [KeyPart::Item, KeyPart::Delay, KeyPart::Claim, KeyPart::Idle];
+        let parts = [KeyPart::Item, KeyPart::Delay, KeyPart::Claim, KeyPart::Idle, KeyPart::Reason];
         let part = parts.into_iter().find(|part| rest.starts_with(part.infix()))?;
         let id = key.slice(self.name.len() + part.infix().len()..);
         // Keys with further slashes do not belong to the queue.
         (!id.is_empty() && !id.contains(&b'/')).then_some((part, id))
+    }
+
+    /// Reports whether the name is that of a dead-letter queue.
+    fn is_dead(&self) -> bool {
+        self.name.ends_with(b"/dead")
     }
 
     /// Returns the keys of the dead-letter queue.
@@ -186,6 +200,7 @@ impl KeyPart {
             KeyPart::Delay => b"/delay/",
             KeyPart::Claim => b"/claim/",
             KeyPart::Idle => b"/idle/",
+            KeyPart::Reason => b"/reason/",
         }
     }
 }
@@ -202,6 +217,7 @@ mod tests {
             ("jobs/claim/a", Some((KeyPart::Claim, "a"))),
             ("jobs/delay/a", Some((KeyPart::Delay, "a"))),
             ("jobs/idle/a", Some((KeyPart::Idle, "a"))),
+            ("jobs/reason/a", Some((KeyPart::Reason, "a"))),
             ("jobs/item/", None),
             ("jobs/item/a/b", None),
             ("jobs/dead/item/a", None),

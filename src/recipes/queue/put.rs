@@ -16,7 +16,7 @@ use crate::node::ReplyTo;
 use crate::recipes::call::Until;
 
 use super::index::{item_id, priority};
-use super::{ItemId, KeyPart, QueueError, QueueKeys};
+use super::{DeadLetter, ItemId, KeyPart, QueueError, QueueKeys};
 
 impl Client {
     /// Returns the queue with this name, to put items. Each item is delivered to one taker. If that
@@ -89,7 +89,14 @@ impl Queue {
     /// of that with a delay.
     pub fn put_many(&self, values: impl IntoIterator<Item = impl IntoBytes>) -> PutMany {
         let values = values.into_iter().map(IntoBytes::into_bytes).collect();
-        PutMany { queue: self.clone(), values, priority: 0, delay: Duration::ZERO, deadline: None }
+        PutMany {
+            queue: self.clone(),
+            values,
+            priority: 0,
+            delay: Duration::ZERO,
+            deadline: None,
+            failed: None,
+        }
     }
 
     /// Returns the operation that puts an item, for use in your own transaction: with a condition
@@ -147,21 +154,26 @@ impl Queue {
     /// See [`Error`].
     pub async fn items(&self) -> Result<Vec<QueuedItem>, Error> {
         let mut txn = self.client.txn();
-        for part in [KeyPart::Item, KeyPart::Delay, KeyPart::Claim] {
+        for part in [KeyPart::Item, KeyPart::Delay, KeyPart::Claim, KeyPart::Reason] {
             txn = txn.then(Range::new(self.keys.part(part)));
         }
         let mut rows = txn.commit().await?.results.into_iter().map(|result| match result {
             TxnResult::Range(range) => range.kvs,
             other => unreachable!("unexpected reply to a range: {other:?}"),
         });
-        let mut next = || rows.next().expect("three ranges were read");
-        let (items, delays, claims) = (next(), next(), next());
+        let mut next = || rows.next().expect("four ranges were read");
+        let (items, delays, claims, reasons) = (next(), next(), next(), next());
         let ids = |rows: Vec<crate::model::KeyValue>| {
             let keyed =
                 |row: crate::model::KeyValue| Some((self.keys.parse(&row.key)?.1, row.lease));
             rows.into_iter().filter_map(keyed).collect::<std::collections::BTreeMap<_, _>>()
         };
         let (delays, claims) = (ids(delays), ids(claims));
+        let letter = |row: crate::model::KeyValue| {
+            Some((self.keys.parse(&row.key)?.1, DeadLetter::parse(&row.value)?))
+        };
+        let mut letters: std::collections::BTreeMap<Bytes, DeadLetter> =
+            reasons.into_iter().filter_map(letter).collect();
         let mut items: Vec<QueuedItem> = items
             .into_iter()
             .filter_map(|row| {
@@ -176,6 +188,7 @@ impl Queue {
                     priority: priority(&id),
                     put_at: row.create_revision,
                     attempts: row.version - 1,
+                    dead_letter: letters.remove(&id),
                     id: ItemId(id),
                     value: row.value,
                     state,
@@ -186,9 +199,11 @@ impl Queue {
         Ok(items)
     }
 
-    /// Returns the dead-letter queue, which contains the items that were taken too often; see
-    /// [`QueueTaker::attempts_max`](super::QueueTaker::attempts_max). To take from it, pass its
-    /// [`name`](Queue::name) to [`Session::queue`](crate::Session::queue).
+    /// Returns the dead-letter queue, which contains the items that were taken too often
+    /// ([`QueueTaker::attempts_max`](super::QueueTaker::attempts_max)), and those that a taker moved
+    /// there ([`Delivery::dead_letter`](super::Delivery::dead_letter)).
+    /// [`QueuedItem::dead_letter`] is the reason. To take from it, pass its [`name`](Queue::name) to
+    /// [`Session::queue`](crate::Session::queue).
     pub fn dead(&self) -> Queue {
         self.client.queue(self.keys.dead().name)
     }
@@ -223,6 +238,9 @@ pub struct QueuedItem {
     pub put_at: Revision,
     /// How often the item was taken.
     pub attempts: u64,
+    /// For an item of a dead-letter queue: why it is there. `None` if an older version of Bowline
+    /// moved it there.
+    pub dead_letter: Option<DeadLetter>,
     /// Whether the item is available.
     pub state: ItemState,
 }
@@ -254,6 +272,12 @@ pub struct PutItem {
 }
 
 impl PutItem {
+    /// Makes the call fail with this error.
+    pub(in crate::recipes) fn failed(mut self, error: Error) -> Self {
+        self.many = self.many.failed(error);
+        self
+    }
+
     /// Sets the priority. Lower numbers are taken first. Default 0.
     pub fn priority(mut self, priority: i16) -> Self {
         self.many = self.many.priority(priority);
@@ -297,9 +321,17 @@ pub struct PutMany {
     priority: i16,
     delay: Duration,
     deadline: Option<Duration>,
+    /// The error with which the call fails, if a value could not be encoded.
+    failed: Option<Error>,
 }
 
 impl PutMany {
+    /// Makes the call fail with this error.
+    pub(in crate::recipes) fn failed(mut self, error: Error) -> Self {
+        self.failed = Some(error);
+        self
+    }
+
     /// Sets the priority. Lower numbers are taken first. Default 0.
     pub fn priority(mut self, priority: i16) -> Self {
         self.priority = priority;
@@ -335,6 +367,9 @@ impl IntoFuture for PutMany {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let Self { queue: Queue { client, keys, .. }, priority, .. } = &self;
+            if let Some(error) = self.failed {
+                return Err(error.into());
+            }
             self.queue.check()?;
             if self.values.is_empty() {
                 return Ok(Vec::new());

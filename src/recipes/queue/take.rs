@@ -1,10 +1,11 @@
 //! [`QueueTaker`]: takes items from a queue.
 
+use std::collections::BTreeSet;
 use std::future::{Future, IntoFuture};
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -70,6 +71,8 @@ pub struct QueueTaker {
 struct TakerInner {
     board: Arc<Board>,
     tickets: AtomicU64,
+    /// Tickets of the waiting takers.
+    waiting: Mutex<BTreeSet<u64>>,
 }
 
 impl QueueTaker {
@@ -79,7 +82,11 @@ impl QueueTaker {
         Self {
             queue,
             attempts_max,
-            inner: Arc::new(TakerInner { board, tickets: AtomicU64::new(0) }),
+            inner: Arc::new(TakerInner {
+                board,
+                tickets: AtomicU64::new(0),
+                waiting: Mutex::default(),
+            }),
         }
     }
 
@@ -116,7 +123,7 @@ impl QueueTaker {
     async fn wait(&self, only_try: bool, deadline: Option<crate::Moment>) -> Taken {
         let board = &self.inner.board;
         let ticket = self.inner.tickets.fetch_add(1, Ordering::Relaxed);
-        let mut place = TakerEntry { board, ticket, waits: true };
+        let mut place = TakerEntry::new(&self.inner, ticket);
         let reply = board.enter(ticket, only_try);
         let (session, shared) = (board.session(), board.session().shared());
         let late = async {
@@ -140,7 +147,7 @@ impl QueueTaker {
                 }
             }
             end = session.ended() => Err(QueueError::ended(end, shared)),
-            () = late => Err(QueueError::TimedOut),
+            () = late => Err(QueueError::TimedOut { before: place.before() }),
         }
     }
 }
@@ -201,15 +208,34 @@ impl IntoFuture for TakeCall {
 
 /// The registration of a taker at the board. Dropping this value removes the registration.
 struct TakerEntry<'a> {
-    board: &'a Arc<Board>,
+    inner: &'a TakerInner,
     ticket: u64,
     waits: bool,
 }
 
+impl<'a> TakerEntry<'a> {
+    fn new(inner: &'a TakerInner, ticket: u64) -> Self {
+        inner.waiting().insert(ticket);
+        Self { inner, ticket, waits: true }
+    }
+
+    /// Returns the number of takers that wait for longer than this one.
+    fn before(&self) -> usize {
+        self.inner.waiting().range(..self.ticket).count()
+    }
+}
+
 impl Drop for TakerEntry<'_> {
     fn drop(&mut self) {
+        self.inner.waiting().remove(&self.ticket);
         if self.waits {
-            self.board.leave(self.ticket);
+            self.inner.board.leave(self.ticket);
         }
+    }
+}
+
+impl TakerInner {
+    fn waiting(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

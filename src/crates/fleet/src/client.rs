@@ -166,7 +166,7 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
                     slots.put(slot, Holding::Item(delivery));
                     Ok(Reply::Item(Some(item)))
                 }
-                Err(QueueError::TimedOut) => Ok(Reply::Item(None)),
+                Err(QueueError::TimedOut { .. }) => Ok(Reply::Item(None)),
                 Err(error) => Err(error.into()),
             }
         }

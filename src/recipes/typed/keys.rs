@@ -1,0 +1,270 @@
+//! [`Typed`]: the keys below a prefix, with values of one type.
+
+use std::borrow::Borrow;
+use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::api::{Client, DeleteCall, Error, GetCall, PutCall, timeout_option};
+use crate::model::{DecodeError, IntoBytes, KeyRange, KeyValue, LeaseId, Revision};
+
+use super::cell::TypedCell;
+#[cfg(feature = "json")]
+use super::codec::Json;
+use super::codec::{Codec, decode_row, encode};
+use super::queue::TypedQueue;
+use super::watch::TypedWatchCall;
+use crate::recipes::CachedCall;
+
+/// The keys below a prefix, with values of type `T` that `C` encodes. Created by
+/// `Client::typed`, with the crate feature `json`, and [`Client::typed_with`]. Cheap to clone.
+#[derive(Debug)]
+pub struct Typed<T, C> {
+    client: Client,
+    codec: C,
+    value: PhantomData<fn() -> T>,
+}
+
+/// A row whose value is decoded. The other fields are those of [`KeyValue`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct TypedRow<T> {
+    /// The key, without the prefix.
+    pub key: Bytes,
+    /// The value.
+    pub value: T,
+    /// The revision that created the key, or re-created it after a deletion.
+    pub create_revision: Revision,
+    /// The revision of the last put.
+    pub mod_revision: Revision,
+    /// Number of puts since the creation, from 1.
+    pub version: u64,
+    /// The lease that the key is attached to.
+    pub lease: Option<LeaseId>,
+}
+
+impl Client {
+    /// Returns the keys that begin with `folder`, with values of type `T` as JSON. Keys in calls and
+    /// replies are without `folder`, as with [`Client::with_prefix`]. The empty text means all keys
+    /// of this client. Requires the crate feature `json`.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// use serde::{Deserialize, Serialize};
+    ///
+    /// #[derive(Serialize, Deserialize, PartialEq, Debug)]
+    /// struct Rate {
+    ///     per_second: u32,
+    /// }
+    ///
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let kv = node.client();
+    /// let rates = kv.typed::<Rate>("rates/");
+    /// rates.put("eu", Rate { per_second: 100 }).block()?;
+    /// assert_eq!(rates.get("eu").block()?.unwrap().value.per_second, 100);
+    /// assert_eq!(kv.get("rates/eu").block()?.unwrap().value, r#"{"per_second":100}"#);
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[cfg(feature = "json")]
+    pub fn typed<T>(&self, folder: impl IntoBytes) -> Typed<T, Json>
+    where
+        Json: Codec<T>,
+    {
+        self.typed_with(folder, Json)
+    }
+
+    /// Returns the keys that begin with `folder`, with values that `codec` encodes. Keys in calls and
+    /// replies are without `folder`, as with [`Client::with_prefix`].
+    pub fn typed_with<T, C: Codec<T>>(&self, folder: impl IntoBytes, codec: C) -> Typed<T, C> {
+        Typed { client: self.with_prefix(folder), codec, value: PhantomData }
+    }
+}
+
+impl<T, C: Codec<T>> Typed<T, C> {
+    /// Writes a value, by reference or owned. The options are those of [`Client::put`].
+    ///
+    /// If the value cannot be encoded, the call fails with [`Error::Encode`].
+    pub fn put(&self, key: impl IntoBytes, value: impl Borrow<T>) -> PutCall {
+        let key = key.into_bytes();
+        match self.encode(&key, value.borrow()) {
+            Ok(value) => self.client.put(key, value),
+            Err(error) => PutCall::failed(self.client.clone(), error),
+        }
+    }
+
+    /// Reads one key. If its value cannot be decoded, the call fails with [`Error::Decode`].
+    pub fn get(&self, key: impl IntoBytes) -> TypedGetCall<T, C> {
+        TypedGetCall { call: self.client.get(key), codec: self.codec.clone(), value: PhantomData }
+    }
+
+    /// Reads a range of keys in key order: `..` for all. Each row that cannot be decoded is an error
+    /// in the list. For reads with options, call [`Client::range`] on [`Typed::client`], and then
+    /// [`Typed::decode`].
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn range(
+        &self,
+        keys: impl Into<KeyRange>,
+    ) -> Result<Vec<Result<TypedRow<T>, DecodeError>>, Error> {
+        let rows = self.client.range(keys).await?.kvs;
+        Ok(rows.iter().map(|row| self.decode(row)).collect())
+    }
+
+    /// Deletes a range of keys, like [`Client::delete`].
+    pub fn delete(&self, keys: impl Into<KeyRange>) -> DeleteCall {
+        self.client.delete(keys)
+    }
+
+    /// Watches a range of keys: `..` for all.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// use bowline::typed::TypedEvent;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let kv = node.client();
+    /// let rates = kv.typed::<u32>("rates/");
+    /// let mut changes = rates.watch(..).block()?;
+    /// rates.put("eu", 100).block()?;
+    /// kv.put("rates/us", "fast").block()?; // by another program
+    /// rates.delete("eu").block()?;
+    ///
+    /// let mut told = Vec::new();
+    /// while told.len() < 3 {
+    ///     for event in changes.next().block().unwrap()?.events {
+    ///         told.push(match event {
+    ///             Ok(TypedEvent::Put(row)) => format!("{:?} is {}", row.key, row.value),
+    ///             Ok(TypedEvent::Delete { key, .. }) => format!("{key:?} is deleted"),
+    ///             Err(why) => format!("{:?} has {:?}", why.key, why.value),
+    ///         });
+    ///     }
+    /// }
+    /// assert_eq!(told, [r#"b"eu" is 100"#, r#"b"us" has b"fast""#, r#"b"eu" is deleted"#]);
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn watch(&self, keys: impl Into<KeyRange>) -> TypedWatchCall<T, C> {
+        TypedWatchCall::new(self.client.watch(keys), self.codec.clone())
+    }
+
+    /// Returns a cached view of all keys, like [`Client::cached_prefix_with`]. Each row is decoded
+    /// once, when it changes.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let kv = node.client();
+    /// let rates = kv.typed::<u32>("rates/");
+    /// rates.put("eu", 100).block()?;
+    /// kv.put("rates/us", "fast").block()?;
+    /// let view = rates.cached().block()?.view()?;
+    /// assert_eq!(view.get("eu").unwrap().as_ref().map(|row| row.value), Ok(100));
+    /// assert_eq!(view.get("us").unwrap().as_ref().unwrap_err().value, "fast");
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn cached(&self) -> CachedCall<Result<TypedRow<T>, DecodeError>> {
+        let codec = self.codec.clone();
+        self.client.cached_prefix_with("", move |row| decode_row(&codec, row))
+    }
+
+    /// Returns the cell in the key `name`, like [`Client::cell`].
+    pub fn cell(&self, name: impl IntoBytes) -> TypedCell<T, C> {
+        TypedCell::new(self.client.clone(), name.into_bytes(), self.codec.clone())
+    }
+
+    /// Returns the queue with this name, like [`Client::queue`].
+    pub fn queue(&self, name: impl IntoBytes) -> TypedQueue<T, C> {
+        TypedQueue::new(self.client.queue(name), self.codec.clone())
+    }
+
+    /// Returns the client for the same keys with values as bytes, for calls that have no typed form.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Encodes a value, for calls that have no typed form, such as transactions. `key` is only for
+    /// the error.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node, coordination::Expected};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let rates = node.client().typed::<u32>("rates/");
+    /// let encoded = rates.encode("eu", &100)?;
+    /// assert!(rates.client().put_if_absent("eu", encoded).block()?.is_done());
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::Encode`] if the value cannot be encoded.
+    pub fn encode(&self, key: impl IntoBytes, value: &T) -> Result<Bytes, Error> {
+        encode(&self.codec, &key.into_bytes(), value)
+    }
+
+    /// Decodes a row that was read with [`Typed::client`].
+    ///
+    /// # Errors
+    /// Returns an error with the row if its value cannot be decoded.
+    pub fn decode(&self, row: &KeyValue) -> Result<TypedRow<T>, DecodeError> {
+        decode_row(&self.codec, row)
+    }
+}
+
+impl<T, C: Clone> Clone for Typed<T, C> {
+    fn clone(&self) -> Self {
+        Self { client: self.client.clone(), codec: self.codec.clone(), value: PhantomData }
+    }
+}
+
+/// A call that reads one key; see [`Typed::get`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct TypedGetCall<T, C> {
+    call: GetCall,
+    codec: C,
+    value: PhantomData<fn() -> T>,
+}
+
+impl<T, C> TypedGetCall<T, C> {
+    /// Reads the local replica without contacting the leader; see [`GetCall::local`].
+    pub fn local(mut self) -> Self {
+        self.call = self.call.local();
+        self
+    }
+
+    /// Waits until the local replica has reached `revision`, then reads it.
+    pub fn at_least(mut self, revision: Revision) -> Self {
+        self.call = self.call.at_least(revision);
+        self
+    }
+
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.call = self.call.deadline(timeout);
+        self
+    }
+
+    timeout_option!();
+}
+
+impl<T: 'static, C: Codec<T>> IntoFuture for TypedGetCall<T, C> {
+    type Output = Result<Option<TypedRow<T>>, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let Some(row) = self.call.await? else { return Ok(None) };
+            Ok(Some(decode_row(&self.codec, &row)?))
+        })
+    }
+}

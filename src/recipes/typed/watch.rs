@@ -1,0 +1,131 @@
+//! [`TypedWatch`]: a watch whose rows are decoded.
+
+use std::future::{Future, IntoFuture};
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_core::Stream;
+
+use crate::api::{Error, Watch, WatchCall, timeout_option};
+use crate::model::{DecodeError, Event, EventKind, Revision};
+use crate::watch::{WatchBatch, WatchError};
+
+use super::codec::{Codec, decode_row};
+use super::keys::TypedRow;
+
+/// A call that starts a watch; see [`Typed::watch`](super::keys::Typed::watch).
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct TypedWatchCall<T, C> {
+    call: WatchCall,
+    codec: C,
+    value: PhantomData<fn() -> T>,
+}
+
+impl<T, C> TypedWatchCall<T, C> {
+    pub(super) fn new(call: WatchCall, codec: C) -> Self {
+        Self { call, codec, value: PhantomData }
+    }
+
+    /// Starts the watch at `revision`, like [`WatchCall::from`].
+    pub fn from(mut self, revision: Revision) -> Self {
+        self.call = self.call.from(revision);
+        self
+    }
+
+    /// Starts the watch after `revision`, like [`WatchCall::after`].
+    pub fn after(mut self, revision: Revision) -> Self {
+        self.call = self.call.after(revision);
+        self
+    }
+
+    /// Limits the wait for the start of the watch, like [`WatchCall::deadline`].
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.call = self.call.deadline(timeout);
+        self
+    }
+
+    timeout_option!();
+}
+
+impl<T: 'static, C: Codec<T>> IntoFuture for TypedWatchCall<T, C> {
+    type Output = Result<TypedWatch<T, C>, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { call, codec, value } = self;
+        Box::pin(async move { Ok(TypedWatch { watch: call.await?, codec, value }) })
+    }
+}
+
+/// A stream of changes to a range of keys, like [`Watch`]. A row that cannot be decoded is an error
+/// in its batch, and the stream continues. Also a [`Stream`].
+#[derive(Debug)]
+pub struct TypedWatch<T, C> {
+    watch: Watch,
+    codec: C,
+    value: PhantomData<fn() -> T>,
+}
+
+/// The changes of one revision, or of several.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct TypedBatch<T> {
+    /// The changes, in the order of the log. A row that cannot be decoded is an error.
+    pub events: Vec<Result<TypedEvent<T>, DecodeError>>,
+    /// The revision up to which all changes have been delivered with this batch.
+    pub revision: Revision,
+}
+
+/// One change of one key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TypedEvent<T> {
+    /// The key was created or overwritten.
+    Put(TypedRow<T>),
+    /// The key was deleted, by a request or by the end of its lease.
+    Delete {
+        /// The key, without the prefix.
+        key: Bytes,
+        /// The revision of the deletion.
+        revision: Revision,
+    },
+}
+
+impl<T, C: Codec<T>> TypedWatch<T, C> {
+    /// Waits for the next batch of changes, like [`Watch::next`]. Cancel-safe.
+    ///
+    /// # Errors
+    /// See [`WatchError`]. The watch ends with the error.
+    pub async fn next(&mut self) -> Option<Result<TypedBatch<T>, WatchError>> {
+        let batch = self.watch.next().await?;
+        Some(batch.map(|batch| decode_batch(&self.codec, batch)))
+    }
+
+    /// Returns the revision at which the watch was created, like [`Watch::created_at`].
+    pub fn created_at(&self) -> Revision {
+        self.watch.created_at()
+    }
+}
+
+impl<T, C: Codec<T> + Unpin> Stream for TypedWatch<T, C> {
+    type Item = Result<TypedBatch<T>, WatchError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let batch = Pin::new(&mut this.watch).poll_next(context);
+        batch.map(|batch| batch.map(|batch| batch.map(|batch| decode_batch(&this.codec, batch))))
+    }
+}
+
+fn decode_batch<T>(codec: &impl Codec<T>, batch: WatchBatch) -> TypedBatch<T> {
+    let decode = |event: &Event| match event.kind {
+        EventKind::Put => decode_row(codec, &event.kv).map(TypedEvent::Put),
+        EventKind::Delete => {
+            Ok(TypedEvent::Delete { key: event.kv.key.clone(), revision: event.revision() })
+        }
+    };
+    TypedBatch { events: batch.events.iter().map(decode).collect(), revision: batch.revision }
+}

@@ -1,0 +1,164 @@
+//! Tests of typed values: what is stored, and rows that cannot be decoded.
+
+use bowline::typed::{Codec, TypedEvent};
+use bowline::{Blocking, Bytes, Effect, Error, Revision};
+use serde::{Deserialize, Serialize};
+
+use crate::stage::{lasting, session};
+
+#[derive(Clone, Serialize, Deserialize, PartialEq, Debug)]
+struct Rate {
+    per_second: u32,
+    note: Option<String>,
+}
+
+fn rate(per_second: u32) -> Rate {
+    Rate { per_second, note: None }
+}
+
+/// Even numbers as decimal text.
+#[derive(Clone)]
+struct Even;
+
+impl Codec<u32> for Even {
+    fn encode(&self, value: &u32) -> Result<Bytes, Box<dyn std::error::Error + Send + Sync>> {
+        if value % 2 == 0 { Ok(value.to_string().into()) } else { Err("it is odd".into()) }
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(std::str::from_utf8(bytes)?.parse()?)
+    }
+}
+
+#[test]
+fn typed_values_are_stored_as_plain_json() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let rates = kv.typed::<Rate>("rates/");
+    rates.put("eu", rate(1)).block().unwrap();
+    assert_eq!(
+        kv.get("rates/eu").block().unwrap().unwrap().value,
+        r#"{"per_second":1,"note":null}"#
+    );
+    kv.put("rates/us", r#" {"note": "x", "per_second": 2} "#).block().unwrap();
+    let us = rates.get("us").block().unwrap().unwrap();
+    assert_eq!((us.value.per_second, us.version, us.key), (2, 1, "us".into()));
+    assert_eq!(rates.get("none").local().block(), Ok(None));
+    let all = rates.range(..).block().unwrap();
+    assert_eq!(all.iter().map(|row| row.as_ref().unwrap().value.per_second).sum::<u32>(), 3);
+    assert_eq!(rates.delete("eu".."ev").block().unwrap().deleted, 1);
+    // The empty folder of a scoped client does not leave its scope.
+    let all = kv.with_prefix("rates/").typed::<Rate>("").range(..).block().unwrap();
+    assert_eq!(all.len(), 1);
+}
+
+#[test]
+fn row_that_does_not_decode_is_an_error_with_its_bytes() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let rates = kv.typed::<Rate>("rates/");
+    kv.put("rates/bad", "{").block().unwrap();
+    let why = match rates.get("bad").block() {
+        Err(Error::Decode(why)) => *why,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((&why.key[..], &why.value[..]), (&b"bad"[..], &b"{"[..]));
+    assert!(why.to_string().starts_with("cannot decode the row \"bad\": EOF"), "{why}");
+    rates.put("good", rate(1)).block().unwrap();
+    let rows = rates.range(..).block().unwrap();
+    assert_eq!((rows[0].as_ref().unwrap_err(), &rows[1].as_ref().unwrap().value), (&why, &rate(1)));
+
+    let view = rates.cached().block().unwrap().view().unwrap();
+    assert_eq!(view.get("bad").unwrap().as_ref().unwrap_err(), &why);
+    assert_eq!(view.get("good").unwrap().as_ref().unwrap().value, rate(1));
+    assert!(matches!(rates.cell("bad").get().block(), Err(Error::Decode(_))));
+    let change = |_| panic!("the old value cannot be decoded");
+    assert!(matches!(rates.cell("bad").update(change).block(), Err(Error::Decode(_))));
+}
+
+#[test]
+fn watch_continues_after_a_row_that_does_not_decode() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let rates = kv.typed::<Rate>("rates/");
+    let begun = rates.put("a", rate(1)).block().unwrap().revision;
+    let mut watch = rates.watch(..).from(begun).block().unwrap();
+    kv.put("rates/a", "x").block().unwrap();
+    rates.put("a", rate(2)).block().unwrap();
+    let last = rates.delete("a").block().unwrap().revision;
+    let mut events = Vec::new();
+    while events.len() < 4 {
+        let batch = watch.next().block().unwrap().unwrap();
+        assert!(batch.revision >= begun);
+        events.extend(batch.events);
+    }
+    let put = |event: &Result<TypedEvent<Rate>, _>| match event {
+        Ok(TypedEvent::Put(row)) => row.value.per_second,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((put(&events[0]), put(&events[2])), (1, 2));
+    assert_eq!(events[1].as_ref().unwrap_err().value, "x");
+    assert_eq!(events[3], Ok(TypedEvent::Delete { key: "a".into(), revision: last }));
+}
+
+#[test]
+fn value_without_an_encoding_is_not_written() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let numbers = kv.typed_with("n/", Even);
+    let why = numbers.put("a", 3).block().unwrap_err();
+    assert_eq!(why.to_string(), "not applied: cannot encode the value for \"a\": it is odd");
+    assert_eq!((why.effect(), why.is_transient()), (Effect::NotApplied, false));
+    assert!(numbers.cell("a").set(3).block().is_err());
+    assert!(numbers.cell("a").compare_and_set(Revision(0), 3).block().is_err());
+    assert!(numbers.cell("a").update(|_| 3).block().is_err());
+    assert!(numbers.queue("q").put(3).priority(1).block().is_err());
+    assert!(numbers.queue("q").put_many([2, 3]).block().is_err());
+    assert!(numbers.queue("q").op(&3, 0).is_err());
+    assert_eq!(kv.range(..).block().unwrap().count, 0);
+    numbers.put("a", 4).block().unwrap();
+    assert_eq!(numbers.get("a").block().unwrap().unwrap().value, 4);
+}
+
+#[test]
+fn typed_cell_updates_and_reports_changes() {
+    let cluster = lasting(1);
+    let cell = cluster.node(0).client().typed::<Vec<u32>>("c/").cell("list");
+    assert_eq!(cell.get().block(), Ok(None));
+    let first = cell.update(|old| old.unwrap_or(vec![1])).block().unwrap();
+    assert_eq!(cell.changed(Revision(0)).block().unwrap(), Some(first.clone()));
+    let push = |old: Option<Vec<u32>>| [old.unwrap(), vec![2]].concat();
+    assert_eq!(cell.clone().update(push).block().unwrap().value, [1, 2]);
+    assert!(!cell.compare_and_set(first.version, vec![]).block().unwrap().is_done());
+    cell.set(vec![7]).block().unwrap();
+    assert_eq!(cell.get().block().unwrap().unwrap().value, [7]);
+}
+
+#[test]
+fn typed_items_are_taken_with_their_value_or_the_reason() {
+    let cluster = lasting(1);
+    let (kv, session) = (cluster.node(0).client(), session(&cluster, 0));
+    let jobs = kv.with_prefix("app/").typed::<Rate>("").queue("jobs");
+    let taker = jobs.taker(&session).attempts_max(3);
+    jobs.put(rate(1)).block().unwrap();
+    jobs.put_many([&rate(2), &rate(3)]).block().unwrap();
+    kv.queue("app/jobs").put("x").block().unwrap();
+    kv.txn()
+        .then(kv.typed::<Rate>("").queue("app/jobs").op(&rate(4), 0).unwrap())
+        .commit()
+        .block()
+        .unwrap();
+    for expected in [Some(1), Some(2), Some(3), None, Some(4)] {
+        let job = taker.take().block().unwrap();
+        match (job.value, expected) {
+            (Ok(value), Some(expected)) => assert_eq!(value, rate(expected)),
+            (Err(why), None) => {
+                assert_eq!(why.value, "x");
+                assert!(why.key.starts_with(b"app/jobs/item/"));
+            }
+            other => panic!("{other:?}"),
+        }
+        job.delivery.ack().block().unwrap();
+    }
+    assert!(taker.try_take().block().unwrap().is_none());
+}
