@@ -66,7 +66,6 @@ impl Security {
     }
 
     /// Returns whether `wire` is not encrypted although this member uses TLS.
-    #[cfg_attr(not(feature = "tls"), expect(unused_variables))]
     pub(super) fn is_bare(&self, wire: &Wire) -> bool {
         match (self, wire) {
             (Security::None, _) => false,
