@@ -20,6 +20,7 @@ use super::ConfigError;
 
 /// Whether a call that returned an error has changed anything.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Effect {
     /// The call changed nothing, and will not change anything later.
     NotApplied,

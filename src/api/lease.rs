@@ -98,6 +98,7 @@ impl IntoFuture for LeaseInfoCall {
 
 /// State of a lease.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LeaseStatus {
     /// Id of the lease.
@@ -106,6 +107,10 @@ pub struct LeaseStatus {
     pub ttl: Duration,
     /// The keys that are deleted when the lease ends, in ascending order. The keys are complete: a
     /// prefix of the client is not removed. Empty unless [`LeaseInfoCall::with_keys`] was set.
+    #[cfg_attr(
+        feature = "serde",
+        serde(serialize_with = "crate::model::serialize::serialize_list")
+    )]
     pub keys: Vec<Bytes>,
     /// For a session: the node that opened it, and its label. If another node has resumed the
     /// session, this field still names the first node.

@@ -27,6 +27,7 @@ macro_rules! number {
     ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         pub struct $name(pub u64);
 
         impl $name {
@@ -105,6 +106,7 @@ impl Revision {
 /// The id of a cluster member in Raft. An id is assigned once, is never reused, and is bound to one
 /// disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct NodeId(NonZeroU64);
 
 impl NodeId {
@@ -256,6 +258,9 @@ impl DiskId {
     /// is never chosen at random.
     pub const NONE: Self = Self(0);
 }
+
+#[cfg(feature = "serde")]
+super::serialize::serialize_as_text!(LeaseId);
 
 #[cfg(test)]
 mod tests {

@@ -8,11 +8,14 @@ use super::{LeaseId, Revision};
 /// A key with its value at one revision. The default value is for tests of programs: no row of a
 /// store has an empty key.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct KeyValue {
     /// The key: arbitrary bytes, at least one.
+    #[cfg_attr(feature = "serde", serde(with = "crate::model::serialize"))]
     pub key: Bytes,
     /// The value: arbitrary bytes, possibly none. The result of a keys-only range has empty values.
+    #[cfg_attr(feature = "serde", serde(with = "crate::model::serialize"))]
     pub value: Bytes,
     /// The revision that created the key, or re-created it after a deletion.
     pub create_revision: Revision,
@@ -55,6 +58,7 @@ impl KeyValue {
 
 /// The kind of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum EventKind {
     /// The key was created or overwritten.
     Put,
@@ -65,6 +69,7 @@ pub enum EventKind {
 /// One change of one key. The events of one revision are in the order of the operations of the
 /// request.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Event {
     /// The kind of the change.

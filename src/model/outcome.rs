@@ -69,6 +69,7 @@ impl Reply {
 
 /// The rows of a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RangeReply {
     /// The store's revision when the range was read. The revision that the request asked for may be
@@ -86,6 +87,7 @@ pub struct RangeReply {
 
 /// The reply to a put.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PutReply {
     /// The revision of the put, which is also the row's `mod_revision`.
@@ -96,6 +98,7 @@ pub struct PutReply {
 
 /// The reply to a delete.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct DeleteReply {
     /// The store's revision after the delete. A delete that finds no keys does not increase it.
@@ -108,6 +111,7 @@ pub struct DeleteReply {
 
 /// The reply to a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TxnReply {
     /// The store's revision after the transaction. A transaction that changes nothing does not
@@ -133,6 +137,7 @@ impl TxnReply {
 
 /// The result of one operation of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum TxnResult {
     /// Result of a range.
     Range(RangeReply),

@@ -52,6 +52,7 @@ impl Filter {
 
 /// Some complete revisions of a watch.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct WatchBatch {
     /// The changes, oldest first. All changes of one revision are in the same batch, in the order

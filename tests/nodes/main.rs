@@ -27,6 +27,7 @@ mod one_key;
 mod operators;
 mod queues;
 mod rotten_memory;
+mod serialized;
 mod sessions;
 mod snapshots;
 mod stage;

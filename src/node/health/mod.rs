@@ -86,6 +86,7 @@ impl HealthSample {
 
 /// Overall status of a node: the worst condition that applies. See [`Health`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum HealthStatus {
     /// The node has stopped.
@@ -143,6 +144,7 @@ impl fmt::Display for HealthStatus {
 /// Health of a node; see [`Node::health`](crate::Node::health). The `Display` text is a sentence
 /// that describes the health.
 #[derive(Clone, PartialEq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Health {
     /// The worst condition that applies.

@@ -4,6 +4,7 @@ use crate::model::{ClusterVersion, LogIndex, MemberRole, NodeId, Revision, Term}
 
 /// The role of a node in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum Role {
     /// The node has not met the other founding members yet.
@@ -23,6 +24,7 @@ pub enum Role {
 
 /// Status of a node; see [`Node::status`](crate::Node::status).
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct NodeStatus {
     /// Id of the node.
@@ -62,6 +64,7 @@ pub struct NodeStatus {
 
 /// A member of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct MemberStatus {
     /// Id of the member.
@@ -82,6 +85,7 @@ pub struct MemberStatus {
 
 /// The replication progress of a member, as the leader knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Progress {
     /// Index up to which the member's log is known to match the leader's log.

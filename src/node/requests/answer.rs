@@ -85,6 +85,7 @@ impl CallError {
 
 /// The reason for which a node has stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum StopReason {
     /// The program called `shutdown`.

@@ -31,6 +31,7 @@ use crate::node::shared::Shared;
 
 /// The reason for which a session has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum SessionEndReason {
     /// The program closed the session.

@@ -17,11 +17,14 @@ use crate::recipes::coordination::prefix_watch::{PrefixUpdate, PrefixWatch};
 
 /// A leader of an election.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Leader {
     /// Key of the leader.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::serialize"))]
     pub key: Bytes,
     /// Value of the leader.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::serialize"))]
     pub value: Bytes,
     /// Create revision of the key, which distinguishes the terms of one candidate. After a
     /// [transfer](crate::Guard::transfer) or a [resume](crate::Election::resume), the new leader

@@ -33,15 +33,21 @@ pub struct Locks {
 
 /// The state of one lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockInfo {
     /// Name of the lock.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::serialize"))]
     pub name: Bytes,
     /// Holders and waiters, in queue order.
     pub queue: Vec<LockEntry>,
     /// Keys below the name that are not queue entries, because they have no lease or are nested
     /// deeper. Bowline ignores them, but etcd clients would wait for them, so they should not
     /// exist.
+    #[cfg_attr(
+        feature = "serde",
+        serde(serialize_with = "crate::model::serialize::serialize_list")
+    )]
     pub foreign_keys: Vec<Bytes>,
 }
 

@@ -101,6 +101,9 @@ fn unescape(text: &str) -> Option<Bytes> {
     (!key.is_empty()).then(|| key.into())
 }
 
+#[cfg(feature = "serde")]
+crate::model::serialize::serialize_as_text!(SavedHold);
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,7 @@ use super::{KeyPart, QueueKeys};
 
 /// Why an item is in the dead-letter queue, and how often it had been taken before.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DeadLetter {
     /// How often the item had been taken from its queue.

@@ -121,7 +121,8 @@ impl QueueError {
 
 /// Id of an item, unique in the cluster and never reused.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ItemId(Bytes);
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ItemId(#[cfg_attr(feature = "serde", serde(with = "crate::model::serialize"))] Bytes);
 
 impl ItemId {
     /// Returns the id as used in the item's key.

@@ -225,12 +225,15 @@ impl Queue {
 
 /// An item of a queue, as returned by [`Queue::items`].
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct QueuedItem {
+    #[cfg_attr(feature = "serde", serde(skip))]
     key: Bytes,
     /// Id of the item.
     pub id: ItemId,
     /// Value of the item.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::serialize"))]
     pub value: Bytes,
     /// Priority. Lower numbers are taken first.
     pub priority: i16,
@@ -251,6 +254,7 @@ impl QueuedItem {
 
 /// State of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum ItemState {
     /// Available.

@@ -58,36 +58,33 @@ pub async fn run(
     report: SharedReport,
     stop: watch::Receiver<bool>,
 ) {
-    // Called once per term. A loss of the leadership drops the future at its next await point,
-    // before another process is elected.
-    let mut term = |leadership: Arc<Leadership>| {
-        let (flags, report) = (flags.clone(), report.clone());
-        async move {
-            let token = leadership.token().to_string();
-            tracing::info!(token, "elected leader of the sweeper");
-            report.change(|report| *report = Report { token, ..Report::default() });
-            let mut ticks = interval(EVERY);
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            loop {
-                tokio::select! {
-                    // The process stops, or an operator wants another one to lead.
-                    _ = leadership.asked_to_release() => return,
-                    _ = ticks.tick() => {}
-                }
-                match sweep(&flags, &leadership).await {
-                    Ok(off) => report.change(|report| {
-                        report.sweeps += 1;
-                        report.switched_off += off;
-                    }),
-                    // The next tick tries again.
-                    Err(error) => tracing::warn!(error, "sweep failed"),
-                }
+    // A clone of it runs in each term. A loss of the leadership drops the work at its next await
+    // point, before another process is elected.
+    let work = async move |leadership: Arc<Leadership>| {
+        let token = leadership.token().to_string();
+        tracing::info!(token, "elected leader of the sweeper");
+        report.change(|report| *report = Report { token, ..Report::default() });
+        let mut ticks = interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                // The process stops, or an operator wants another one to lead.
+                _ = leadership.asked_to_release() => return,
+                _ = ticks.tick() => {}
+            }
+            match sweep(&flags, &leadership).await {
+                Ok(off) => report.change(|report| {
+                    report.sweeps += 1;
+                    report.switched_off += off;
+                }),
+                // The next tick tries again.
+                Err(error) => tracing::warn!(error, "sweep failed"),
             }
         }
     };
     while !*stop.borrow() {
         // Each run of a clone joins the end of the queue.
-        let running = task.clone().run_until(until_set(stop.clone()), GRACE, &mut term);
+        let running = task.clone().run_until(until_set(stop.clone()), GRACE, work.clone());
         if let Err(error) = running.await {
             tracing::error!(%error, "campaign ended");
             return;

@@ -68,6 +68,9 @@ impl FromStr for Token {
     }
 }
 
+#[cfg(feature = "serde")]
+crate::model::serialize::serialize_as_text!(Token);
+
 #[cfg(test)]
 mod tests {
     use super::*;

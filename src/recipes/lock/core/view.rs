@@ -13,9 +13,11 @@ use crate::node::Shared;
 
 /// One entry of a lock queue, as known to the local replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockEntry {
     /// Key of the entry.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::serialize"))]
     pub key: Bytes,
     /// Create revision of the key, which decides the position in the queue.
     pub since: Revision,
@@ -36,6 +38,7 @@ pub struct LockEntry {
     pub owner: String,
     /// Reason given with the request. For an election, or an entry not created by Bowline, this is
     /// the complete value of the key.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::serialize"))]
     pub reason: Bytes,
 }
 
