@@ -379,8 +379,9 @@ impl Node {
         self.shared.now()
     }
 
-    /// Transfers leadership to a member or, with `None`, to the most up-to-date voter. Does nothing
-    /// if this node is not the leader, or if `to` is this node.
+    /// Transfers the leadership of the consensus to a member or, with `None`, to the most up-to-date
+    /// voter. Does nothing if this node is not the leader, or if `to` is this node. For the leader
+    /// of an election, see [`Leadership::transfer`](crate::Leadership::transfer).
     ///
     /// # Errors
     /// Returns [`Error::NoTransferee`] if the transfer is not possible, [`Error::Deadline`] if it

@@ -22,7 +22,7 @@ use bytes::{Bytes, BytesMut};
 /// kv.put(b"raw", vec![0xff, 0x00]).block()?;
 /// let row = kv.get(&name).block()?.unwrap();
 /// kv.put("copy", &row.value).block()?; // shares the buffer
-/// kv.put("page", Bytes::from_static(include_bytes!("lib.rs").first_chunk::<64>().unwrap())).block()?;
+/// kv.put("page", Bytes::from_static(b"<html>")).block()?; // not copied
 /// # node.shutdown().block();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

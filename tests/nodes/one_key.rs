@@ -118,7 +118,7 @@ fn calls_take_keys_and_values_in_the_form_that_the_program_has() {
     drop((kv.watch(&text).block().unwrap(), kv.watch(&text..).block().unwrap()));
 
     let session = session(&cluster, 0);
-    let names = ["a", "b"];
+    let names = ["a", "b"].map(String::from);
     drop(session.mutex(&text).lock().block().unwrap());
     drop(session.lock_all(&names).block().unwrap());
     drop(session.election(&text).campaign(&bytes).block().unwrap());

@@ -22,7 +22,7 @@ struct Even;
 
 impl Codec<u32> for Even {
     fn encode(&self, value: &u32) -> Result<Bytes, Box<dyn std::error::Error + Send + Sync>> {
-        if value % 2 == 0 { Ok(value.to_string().into()) } else { Err("it is odd".into()) }
+        if value.is_multiple_of(2) { Ok(value.to_string().into()) } else { Err("it is odd".into()) }
     }
 
     fn decode(&self, bytes: &[u8]) -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {

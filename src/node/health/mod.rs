@@ -157,9 +157,10 @@ pub struct Health {
     /// `NAME (ADDRESS)`. The list contains the founding members that the node has not met. If the
     /// node has met all of them, the list contains the founder.
     pub unmet: Vec<String>,
-    /// Whether the node is the leader.
+    /// Whether the node is the leader of the consensus, which is not the leader of an
+    /// [`Election`](crate::Election).
     pub leads: bool,
-    /// The name of the leader. If no leader is known, the name of the last leader.
+    /// The name of that leader. If no leader is known, the name of the last leader.
     pub leader: Option<String>,
     /// Time since the last contact with a leader or, on the leader, with a quorum. `None` if there
     /// was no contact since the start.

@@ -14,9 +14,10 @@ pub enum Role {
     Restoring,
     /// The node follows a leader, or waits for one.
     Follower,
-    /// The node is a candidate in an election.
+    /// The node is a candidate to lead the consensus.
     Candidate,
-    /// The node is the leader.
+    /// The node is the leader of the consensus, which is not the leader of an
+    /// [`Election`](crate::Election).
     Leader,
     /// The node has stopped.
     Stopped,
@@ -37,7 +38,7 @@ pub struct NodeStatus {
     pub version: ClusterVersion,
     /// Current term.
     pub term: Term,
-    /// The leader, if the node knows one.
+    /// The leader of the consensus, if the node knows one.
     pub leader: Option<NodeId>,
     /// The newest revision that is visible to readers of this node.
     pub revision: Revision,

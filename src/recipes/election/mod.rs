@@ -190,7 +190,7 @@ impl IntoFuture for Campaign {
     }
 }
 
-/// Leadership of an election. Dropping the value resigns in the background. [`Leadership::resign`]
+/// Leadership of an [`Election`], which is not the leadership of the consensus. Dropping the value resigns in the background. [`Leadership::resign`]
 /// also waits until the resignation is durable. See [`Hold`] for its other methods.
 #[derive(Debug)]
 #[must_use = "leadership ends when this is dropped"]
