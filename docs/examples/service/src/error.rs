@@ -31,19 +31,11 @@ pub enum ApiError {
     #[error("there is no flag {0:?}")]
     NotFound(String),
     /// The flag has another version, or none.
-    #[error("the flag was changed")]
+    #[error("the flag has another version")]
     Changed(Option<Revision>),
     /// A later importer has sent a request meanwhile.
     #[error("a later holder of the lock has imported")]
     Overtaken,
-    /// The stored value is not a flag.
-    #[error("the flag {name:?} cannot be decoded: {why}")]
-    Undecodable {
-        /// Name of the flag.
-        name: String,
-        /// Message of the decoder.
-        why: String,
-    },
     /// The request is for the leader.
     #[error(transparent)]
     NotLeader(NotLeader),
@@ -57,7 +49,7 @@ impl ApiError {
     pub fn effect(&self) -> Effect {
         match self {
             ApiError::Store(error) => error.effect(),
-            // A fence changes no flag, even if it has recorded the token.
+            // A fence changes no flag, even if it has stored the token.
             _ => Effect::NotApplied,
         }
     }
@@ -82,7 +74,7 @@ impl ApiError {
                 Some(_) => StatusCode::MISDIRECTED_REQUEST,
                 None => StatusCode::SERVICE_UNAVAILABLE,
             },
-            ApiError::Undecodable { .. } | ApiError::Fence(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            ApiError::Fence(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }
@@ -102,6 +94,8 @@ fn status_of(error: &Error) -> StatusCode {
         (Effect::NotApplied, Error::QuotaExceeded { .. } | Error::NoSpace) => {
             StatusCode::INSUFFICIENT_STORAGE
         }
+        // The store has a value that is not a flag.
+        (Effect::NotApplied, Error::Decode(_)) => StatusCode::INTERNAL_SERVER_ERROR,
         // No leader or no quorum, overload, or the node is stopping.
         (Effect::NotApplied, _) => StatusCode::SERVICE_UNAVAILABLE,
     }
@@ -120,12 +114,15 @@ impl IntoResponse for ApiError {
         if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        let leader = match &self {
-            ApiError::NotLeader(why) => why.location().and_then(|url| url.parse().ok()),
+        let header = match &self {
+            ApiError::NotLeader(why) => why.location().map(|url| ("leader", url.to_owned())),
+            ApiError::Changed(Some(revision)) => Some(("etag", format!("\"{revision}\""))),
             _ => None,
         };
-        if let Some(leader) = leader {
-            response.headers_mut().insert("leader", leader);
+        if let Some((name, value)) = header
+            && let Ok(value) = HeaderValue::try_from(value)
+        {
+            response.headers_mut().insert(name, value);
         }
         response
     }

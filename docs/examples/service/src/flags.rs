@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use bowline::coordination::{CasOutcome, Expected};
-use bowline::kv::WatchCall;
+use bowline::kv::DecodeError;
 use bowline::lock::StoredFence;
-use bowline::{Client, KeyValue, Op, Revision, Token};
+use bowline::typed::{Json, Typed, TypedRow, TypedWatchCall};
+use bowline::{Client, Error, Op, Revision, Token};
 use serde::{Deserialize, Serialize};
 
 use crate::error::ApiError;
 
 /// The keys of the flags begin with this.
-const PREFIX: &str = "flags/";
+const FOLDER: &str = "flags/";
 
 /// A feature flag.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -24,47 +25,40 @@ pub struct Flag {
     pub off_at: Option<u64>,
 }
 
-/// A flag as it was read.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct StoredFlag {
-    /// Name of the flag.
-    pub name: String,
-    /// The flag.
-    pub flag: Flag,
-    /// The revision that wrote it, which is its version for compare-and-set.
-    pub revision: Revision,
-}
-
 /// The flags, as one node of the cluster reads and writes them.
 #[derive(Clone, Debug)]
 pub struct Flags {
     kv: Client,
+    /// The same store, but keys are names of flags and values are flags.
+    typed: Typed<Flag, Json>,
 }
 
 impl Flags {
     /// Returns the flags in the store of this client.
     pub fn new(kv: Client) -> Self {
-        Self { kv }
+        Self { typed: kv.typed(FOLDER), kv }
     }
 
     /// Reads a flag. The read is linearizable: it sees every write that was acknowledged before, on
     /// any process.
-    pub async fn get(&self, name: &str) -> Result<Option<StoredFlag>, ApiError> {
-        self.kv.get(key(name)).await?.as_ref().map(decode).transpose()
+    pub async fn get(&self, name: &str) -> Result<Option<TypedRow<Flag>>, Error> {
+        self.typed.get(name).await
     }
 
     /// Reads all flags.
-    pub async fn list(&self) -> Result<Vec<StoredFlag>, ApiError> {
-        self.kv.get_prefix(PREFIX).await?.kvs.iter().map(decode).collect()
+    pub async fn list(&self) -> Result<BTreeMap<String, Flag>, Error> {
+        let rows = self.typed.range(..).await?.into_iter();
+        let flags = rows.map(|row| row.map(|row| (name_of(&row.key), row.value)));
+        Ok(flags.collect::<Result<_, DecodeError>>()?)
     }
 
     /// Reads the flags whose time has come. Reads the local replica, which may be stale: the
     /// sweeper compares the revision when it writes.
-    pub async fn due(&self, now: u64) -> Result<Vec<StoredFlag>, ApiError> {
-        let rows = self.kv.get_prefix(PREFIX).local().await?.kvs;
-        let flags = rows.iter().map(decode);
-        let is_due = |stored: &StoredFlag| stored.flag.off_at.is_some_and(|time| time <= now);
-        flags.filter(|stored| stored.as_ref().map_or(true, is_due)).collect()
+    pub async fn due(&self, now: u64) -> Result<Vec<TypedRow<Flag>>, Error> {
+        let rows = self.typed.client().range(..).local().await?.kvs;
+        // A row that is no flag must not keep the sweeper from the others.
+        let flags = rows.iter().filter_map(|row| self.typed.decode(row).ok());
+        Ok(flags.filter(|row| row.value.off_at.is_some_and(|time| time <= now)).collect())
     }
 
     /// Writes a flag, and returns its revision. With `expected`, only if the flag is in that state.
@@ -74,9 +68,11 @@ impl Flags {
         flag: &Flag,
         expected: Option<Expected>,
     ) -> Result<Revision, ApiError> {
-        let (key, value) = (key(name), encode(flag));
-        let Some(expected) = expected else { return Ok(self.kv.put(key, value).await?.revision) };
-        match self.kv.compare_and_set(key, expected, value).await? {
+        let Some(expected) = expected else {
+            return Ok(self.typed.put(name, flag).await?.revision);
+        };
+        let value = self.typed.encode(name, flag)?;
+        match self.typed.client().compare_and_set(name, expected, value).await? {
             CasOutcome::Done { revision } => Ok(revision),
             CasOutcome::Lost { row } => Err(ApiError::Changed(row.map(|row| row.mod_revision))),
         }
@@ -90,7 +86,7 @@ impl Flags {
     ) -> Result<Revision, ApiError> {
         let mut txn = self.kv.txn().when(self.import_fence().condition(token));
         for (name, flag) in flags {
-            txn = txn.then(put(name, flag));
+            txn = txn.then(self.op(name, flag)?);
         }
         let reply = txn.commit().await?;
         if reply.succeeded { Ok(reply.revision) } else { Err(ApiError::Overtaken) }
@@ -101,45 +97,28 @@ impl Flags {
         self.kv.fence("fences/import")
     }
 
-    /// Watches all flags, after the given revision or from now on.
-    pub fn watch(&self, after: Option<Revision>) -> WatchCall {
-        let watch = self.kv.watch_prefix(PREFIX);
-        match after {
-            Some(revision) => watch.after(revision),
-            None => watch,
-        }
+    /// Watches all flags.
+    pub fn watch(&self) -> TypedWatchCall<Flag, Json> {
+        self.typed.watch(..)
     }
 
     /// Returns the revision of the local replica.
     pub fn revision(&self) -> Revision {
         self.kv.revision()
     }
-}
 
-/// Returns the operation that writes a flag.
-pub fn put(name: &str, flag: &Flag) -> Op {
-    Op::put(key(name), encode(flag))
-}
-
-/// Returns the key of a flag.
-pub fn key(name: &str) -> String {
-    format!("{PREFIX}{name}")
-}
-
-/// Returns the name in a key.
-pub fn name_of(key: &[u8]) -> String {
-    String::from_utf8_lossy(&key[PREFIX.len()..]).into_owned()
-}
-
-/// Reads a row.
-pub fn decode(row: &KeyValue) -> Result<StoredFlag, ApiError> {
-    let name = name_of(&row.key);
-    match serde_json::from_slice(&row.value) {
-        Ok(flag) => Ok(StoredFlag { name, flag, revision: row.mod_revision }),
-        Err(error) => Err(ApiError::Undecodable { name, why: error.to_string() }),
+    /// Returns the operation that writes a flag, for a transaction.
+    pub fn op(&self, name: &str, flag: &Flag) -> Result<Op, Error> {
+        Ok(Op::put(key(name), self.typed.encode(name, flag)?))
     }
 }
 
-fn encode(flag: &Flag) -> String {
-    serde_json::to_string(flag).expect("a flag has a form in JSON")
+/// Returns the whole key of a flag. Transactions of a lock or a leadership take whole keys.
+pub fn key(name: &str) -> String {
+    format!("{FOLDER}{name}")
+}
+
+/// Returns the name in the key of a typed row.
+pub fn name_of(key: &[u8]) -> String {
+    String::from_utf8_lossy(key).into_owned()
 }

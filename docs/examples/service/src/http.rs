@@ -12,14 +12,16 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch};
 use axum::{Extension, Json, Router};
 use bowline::coordination::Expected;
+use bowline::kv::DecodeError;
 use bowline::tower::{FenceLayer, FenceRejection, LeaderLayer, NotLeader};
-use bowline::{EventKind, Node, Revision, Token, WatchBatch, WatchError};
+use bowline::typed::{TypedBatch, TypedEvent};
+use bowline::{Node, Revision, Token, WatchError};
 use futures_util::{Stream, StreamExt as _};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::error::ApiError;
-use crate::flags::{Flag, Flags, StoredFlag, decode, name_of};
+use crate::flags::{Flag, Flags, name_of};
 use crate::service::until_set;
 use crate::sweeper::{ELECTION, SharedReport};
 
@@ -65,17 +67,15 @@ pub fn router(app: App) -> Router {
 }
 
 async fn list(State(app): State<App>) -> Result<Json<BTreeMap<String, Flag>>, ApiError> {
-    let flags = app.flags.list().await?;
-    Ok(Json(flags.into_iter().map(|stored| (stored.name, stored.flag)).collect()))
+    Ok(Json(app.flags.list().await?))
 }
 
 async fn get_flag(
     State(app): State<App>,
     Path(name): Path<String>,
 ) -> Result<impl IntoResponse, ApiError> {
-    let StoredFlag { name: _, flag, revision } =
-        app.flags.get(&name).await?.ok_or(ApiError::NotFound(name))?;
-    Ok(([(header::ETAG, etag(revision))], Json(flag)))
+    let row = app.flags.get(&name).await?.ok_or(ApiError::NotFound(name))?;
+    Ok(([(header::ETAG, etag(row.mod_revision))], Json(row.value)))
 }
 
 /// Writes a flag. With `if-match` or `if-none-match: *` only if it has this version, or is new.
@@ -104,35 +104,36 @@ async fn events(
     State(app): State<App>,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, ApiError> {
-    let after = match headers.get("last-event-id") {
-        Some(id) => Some(revision(id.to_str().unwrap_or_default())?),
-        None => None,
-    };
-    let (watch, flags) = (app.flags.watch(after).await?, app.flags.clone());
+    let mut watch = app.flags.watch();
+    if let Some(id) = headers.get("last-event-id") {
+        watch = watch.after(revision(id.to_str().unwrap_or_default())?);
+    }
+    let (watch, flags) = (watch.await?, app.flags);
     let changes = watch.map(move |batch| Ok(to_event(batch, &flags)));
-    // A stream would keep the process from stopping.
+    // An open stream would keep the service from stopping.
     let until_stop = changes.take_until(until_set(app.stop));
     Ok(Sse::new(until_stop).keep_alive(KeepAlive::default()))
 }
 
 /// Returns one event for all changes of some revisions, so that its id covers all of them.
-fn to_event(batch: Result<WatchBatch, WatchError>, flags: &Flags) -> Event {
+fn to_event(batch: Result<TypedBatch<Flag>, WatchError>, flags: &Flags) -> Event {
     match batch {
         Ok(batch) => {
-            let change = |event: &bowline::Event| match event.kind {
-                EventKind::Put => json!({
-                    "name": name_of(&event.kv.key),
-                    "flag": decode(&event.kv).ok().map(|stored| stored.flag),
-                }),
-                EventKind::Delete => json!({ "name": name_of(&event.kv.key), "flag": null }),
-            };
-            let changes: Vec<Value> = batch.events.iter().map(change).collect();
+            let changes: Vec<Value> = batch.events.into_iter().map(to_json).collect();
             Event::default().id(batch.revision.to_string()).data(Value::from(changes).to_string())
         }
         // The history was compacted. The client reads `/flags` again, and continues at this id.
         Err(why) => {
             Event::default().event("reset").id(flags.revision().to_string()).data(why.to_string())
         }
+    }
+}
+
+fn to_json(change: Result<TypedEvent<Flag>, DecodeError>) -> Value {
+    match change {
+        Ok(TypedEvent::Put(row)) => json!({ "name": name_of(&row.key), "flag": row.value }),
+        Ok(TypedEvent::Delete { key, .. }) => json!({ "name": name_of(&key), "flag": null }),
+        Err(why) => json!({ "name": name_of(&why.key), "error": why.to_string() }),
     }
 }
 

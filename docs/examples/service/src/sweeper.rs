@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::flags::{Flag, Flags, key, put};
+use crate::flags::{Flag, Flags, key, name_of};
 use crate::service::until_set;
 
 /// Name of the election. The candidates use the keys below `sweeper/`.
@@ -58,9 +58,9 @@ pub async fn run(
     report: SharedReport,
     stop: watch::Receiver<bool>,
 ) {
-    // A clone of it runs in each term. A loss of the leadership drops the work at its next await
-    // point, before another process is elected.
-    let work = async move |leadership: Arc<Leadership>| {
+    // Each term runs a clone. A loss of the leadership drops it at its next await point, before
+    // another process is elected.
+    let term = async move |leadership: Arc<Leadership>| {
         let token = leadership.token().to_string();
         tracing::info!(token, "elected leader of the sweeper");
         report.change(|report| *report = Report { token, ..Report::default() });
@@ -83,8 +83,8 @@ pub async fn run(
         }
     };
     while !*stop.borrow() {
-        // Each run of a clone joins the end of the queue.
-        let running = task.clone().run_until(until_set(stop.clone()), GRACE, work.clone());
+        // Each run joins the end of the queue.
+        let running = task.clone().run_until(until_set(stop.clone()), GRACE, term.clone());
         if let Err(error) = running.await {
             tracing::error!(%error, "campaign ended");
             return;
@@ -98,8 +98,9 @@ async fn sweep(flags: &Flags, leadership: &Leadership) -> Result<u64, Failure> {
     let mut off = 0;
     for due in flags.due(now).await? {
         // Applied only if this process still leads, and the flag is as it was read.
-        let is_unchanged = Compare::mod_revision(key(&due.name)).eq(due.revision);
-        let switch_off = put(&due.name, &Flag { on: false, off_at: None });
+        let name = name_of(&due.key);
+        let is_unchanged = Compare::mod_revision(key(&name)).eq(due.mod_revision);
+        let switch_off = flags.op(&name, &Flag { on: false, off_at: None })?;
         let reply = leadership.txn().when(is_unchanged).then(switch_off).commit().await?;
         off += u64::from(reply.succeeded);
     }
