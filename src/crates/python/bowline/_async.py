@@ -335,6 +335,7 @@ class AsyncKv:
         *,
         lease: int | None = None,
         keep_lease: bool = False,
+        ttl: float | None = None,
         prev_kv: bool = False,
         timeout: float | None = None,
     ) -> PutReply:
@@ -342,9 +343,10 @@ class AsyncKv:
 
         :param lease: delete the key when this lease ends
         :param keep_lease: keep the lease of the existing key
+        :param ttl: delete the key after this many seconds, by a lease of its own
         :param prev_kv: return the previous row
         """
-        options = {"lease": lease, "keep_lease": keep_lease, "prev_kv": prev_kv, "timeout": timeout}
+        options = {"lease": lease, "keep_lease": keep_lease, "ttl": ttl, "prev_kv": prev_kv, "timeout": timeout}
         return put_reply(await run(self._kv.put(key, value, options)))
 
     async def delete(self, key: Data, *, prev_kv: bool = False, timeout: float | None = None) -> DeleteReply:
@@ -694,7 +696,7 @@ class AsyncQueue:
         return [QueuedItem(*item) for item in (await run(self._queue.items()))]
 
     def dead(self) -> AsyncQueue:
-        """Returns the queue of dead letters: items that were delivered ``attempts_max`` times."""
+        """Returns the queue of dead letters: items that were moved there, or delivered ``attempts_max`` times."""
         return AsyncQueue(self._open(self._queue.dead_name()), self._open)
 
 
@@ -711,6 +713,10 @@ class AsyncItem(ItemBase):
         """
         parts = await run(self._item.ack(list(then)))
         return None if parts is None else txn_reply(parts)
+
+    async def dead_letter(self, reason: str) -> None:
+        """Moves the item to the dead letters, with a reason."""
+        await run(self._item.dead_letter(reason))
 
     async def nack(self, *, delay: float | None = None) -> None:
         """Returns the item to the queue, at once or after ``delay`` seconds."""

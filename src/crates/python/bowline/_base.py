@@ -29,22 +29,6 @@ def _shut_down_all() -> None:
             pass
 
 
-def _pairs(members: Members) -> list[tuple[str, str]]:
-    if not isinstance(members, str):
-        return list(members.items())
-    pairs: list[tuple[str, str]] = []
-    for part in members.split(","):
-        name, equals, address = part.strip().partition("=")
-        if equals:
-            pairs.append((name, address))
-        elif pairs:
-            # A further address of the same member.
-            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{name}")
-        else:
-            raise ValueError(f"members: expected NAME=HOST:PORT,... and not {members!r}")
-    return pairs
-
-
 class NodeBase:
     """The settings of a node, and the calls that never wait."""
 
@@ -100,7 +84,7 @@ class NodeBase:
         self.name = name
         self.data_dir = os.fspath(data_dir)
         settings: dict[str, Any] = {
-            "members": None if members is None else _pairs(members),
+            "members": list(members.items()) if isinstance(members, Mapping) else members,
             "join": None if join is None else list(join),
             "replacing": replacing,
             "join_deadline": join_deadline,

@@ -284,6 +284,7 @@ class Kv:
         *,
         lease: int | None = None,
         keep_lease: bool = False,
+        ttl: float | None = None,
         prev_kv: bool = False,
         timeout: float | None = None,
     ) -> PutReply:
@@ -291,9 +292,10 @@ class Kv:
 
         :param lease: delete the key when this lease ends
         :param keep_lease: keep the lease of the existing key
+        :param ttl: delete the key after this many seconds, by a lease of its own
         :param prev_kv: return the previous row
         """
-        options = {"lease": lease, "keep_lease": keep_lease, "prev_kv": prev_kv, "timeout": timeout}
+        options = {"lease": lease, "keep_lease": keep_lease, "ttl": ttl, "prev_kv": prev_kv, "timeout": timeout}
         return put_reply(self._kv.put(key, value, options).wait())
 
     def delete(self, key: Data, *, prev_kv: bool = False, timeout: float | None = None) -> DeleteReply:
@@ -623,7 +625,7 @@ class Queue:
         return [QueuedItem(*item) for item in self._queue.items().wait()]
 
     def dead(self) -> Queue:
-        """Returns the queue of dead letters: items that were delivered ``attempts_max`` times."""
+        """Returns the queue of dead letters: items that were moved there, or delivered ``attempts_max`` times."""
         return Queue(self._open(self._queue.dead_name()), self._open)
 
 
@@ -640,6 +642,10 @@ class Item(ItemBase):
         """
         parts = self._item.ack(list(then)).wait()
         return None if parts is None else txn_reply(parts)
+
+    def dead_letter(self, reason: str) -> None:
+        """Moves the item to the dead letters, with a reason."""
+        self._item.dead_letter(reason).wait()
 
     def nack(self, *, delay: float | None = None) -> None:
         """Returns the item to the queue, at once or after ``delay`` seconds."""

@@ -116,9 +116,11 @@ class QueuedItem(NamedTuple):
     put_at: int
     """The revision at which the item was put."""
     attempts: int
-    """How often the item was taken."""
+    """How often the item was taken. For a dead letter: before it became one."""
     state: str
     """``"free"``, ``"delayed"`` or ``"taken"``."""
+    reason: str | None
+    """Why the item is among the dead letters."""
 
     @property
     def text(self) -> str:

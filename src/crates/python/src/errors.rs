@@ -166,7 +166,7 @@ impl From<QueueError> for Failure {
             QueueError::Full { .. } => "QueueFullError",
             QueueError::NotOurs => "LostError",
             QueueError::SessionEnded(_) => "SessionEndedError",
-            QueueError::TimedOut => "QueueEmptyError",
+            QueueError::TimedOut { .. } => "QueueEmptyError",
             _ => "RejectedError",
         };
         let (effect, is_transient) = (error.effect(), error.is_transient());

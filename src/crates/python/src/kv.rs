@@ -53,6 +53,7 @@ struct RowOptions {
 struct PutOptions {
     lease: Option<LeaseNumber>,
     keep_lease: bool,
+    ttl: Option<Seconds>,
     prev_kv: bool,
     timeout: Option<Seconds>,
 }
@@ -131,6 +132,9 @@ impl Kv {
         let mut call = timed!(self.client.get()?.put(key.0, value.0), options.timeout);
         if let Some(LeaseNumber(lease)) = options.lease {
             call = call.lease(lease);
+        }
+        if let Some(Seconds(ttl)) = options.ttl {
+            call = call.ttl(ttl);
         }
         if options.keep_lease {
             call = call.keep_lease();

@@ -162,7 +162,7 @@ impl Held {
     fn loss(&self) -> Option<LostReason> {
         match self.hold().state() {
             bowline::LockState::Lost(reason) => Some(reason),
-            bowline::LockState::Held(_) | bowline::LockState::Unconfirmed(_) => None,
+            _ => None,
         }
     }
 }

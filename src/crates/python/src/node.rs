@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bowline::cluster::{MemberRole, PeerTls};
+use bowline::cluster::{MemberList, MemberRole, ParseMemberListError, PeerTls};
 use bowline::{Config, HealthStatus, NodeId, Role};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::types::{PyAnyMethods, PyDict};
@@ -31,7 +31,16 @@ fn configure(mut config: Config, settings: &Bound<'_, PyDict>) -> PyResult<Confi
         let texts = || value.extract::<Vec<String>>();
         let seconds = || value.extract::<Seconds>().map(|seconds| seconds.0);
         config = match name.as_str() {
-            "members" => config.members(value.extract::<Vec<(String, String)>>()?),
+            "members" => match value.extract::<String>() {
+                Ok(text) => {
+                    let members: MemberList =
+                        text.parse().map_err(|error: ParseMemberListError| {
+                            PyValueError::new_err(error.to_string())
+                        })?;
+                    config.members(members)
+                }
+                Err(_) => config.members(value.extract::<Vec<(String, String)>>()?),
+            },
             "join" => config.join(texts()?),
             "replacing" => config.replacing(text()?),
             "join_deadline" => config.join_deadline(seconds()?),
@@ -66,6 +75,7 @@ fn role(role: MemberRole) -> &'static str {
     match role {
         MemberRole::Voter => "voter",
         MemberRole::Learner => "learner",
+        _ => "other",
     }
 }
 

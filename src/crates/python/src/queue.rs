@@ -144,7 +144,10 @@ impl<'py> IntoPyObject<'py> for Listed {
             _ => "taken",
         };
         let (id, value, put_at) = (item.id.to_string(), Raw(item.value), item.put_at.get());
-        (id, value, item.priority, put_at, item.attempts, state).into_bound_py_any(py)
+        let letter = item.dead_letter;
+        let attempts = letter.as_ref().map_or(item.attempts, |letter| letter.attempts);
+        let reason = letter.map(|letter| letter.reason.to_string());
+        (id, value, item.priority, put_at, attempts, state, reason).into_bound_py_any(py)
     }
 }
 
@@ -234,6 +237,15 @@ impl Item {
                 }
                 false => Some(Answer::Txn(delivery.ack_with(ops).await?)),
             })
+        }))
+    }
+
+    /// Moves the item to the dead letters.
+    fn dead_letter(&self, reason: String) -> PyResult<Call> {
+        let slot = self.slot()?;
+        Ok(Call::new(async move {
+            slot.take().await?.dead_letter(reason).await?;
+            Ok::<_, Failure>(())
         }))
     }
 

@@ -133,8 +133,8 @@ impl Stream {
         let item = self.shared.get()?.buffer().pop_front();
         let item = item.map(|item| match item {
             Item::Event(event) => Event::new(py, *event)?.into_py_any(py),
-            Item::Leader(LeaderEvent::Vacant) => Ok(py.None()),
             Item::Leader(LeaderEvent::Leads(leader)) => leader_parts(py, &leader),
+            Item::Leader(_) => Ok(py.None()),
         });
         item.into_iter().collect()
     }

@@ -48,7 +48,7 @@ class Start(TempDirCase):
         with self.assertRaises(TypeError):
             Node(self.place / "data", "solo", session_ttl="long").start()  # type: ignore[arg-type]
         with self.assertRaises(ValueError):
-            Node(self.place / "data", "solo", members="n1")
+            Node(self.place / "data", "solo", members="n1").start()
 
     def test_unfounded_cluster_names_the_missing_members(self) -> None:
         members = {f"n{at}": f"127.0.0.1:{port}" for at, port in enumerate(free_ports(3), 1)}
@@ -161,6 +161,10 @@ class Keys(NodeCase):
 
     def test_leases_delete_their_keys(self) -> None:
         kv = self.node.kv
+        kv.put("short", "1", ttl=0.5)
+        with kv.watch("short", kind="delete") as watch:
+            event = watch.next(timeout=30)
+            self.assertEqual(event and event.kind, "delete")
         lease = kv.grant(60)
         kv.put("leased", "1", lease=lease.id)
         row = kv.get("leased")
@@ -393,7 +397,11 @@ class Queues(NodeCase):
         queue.take().nack()
         with self.assertRaises(bowline.QueueEmptyError):
             queue.take(timeout=0.2)
-        self.assertEqual([item.text for item in queue.dead().items()], ["bad"])
+        self.assertEqual([(item.text, item.attempts) for item in queue.dead().items()], [("bad", 1)])
+        queue.put("worse")
+        with queue.take(timeout=30) as job:
+            job.dead_letter("not an image")
+        self.assertEqual(queue.dead().items()[1].reason, "not an image")
 
     def test_lost_item_cannot_be_acknowledged(self) -> None:
         queue = self.node.queue("jobs")
