@@ -100,6 +100,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("src/crates/testkit", &["bowline", "bowline-check", "bowline-fleet"]),
     ("src/crates/server", &["bowline", "bowline-proto"]),
     ("src/crates/client", &["bowline-proto"]),
+    ("src/crates/python", &["bowline"]),
     (
         "src/crates/cli",
         &[

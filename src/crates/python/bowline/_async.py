@@ -1,0 +1,745 @@
+"""The asyncio classes. They have the methods of the blocking classes, as coroutines.
+
+A cancelled call leaves nothing behind that blocks others: a cancelled `acquire` leaves the queue, and a lock or an item
+that arrives too late is released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, AsyncIterator, Callable, Coroutine, Generator, Generic, Iterable, TypeVar
+
+from . import _native
+from ._base import HoldBase, ItemBase, NodeBase, SessionBase
+from ._bridge import run, run_for
+from ._errors import BowlineError, LostError
+from ._native import Event, KeyValue, LostReason
+from ._txn import Compare, Op
+from ._types import (
+    Data,
+    DeleteReply,
+    Keys,
+    Leader,
+    Lease,
+    Path,
+    PutReply,
+    QueuedItem,
+    RangeReply,
+    RevokeReply,
+    TxnReply,
+    delete_reply,
+    leader,
+    put_reply,
+    range_reply,
+    to_key,
+    to_prefix,
+    to_range,
+    txn_reply,
+)
+
+
+_OpenQueue = Callable[[Data], _native.Queue]
+_T = TypeVar("_T", bound="AbstractAsyncContextManager[Any]")
+
+
+class Pending(Generic[_T]):
+    """A call that is awaited for its result, or used in ``async with``."""
+
+    def __init__(self, start: Coroutine[Any, Any, _T]) -> None:
+        self._start = start
+        self._value: _T | None = None
+
+    def __await__(self) -> Generator[Any, None, _T]:
+        return self._start.__await__()
+
+    async def __aenter__(self) -> _T:
+        self._value = await self._start
+        return self._value
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._value is not None
+        await self._value.__aexit__(kind, error, trace)
+
+
+class PendingWatch(Pending["AsyncWatch"]):
+    """A watch that is awaited, used in ``async with``, or iterated over with ``async for``."""
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        async with self as watch:
+            async for event in watch:
+                yield event
+
+
+class PendingObserve(Pending["AsyncObserve"]):
+    """An observation that is awaited, used in ``async with``, or iterated over with ``async for``."""
+
+    async def __aiter__(self) -> AsyncIterator[Leader | None]:
+        async with self as observe:
+            async for leader in observe:
+                yield leader
+
+
+class AsyncNode(NodeBase):
+    """A member of a cluster in this process, for asyncio. :class:`Node` is for blocking programs.
+
+    >>> async with AsyncNode("data", "n1") as node:
+    ...     await node.kv.put("greeting", "hello")
+    ...     async with node.lock("locks/orders/42") as held:
+    ...         print(held.token)
+    """
+
+    async def start(self) -> AsyncNode:
+        """Starts the node, and returns it. Does not wait for the other members: see :meth:`ready`."""
+        self._started(await run(self._start_call()))
+        return self
+
+    async def shutdown(self) -> None:
+        """Stops the node: its locks become free at once, and leadership is transferred. Takes up to a second."""
+        if self._node is not None:
+            await run(self._node.shutdown())
+            self._shut_down()
+
+    async def __aenter__(self) -> AsyncNode:
+        return await self.start()
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        await self.shutdown()
+
+    async def ready(self, timeout: float | None = None) -> None:
+        """Waits until there is a leader and this node has caught up with it. Founding members must all be started."""
+        await run(self._native_node().ready(timeout))
+
+    @property
+    def kv(self) -> AsyncKv:
+        """The keys of the cluster."""
+        return AsyncKv(self._native_node().kv())
+
+    def lock(
+        self, name: Data, *, timeout: float | None = None, reason: Data | None = None, max_hold: float | None = None
+    ) -> AsyncLock:
+        """Returns the lock with this name, which is not acquired yet.
+
+        :param timeout: how long to wait for the lock
+        :param reason: text that operators see
+        :param max_hold: time after which the lock is released by itself
+        """
+        return AsyncLock(self._native_node().lock("mutex", name, 0, 0), timeout, reason, max_hold)
+
+    def read_lock(self, name: Data, *, timeout: float | None = None) -> AsyncLock:
+        """Returns a read/write lock, to be acquired for reading."""
+        return AsyncLock(self._native_node().lock("read", name, 0, 0), timeout)
+
+    def write_lock(self, name: Data, *, timeout: float | None = None) -> AsyncLock:
+        """Returns a read/write lock, to be acquired for writing."""
+        return AsyncLock(self._native_node().lock("write", name, 0, 0), timeout)
+
+    def semaphore(self, name: Data, limit: int, *, permits: int = 1, timeout: float | None = None) -> AsyncLock:
+        """Returns a semaphore with ``limit`` permits, of which each acquisition takes ``permits``."""
+        return AsyncLock(self._native_node().lock("semaphore", name, limit, permits), timeout)
+
+    def election(self, name: Data) -> AsyncElection:
+        """Returns the election with this name."""
+        return AsyncElection(self._native_node().election(name))
+
+    def queue(self, name: Data, *, limit: int | None = None, attempts_max: int | None = None) -> AsyncQueue:
+        """Returns the work queue with this name.
+
+        :param limit: number of items at which puts are rejected
+        :param attempts_max: number of deliveries after which an item moves to the dead letters
+        """
+        node = self._native_node()
+        return AsyncQueue(node.queue(name, limit, attempts_max), lambda name: node.queue(name, None, None))
+
+    def session(
+        self,
+        *,
+        ttl: float | None = None,
+        label: str | None = None,
+        lock_delay: float | None = None,
+        timeout: float | None = None,
+    ) -> Pending[AsyncSession]:
+        """Opens a session, whose locks end with it. The other methods of the node use its own session.
+
+        :param ttl: time that the session survives without renewal
+        :param lock_delay: time after the end of the session during which its locks stay taken
+        """
+        call = self._native_node().open_session(ttl, label, lock_delay, timeout)
+
+        async def start() -> AsyncSession:
+            return AsyncSession(await run(call))
+
+        return Pending(start())
+
+    async def transfer_leadership(self, to: int | None = None) -> None:
+        """Lets another voter lead the cluster."""
+        await run(self._native_node().transfer_leadership(to))
+
+    async def promote(self, member: int) -> None:
+        """Makes a learner a voter."""
+        await run(self._native_node().promote(member))
+
+    async def remove_member(self, member: int) -> None:
+        """Removes a member permanently."""
+        await run(self._native_node().remove_member(member))
+
+    async def backup(self, file: Path) -> None:
+        """Writes a copy of the state to a file."""
+        await run(self._native_node().backup(file))
+
+
+class AsyncSession(SessionBase):
+    """A session that the program has opened. Use it in an ``async with`` block, or close it."""
+
+    def __init__(self, session: _native.Session) -> None:
+        self._session = session
+
+    async def __aenter__(self) -> AsyncSession:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if self.end is None:
+            await self.close()
+
+    async def close(self) -> None:
+        """Ends the session: its locks become free, and its keys are deleted."""
+        await run(self._session.close())
+
+    async def wait_ended(self, timeout: float | None = None) -> str | None:
+        """Waits until the session has ended, and returns why. Returns ``None`` after ``timeout`` seconds."""
+        return await run_for(self._session.wait_ended(), timeout)
+
+    def lock(
+        self, name: Data, *, timeout: float | None = None, reason: Data | None = None, max_hold: float | None = None
+    ) -> AsyncLock:
+        """Returns a lock that ends with the session; see :meth:`Node.lock`."""
+        return AsyncLock(self._session.lock("mutex", name, 0, 0), timeout, reason, max_hold)
+
+    def read_lock(self, name: Data, *, timeout: float | None = None) -> AsyncLock:
+        """See :meth:`Node.read_lock`."""
+        return AsyncLock(self._session.lock("read", name, 0, 0), timeout)
+
+    def write_lock(self, name: Data, *, timeout: float | None = None) -> AsyncLock:
+        """See :meth:`Node.write_lock`."""
+        return AsyncLock(self._session.lock("write", name, 0, 0), timeout)
+
+    def semaphore(self, name: Data, limit: int, *, permits: int = 1, timeout: float | None = None) -> AsyncLock:
+        """See :meth:`Node.semaphore`."""
+        return AsyncLock(self._session.lock("semaphore", name, limit, permits), timeout)
+
+    def election(self, name: Data) -> AsyncElection:
+        """See :meth:`Node.election`."""
+        return AsyncElection(self._session.election(name))
+
+    def queue(self, name: Data, *, limit: int | None = None, attempts_max: int | None = None) -> AsyncQueue:
+        """See :meth:`Node.queue`."""
+        session = self._session
+        return AsyncQueue(session.queue(name, limit, attempts_max), lambda name: session.queue(name, None, None))
+
+
+class AsyncKv:
+    """Reads, writes and watches. Keys and values are ``str`` or ``bytes``; results have ``bytes`` and ``text``."""
+
+    def __init__(self, kv: _native.Kv) -> None:
+        self._kv = kv
+
+    def with_prefix(self, prefix: Data) -> AsyncKv:
+        """Returns the keys below a prefix, which is added to requests and removed from results."""
+        return AsyncKv(self._kv.with_prefix(prefix))
+
+    @property
+    def revision(self) -> int:
+        """The revision that this node has applied. Never blocks."""
+        return self._kv.revision()
+
+    async def get(
+        self,
+        key: Data,
+        *,
+        revision: int | None = None,
+        at_least: int | None = None,
+        local: bool = False,
+        timeout: float | None = None,
+    ) -> KeyValue | None:
+        """Reads one key. Returns ``None`` if it does not exist.
+
+        :param revision: read the key as of this earlier revision
+        :param at_least: read this node's state, once it has reached this revision
+        :param local: read this node's state as it is, which may lag behind. Default: linearizable
+        """
+        options = {"revision": revision, "at_least": at_least, "local": local, "timeout": timeout}
+        return await run(self._kv.get(key, options))
+
+    async def range(
+        self,
+        start: Data,
+        end: Data | None = None,
+        *,
+        limit: int | None = None,
+        sort_by: str | None = None,
+        descending: bool = False,
+        keys_only: bool = False,
+        count_only: bool = False,
+        revision: int | None = None,
+        at_least: int | None = None,
+        local: bool = False,
+        timeout: float | None = None,
+    ) -> RangeReply:
+        """Reads the keys from ``start`` up to ``end`` (exclusive), or without a bound if ``end`` is ``None``.
+
+        :param sort_by: ``"key"``, ``"version"``, ``"create_revision"``, ``"mod_revision"`` or ``"value"``
+        """
+        rows = {
+            "limit": limit,
+            "sort_by": sort_by,
+            "descending": descending,
+            "keys_only": keys_only,
+            "count_only": count_only,
+        }
+        options = {"revision": revision, "at_least": at_least, "local": local, "timeout": timeout}
+        return range_reply(await run(self._kv.range(to_range(start, end), rows, options)))
+
+    async def get_prefix(
+        self,
+        prefix: Data,
+        *,
+        limit: int | None = None,
+        sort_by: str | None = None,
+        descending: bool = False,
+        keys_only: bool = False,
+        count_only: bool = False,
+        revision: int | None = None,
+        at_least: int | None = None,
+        local: bool = False,
+        timeout: float | None = None,
+    ) -> RangeReply:
+        """Reads all keys that begin with a prefix; see :meth:`range`."""
+        rows = {
+            "limit": limit,
+            "sort_by": sort_by,
+            "descending": descending,
+            "keys_only": keys_only,
+            "count_only": count_only,
+        }
+        options = {"revision": revision, "at_least": at_least, "local": local, "timeout": timeout}
+        return range_reply(await run(self._kv.range(to_prefix(prefix), rows, options)))
+
+    async def put(
+        self,
+        key: Data,
+        value: Data,
+        *,
+        lease: int | None = None,
+        keep_lease: bool = False,
+        ttl: float | None = None,
+        prev_kv: bool = False,
+        timeout: float | None = None,
+    ) -> PutReply:
+        """Writes a key.
+
+        :param lease: delete the key when this lease ends
+        :param keep_lease: keep the lease of the existing key
+        :param ttl: delete the key after this many seconds, by a lease of its own
+        :param prev_kv: return the previous row
+        """
+        options = {"lease": lease, "keep_lease": keep_lease, "ttl": ttl, "prev_kv": prev_kv, "timeout": timeout}
+        return put_reply(await run(self._kv.put(key, value, options)))
+
+    async def delete(self, key: Data, *, prev_kv: bool = False, timeout: float | None = None) -> DeleteReply:
+        """Deletes one key."""
+        return delete_reply(await run(self._kv.delete(to_key(key), prev_kv, timeout)))
+
+    async def delete_prefix(self, prefix: Data, *, prev_kv: bool = False, timeout: float | None = None) -> DeleteReply:
+        """Deletes all keys that begin with a prefix."""
+        return delete_reply(await run(self._kv.delete(to_prefix(prefix), prev_kv, timeout)))
+
+    async def txn(
+        self,
+        when: Iterable[Compare] = (),
+        then: Iterable[Op] = (),
+        or_else: Iterable[Op] = (),
+        *,
+        timeout: float | None = None,
+    ) -> TxnReply:
+        """Runs ``then`` if all conditions of ``when`` hold, otherwise ``or_else``, at once."""
+        return txn_reply(await run(self._kv.txn(list(when), list(then), list(or_else), timeout)))
+
+    def watch(
+        self,
+        key: Data,
+        *,
+        start_revision: int | None = None,
+        prev_kv: bool = False,
+        kind: str | None = None,
+        timeout: float | None = None,
+    ) -> PendingWatch:
+        """Starts to watch one key.
+
+        :param start_revision: the first revision to deliver. Default: the next one
+        :param prev_kv: add the row before the change
+        :param kind: deliver only ``"put"`` or only ``"delete"``
+        """
+        return self._watch(to_key(key), start_revision, prev_kv, kind, timeout)
+
+    def watch_prefix(
+        self,
+        prefix: Data,
+        *,
+        start_revision: int | None = None,
+        prev_kv: bool = False,
+        kind: str | None = None,
+        timeout: float | None = None,
+    ) -> PendingWatch:
+        """Starts to watch all keys that begin with a prefix; see :meth:`watch`."""
+        return self._watch(to_prefix(prefix), start_revision, prev_kv, kind, timeout)
+
+    def _watch(
+        self, keys: Keys, start_revision: int | None, prev_kv: bool, kind: str | None, timeout: float | None
+    ) -> PendingWatch:
+        call = self._kv.watch(keys, start_revision, prev_kv, kind, timeout)
+
+        async def start() -> AsyncWatch:
+            return AsyncWatch(await run(call))
+
+        return PendingWatch(start())
+
+    async def compact(self, revision: int) -> int:
+        """Discards the history before a revision. Returns the oldest revision that is left."""
+        return await run(self._kv.compact(revision))
+
+    async def grant(self, ttl: float, *, timeout: float | None = None) -> Lease:
+        """Grants a lease, which ends after ``ttl`` seconds unless it is renewed. Its keys are then deleted."""
+        return Lease(*(await run(self._kv.grant(ttl, timeout))))
+
+    async def renew(self, lease: int) -> float:
+        """Renews a lease once. Returns its time to live in seconds."""
+        return await run(self._kv.renew(lease))
+
+    async def revoke(self, lease: int) -> RevokeReply:
+        """Ends a lease and deletes its keys."""
+        return RevokeReply(*(await run(self._kv.revoke(lease))))
+
+    async def time_to_live(self, lease: int) -> float | None:
+        """Returns the time in seconds that a lease has left, or ``None`` if it does not exist."""
+        return await run(self._kv.time_to_live(lease))
+
+
+class AsyncWatch:
+    """An async iterator over the changes of keys, in order and without gaps. It waits for changes until it is closed.
+
+    If the program falls so far behind that the store has discarded changes, it raises :class:`CompactedError`.
+    """
+
+    def __init__(self, stream: _native.Stream) -> None:
+        self._stream = stream
+
+    @property
+    def created_revision(self) -> int:
+        """The revision at which the watch was created. Later changes are delivered."""
+        revision = self._stream.created_revision
+        assert revision is not None
+        return revision
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await self.next()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def next(self, timeout: float | None = None) -> Event | None:
+        """Returns the next change, or ``None`` after ``timeout`` seconds or if the watch is closed."""
+        while True:
+            for event in self._stream.pop():
+                return event  # type: ignore[no-any-return]
+            if not (await run_for(self._stream.fill(), timeout)):
+                return None
+
+    def close(self) -> None:
+        """Ends the watch. Another task that waits for a change returns."""
+        self._stream.close()
+
+    async def __aenter__(self) -> AsyncWatch:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+
+
+class AsyncLock:
+    """A lock. It is fair, it is not re-entrant, and any number of tasks may use one object.
+
+    >>> async with node.lock("locks/orders/42") as held:
+    ...     await held.txn(then=[Op.put("orders/42/state", "paid")])
+
+    If the lock was lost before the end of the block, the end of the block raises :class:`LostError`.
+    """
+
+    def __init__(
+        self,
+        lock: _native.Lock,
+        timeout: float | None = None,
+        reason: Data | None = None,
+        max_hold: float | None = None,
+    ) -> None:
+        self._lock, self._timeout = lock, timeout
+        self._options = {"reason": reason, "max_hold": max_hold}
+        self._holds: dict[object, list[AsyncHold]] = defaultdict(list)
+
+    async def acquire(self, *, timeout: float | None = None) -> AsyncHold:
+        """Waits for the lock. Raises :class:`LockTimeoutError` after ``timeout`` seconds."""
+        timeout = self._timeout if timeout is None else timeout
+        hold = await run(self._lock.acquire({**self._options, "timeout": timeout, "only_try": False}))
+        assert hold is not None
+        return AsyncHold(hold)
+
+    async def try_acquire(self) -> AsyncHold | None:
+        """Acquires the lock if no other request holds it or waits for it. Waits only for the reply of the cluster."""
+        hold = await run(self._lock.acquire({**self._options, "timeout": None, "only_try": True}))
+        return None if hold is None else AsyncHold(hold)
+
+    async def __aenter__(self) -> AsyncHold:
+        hold = await self.acquire()
+        self._holds[asyncio.current_task()].append(hold)
+        return hold
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        holds = self._holds[asyncio.current_task()]
+        hold = holds.pop()
+        if not holds:
+            del self._holds[asyncio.current_task()]
+        await hold.__aexit__(kind, error, trace)
+
+
+class AsyncHold(HoldBase):
+    """A lock that is held until it is released or lost."""
+
+    def __init__(self, hold: _native.Hold) -> None:
+        self._hold = hold
+
+    async def wait_lost(self, timeout: float | None = None) -> LostReason | None:
+        """Waits until it is not held any more, and returns why. Returns ``None`` after ``timeout`` seconds."""
+        return await run_for(self._hold.wait_lost(), timeout)
+
+    async def release(self) -> LostReason | None:
+        """Releases it, and waits until another task can acquire it. Returns the reason if it was lost before."""
+        return await run(self._hold.release())
+
+    async def txn(
+        self,
+        when: Iterable[Compare] = (),
+        then: Iterable[Op] = (),
+        or_else: Iterable[Op] = (),
+        *,
+        ack: Iterable[AsyncItem] = (),
+        release: bool = False,
+        timeout: float | None = None,
+    ) -> TxnReply:
+        """Runs a transaction that the store applies only while it is held. Raises :class:`LostError` if it is not.
+
+        :param ack: queue items to acknowledge in the same transaction
+        :param release: release it in the same transaction
+        """
+        items = [item._item for item in ack]
+        call = self._hold.txn(list(when), list(then), list(or_else), items, release, timeout)
+        return txn_reply(await run(call))
+
+    async def __aenter__(self) -> AsyncHold:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lost = self.lost()
+        if lost is None:
+            try:
+                lost = await self.release()
+            except BowlineError:
+                # The node keeps trying to release it.
+                return
+        if lost is not None and lost.kind != "released" and kind is None:
+            failure = LostError(f"it was lost before the end of the block: {lost}", "unknown")
+            failure.reason = lost
+            raise failure
+
+
+class AsyncLeadership(AsyncHold):
+    """Leadership of an election, until it is resigned or lost."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this candidate still leads. Never blocks."""
+        return self.is_held
+
+    async def proclaim(self, value: Data) -> None:
+        """Publishes a new value to the observers."""
+        await run(self._hold.proclaim(value))
+
+    async def resign(self) -> LostReason | None:
+        """Ends the leadership; the same as :meth:`release`."""
+        return await self.release()
+
+    async def __aenter__(self) -> AsyncLeadership:
+        return self
+
+
+class AsyncElection:
+    """An election, in which one candidate at a time leads."""
+
+    def __init__(self, election: _native.Election) -> None:
+        self._election = election
+
+    def campaign(self, value: Data, *, timeout: float | None = None) -> Pending[AsyncLeadership]:
+        """Waits until this candidate leads. The value is shown to observers.
+
+        >>> async with node.election("jobs/leader").campaign("host-1") as leadership:
+        ...     while leadership.is_leader: ...
+        """
+        call = self._election.campaign(value, timeout)
+
+        async def start() -> AsyncLeadership:
+            return AsyncLeadership(await run(call))
+
+        return Pending(start())
+
+    async def leader(self) -> Leader | None:
+        """Reads the current leader."""
+        return leader(await run(self._election.leader()))
+
+    def observe(self) -> PendingObserve:
+        """Observes the leader from now on: first the current one, then every change."""
+        call = self._election.observe()
+
+        async def start() -> AsyncObserve:
+            return AsyncObserve(await run(call))
+
+        return PendingObserve(start())
+
+
+class AsyncObserve:
+    """An async iterator over the leaders of an election. An element ``None`` means that there is no candidate."""
+
+    def __init__(self, stream: _native.Stream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> AsyncIterator[Leader | None]:
+        return self
+
+    async def __anext__(self) -> Leader | None:
+        while True:
+            for parts in self._stream.pop():
+                return leader(parts)
+            if not (await run(self._stream.fill())):
+                raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Ends the observation."""
+        self._stream.close()
+
+    async def __aenter__(self) -> AsyncObserve:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+
+
+class AsyncQueue:
+    """A work queue. Each item is delivered to one taker at a time, until that taker acknowledges it."""
+
+    def __init__(self, queue: _native.Queue, open_queue: _OpenQueue) -> None:
+        self._queue, self._open = queue, open_queue
+
+    async def put(
+        self, value: Data, *, priority: int = 0, delay: float | None = None, timeout: float | None = None
+    ) -> str:
+        """Puts an item, and returns its id. Lower priorities are taken first; ``delay`` is in seconds."""
+        return (await run(self._queue.put_many([value], priority, delay, timeout)))[0]
+
+    async def put_many(
+        self, values: Iterable[Data], *, priority: int = 0, delay: float | None = None, timeout: float | None = None
+    ) -> list[str]:
+        """Puts items in one transaction."""
+        return await run(self._queue.put_many(list(values), priority, delay, timeout))
+
+    def take(self, *, timeout: float | None = None) -> Pending[AsyncItem]:
+        """Waits for an item. Raises :class:`QueueEmptyError` after ``timeout`` seconds.
+
+        >>> async with node.queue("jobs").take() as job:  # acknowledged at the end, or returned after an exception
+        ...     print(job.text)
+        """
+        call = self._queue.take(timeout)
+
+        async def start() -> AsyncItem:
+            return AsyncItem(await run(call))
+
+        return Pending(start())
+
+    async def try_take(self) -> AsyncItem | None:
+        """Takes an item if there is one."""
+        item = await run(self._queue.try_take())
+        return None if item is None else AsyncItem(item)
+
+    async def len(self) -> int:
+        """Counts the items, including taken ones."""
+        return await run(self._queue.len())
+
+    async def items(self) -> list[QueuedItem]:
+        """Lists the items, including taken ones."""
+        return [QueuedItem(*item) for item in (await run(self._queue.items()))]
+
+    def dead(self) -> AsyncQueue:
+        """Returns the queue of dead letters: items that were moved there, or delivered ``attempts_max`` times."""
+        return AsyncQueue(self._open(self._queue.dead_name()), self._open)
+
+
+class AsyncItem(ItemBase):
+    """A taken item, which must be acknowledged."""
+
+    def __init__(self, item: _native.Item) -> None:
+        self._item = item
+
+    async def ack(self, then: Iterable[Op] = ()) -> TxnReply | None:
+        """Acknowledges the item, and applies ``then`` in the same transaction.
+
+        Raises :class:`LostError`, and changes nothing, if the item does not belong to this taker any more.
+        """
+        parts = await run(self._item.ack(list(then)))
+        return None if parts is None else txn_reply(parts)
+
+    async def dead_letter(self, reason: str) -> None:
+        """Moves the item to the dead letters, with a reason."""
+        await run(self._item.dead_letter(reason))
+
+    async def nack(self, *, delay: float | None = None) -> None:
+        """Returns the item to the queue, at once or after ``delay`` seconds."""
+        await run(self._item.nack(delay))
+
+    async def wait_lost(self, timeout: float | None = None) -> LostReason | None:
+        """Waits until the item does not belong to this taker any more. Returns ``None`` after ``timeout`` seconds."""
+        return await run_for(self._item.wait_lost(), timeout)
+
+    async def __aenter__(self) -> AsyncItem:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._item.is_open():
+            # Acknowledged or returned inside the block.
+            return
+        if kind is None:
+            await self.ack()
+            return
+        try:
+            await self.nack()
+        except BowlineError:
+            # The exception of the block matters more. The node returns the item when the session ends.
+            pass
