@@ -51,6 +51,9 @@
 //! | `warm` (default) | [`Config::warm_copy`], with sled |
 //! | `tls` | mutual TLS between members: `Config::peer_tls` |
 //! | `testing` | clusters inside one process for tests (`testing-tls`: with certificates) |
+//! | `json` | values of your own types: `Client::typed` |
+//! | `serde` | `Serialize` for rows, replies, health, status and locks, `Deserialize` for rows, replies and ids |
+//! | `tower` | layers that admit requests on the leader, and that check fencing tokens: `bowline::tower` |
 //! | `sim` | a simulator that runs your program in a cluster with injected faults, from a seed |
 //!
 //! # Keys and values

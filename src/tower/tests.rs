@@ -106,10 +106,11 @@ fn leader_of_the_consensus_is_another_condition() {
     assert!(ask_all(&cluster, of_jobs).iter().all(Result::is_err));
 }
 
+type FindToken = fn(&mut u64) -> Option<Token>;
+type Reject = fn(&u64, FenceRejection) -> Answer;
+
 /// Returns a layer for requests whose number is their token. Request 0 has no token.
-fn fenced(
-    node: &Node,
-) -> FenceLayer<fn(&mut u64) -> Option<Token>, fn(&u64, FenceRejection) -> Answer> {
+fn fenced(node: &Node) -> FenceLayer<FindToken, Reject> {
     fn token(request: &mut u64) -> Option<Token> {
         (*request > 0).then(|| Token::new(Revision(*request), 0))
     }
