@@ -141,11 +141,32 @@ async fn another_process_takes_the_job_over_when_the_leader_is_killed() {
     let leader = leader_among(&instances, &[0, 1, 2]).await;
     assert_eq!(sweeps(&instances[leader], "first").await, 1);
 
+    let handle = cluster.shared_node(leader);
     cluster.kill(leader).await;
     let others: Vec<usize> = (0..3).filter(|member| *member != leader).collect();
     let next = leader_among(&instances, &others).await;
     // The first flag was off already.
     assert_eq!(sweeps(&instances[next], "second").await, 1);
+
+    // The killed process comes back. A handle from before does not disturb it.
+    cluster.restart(leader).await.unwrap();
+    cluster.node(leader).ready().await.unwrap();
+    drop(handle);
+    let restarted = Instance::start(cluster.shared_node(leader)).await;
+    assert_eq!(get(restarted.at("/flags/second")).await.json(), json!({ "on": false }));
+    assert_eq!(get(restarted.at("/sweeper")).await.status, 421);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paused_leader_rejects_requests_when_its_time_is_over() {
+    let (cluster, instances) = start(SHORT).await;
+    let leader = leader_among(&instances, &[0, 1, 2]).await;
+    // The node's own threads are paused, and cannot notice that the session is over.
+    cluster.pause(leader);
+    let others: Vec<usize> = (0..3).filter(|member| *member != leader).collect();
+    leader_among(&instances, &others).await;
+    assert_eq!(get(instances[leader].at("/sweeper")).await.status, 421);
+    cluster.resume(leader);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,6 +218,7 @@ async fn late_importer_changes_nothing() {
     for member in 0..3 {
         let late = import(member, &tokens[0], &body(false)).await;
         assert_eq!(late.status, 412, "{late:?}");
+        assert!(late.body.contains("lower than the highest token seen"), "{late:?}");
     }
     let flags = get(instances[2].at("/flags")).await.json();
     assert_eq!(flags, json!({ "a": { "on": true }, "b": { "on": true } }));
