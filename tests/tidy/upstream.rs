@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
+
 use super::root;
 
 /// The folders with sources of another project.
@@ -14,49 +16,9 @@ const CHANGED_FILE: &str = "src/crates/raft-proto/src/lib.rs";
 const CHANGED: &str = "    pub mod eraftpb; // Changed by Bowline: upstream includes it from the output of its build script.\n";
 const UPSTREAM: &str = "    include!(concat!(env!(\"OUT_DIR\"), \"/protos/mod.rs\"));\n";
 
-/// Returns the first 32 bits of the fractional part of `value`.
-fn fraction(value: f64) -> u32 {
-    (value.fract() * 2f64.powi(32)) as u32
-}
-
-/// Returns the SHA-256 sum of `data` in hexadecimal. Tests of these rules compile without crates.
-fn sha256(data: &[u8]) -> String {
-    let primes: Vec<u32> = (2..312).filter(|n| (2..*n).all(|d| n % d != 0)).collect();
-    let rounds: Vec<u32> = primes.iter().map(|prime| fraction(f64::from(*prime).cbrt())).collect();
-    let mut state: Vec<u32> =
-        primes[..8].iter().map(|prime| fraction(f64::from(*prime).sqrt())).collect();
-    let mut message = data.to_vec();
-    message.push(0x80);
-    message.resize((message.len() + 8).next_multiple_of(64) - 8, 0);
-    message.extend((data.len() as u64 * 8).to_be_bytes());
-    for block in message.chunks_exact(64) {
-        let word = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
-        let mut words: Vec<u32> = block.chunks_exact(4).map(word).collect();
-        for i in 16..64 {
-            let (near, far) = (words[i - 2], words[i - 15]);
-            let near = near.rotate_right(17) ^ near.rotate_right(19) ^ (near >> 10);
-            let far = far.rotate_right(7) ^ far.rotate_right(18) ^ (far >> 3);
-            let sum = words[i - 16].wrapping_add(far).wrapping_add(words[i - 7]).wrapping_add(near);
-            words.push(sum);
-        }
-        let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = state[..] else {
-            unreachable!()
-        };
-        for i in 0..64 {
-            let mixed = e.rotate_right(6) ^ e.rotate_right(11) ^ e.rotate_right(25);
-            let chosen = (e & f) ^ (!e & g);
-            let first = h.wrapping_add(mixed).wrapping_add(chosen);
-            let first = first.wrapping_add(rounds[i]).wrapping_add(words[i]);
-            let mixed = a.rotate_right(2) ^ a.rotate_right(13) ^ a.rotate_right(22);
-            let second = mixed.wrapping_add((a & b) ^ (a & c) ^ (b & c));
-            (h, g, f, e) = (g, f, e, d.wrapping_add(first));
-            (d, c, b, a) = (c, b, a, first.wrapping_add(second));
-        }
-        for (sum, word) in state.iter_mut().zip([a, b, c, d, e, f, g, h]) {
-            *sum = sum.wrapping_add(word);
-        }
-    }
-    state.iter().map(|word| format!("{word:08x}")).collect()
+/// Returns the SHA-256 sum of a text in hexadecimal.
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns the sums in the list of a folder, by path.
@@ -94,7 +56,7 @@ fn present(folder: &Path) -> BTreeMap<String, String> {
             assert_eq!(text.matches(CHANGED).count(), 1, "{CHANGED_FILE}: the changed line");
             text = text.replace(CHANGED, UPSTREAM);
         }
-        (path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned(), sha256(text.as_bytes()))
+        (path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned(), sha256(&text))
     };
     paths.into_iter().map(sum).collect()
 }

@@ -115,7 +115,8 @@ async fn events(
     Ok(Sse::new(until_stop).keep_alive(KeepAlive::default()))
 }
 
-/// Returns one event for all changes of some revisions, so that its id covers all of them.
+/// Returns one event for a batch of changes. Its id is the last revision of the batch, from which a
+/// client continues after a broken connection.
 fn to_event(batch: Result<TypedBatch<Flag>, WatchError>, flags: &Flags) -> Event {
     match batch {
         Ok(batch) => {

@@ -167,7 +167,7 @@ impl Held {
     }
 }
 
-/// A held lock or leadership. It is released when it is collected.
+/// A held lock or leadership. It is released at the latest when Python frees the object.
 #[pyclass(frozen, module = "bowline._native")]
 pub(crate) struct Hold {
     slot: Owned<Arc<Slot<Held>>>,

@@ -45,7 +45,7 @@ impl Queue {
         Ok(self.limit.map_or(queue.clone(), |limit| queue.limit(limit)))
     }
 
-    /// Returns a call that gets a taker of the current session, which is kept for later calls.
+    /// Returns a call that creates a taker for the current session. Later calls use the same taker.
     fn taker(&self) -> Result<impl Future<Output = Result<QueueTaker, Failure>> + use<>, Failure> {
         let (source, name) = (self.source.get()?.clone(), self.name.clone());
         let (kept, attempts_max) = (Arc::clone(&self.taker), self.attempts_max);
@@ -173,7 +173,8 @@ impl<'py> IntoPyObject<'py> for Taken {
     }
 }
 
-/// A taken item that must be acknowledged. It is returned to the queue when it is collected.
+/// A taken item that must be acknowledged. It returns to the queue at the latest when Python frees
+/// the object.
 #[pyclass(frozen, module = "bowline._native")]
 pub(crate) struct Item {
     #[pyo3(get)]

@@ -119,7 +119,7 @@ pub(crate) struct AdminRow {
 
 /// The outcome of a successful enqueue.
 pub(crate) enum Enqueued {
-    /// Nothing is ahead: the entry may hold, at this applied revision.
+    /// No entry is ahead: the entry may hold the lock, as of this applied revision.
     MayHold(Revision),
     /// Other entries are ahead.
     MustWait,
@@ -137,7 +137,7 @@ pub(crate) enum EntryEvent {
     EnqueueFailed(LockError),
     /// The position of the entry is known: the pending admin requests are due.
     PositionKnown,
-    /// The entry with this create revision may hold, at this applied revision.
+    /// The entry that was created at this revision may hold the lock, as of this applied revision.
     MayHold { since: Revision, granted: Revision },
     /// A holder of another session has transferred its key to this entry.
     TransferReceived { key: Bytes, since: Revision, is_unusable: bool },
