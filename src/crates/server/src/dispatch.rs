@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use http::header::CONTENT_TYPE;
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use tonic::Status;
 use tonic::body::Body;
@@ -17,7 +17,10 @@ use crate::middleware::call_metrics::CallMetrics;
 use crate::middleware::connection::{Connection, holding};
 use crate::middleware::cpu_permits::CpuPermits;
 use crate::services::Answer;
+use crate::settings::WebSettings;
+use crate::web::cors::Cors;
 use crate::web::gateway;
+use crate::web::gateway::websocket::{self, Upgraded};
 use crate::web::path;
 use crate::web::plain::{self, PlainHttp};
 
@@ -29,7 +32,7 @@ const NO_GRPC: &str = "gRPC is not served on this port: use one of --listen-clie
 pub(crate) struct Dispatch {
     grpc: Grpc,
     http: PlainHttp,
-    offers_json: bool,
+    upgraded: Upgraded,
 }
 
 impl Dispatch {
@@ -37,18 +40,24 @@ impl Dispatch {
         let (alarms, calls) = (Arc::new(Alarms::new(member)), Arc::new(CallMetrics::new()));
         let connection = Connection::new(ListenerScope::All, &CpuPermits::new(), None);
         let grpc = Grpc::new(member, &alarms, &calls, connection);
-        let offers_json = member.settings().offers_json;
-        Self { grpc, http: PlainHttp { member: Arc::clone(member), alarms, calls }, offers_json }
+        let http = PlainHttp { member: Arc::clone(member), alarms, calls };
+        Self { grpc, http, upgraded: Upgraded::default() }
     }
 
     /// Returns an instance for one connection to a port with these services. `user` is the user named in the
     /// connection's certificate.
     pub(crate) fn of_connection(&self, scope: ListenerScope, user: Option<Arc<str>>) -> Self {
         let connection = Connection::new(scope, &self.grpc.connection.permits, user);
-        Self { grpc: self.grpc.with(connection), ..self.clone() }
+        let (grpc, upgraded) = (self.grpc.with(connection), Upgraded::default());
+        Self { grpc, upgraded, http: self.http.clone() }
     }
 
-    fn route(&self, mut request: Request<Incoming>) -> Answer {
+    /// Returns the place for the call with which the connection continues if a request upgrades it to a WebSocket.
+    pub(crate) fn upgraded(&self) -> Upgraded {
+        self.upgraded.clone()
+    }
+
+    fn route(&self, request: Request<Incoming>) -> Answer {
         let is_grpc = request
             .headers()
             .get(CONTENT_TYPE)
@@ -60,9 +69,30 @@ impl Dispatch {
             }
             return self.grpc.call(request.map(Body::new));
         }
-        if self.grpc.connection.scope == ListenerScope::Grpc {
-            return Box::pin(async { Ok(plain::not_found()) });
+        match self.grpc.connection.scope {
+            ListenerScope::Grpc => Box::pin(async { Ok(plain::not_found()) }),
+            // Monitoring systems are no web pages.
+            ListenerScope::Health => self.route_http(request),
+            ListenerScope::All | ListenerScope::Http => self.route_web(request),
         }
+    }
+
+    /// Routes a request that may be from a web page.
+    fn route_web(&self, request: Request<Incoming>) -> Answer {
+        let cors = Cors::of(request.headers(), &self.web().origins);
+        let answer = if request.method() == Method::OPTIONS {
+            // A browser asks before it sends the actual request.
+            Box::pin(async { Ok(Response::new(Body::empty())) })
+        } else if matches!(cors, Cors::Denied) && websocket::is_upgrade(request.headers()) {
+            // Browsers do not enforce the permission for WebSockets.
+            Box::pin(async { Ok(plain::forbidden("the origin is not one of --cors")) })
+        } else {
+            self.route_http(request)
+        };
+        Box::pin(async move { Ok(cors.add_to(answer.await?)) })
+    }
+
+    fn route_http(&self, mut request: Request<Incoming>) -> Answer {
         if let Err(response) = path::normalize(request.uri_mut()) {
             return Box::pin(async move { Ok(gateway::refused_unread(request, response).await) });
         }
@@ -70,10 +100,14 @@ impl Dispatch {
         if self.grpc.connection.scope == ListenerScope::Health && !plain::is_health(path) {
             return Box::pin(async { Ok(plain::not_found()) });
         }
-        if self.offers_json && gateway::is_for(path) {
+        if self.web().offers_json && gateway::is_for(path) {
             // As in etcd, a certificate identifies no user of the JSON gateway; callers send a token.
             let connection = Connection { certified: None, ..self.grpc.connection.clone() };
             let grpc = self.grpc.with(connection);
+            if websocket::is_upgrade(request.headers()) {
+                let response = self.upgraded.by(grpc, request);
+                return Box::pin(async move { Ok(response) });
+            }
             return Box::pin(async move { Ok(gateway::answer(&grpc, request).await) });
         }
         // Callers of plain HTTP never authenticate.
@@ -84,6 +118,10 @@ impl Dispatch {
         };
         let http = self.http.clone();
         Box::pin(async move { Ok(http.answer(request).await.map(|body| holding(body, held))) })
+    }
+
+    fn web(&self) -> &WebSettings {
+        &self.http.member.settings().web
     }
 }
 

@@ -1,7 +1,26 @@
 //! Limits and intervals of a server.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Services for JSON and HTTP, and who may use them from a browser.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WebSettings {
+    /// Whether to serve the JSON gateway.
+    pub offers_json: bool,
+    /// Web pages that may use the server from a browser.
+    pub origins: Origins,
+}
+
+/// A set of web pages, by the origin of the page as browsers send it: scheme, host and port.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origins {
+    /// All web pages.
+    Any,
+    /// Only web pages of these origins, such as `https://example.com` and `http://localhost:3000`.
+    Only(BTreeSet<String>),
+}
 
 /// Limits and intervals of a server. The defaults are etcd's, except for the intervals of the node, which are the
 /// library's.
@@ -27,8 +46,8 @@ pub struct Settings {
     pub metrics_extensive: bool,
     /// Maximum number of learners, if limited.
     pub learners_max: Option<usize>,
-    /// Whether to serve the JSON gateway.
-    pub offers_json: bool,
+    /// Settings for JSON and HTTP.
+    pub web: WebSettings,
     /// Idle time after which a connection is pinged; `None` for no pings.
     pub ping_after: Option<Duration>,
     /// Time to wait for the response to a ping.
@@ -38,6 +57,12 @@ pub struct Settings {
     /// Directory of the file with a snapshot that is being sent to a client. The file needs as much space as the
     /// state, and is deleted before it is sent.
     pub snapshot_dir: PathBuf,
+}
+
+impl Default for WebSettings {
+    fn default() -> Self {
+        Self { offers_json: true, origins: Origins::Any }
+    }
 }
 
 impl Default for Settings {
@@ -53,7 +78,7 @@ impl Default for Settings {
             streams_max: u32::MAX,
             metrics_extensive: false,
             learners_max: None,
-            offers_json: true,
+            web: WebSettings::default(),
             ping_after: Some(Duration::from_secs(7200)),
             ping_timeout: Duration::from_secs(20),
             peers_use_tls: false,

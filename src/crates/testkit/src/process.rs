@@ -147,6 +147,8 @@ pub fn http_with(
 /// The body of an HTTP response, whole or chunked.
 pub struct HttpBody {
     stream: BufReader<TcpStream>,
+    /// Lines of the head.
+    headers: Vec<String>,
     chunked: bool,
     /// Bytes that were received and not consumed yet.
     read: Vec<u8>,
@@ -155,16 +157,27 @@ pub struct HttpBody {
 impl HttpBody {
     /// Reads the head of a response.
     pub fn of(stream: TcpStream) -> (u16, Self) {
-        let mut body = Self { stream: BufReader::new(stream), chunked: false, read: Vec::new() };
+        let (stream, headers) = (BufReader::new(stream), Vec::new());
+        let mut body = Self { stream, headers, chunked: false, read: Vec::new() };
         let head = body.head_line();
         let code = head.split(' ').nth(1).unwrap().parse().unwrap();
         loop {
-            match body.head_line().to_ascii_lowercase().as_str() {
-                "" => return (code, body),
-                "transfer-encoding: chunked" => body.chunked = true,
-                _ => {}
+            match body.head_line() {
+                end if end.is_empty() => break,
+                header => body.headers.push(header),
             }
         }
+        body.chunked = body.header("transfer-encoding") == Some("chunked");
+        (code, body)
+    }
+
+    /// Returns a header of the response.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let pairs = self.headers.iter().filter_map(|header| header.split_once(": "));
+        pairs
+            .into_iter()
+            .find(|(known, _)| known.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
     }
 
     fn head_line(&mut self) -> String {
@@ -419,8 +432,13 @@ impl Server {
     }
 
     /// Stops the server and waits for it. Returns its exit status and its log.
-    pub fn stop(mut self) -> (ExitStatus, String) {
+    pub fn stop(self) -> (ExitStatus, String) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        self.ended()
+    }
+
+    /// Waits until the server has ended by itself. Returns its exit status and its log.
+    pub fn ended(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
         self.listens.take().unwrap().join().unwrap();
         let said = std::mem::take(&mut self.said.state.lock().unwrap().0);

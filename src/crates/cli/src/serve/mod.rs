@@ -213,10 +213,13 @@ fn opening(options: &Options) -> impl FnMut(&NodeStatus) -> bool + Send + 'stati
     }
 }
 
-/// Shuts down the node. A node that has stopped by itself is an error.
+/// Shuts down the node. A node that has stopped by itself is an error, unless the member was removed: as in etcd, a
+/// service manager must not restart it then.
 async fn end(node: &Node) -> Result<(), ServeError> {
-    if let Some(reason) = node.stop_reason() {
-        return Err(ServeError::Stopped(reason.to_string()));
+    match node.stop_reason() {
+        Some(bowline::StopReason::Removed) => return Ok(()),
+        Some(reason) => return Err(ServeError::Stopped(reason.to_string())),
+        None => {}
     }
     let shutdown = node.shutdown().await;
     if !shutdown.hanging.is_empty() {

@@ -2,6 +2,7 @@
 
 mod alarms;
 mod auth;
+mod browsers;
 mod compression;
 mod contenders;
 mod crew;

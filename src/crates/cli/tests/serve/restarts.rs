@@ -111,7 +111,11 @@ async fn rejoined_member_restarts_with_the_list_of_the_founders() {
     let members = cluster.member_list(list).await.unwrap().into_inner().members;
     let id = members.iter().find(|member| member.name == "m2").unwrap().id;
     cluster.member_remove(pb::MemberRemoveRequest { id }).await.unwrap();
-    drop(third);
+    // As in etcd, the exit code keeps a service manager from restarting a removed member.
+    for removed in [third, start(2, dirs[2].path(), "new")] {
+        let (status, log) = removed.ended();
+        assert!(status.success() && log.contains("removed from the cluster"), "{status}: {log}");
+    }
     let id = add(&mut cluster, peers[2], false).await.unwrap().member.unwrap().id;
     let again = start(2, dirs[3].path(), "existing").ready();
     until(&mut cluster, id, |member| member.name == "m2" && !member.is_learner).await;

@@ -367,15 +367,26 @@ async fn serve(
 ) {
     let wire = PolledStream::new(wire);
     let gone = wire.disconnected();
-    let mut connection = pin!(context.builder.serve_connection(TokioIo::new(wire), dispatch));
+    let upgraded = dispatch.upgraded();
+    let http = context.builder.serve_connection_with_upgrades(TokioIo::new(wire), dispatch);
+    let served = async {
+        let mut http = pin!(http);
+        tokio::select! {
+            ended = http.as_mut() => ended?,
+            () = told(&mut stop) => {
+                http.as_mut().graceful_shutdown();
+                http.await?;
+            }
+        }
+        match upgraded.take() {
+            Some(call) => call.run(told(&mut stop)).await,
+            None => Ok(()),
+        }
+    };
     let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
+        ended = served => ended,
         () = gone => return tracing::debug!("a client disconnected with unread data"),
         why = recheck.failed() => return context.pending.log_rejection(&why),
-        () = told(&mut stop) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "connection ended");

@@ -1,5 +1,6 @@
 //! HTTP requests that are no gRPC: the JSON gateway, health, metrics and the version.
 
+pub(crate) mod cors;
 pub(crate) mod gateway;
 pub(crate) mod metrics;
 pub(crate) mod path;

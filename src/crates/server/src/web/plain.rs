@@ -129,6 +129,11 @@ pub(crate) fn bad_request(why: &str) -> Response<Body> {
     text(StatusCode::BAD_REQUEST, format!("400 Bad Request: {why}\n"))
 }
 
+/// Returns the response to a request that is not allowed.
+pub(crate) fn forbidden(why: &str) -> Response<Body> {
+    text(StatusCode::FORBIDDEN, format!("403 Forbidden: {why}\n"))
+}
+
 /// Returns the response for an unknown path.
 pub(crate) fn not_found() -> Response<Body> {
     text(StatusCode::NOT_FOUND, "404 page not found\n".into())

@@ -7,7 +7,7 @@ use bowline::{
     Config, Limits,
     cluster::{History, PeerProof, PeerTls},
 };
-use bowline_server::{ListenerScope, Settings, TlsSettings};
+use bowline_server::{ListenerScope, Origins, Settings, TlsSettings, WebSettings};
 
 use super::error::FlagError;
 use super::gates;
@@ -152,7 +152,10 @@ impl Options {
                 usize::MAX => None,
                 most => Some(most),
             },
-            offers_json: switch_or(values, "enable-grpc-gateway", true)?,
+            web: WebSettings {
+                offers_json: switch_or(values, "enable-grpc-gateway", true)?,
+                origins: origins(values)?,
+            },
             // As in etcd, 0 in either flag disables pings.
             ping_after: (!ping_after.is_zero() && !ping_timeout.is_zero()).then_some(ping_after),
             ping_timeout,
@@ -323,6 +326,24 @@ fn doors(values: &Values, listen_clients: &[Url]) -> Result<Vec<Door>, FlagError
         at(&health, ListenerScope::Health),
     ]
     .concat())
+}
+
+/// Returns the origins of the web pages that may use the server.
+fn origins(values: &Values) -> Result<Origins, FlagError> {
+    let listed = split(values.get("cors").unwrap_or("*"));
+    if listed.iter().any(|origin| origin == "*") {
+        return Ok(Origins::Any);
+    }
+    let is_origin = |origin: &String| {
+        let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+        host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '?', '#', '@']))
+    };
+    match listed.iter().find(|origin| !is_origin(origin)) {
+        None => Ok(Origins::Only(listed.into_iter().collect())),
+        Some(other) => {
+            Err(wrong("cors", other, "'*', or origins such as https://example.com:8443"))
+        }
+    }
 }
 
 /// Returns the cost of password hashes. As in etcd, a cost that bcrypt does not support is replaced by the default.
@@ -532,7 +553,8 @@ mod tests {
         for (argument, warning) in [
             ("--host-whitelist=*", "--host-whitelist has no effect"),
             ("--host-whitelist=a,*", "--host-whitelist has no effect"),
-            ("--cors=*", "--cors has no effect"),
+            ("--cors=*", ""),
+            ("--cors=http://a,https://b:8443", ""),
             ("--log-rotation-config-json={}", ""),
             ("--distributed-tracing-address=h:4317", "--distributed-tracing-address has no effect"),
             ("--experimental-distributed-tracing-service-name=etcd", "service-name has no effect"),
@@ -556,7 +578,8 @@ mod tests {
         }
         for (argument, words) in [
             ("--host-whitelist=a", "host names in requests are not checked"),
-            ("--cors=http://a", "CORS is not supported"),
+            ("--cors=a", "'*', or origins such as"),
+            ("--cors=http://a/b", "'*', or origins such as"),
             ("--enable-distributed-tracing", "tracing export is not supported"),
             ("--discovery=http://d", "discovery is not supported"),
             ("--discovery-endpoints=http://d", "discovery is not supported"),

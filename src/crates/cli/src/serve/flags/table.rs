@@ -231,7 +231,10 @@ pub(super) const FLAGS: &[Flag] = &[
     used("cipher-suites", "comma-separated TLS 1.2 cipher suites for clients, by Go's names"),
     used("tls-min-version", "'TLS1.2' or 'TLS1.3', for clients; members use 1.3 ['TLS1.2']"),
     used("tls-max-version", "'TLS1.2' or 'TLS1.3', for clients ['TLS1.3']"),
-    refused_unless_all("cors", "CORS is not supported: use a reverse proxy"),
+    used(
+        "cors",
+        "comma-separated origins of web pages that may use JSON and HTTP in a browser; '*' is all ['*']",
+    ),
     refused_unless_all(
         "host-whitelist",
         "host names in requests are not checked: bind --listen-client-urls to addresses that only trusted hosts can \

@@ -13,12 +13,15 @@ mod fields;
 mod json;
 mod routes;
 mod stream;
+pub(crate) mod websocket;
 
+use std::error::Error;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http_body::Body as HttpBody;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use prost_reflect::MethodDescriptor;
@@ -46,7 +49,10 @@ pub(crate) fn is_for(path: &str) -> bool {
 }
 
 /// Handles a request to the gateway.
-pub(crate) async fn answer(grpc: &Grpc, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn answer<B>(grpc: &Grpc, request: Request<B>) -> Response<Body>
+where
+    B: HttpBody<Data = Bytes, Error: Error + Send + Sync> + Unpin + Send + 'static,
+{
     let (head, body) = request.into_parts();
     let Some(method) = routes::method(head.uri.path()) else {
         forget(body).await;
@@ -57,7 +63,7 @@ pub(crate) async fn answer(grpc: &Grpc, request: Request<Incoming>) -> Response<
         return rejection(&Status::unimplemented("Method Not Allowed"));
     }
     let metadata = metadata(&head.headers);
-    let path = format!("/{}/{}", method.parent_service().full_name(), method.name());
+    let path = grpc_path(&method);
     let streams = method.is_server_streaming();
     if let Err(status) = deadline_of(&metadata) {
         forget(body).await;
@@ -82,8 +88,8 @@ pub(crate) async fn answer(grpc: &Grpc, request: Request<Incoming>) -> Response<
     let body = if method.is_client_streaming() {
         Body::new(Requests::new(body, method.input()))
     } else {
-        let bytes_max = grpc.bytes_max_of(&path);
-        let text = match tokio::time::timeout(MESSAGE_TIME_MAX, text(body, bytes_max)).await {
+        let json_bytes_max = json_bytes_max(grpc, &path);
+        let text = match tokio::time::timeout(MESSAGE_TIME_MAX, text(body, json_bytes_max)).await {
             Ok(Ok(text)) => text,
             Ok(Err(status)) => return rejection(&status),
             Err(_) => return rejection(&too_slow()),
@@ -129,16 +135,28 @@ pub(crate) async fn refused_unread(
 
 /// Reads and discards a small body of a rejected request. Some clients, such as curl, report a connection failure if
 /// the response arrives while they are still sending.
-async fn forget(body: Incoming) {
+async fn forget(body: impl HttpBody<Data = Bytes, Error: Error + Send + Sync + 'static> + Unpin) {
     let mut body = Limited::new(body, FORGOTTEN_BYTES_MAX);
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
     drop(tokio::time::timeout(FORGETTING_TIME_MAX, all).await);
 }
 
-/// Reads the JSON of a message whose protobuf encoding may have at most `bytes_max` bytes.
-async fn text(body: Incoming, bytes_max: usize) -> Result<Bytes, Status> {
-    // The limit is doubled, because base64 makes bytes longer by a third and JSON contains the field names.
-    let json_bytes_max = bytes_max * 2;
+/// Returns the path of a method for gRPC.
+fn grpc_path(method: &MethodDescriptor) -> String {
+    format!("/{}/{}", method.parent_service().full_name(), method.name())
+}
+
+/// Returns the maximum size of the JSON of a unary request. It is twice that of the protobuf encoding, because base64
+/// makes bytes longer by a third and JSON contains the field names.
+fn json_bytes_max(grpc: &Grpc, path: &str) -> usize {
+    grpc.bytes_max_of(path) * 2
+}
+
+/// Reads the JSON of a unary request.
+async fn text(
+    body: impl HttpBody<Data = Bytes, Error: Error + Send + Sync + 'static>,
+    json_bytes_max: usize,
+) -> Result<Bytes, Status> {
     let body = Limited::new(body, json_bytes_max).collect().await.map_err(|error| {
         Status::resource_exhausted(format!(
             "bowline: cannot read the request, of at most {json_bytes_max} bytes: {error}"

@@ -1,11 +1,11 @@
 //! Converts streams message by message: requests from JSON, and responses to JSON.
 
+use std::fmt::Display;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http_body::{Body as HttpBody, Frame};
-use hyper::body::Incoming;
 use prost_reflect::MessageDescriptor;
 use tonic::Status;
 use tonic::body::Body;
@@ -14,7 +14,7 @@ use crate::middleware::cpu_permits::json_aside;
 use crate::web::gateway::{failed, json, last_words};
 
 /// Largest request of a stream, in bytes. It is buffered until complete.
-const REQUEST_BYTES_MAX: usize = 256 << 10;
+pub(crate) const REQUEST_BYTES_MAX: usize = 256 << 10;
 
 type Polled = Poll<Option<Result<Frame<Bytes>, Status>>>;
 
@@ -50,8 +50,8 @@ impl Shape {
 }
 
 /// Converts consecutive JSON requests to gRPC frames.
-pub(crate) struct Requests {
-    body: Incoming,
+pub(crate) struct Requests<B> {
+    body: B,
     read: BytesMut,
     shape: Shape,
     /// Size of the buffer at the last attempt to parse it.
@@ -60,8 +60,8 @@ pub(crate) struct Requests {
     ended: bool,
 }
 
-impl Requests {
-    pub(crate) fn new(body: Incoming, of: MessageDescriptor) -> Self {
+impl<B> Requests<B> {
+    pub(crate) fn new(body: B, of: MessageDescriptor) -> Self {
         Self {
             body,
             read: BytesMut::new(),
@@ -111,7 +111,10 @@ impl Requests {
     }
 }
 
-impl HttpBody for Requests {
+impl<B> HttpBody for Requests<B>
+where
+    B: HttpBody<Data = Bytes, Error: Display> + Unpin,
+{
     type Data = Bytes;
     type Error = Status;
 
