@@ -75,7 +75,7 @@ pub use endpoint::{Endpoint, ListenerScope};
 pub use listen::{BindError, Listeners};
 pub use member::{CLUSTER_VERSION, CLUSTER_VERSION_SHORT, VERSION};
 pub use server::{RunningServer, Server, ServerError};
-pub use settings::{Origins, Settings, WebSettings};
+pub use settings::{LearnerCalls, LearnerSettings, Origins, Settings, WebSettings};
 pub use tls::{Certificate, ServerTls, TlsError, TlsSettings, self_signed};
 pub use token::{Algorithm, JwtSettings, TokenError, Tokens};
 

@@ -13,7 +13,7 @@ use tonic::{Request, Status};
 
 use crate::identity::Identity;
 use crate::permission::Permission;
-use crate::settings::Settings;
+use crate::settings::{LearnerCalls, Settings};
 use crate::token::Tokens;
 use crate::wire::{Reason, refused};
 
@@ -175,6 +175,22 @@ impl Member {
 
     /// Rejects requests that learners do not serve.
     pub(crate) fn not_for_learners(&self) -> Result<(), Status> {
-        if self.is_learner() { Err(Reason::NotForLearners.into()) } else { Ok(()) }
+        self.served_from(None)
+    }
+
+    /// Rejects watches at a learner that does not serve them.
+    pub(crate) fn may_watch(&self) -> Result<(), Status> {
+        self.served_from(Some(LearnerCalls::Watch))
+    }
+
+    /// Rejects linearizable ranges at a learner that does not serve them.
+    pub(crate) fn may_confirm_reads(&self) -> Result<(), Status> {
+        self.served_from(Some(LearnerCalls::WatchAndRange))
+    }
+
+    /// Rejects requests that learners serve only from this setting on; `None` for never.
+    fn served_from(&self, least: Option<LearnerCalls>) -> Result<(), Status> {
+        let is_served = least.is_some_and(|least| self.settings.learners.calls >= least);
+        if !is_served && self.is_learner() { Err(Reason::NotForLearners.into()) } else { Ok(()) }
     }
 }

@@ -22,6 +22,27 @@ pub enum Origins {
     Only(BTreeSet<String>),
 }
 
+/// Limits and services of learners.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LearnerSettings {
+    /// Maximum number of learners in the cluster, if limited.
+    pub max: Option<usize>,
+    /// Calls that this member serves while it is a learner.
+    pub calls: LearnerCalls,
+}
+
+/// Calls that a learner serves, in addition to serializable ranges, status and snapshots.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum LearnerCalls {
+    /// No others, as in etcd.
+    Etcd,
+    /// Watches. They deliver the same events as at a voter.
+    #[default]
+    Watch,
+    /// Watches and linearizable ranges. For each range the learner asks the leader for the current log index.
+    WatchAndRange,
+}
+
 /// Limits and intervals of a server. The defaults are etcd's, except for the intervals of the node, which are the
 /// library's.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,8 +65,8 @@ pub struct Settings {
     pub streams_max: u32,
     /// Whether `/metrics` includes the durations of calls.
     pub metrics_extensive: bool,
-    /// Maximum number of learners, if limited.
-    pub learners_max: Option<usize>,
+    /// Limits and services of learners.
+    pub learners: LearnerSettings,
     /// Settings for JSON and HTTP.
     pub web: WebSettings,
     /// Idle time after which a connection is pinged; `None` for no pings.
@@ -77,7 +98,7 @@ impl Default for Settings {
             progress_interval: Duration::from_secs(600),
             streams_max: u32::MAX,
             metrics_extensive: false,
-            learners_max: None,
+            learners: LearnerSettings::default(),
             web: WebSettings::default(),
             ping_after: Some(Duration::from_secs(7200)),
             ping_timeout: Duration::from_secs(20),

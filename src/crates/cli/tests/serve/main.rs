@@ -13,6 +13,7 @@ mod go;
 mod hostile;
 mod jwt;
 mod kv;
+mod learners;
 mod lease;
 mod ledger;
 mod library;

@@ -12,9 +12,10 @@ use crate::middleware::Middleware;
 use crate::protocol::HEALTH;
 use crate::wire::Reason;
 
-/// Methods that learners serve. Streams and linearizable ranges are checked by their services.
-const FOR_LEARNERS: [&str; 3] = [
+/// Methods that learners may serve. Watches and linearizable ranges are checked by their services.
+const FOR_LEARNERS: [&str; 4] = [
     "/etcdserverpb.KV/Range",
+    "/etcdserverpb.Watch/Watch",
     "/etcdserverpb.Maintenance/Status",
     "/etcdserverpb.Maintenance/Snapshot",
 ];

@@ -36,7 +36,7 @@ impl ClusterService {
             member.role == MemberRole::Learner && member.replaces.is_none()
         };
         let count = members.rows().values().filter(stays).count();
-        match self.0.settings().learners_max {
+        match self.0.settings().learners.max {
             Some(most) if count >= most => Err(Reason::TooManyLearners.into()),
             _ => Ok(()),
         }

@@ -160,7 +160,7 @@ impl Kv for KvService {
         let request = request.into_inner();
         check_range(&request)?;
         if !request.serializable {
-            self.member.not_for_learners()?;
+            self.member.may_confirm_reads()?;
         }
         let keys = key_range(request.key.clone(), request.range_end.clone());
         let is_long = self.is_long(&keys, &request);

@@ -7,7 +7,9 @@ use bowline::{
     Config, Limits,
     cluster::{History, PeerProof, PeerTls},
 };
-use bowline_server::{ListenerScope, Origins, Settings, TlsSettings, WebSettings};
+use bowline_server::{
+    LearnerCalls, LearnerSettings, ListenerScope, Origins, Settings, TlsSettings, WebSettings,
+};
 
 use super::error::FlagError;
 use super::gates;
@@ -148,10 +150,7 @@ impl Options {
                 Some("extensive") => true,
                 Some(other) => return Err(wrong("metrics", other, "basic or extensive")),
             },
-            learners_max: match number(values, "max-learners", usize::MAX, 1, usize::MAX)? {
-                usize::MAX => None,
-                most => Some(most),
-            },
+            learners: learners(values)?,
             web: WebSettings {
                 offers_json: switch_or(values, "enable-grpc-gateway", true)?,
                 origins: origins(values)?,
@@ -326,6 +325,21 @@ fn doors(values: &Values, listen_clients: &[Url]) -> Result<Vec<Door>, FlagError
         at(&health, ListenerScope::Health),
     ]
     .concat())
+}
+
+/// Returns the limits and services of learners.
+fn learners(values: &Values) -> Result<LearnerSettings, FlagError> {
+    let max = match number(values, "max-learners", usize::MAX, 1, usize::MAX)? {
+        usize::MAX => None,
+        most => Some(most),
+    };
+    let calls = match values.get("learner-calls") {
+        None | Some("watch") => LearnerCalls::Watch,
+        Some("etcd") => LearnerCalls::Etcd,
+        Some("watch,range") => LearnerCalls::WatchAndRange,
+        Some(other) => return Err(wrong("learner-calls", other, "etcd, watch, or watch,range")),
+    };
+    Ok(LearnerSettings { max, calls })
 }
 
 /// Returns the origins of the web pages that may use the server.

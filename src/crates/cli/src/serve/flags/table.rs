@@ -312,6 +312,10 @@ pub(super) const FLAGS: &[Flag] = &[
         "max-learners",
         "maximum number of learners for `member add --learner` [no limit, but 64 members in all]",
     ),
+    used(
+        "learner-calls",
+        "further calls that a learner serves: 'etcd' for none, 'watch', or 'watch,range' ['watch']",
+    ),
     ignored("downgrade-check-time", "downgrades are not supported"),
     ignored(
         "snapshot-catchup-entries",

@@ -61,7 +61,7 @@ impl Watch for WatchService {
         &self,
         request: Request<Streaming<pb::WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        self.member.not_for_learners()?;
+        self.member.may_watch()?;
         let needs_leader = needs_leader(&request);
         let who = Identity::in_request(&request);
         let WatchService { member, budget, leaderless } = self.clone();

@@ -1,0 +1,97 @@
+//! Tests of the calls that learners serve.
+
+use tempfile::{TempDir, tempdir};
+use tonic::Code;
+use tonic::transport::Channel;
+
+use bowline_proto::etcdserverpb as pb;
+use bowline_testkit::process::{Server, flags, free_ports};
+use pb::cluster_client::ClusterClient;
+use pb::kv_client::KvClient;
+use pb::watch_client::WatchClient;
+use pb::watch_request::RequestUnion;
+
+const NOT_SERVED: &str = "etcdserver: rpc not supported for learner";
+
+/// Starts a voter, and a learner with a flag.
+async fn voter_and_learner(dirs: &[TempDir; 2], more: &str) -> (Server, Server) {
+    let (peers, clients): ([u16; 2], [u16; 2]) = (free_ports(), free_ports());
+    let voter = Server::start(&flags(0, &peers[..1], clients[0], dirs[0].path()), clients[0], &[]);
+    let voter = voter.ready();
+    let mut cluster = ClusterClient::new(voter.channel().await);
+    let peer_ur_ls = vec![format!("http://127.0.0.1:{}", peers[1])];
+    cluster.member_add(pb::MemberAddRequest { peer_ur_ls, is_learner: true }).await.unwrap();
+    let own = flags(1, &peers, clients[1], dirs[1].path());
+    let learner = Server::start(&own, clients[1], &["--initial-cluster-state=existing", more]);
+    (voter, learner.ready())
+}
+
+fn range(serializable: bool) -> pb::RangeRequest {
+    pb::RangeRequest { key: "a".into(), serializable, ..Default::default() }
+}
+
+async fn put(channel: Channel, value: &str) -> Result<(), tonic::Status> {
+    let put =
+        pb::PutRequest { key: "a".into(), value: value.to_owned().into(), ..Default::default() };
+    KvClient::new(channel).put(put).await.map(drop)
+}
+
+/// Opens a watch, and returns its stream and the sender of its requests.
+async fn watch(channel: Channel) -> Result<tonic::Streaming<pb::WatchResponse>, tonic::Status> {
+    let create = pb::WatchCreateRequest { key: "a".into(), ..Default::default() };
+    let create = RequestUnion::CreateRequest(create);
+    let request = pb::WatchRequest { request_union: Some(create) };
+    let requests = tokio_stream::StreamExt::chain(
+        tokio_stream::once(request),
+        tokio_stream::pending::<pb::WatchRequest>(),
+    );
+    Ok(WatchClient::new(channel).watch(requests).await?.into_inner())
+}
+
+#[tokio::test]
+async fn learner_serves_watches_and_no_linearizable_ranges_by_default() {
+    let dirs = [(); 2].map(|()| tempdir().unwrap());
+    let (voter, learner) = voter_and_learner(&dirs, "--learner-calls=").await;
+    let mut events = watch(learner.channel().await).await.unwrap();
+    assert!(events.message().await.unwrap().unwrap().created);
+    for value in ["1", "2", "3"] {
+        put(voter.channel().await, value).await.unwrap();
+        let response = events.message().await.unwrap().unwrap();
+        let kv = response.events[0].kv.clone().unwrap();
+        assert_eq!((response.events.len(), kv.value), (1, value.into()));
+    }
+    let mut kv = KvClient::new(learner.channel().await);
+    let refused = kv.range(range(false)).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, NOT_SERVED));
+    assert_eq!(kv.range(range(true)).await.unwrap().into_inner().count, 1);
+    let refused = put(learner.channel().await, "4").await.unwrap_err();
+    assert_eq!(refused.message(), NOT_SERVED);
+}
+
+#[tokio::test]
+async fn learner_serves_linearizable_ranges_if_configured() {
+    let dirs = [(); 2].map(|()| tempdir().unwrap());
+    let (voter, learner) = voter_and_learner(&dirs, "--learner-calls=watch,range").await;
+    let mut kv = KvClient::new(learner.channel().await);
+    for at in 0..200 {
+        let value = at.to_string();
+        put(voter.channel().await, &value).await.unwrap();
+        let read = kv.range(range(false)).await.unwrap().into_inner();
+        assert_eq!(
+            read.kvs[0].value,
+            value.as_bytes(),
+            "the put was acknowledged before the range"
+        );
+    }
+    watch(learner.channel().await).await.unwrap();
+}
+
+#[tokio::test]
+async fn learner_rejects_what_etcds_rejects_if_configured() {
+    let dirs = [(); 2].map(|()| tempdir().unwrap());
+    let (_voter, learner) = voter_and_learner(&dirs, "--learner-calls=etcd").await;
+    let refused = watch(learner.channel().await).await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, NOT_SERVED));
+    let refused = KvClient::new(learner.channel().await).range(range(false)).await.unwrap_err();
+    assert_eq!(refused.message(), NOT_SERVED);
+}
