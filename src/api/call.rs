@@ -294,7 +294,8 @@ impl IntoFuture for GetCall {
 pub struct RangeCall {
     client: Client,
     range: Range,
-    counted: bool,
+    /// Bytes at which the scan stops, or `None` to scan and count the whole range.
+    page_bytes: Option<u64>,
     consistency: Consistency,
     deadline: Option<Duration>,
 }
@@ -303,7 +304,7 @@ impl RangeCall {
     pub(crate) fn new(client: Client, keys: KeyRange) -> Self {
         let range = Range::new(client.scope.range(keys));
         let consistency = Consistency::Linearizable;
-        Self { client, range, counted: true, consistency, deadline: None }
+        Self { client, range, page_bytes: None, consistency, deadline: None }
     }
 
     /// Returns at most `rows` rows. The reply's `more` is set if the range has more rows.
@@ -355,7 +356,30 @@ impl RangeCall {
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn skip_count(mut self) -> Self {
-        self.counted = false;
+        self.page_bytes.get_or_insert(u64::MAX);
+        self
+    }
+
+    /// Returns only as many rows as fit into `bytes`, but at least one, if rows are sorted by key. A
+    /// row counts with its key, its value unless [`keys_only`](RangeCall::keys_only) is set, and 64
+    /// bytes for its numbers. The reply's `more` is set if the range has more rows. The scan stops
+    /// there, as after [`skip_count`](RangeCall::skip_count).
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, KeyRange, Node};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+    /// # let kv = node.client();
+    /// for key in ["a", "b", "c"] {
+    ///     kv.put(key, vec![0; 1000]).block()?;
+    /// }
+    /// let page = kv.range(KeyRange::all()).limit_bytes(2500).block()?;
+    /// assert_eq!((page.kvs.len(), page.more), (2, true));
+    /// # node.shutdown().block();
+    /// # Ok::<(), bowline::Error>(())
+    /// ```
+    pub fn limit_bytes(mut self, bytes: u64) -> Self {
+        self.page_bytes = Some(bytes);
         self
     }
 
@@ -388,11 +412,11 @@ impl IntoFuture for RangeCall {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let Self { client, range, counted, consistency, deadline: timeout } = self;
+            let Self { client, range, page_bytes, consistency, deadline: timeout } = self;
             client.shared.settings.limits.check_range(&range)?;
             client.may_read(&range.range)?;
             client.be_current(consistency, client.shared.deadline(timeout)).await?;
-            let reply = client.shared.range(&range, counted)?;
+            let reply = client.shared.range(&range, page_bytes)?;
             // Check the permission again: the access table is now at least as new as the rows.
             client.may_read(&range.range)?;
             Ok(client.scope.strip_range(reply))

@@ -40,10 +40,16 @@ impl Snapshot<'_> {
         Ok(collector.finish(newest))
     }
 
-    /// Evaluates a range, but stops one row after the limit. The count then covers only the visited
-    /// rows.
-    pub(super) fn page(&self, range: &Range, newest: Revision) -> Result<RangeReply, Replaced> {
+    /// Evaluates a range, but stops one row after the limit, or at the row that would exceed
+    /// `bytes_max`. The count then covers only the visited rows.
+    pub(super) fn page(
+        &self,
+        range: &Range,
+        newest: Revision,
+        bytes_max: u64,
+    ) -> Result<RangeReply, Replaced> {
         let mut collector = Collector::new(range);
+        collector.bytes_left = bytes_max;
         self.scan(&range.range, |row| {
             collector.visit(row);
             if collector.more { Scan::Enough } else { Scan::On }
@@ -93,6 +99,9 @@ fn satisfies(row: Option<RowRef<'_>>, compare: &Compare) -> bool {
     }
 }
 
+/// Number of bytes for which the numbers of a row count in a page.
+const ROW_BYTES: usize = 64;
+
 /// Collects the rows of one range. If rows arrive in the order of the reply, rows after the limit
 /// are counted but not stored.
 pub(super) struct Collector<'a> {
@@ -100,6 +109,8 @@ pub(super) struct Collector<'a> {
     limit: usize,
     /// Whether rows arrive in the order of the reply, and all of them belong to the reply.
     direct: bool,
+    /// Number of bytes that the rows may still add. Applies only to direct rows.
+    bytes_left: u64,
     rows: Vec<StoredRow>,
     more: bool,
     count: u64,
@@ -111,7 +122,7 @@ impl<'a> Collector<'a> {
         let unbounded =
             range.bounds == RevisionBounds::default() || (mutant!(B59) && range.limit.is_some());
         let direct = unbounded && range.sort == Sort::default();
-        Self { range, limit, direct, rows: Vec::new(), more: false, count: 0 }
+        Self { range, limit, direct, bytes_left: u64::MAX, rows: Vec::new(), more: false, count: 0 }
     }
 
     pub(super) fn visit(&mut self, row: RowRef<'_>) {
@@ -119,13 +130,22 @@ impl<'a> Collector<'a> {
         if self.range.count_only {
             return;
         }
-        if self.direct && self.rows.len() == self.limit {
+        if self.direct && (self.rows.len() == self.limit || !self.has_room(row)) {
             self.more = true;
             return;
         }
         if self.direct || within(&self.range.bounds, row) {
             self.rows.push(row.to_row());
         }
+    }
+
+    /// Counts the bytes of a row. Returns false if the reply has rows and no room for this one.
+    fn has_room(&mut self, row: RowRef<'_>) -> bool {
+        let value_bytes = if self.range.keys_only { 0 } else { row.value().len() };
+        let bytes = (row.key().len() + value_bytes + ROW_BYTES) as u64;
+        let fits = bytes <= self.bytes_left || self.rows.is_empty();
+        self.bytes_left = self.bytes_left.saturating_sub(bytes);
+        fits
     }
 
     pub(super) fn finish(mut self, newest: Revision) -> RangeReply {

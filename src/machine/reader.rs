@@ -92,13 +92,14 @@ impl Reader {
         self.answer(range, |snapshot, range, newest| snapshot.range(range, newest))
     }
 
-    /// Reads a range without visiting the keys after the limit, if the rows are in key order and
-    /// not filtered by revision. The count then covers only the visited rows.
+    /// Reads a range without visiting the keys after the limit or after about `bytes_max` bytes, if
+    /// the rows are in key order and not filtered by revision. The count then covers only the
+    /// visited rows.
     ///
     /// # Errors
     /// Same as [`Reader::range`].
-    pub fn page(&self, range: &Range) -> Result<RangeReply, Rejection> {
-        self.answer(range, |snapshot, range, newest| snapshot.page(range, newest))
+    pub fn page(&self, range: &Range, bytes_max: u64) -> Result<RangeReply, Rejection> {
+        self.answer(range, |snapshot, range, newest| snapshot.page(range, newest, bytes_max))
     }
 
     fn answer(

@@ -367,11 +367,18 @@ impl Shared {
         }
     }
 
-    /// Reads a range of this replica. If `counted` is set, counts all keys of the range and not
-    /// only the returned rows. Logs a slow scan.
-    pub(crate) fn range(&self, range: &Range, counted: bool) -> Result<RangeReply, Rejection> {
+    /// Reads a range of this replica, or a page of it with at most `page_bytes`. Without
+    /// `page_bytes`, counts all keys of the range and not only the returned rows. Logs a slow scan.
+    pub(crate) fn range(
+        &self,
+        range: &Range,
+        page_bytes: Option<u64>,
+    ) -> Result<RangeReply, Rejection> {
         let began = self.now();
-        let found = if counted { self.reader.range(range) } else { self.reader.page(range) };
+        let found = match page_bytes {
+            None => self.reader.range(range),
+            Some(bytes) => self.reader.page(range, bytes),
+        };
         let now = self.now();
         self.meters.ranges_total.one();
         let took = now.since(began);

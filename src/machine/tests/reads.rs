@@ -38,7 +38,7 @@ fn page_reads_at_most_one_row_beyond_its_limit() {
     let (mut rows, mut looked_at) = (0, 0);
     loop {
         let range = Range { limit: Some(1000), ..Range::new(from) };
-        let page = world.reader.page(&range).unwrap();
+        let page = world.reader.page(&range, u64::MAX).unwrap();
         assert_eq!(page.kvs, world.reader.range(&range).unwrap().kvs);
         (rows, looked_at) = (rows + page.kvs.len(), looked_at + page.count);
         match page.kvs.last() {
@@ -52,8 +52,31 @@ fn page_reads_at_most_one_row_beyond_its_limit() {
     // A range sorted by another field must be visited completely.
     let sort = Sort { target: SortTarget::Mod, order: SortOrder::Descend };
     let range = Range { limit: Some(1), sort, ..Range::new(KeyRange::all()) };
-    let page = world.reader.page(&range).unwrap();
+    let page = world.reader.page(&range, u64::MAX).unwrap();
     assert_eq!((text(&page.kvs[0].key), page.more, page.count), ("k4999".to_owned(), true, 5000));
+}
+
+#[test]
+fn page_ends_before_the_row_that_exceeds_its_bytes() {
+    let mut world = World::new();
+    for (key, bytes) in [("a", 100), ("b", 100), ("c", 5000), ("d", 1)] {
+        world.put(key, &"v".repeat(bytes));
+    }
+    let page = |range: Range, bytes| {
+        let page = world.reader.page(&range, bytes).unwrap();
+        (names(&page).concat(), page.more)
+    };
+    let all = || Range::new(KeyRange::all());
+    let is = |rows: &str, more| (rows.to_owned(), more);
+    // Each of the first two rows counts as a key of 1 byte, a value of 100 bytes and 64 bytes.
+    assert_eq!(page(all(), 329), is("a", true));
+    assert_eq!(page(all(), 330), is("ab", true));
+    assert_eq!(page(all(), 0), is("a", true), "at least one row");
+    let rest = Range::new(KeyRange::starting_at("c"));
+    assert_eq!(page(rest, 1000), is("c", true), "a row may exceed a whole page");
+    assert_eq!(page(all(), u64::MAX), is("abcd", false));
+    assert_eq!(page(Range { keys_only: true, ..all() }, 3 * 65), is("abc", true));
+    assert_eq!(page(Range { limit: Some(1), ..all() }, 1000), is("a", true));
 }
 
 #[test]

@@ -399,7 +399,7 @@ fn needs_new_token(status: &Status) -> bool {
 }
 
 /// Returns the message of a status, or the cause if the connection broke.
-fn words(status: &Status) -> String {
+pub(crate) fn words(status: &Status) -> String {
     match std::error::Error::source(status) {
         Some(error) => format!("the connection broke: {}", root_cause(error)),
         None => status.message().to_owned(),

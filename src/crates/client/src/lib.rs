@@ -26,6 +26,7 @@
 //! - [`Client`] calls servers. It moves to another endpoint if a server fails, and repeats a call only if the call
 //!   certainly was not applied or may be applied twice without harm.
 //! - [`Error::effect`] reports whether a failed call changed anything.
+//! - [`RangeStream`] reads a large range in chunks of one revision.
 //! - [`Watch`] reconnects and continues at the right revision.
 //! - [`Session`] keeps a lease alive, and reports its loss before the server can end it.
 //! - [`Lock`] is a lock in the layout of etcd's `concurrency` package and of Bowline's locks.
@@ -38,6 +39,7 @@ mod kv;
 mod lock;
 mod options;
 mod ordered;
+mod range_stream;
 mod session;
 mod tls;
 mod verifier;
@@ -53,5 +55,6 @@ pub use kv::prefix_end;
 pub use lock::{Held, Lock, NotHeld, QueueEntry, queue_entries};
 pub use options::{Login, Options, Tls};
 pub use ordered::is_ordered;
+pub use range_stream::RangeStream;
 pub use session::{BootTime, Session, renewal};
 pub use watch::Watch;

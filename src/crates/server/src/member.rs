@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bowline::{
-    Client, Error, Node, NodeId, Rejection, Revision,
+    Client, Error, KeyRange, Node, NodeId, Rejection, Revision,
     auth::{AuthError, UserClient},
     cluster::{MemberRole, Term},
 };
@@ -15,7 +15,7 @@ use crate::identity::Identity;
 use crate::permission::Permission;
 use crate::settings::{LearnerCalls, Settings};
 use crate::token::Tokens;
-use crate::wire::{Reason, refused};
+use crate::wire::{Reason, access_refused, refused};
 
 /// Version of etcd that this server emulates.
 pub const VERSION: &str = "3.6.9";
@@ -102,6 +102,21 @@ impl Member {
     /// token has expired.
     pub(crate) fn acting_still(&self, who: &Identity) -> UserClient {
         self.client.as_user(who.known_still(&self.client.access()))
+    }
+
+    /// Checks that the user of a running operation may read a range, by the current users and roles. The token may have
+    /// expired.
+    pub(crate) fn may_still_read(&self, who: &Identity, keys: &KeyRange) -> Result<(), Status> {
+        let access = self.client.access();
+        access.may_read(&who.known_still(&access), keys).map_err(access_refused)
+    }
+
+    /// Returns the caller, identified again if users and roles have changed since.
+    ///
+    /// # Errors
+    /// Fails if the token has expired since.
+    pub(crate) fn current(&self, who: &Identity) -> Result<Identity, Status> {
+        if who.holds(&self.client.access()) { Ok(who.clone()) } else { self.again(who) }
     }
 
     /// Identifies the caller again by the credentials of its request.

@@ -156,7 +156,7 @@ fn fast_requests_are_not_logged() {
         for node in 0..3 {
             three.put(node, "k", 10).unwrap();
         }
-        three.shared(0).range(&Range::new(KeyRange::all()), true).unwrap();
+        three.shared(0).range(&Range::new(KeyRange::all()), None).unwrap();
         assert_eq!(all(three), before);
     });
     assert_eq!(lines, [""; 0]);

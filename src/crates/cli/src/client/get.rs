@@ -61,6 +61,10 @@ pub(crate) struct GetOptions {
     #[arg(long)]
     print_value_only: bool,
 
+    /// Receive the range in chunks, which suits large ranges (etcd 3.7); cannot be sorted or filtered
+    #[arg(long)]
+    stream: bool,
+
     /// Print only keys last modified at this revision or later
     #[arg(long, value_name = "REVISION", value_parser = revision, default_value_t = 0)]
     min_mod_rev: i64,
@@ -166,8 +170,13 @@ pub(crate) async fn run(
         return Err(Failure::Usage("--print-value-only requires --write-out=simple".to_owned()));
     }
     output.values_only = options.print_value_only;
+    let streams = options.stream;
     let request = options.request()?;
-    let call = async |link: Link| link.kv().range(request.clone()).await;
-    let answer = client.ask(CallKind::Repeatable, call).await?;
+    let answer = if streams {
+        client.calls().range_stream(request.clone()).await?.collect().await?
+    } else {
+        let call = async |link: Link| link.kv().range(request.clone()).await;
+        client.ask(CallKind::Repeatable, call).await?
+    };
     if request.count_only { output.show(&Counted(answer)) } else { output.show(&answer) }
 }

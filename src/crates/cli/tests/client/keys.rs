@@ -132,6 +132,27 @@ fn lease_revocation_deletes_its_keys() {
     assert!(gone.err.contains("lease not found") && gone.err.contains("hint:"), "{}", gone.err);
 }
 
+#[test]
+fn streamed_range_is_printed_like_a_range() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--max-request-bytes=4096"]);
+    for number in 0..40 {
+        ask(&server, &["put", &format!("k{number:02}"), &"v".repeat(500)]).done();
+    }
+    for format in ["simple", "json", "fields"] {
+        for options in [&[][..], &["--limit=33"], &["--keys-only"], &["--count-only"], &["--rev=9"]]
+        {
+            let get = [&["get", "k", "--prefix", "-w", format], options].concat();
+            let expected = ask(&server, &get).done();
+            let streamed = ask(&server, &[&get[..], &["--stream"]].concat()).done();
+            assert_eq!(streamed, expected, "{get:?}");
+        }
+    }
+    let sorted = ask(&server, &["get", "k", "--prefix", "--order=DESCEND", "--stream"]);
+    assert_eq!(sorted.code, 1);
+    assert!(sorted.err.contains("RangeStream does not support custom sort orders"), "{sorted:?}");
+}
+
 /// With the error texts of etcdctl 3.6.
 #[test]
 fn contradictory_get_options_are_rejected() {

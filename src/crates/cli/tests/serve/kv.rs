@@ -143,8 +143,6 @@ async fn rejections_have_the_codes_and_texts_of_etcd() {
     kv.range(range(|r| r.revision = 3)).await.unwrap();
     let future = "etcdserver: mvcc: required revision is a future revision";
     says(kv.compact(compact(9)).await, OutOfRange, future);
-    let stream = kv.range_stream(all()).await;
-    says(stream, Unimplemented, "unknown method RangeStream for service etcdserverpb.KV");
 }
 
 fn compare_create(key: &'static str, revision: i64) -> pb::Compare {

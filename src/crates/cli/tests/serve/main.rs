@@ -26,6 +26,7 @@ mod operate;
 mod p521;
 #[allow(dead_code, reason = "shared with the command tests")]
 mod projects;
+mod range_stream;
 mod restarts;
 mod revisions;
 mod rights;

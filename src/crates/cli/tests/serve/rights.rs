@@ -124,6 +124,7 @@ fn watch(key: &str, range_end: &str) -> pb::WatchRequest {
 fn rows_of_keys(caller: &str) -> Vec<Row> {
     use Needs::{Both, Read, Root, User, Write};
     let (range, to_put) = ("/etcdserverpb.KV/Range", "/etcdserverpb.KV/Put");
+    let stream = "/etcdserverpb.KV/RangeStream";
     let (delete, transact) = ("/etcdserverpb.KV/DeleteRange", "/etcdserverpb.KV/Txn");
     let until = |end: &str| pb::RangeRequest { range_end: end.to_owned().into(), ..get("app/") };
     let count = pb::RangeRequest { count_only: true, ..get("secret") };
@@ -151,7 +152,10 @@ fn rows_of_keys(caller: &str) -> Vec<Row> {
         row(range, Root, get("secret")),
         row(range, Root, count),
         row(range, Root, local),
-        row("/etcdserverpb.KV/RangeStream", User, get("app/a")),
+        row(stream, Read, get("app/a")),
+        row(stream, Read, until("app0")),
+        row(stream, Root, until("app1")),
+        row(stream, Root, get("secret")),
         row(to_put, Write, put("app/a")),
         row(to_put, Both, pb::PutRequest { prev_kv: true, ..put("app/a") }),
         row(to_put, Root, put("secret")),

@@ -10,7 +10,7 @@
 //! A response larger than the whole budget is sent when no other response is pending. Small responses are not counted,
 //! because they need no more memory than the stream itself.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -54,11 +54,16 @@ impl Middleware for KeepReservations {
     }
 
     fn response(of_watches: Self::State, response: Response<Body>) -> Response<Body> {
+        if let Some(budget) = of_watches {
+            return response.map(|body| budget.counting(body));
+        }
+        if let Some(reservation) = response.extensions().get::<ChunkReservation>().cloned() {
+            return response.map(|body| reservation.by_body(body));
+        }
         let reservation = response.extensions().get::<Reservation>().cloned();
-        response.map(|body| match (of_watches, reservation) {
-            (Some(budget), _) => budget.counting(body),
-            (None, Some(reservation)) => reservation.by_body(body),
-            (None, None) => body,
+        response.map(|body| match reservation {
+            Some(reservation) => reservation.by_body(body),
+            None => body,
         })
     }
 }
@@ -66,6 +71,29 @@ impl Middleware for KeepReservations {
 /// The reservation of one response in the budget. It is held until the last part of the response is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Reservation(Arc<OwnedSemaphorePermit>);
+
+/// The reservation of the newest chunk of a stream. `None` for a small chunk.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChunkReservation(Arc<Mutex<Option<Reservation>>>);
+
+impl ChunkReservation {
+    /// Sets the reservation of a chunk before the chunk is encoded. The frames of earlier chunks keep theirs.
+    pub(crate) fn set(&self, reservation: Option<Reservation>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = reservation;
+    }
+
+    /// Returns a body whose frames keep the reservation of the chunk that they end with, until they are dropped.
+    fn by_body(self, body: Body) -> Body {
+        Body::new(body.map_frame(move |frame| {
+            // The frame takes the reservation, so that a chunk that was sent does not count.
+            let held = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+            frame.map_data(|bytes| match held {
+                Some(held) => held.by(bytes),
+                None => bytes,
+            })
+        }))
+    }
+}
 
 /// Error: the budget has not enough free bytes at the moment.
 #[derive(Debug)]

@@ -14,13 +14,15 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
 use crate::identity::Identity;
+use crate::leader::{Leaderless, needs_leader};
 use crate::member::Member;
 use crate::middleware::cpu_permits::{CpuPermits, LARGE_BYTES, LargeResponse};
 use crate::middleware::response_budget::{BudgetExhausted, Reservation, ResponseBudget};
+use crate::services::range_stream::{ChunkReader, ChunkStream};
 use crate::wire::{
-    Reason, bounds, check_delete, check_put, check_range, check_size, check_txn, compare,
-    delete_response, is_local, is_long_delete, is_long_txn, key_range, only_reads, op, put,
-    put_response, range_response, refused, revision, sort, txn_response,
+    Reason, bounds, check_delete, check_put, check_range, check_range_stream, check_size,
+    check_txn, compare, delete_response, is_local, is_long_delete, is_long_txn, key_range,
+    only_reads, op, put, put_response, range_response, refused, revision, sort, txn_response,
 };
 use bowline_proto::etcdserverpb::kv_server::Kv;
 use bowline_proto::etcdserverpb::range_request::SortTarget;
@@ -36,6 +38,7 @@ const FEW_KEYS: usize = 1000;
 pub(crate) struct KvService {
     pub(crate) member: Arc<Member>,
     pub(crate) budget: ResponseBudget,
+    pub(crate) leaderless: Arc<Leaderless>,
 }
 
 impl KvService {
@@ -180,10 +183,27 @@ impl Kv for KvService {
 
     async fn range_stream(
         &self,
-        _: Request<RangeRequest>,
+        request: Request<RangeRequest>,
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
-        // Clients of 3.7 fall back when they see this text, which comes from 3.6 servers.
-        Err(Status::unimplemented("unknown method RangeStream for service etcdserverpb.KV"))
+        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
+        let leaderless = needs_leader(&request).then(|| Arc::clone(&self.leaderless));
+        let request = request.into_inner();
+        check_range_stream(&request)?;
+        let who = self.member.current(&who)?;
+        let is_long = request.count_only && {
+            let keys = key_range(request.key.clone(), request.range_end.clone());
+            self.is_long(&keys, &request)
+        };
+        let reader = ChunkReader::new(&self.member, &self.budget, who, request);
+        let chunks = ChunkStream::new(permits.run(is_long, reader.read()).await?, leaderless);
+        let (has_more, reservation) = (chunks.has_more(), chunks.reservation());
+        let mut response = Response::new(Box::pin(chunks) as Self::RangeStreamStream);
+        response.extensions_mut().insert(reservation);
+        if has_more {
+            // The other chunks are read while the body is encoded.
+            response.extensions_mut().insert(LargeResponse);
+        }
+        Ok(response)
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
@@ -306,10 +326,9 @@ mod tests {
         }
         let tokens = Tokens::simple(std::time::Duration::from_secs(1));
         let node = Arc::new(node);
-        let service = KvService {
-            member: Member::new(node, Settings::default(), tokens),
-            budget: ResponseBudget::new(),
-        };
+        let member = Member::new(node, Settings::default(), tokens);
+        let leaderless = Leaderless::of(&member);
+        let service = KvService { member, budget: ResponseBudget::new(), leaderless };
         let range = |key: &'static str, range_end: &'static str, limit| RangeRequest {
             key: key.into(),
             range_end: range_end.into(),

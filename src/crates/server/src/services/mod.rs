@@ -11,6 +11,7 @@ pub(crate) mod lock;
 pub(crate) mod lock_queue;
 pub(crate) mod maintenance;
 pub(crate) mod password;
+pub(crate) mod range_stream;
 pub(crate) mod response_stream;
 pub(crate) mod snapshot;
 pub(crate) mod watch;
@@ -115,7 +116,11 @@ impl Services {
         let (leaderless, queues) = (Leaderless::of(member), LockQueues::new(member, &lease_ids));
         Self {
             bytes_max: member.settings().request_bytes_max + MESSAGE_SLACK_BYTES,
-            kv: Arc::new(KvService { member: of_member(), budget: ResponseBudget::new() }),
+            kv: Arc::new(KvService {
+                member: of_member(),
+                budget: ResponseBudget::new(),
+                leaderless: Arc::clone(&leaderless),
+            }),
             watch: Arc::new(WatchService {
                 member: of_member(),
                 budget: watch_budget,

@@ -3,6 +3,7 @@
 //! it after these checks.
 
 use prost::Message;
+use tonic::Status;
 
 use crate::wire::error::Reason;
 use bowline_proto::etcdserverpb::range_request::{SortOrder, SortTarget};
@@ -25,6 +26,22 @@ pub(crate) fn check_range(request: &RangeRequest) -> Result<(), Reason> {
     let known = SortOrder::try_from(request.sort_order).is_ok()
         && SortTarget::try_from(request.sort_target).is_ok();
     if known { Ok(()) } else { Err(Reason::InvalidSortOption) }
+}
+
+/// Checks a range that is sent in chunks, which have no other order than that of the keys.
+pub(crate) fn check_range_stream(request: &RangeRequest) -> Result<(), Status> {
+    check_range(request)?;
+    if request.sort_target() != SortTarget::Key || request.sort_order() == SortOrder::Descend {
+        let words = "RangeStream does not support custom sort orders";
+        return Err(Status::unimplemented(words));
+    }
+    let RangeRequest { min_mod_revision, max_mod_revision, .. } = request;
+    let RangeRequest { min_create_revision, max_create_revision, .. } = request;
+    let filters = [min_mod_revision, max_mod_revision, min_create_revision, max_create_revision];
+    match filters.iter().all(|revision| **revision == 0) {
+        true => Ok(()),
+        false => Err(Status::unimplemented("RangeStream does not support revision filters")),
+    }
 }
 
 pub(crate) fn check_put(request: &PutRequest) -> Result<(), Reason> {
