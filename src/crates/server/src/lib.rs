@@ -68,6 +68,7 @@ mod services;
 mod settings;
 mod tls;
 mod token;
+mod version;
 mod web;
 mod wire;
 
@@ -78,6 +79,7 @@ pub use server::{RunningServer, Server, ServerError};
 pub use settings::{LearnerCalls, LearnerSettings, Origins, Settings, WebSettings};
 pub use tls::{Certificate, ServerTls, TlsError, TlsSettings, self_signed};
 pub use token::{Algorithm, JwtSettings, TokenError, Tokens};
+pub use version::EtcdVersion;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../../docs/operating/outside.md")]

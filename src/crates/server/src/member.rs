@@ -15,16 +15,17 @@ use crate::identity::Identity;
 use crate::permission::Permission;
 use crate::settings::{LearnerCalls, Settings};
 use crate::token::Tokens;
+use crate::version::EtcdVersion;
 use crate::wire::{Reason, access_refused, refused};
 
 /// Version of etcd that this server emulates.
-pub const VERSION: &str = "3.6.9";
+pub const VERSION: &str = EtcdVersion::V3_7.server();
 
 /// The cluster version of that release.
-pub const CLUSTER_VERSION: &str = "3.6.0";
+pub const CLUSTER_VERSION: &str = EtcdVersion::V3_7.cluster();
 
 /// The same without the patch number, which etcd uses in some places.
-pub const CLUSTER_VERSION_SHORT: &str = "3.6";
+pub const CLUSTER_VERSION_SHORT: &str = EtcdVersion::V3_7.short();
 
 /// A member, the settings of its server, and the tokens by which it identifies users.
 pub(crate) struct Member {
@@ -32,18 +33,24 @@ pub(crate) struct Member {
     client: Client,
     settings: Settings,
     tokens: Tokens,
+    announced: EtcdVersion,
     /// Fixed as long as the member runs.
     id: NodeId,
     cluster_id: u64,
 }
 
 impl Member {
-    pub(crate) fn new(node: Arc<Node>, settings: Settings, tokens: Tokens) -> Arc<Self> {
+    pub(crate) fn new(
+        node: Arc<Node>,
+        settings: Settings,
+        tokens: Tokens,
+        announced: EtcdVersion,
+    ) -> Arc<Self> {
         let client = node.client();
         // The library's cluster id is a hash of twice this size. Either half of the hash would do.
         let cluster_id = node.cluster().0 as u64;
         let id = node.status().id;
-        Arc::new(Self { node, client, settings, tokens, id, cluster_id })
+        Arc::new(Self { node, client, settings, tokens, announced, id, cluster_id })
     }
 
     pub(crate) fn id(&self) -> NodeId {
@@ -151,6 +158,11 @@ impl Member {
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Returns the release of etcd to announce to clients.
+    pub(crate) fn announced(&self) -> EtcdVersion {
+        self.announced
     }
 
     /// Returns the header of a response. `revision` is the store's revision when the response was made.

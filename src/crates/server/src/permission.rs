@@ -24,7 +24,9 @@ impl Permission {
     pub(crate) fn of(path: &str) -> Self {
         let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
         match (service, method) {
-            ("grpc.health.v1.Health", _) | ("etcdserverpb.Auth", "Authenticate") => Self::None,
+            ("grpc.health.v1.Health", _) | ("etcdserverpb.Auth", "Authenticate" | "AuthStatus") => {
+                Self::None
+            }
             ("etcdserverpb.Watch", _) => Self::PerWatch,
             ("etcdserverpb.KV" | "etcdserverpb.Lease", _)
             | ("v3lockpb.Lock" | "v3electionpb.Election", _)

@@ -18,6 +18,7 @@ use crate::member::Member;
 use crate::settings::Settings;
 use crate::tls::ServerTls;
 use crate::token::Tokens;
+use crate::version::EtcdVersion;
 
 /// Time to wait for blocking work of the server, such as hashing a password, after the last connection has ended.
 const HANGING_MAX: Duration = Duration::from_millis(200);
@@ -35,6 +36,7 @@ pub struct Server {
     tls: Option<ServerTls>,
     tokens: Tokens,
     settings: Settings,
+    announced: EtcdVersion,
     opens_when: Condition,
 }
 
@@ -60,6 +62,7 @@ impl Server {
             tls: None,
             tokens: Tokens::simple(TOKEN_TTL),
             settings: Settings::default(),
+            announced: EtcdVersion::default(),
             opens_when: Box::new(|status| status.leader.is_some()),
         }
     }
@@ -94,6 +97,12 @@ impl Server {
     #[must_use]
     pub fn settings(self, settings: Settings) -> Self {
         Self { settings, ..self }
+    }
+
+    /// Sets the release of etcd to announce to clients. Default: the newest that this server emulates.
+    #[must_use]
+    pub fn announce(self, version: EtcdVersion) -> Self {
+        Self { announced: version, ..self }
     }
 
     /// Sets the state of the node from which on clients are accepted. By default, the node must know a leader.
@@ -163,7 +172,7 @@ impl Server {
         open: watch::Sender<bool>,
         stopping: watch::Receiver<bool>,
     ) {
-        let member = Member::new(self.node, self.settings, self.tokens);
+        let member = Member::new(self.node, self.settings, self.tokens, self.announced);
         let ready = async {
             if member.node().wait_for(self.opens_when).await.role != Role::Stopped {
                 open.send_replace(true);

@@ -166,7 +166,7 @@ async fn serve(options: Options, log: &Log) -> Result<(), ServeError> {
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
-    let server = Server::new(&node).listeners(listeners).auth(tokens);
+    let server = Server::new(&node).listeners(listeners).auth(tokens).announce(options.announced);
     let server = server.settings(options.settings.clone()).open_when(opening(&options));
     let server = match tls {
         Some(tls) => server.tls(tls),

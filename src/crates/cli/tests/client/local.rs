@@ -271,6 +271,6 @@ fn version_matches_etcdctl() {
     version.arg("version");
     let said = run(version, b"").done();
     let own = env!("CARGO_PKG_VERSION");
-    let expected = format!("etcdctl version: 3.6.9\nAPI version: 3.6\nbowline version: {own}\n");
+    let expected = format!("etcdctl version: 3.7.3\nAPI version: 3.7\nbowline version: {own}\n");
     assert_eq!(said, expected);
 }

@@ -117,7 +117,7 @@ fn endpoint_status_prints_all_fields() {
     let line = ask(&server, &["endpoint", "status"]).done();
     let cells: Vec<_> = line.trim_end_matches('\n').split(", ").collect();
     let address = server.address.as_str();
-    let expected = [(0, address), (3, "3.6.0"), (7, "2.1 GB"), (8, "true"), (9, "false")];
+    let expected = [(0, address), (3, "3.7.0"), (7, "2.1 GB"), (8, "true"), (9, "false")];
     for (at, cell) in expected.into_iter().chain([(13, ""), (14, ""), (15, "false")]) {
         assert_eq!(cells[at], cell, "{at}: {line}");
     }

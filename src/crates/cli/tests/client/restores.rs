@@ -40,12 +40,12 @@ fn snapshot_status_prints_the_formats_of_etcdutl() {
     let bytes = json["totalSize"].as_u64().unwrap();
     assert!(bytes > 0 && bytes <= fs::metadata(place.path().join("a.snap")).unwrap().len());
     assert_eq!(json["totalKey"], 3);
-    assert_eq!((&json["revision"], &json["version"]), (&revision.into(), &"3.6.0".into()));
+    assert_eq!((&json["revision"], &json["version"]), (&revision.into(), &"3.7.0".into()));
     let hash = json["hash"].as_u64().unwrap();
     assert!(hash <= u64::from(u32::MAX), "{json}");
 
     let expected = format!(
-        "\"Hash\" : {hash}\n\"Revision\" : {revision}\n\"Keys\" : 3\n\"Size\" : {bytes}\n\"Version\" : 3.6.0\n"
+        "\"Hash\" : {hash}\n\"Revision\" : {revision}\n\"Keys\" : 3\n\"Size\" : {bytes}\n\"Version\" : 3.7.0\n"
     );
     assert_eq!(status(place.path(), "fields"), expected);
     let table = status(place.path(), "table");
@@ -56,7 +56,7 @@ fn snapshot_status_prints_the_formats_of_etcdutl() {
     let lines: Vec<_> = table.lines().filter(|line| line.starts_with('|')).map(cells).collect();
     assert_eq!(lines[0], ["HASH", "REVISION", "TOTAL KEYS", "TOTAL SIZE", "VERSION"]);
     assert_eq!(lines[1][..3], [format!("{hash:x}"), revision.to_string(), "3".to_owned()]);
-    assert_eq!((lines[1][3].ends_with('B'), lines[1][4].as_str()), (true, "3.6.0"));
+    assert_eq!((lines[1][3].ends_with('B'), lines[1][4].as_str()), (true, "3.7.0"));
 }
 
 #[test]

@@ -250,7 +250,7 @@ fn version_flag_prints_both_versions() {
     assert!(output.status.success());
     let said = String::from_utf8(output.stdout).unwrap();
     let own = env!("CARGO_PKG_VERSION");
-    assert_eq!(said, format!("etcd Version: 3.6.9\nBowline Version: {own}\n"));
+    assert_eq!(said, format!("etcd Version: 3.7.3\nBowline Version: {own}\n"));
 }
 
 #[test]

@@ -288,7 +288,7 @@ fn version_and_health_are_served_over_plain_http() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     server.until_well("/readyz");
-    let versions = r#"{"etcdserver":"3.6.9","etcdcluster":"3.6.0","storage":"3.6.0"}"#;
+    let versions = r#"{"etcdserver":"3.7.3","etcdcluster":"3.7.0","storage":"3.7.0"}"#;
     assert_eq!(server.http("GET", "/version", ""), (200, versions.to_owned()));
     let (code, body) = server.http("GET", "/health", "");
     assert_eq!((code, &*body), (200, "{\"health\":\"true\",\"reason\":\"\"}"));
@@ -333,6 +333,32 @@ fn version_and_health_are_served_over_plain_http() {
         assert!(body.lines().any(|line| line == name), "{name}: {body}");
     }
     assert_eq!(server.http("GET", "/nothing", "").0, 404);
+}
+
+/// Clients choose calls by the version. A server that announces 3.6 offers the same calls.
+#[tokio::test]
+async fn server_announces_3_6_on_request() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &["--announce-version=3.6"]);
+    server.until_well("/readyz");
+    let versions = r#"{"etcdserver":"3.6.9","etcdcluster":"3.6.0","storage":"3.6.0"}"#;
+    assert_eq!(server.http("GET", "/version", ""), (200, versions.to_owned()));
+    let (_, metrics) = server.http("GET", "/metrics", "");
+    for line in [
+        r#"etcd_server_version{server_version="3.6.9"} 1"#,
+        r#"etcd_cluster_version{cluster_version="3.6"} 1"#,
+    ] {
+        assert!(metrics.lines().any(|other| other == line), "{line}");
+    }
+    let channel = server.channel().await;
+    let mut maintenance = pb::maintenance_client::MaintenanceClient::new(channel.clone());
+    let status = maintenance.status(pb::StatusRequest {}).await.unwrap().into_inner();
+    assert_eq!((&*status.version, &*status.storage_version), ("3.6.9", "3.6.0"));
+    let mut stream = KvClient::new(channel).range_stream(all()).await.unwrap().into_inner();
+    assert!(stream.message().await.unwrap().is_some());
+    let flag = ["serve", "--announce-version=3.5"];
+    let output = bowline().args(flag).output().unwrap();
+    assert!(String::from_utf8(output.stderr).unwrap().contains("3.6 or 3.7"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,6 @@
 //! Tests of `bowline serve` as a process, called over gRPC, over HTTP, and by etcd's own tools if they are installed.
 
+mod advisories;
 mod alarms;
 mod auth;
 mod browsers;

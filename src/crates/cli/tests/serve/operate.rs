@@ -75,7 +75,7 @@ async fn members_can_be_listed_hashed_led_and_removed() {
             maintenance.hash_kv(pb::HashKvRequest { revision: 2 }).await.unwrap().into_inner();
         hashes.push((hash.hash, hash.hash_revision));
         let status = settled(&mut maintenance).await;
-        assert!(status.version.starts_with("3.6.") && status.errors.is_empty(), "{status:?}");
+        assert!(status.version.starts_with("3.7.") && status.errors.is_empty(), "{status:?}");
         assert!(status.db_size > 0 && status.raft_index >= status.raft_applied_index);
     }
     assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
@@ -171,7 +171,7 @@ async fn maintenance_calls_without_work_answer_as_in_etcd() {
     assert_eq!(future.code(), Code::OutOfRange);
     let cancel = pb::DowngradeRequest { action: 2, version: String::new() };
     // As in etcd, it is no error if no downgrade is in progress.
-    assert_eq!(maintenance.downgrade(cancel).await.unwrap().into_inner().version, "3.6");
+    assert_eq!(maintenance.downgrade(cancel).await.unwrap().into_inner().version, "3.7");
 
     let mut health = HealthClient::new(channel);
     let check = |service: &str| HealthCheckRequest { service: service.to_owned() };

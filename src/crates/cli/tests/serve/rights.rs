@@ -272,7 +272,7 @@ fn rows_of_users(caller: &str) -> Vec<Row> {
     let permission = authpb::Permission { key: b"secret".to_vec(), ..Default::default() };
     vec![
         row("/etcdserverpb.Auth/AuthEnable", Root, pb::AuthEnableRequest {}),
-        row("/etcdserverpb.Auth/AuthStatus", Root, pb::AuthStatusRequest {}),
+        row("/etcdserverpb.Auth/AuthStatus", Nothing, pb::AuthStatusRequest {}),
         row(
             "/etcdserverpb.Auth/Authenticate",
             Nothing,

@@ -130,7 +130,7 @@ async fn all_protocols_share_the_tls_listener() {
     let http = |request: &str| office.http(&server.address, Some(&card), &BOTH, request).unwrap();
     for (path, words) in [
         ("/health", r#""health":"true""#),
-        ("/version", "3.6"),
+        ("/version", "3.7"),
         ("/metrics", "bowline_"),
         ("/livez", "ok"),
     ] {

@@ -300,6 +300,7 @@ mod tests {
     use super::*;
     use crate::settings::Settings;
     use crate::token::Tokens;
+    use crate::version::EtcdVersion;
     use bowline_proto::mvccpb::KeyValue;
 
     #[test]
@@ -326,7 +327,7 @@ mod tests {
         }
         let tokens = Tokens::simple(std::time::Duration::from_secs(1));
         let node = Arc::new(node);
-        let member = Member::new(node, Settings::default(), tokens);
+        let member = Member::new(node, Settings::default(), tokens, EtcdVersion::default());
         let leaderless = Leaderless::of(&member);
         let service = KvService { member, budget: ResponseBudget::new(), leaderless };
         let range = |key: &'static str, range_end: &'static str, limit| RangeRequest {

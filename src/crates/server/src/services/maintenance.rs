@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::alarms::{self, Alarms};
 use crate::identity::Identity;
-use crate::member::{CLUSTER_VERSION, CLUSTER_VERSION_SHORT, Member, VERSION};
+use crate::member::Member;
 use crate::services::response_stream::ResponseStream;
 use crate::services::snapshot::{Snapshots, send};
 use crate::wire::{Reason, refused, revision};
@@ -112,7 +112,7 @@ impl Maintenance for MaintenanceService {
         }
         Ok(Response::new(pb::StatusResponse {
             header,
-            version: VERSION.to_owned(),
+            version: self.member.announced().server().to_owned(),
             db_size: size,
             leader: status.leader.map_or(0, NodeId::get),
             raft_index: status.commit.get(),
@@ -121,7 +121,7 @@ impl Maintenance for MaintenanceService {
             errors,
             db_size_in_use: size,
             is_learner: self.member.is_learner(),
-            storage_version: CLUSTER_VERSION.to_owned(),
+            storage_version: self.member.announced().cluster().to_owned(),
             db_size_quota: self.member.settings().quota_bytes.try_into().unwrap_or(i64::MAX),
             downgrade_info: Some(pb::DowngradeInfo::default()),
         }))
@@ -203,7 +203,7 @@ impl Maintenance for MaintenanceService {
         match DowngradeAction::try_from(request.action) {
             // As in etcd, cancelling without a downgrade is no error.
             Ok(DowngradeAction::Cancel) => {
-                let version = CLUSTER_VERSION_SHORT.to_owned();
+                let version = self.member.announced().short().to_owned();
                 Ok(Response::new(pb::DowngradeResponse {
                     header: self.member.header_now(),
                     version,

@@ -60,7 +60,7 @@ use crate::services::watch::WatchService;
 /// Number of bytes by which a client's message may exceed the largest request.
 const MESSAGE_SLACK_BYTES: usize = 512 << 10;
 
-/// Largest messages of unauthenticated callers: a login, a health check, and, while authentication is on, a watch
+/// Largest messages of unauthenticated callers: a login, a health check or a query for the auth status, and, while authentication is on, a watch
 /// without a user, which is rejected.
 const LOGIN_BYTES_MAX: usize = 16 << 10;
 const HEALTH_BYTES_MAX: usize = 4 << 10;
@@ -71,6 +71,7 @@ const LEASE_BYTES_MAX: usize = 256 << 10;
 
 /// Paths with limits of their own.
 const LOGIN: &str = "/etcdserverpb.Auth/Authenticate";
+const AUTH_STATUS: &str = "/etcdserverpb.Auth/AuthStatus";
 
 const LEASE: &str = "/etcdserverpb.Lease/";
 const OBSERVE: &str = "/v3electionpb.Election/Observe";
@@ -151,6 +152,7 @@ impl Services {
     pub(crate) fn bytes_max_of(&self, path: &str) -> usize {
         match path {
             LOGIN => LOGIN_BYTES_MAX,
+            AUTH_STATUS => HEALTH_BYTES_MAX,
             _ if path.starts_with(HEALTH) => HEALTH_BYTES_MAX,
             _ if path.starts_with(LEASE) => LEASE_BYTES_MAX,
             _ => self.bytes_max,

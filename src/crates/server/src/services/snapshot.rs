@@ -20,7 +20,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
 use tonic::Status;
 use tracing::Instrument;
 
-use crate::member::{CLUSTER_VERSION, Member};
+use crate::member::Member;
 use crate::services::response_stream::ResponseSender;
 use crate::wire::{Reason, refused};
 use bowline_proto::etcdserverpb::SnapshotResponse;
@@ -67,7 +67,9 @@ impl Snapshots {
         let take = async move {
             let result = snapshots.write(&tell).await;
             // Sending fails only if the caller no longer waits.
-            drop(tell.send(result.map(|(file, bytes)| Sent { file, bytes, _sending: sending })));
+            let version = snapshots.member.announced().cluster();
+            let sent = |(file, bytes)| Sent { file, bytes, version, _sending: sending };
+            drop(tell.send(result.map(sent)));
         };
         tokio::spawn(take.in_current_span());
         taken
@@ -99,6 +101,8 @@ impl Snapshots {
 pub(crate) struct Sent {
     file: File,
     bytes: u64,
+    /// Version of the cluster to announce.
+    version: &'static str,
     _sending: OwnedSemaphorePermit,
 }
 
@@ -107,7 +111,7 @@ pub(crate) struct Sent {
 /// # Errors
 /// Fails if the file cannot be read or is too short.
 pub(crate) async fn send(
-    Sent { mut file, bytes, _sending }: Sent,
+    Sent { mut file, bytes, version, _sending }: Sent,
     answers: &ResponseSender<SnapshotResponse>,
 ) -> Result<(), Status> {
     let mut left = bytes.next_multiple_of(ALIGN_BYTES);
@@ -126,17 +130,17 @@ pub(crate) async fn send(
         hash.update(&blob);
         in_file -= filled;
         left -= blob.len() as u64;
-        if answers.send(Ok(part(left, blob))).await.is_err() {
+        if answers.send(Ok(part(version, left, blob))).await.is_err() {
             // The client has disconnected.
             return Ok(());
         }
     }
-    drop(answers.send(Ok(part(0, Bytes::copy_from_slice(&hash.finalize())))).await);
+    drop(answers.send(Ok(part(version, 0, Bytes::copy_from_slice(&hash.finalize())))).await);
     Ok(())
 }
 
-fn part(remaining_bytes: u64, blob: Bytes) -> SnapshotResponse {
-    SnapshotResponse { header: None, remaining_bytes, blob, version: CLUSTER_VERSION.to_owned() }
+fn part(version: &str, remaining_bytes: u64, blob: Bytes) -> SnapshotResponse {
+    SnapshotResponse { header: None, remaining_bytes, blob, version: version.to_owned() }
 }
 
 /// Runs blocking work on a thread for that purpose.

@@ -10,7 +10,7 @@ use bowline::{
 };
 
 use crate::alarms::Alarms;
-use crate::member::{CLUSTER_VERSION_SHORT, Member, VERSION};
+use crate::member::Member;
 use crate::middleware::call_metrics::{CallMetrics, MethodTimes, SECONDS};
 use crate::web::process::Process;
 use bowline_proto::etcdserverpb as pb;
@@ -67,10 +67,10 @@ impl Families {
         let labelled = |label: &str, value: &str| [(format!("{label}=\"{value}\""), 1)];
         let id = labelled("server_id", &format!("{:x}", member.id().get()));
         self.labelled("etcd_server_id", "gauge", "Member ID in hexadecimal.", &id);
-        let version = labelled("server_version", VERSION);
+        let version = labelled("server_version", member.announced().server());
         let help = "Version of etcd whose behavior this server implements.";
         self.labelled("etcd_server_version", "gauge", help, &version);
-        let version = labelled("cluster_version", CLUSTER_VERSION_SHORT);
+        let version = labelled("cluster_version", member.announced().short());
         self.labelled(
             "etcd_cluster_version",
             "gauge",

@@ -12,8 +12,9 @@ use serde_json::json;
 use tonic::body::Body;
 
 use crate::alarms::Alarms;
-use crate::member::{CLUSTER_VERSION, Member, VERSION};
+use crate::member::Member;
 use crate::middleware::call_metrics::CallMetrics;
+use crate::version::EtcdVersion;
 use crate::web::{metrics, probes};
 
 #[derive(Clone)]
@@ -48,7 +49,7 @@ impl PlainHttp {
             return text(status, said);
         }
         match path {
-            "/version" => answer_json(StatusCode::OK, versions()),
+            "/version" => answer_json(StatusCode::OK, versions(self.member.announced())),
             "/health" => self.health(query).await,
             "/metrics" => {
                 text(StatusCode::OK, metrics::text(&self.member, &self.alarms, &self.calls))
@@ -108,10 +109,9 @@ impl PlainHttp {
 }
 
 /// Returns the versions in etcd's field order, on which scripts without a JSON parser rely.
-fn versions() -> String {
-    format!(
-        r#"{{"etcdserver":"{VERSION}","etcdcluster":"{CLUSTER_VERSION}","storage":"{CLUSTER_VERSION}"}}"#
-    )
+fn versions(announced: EtcdVersion) -> String {
+    let (server, cluster) = (announced.server(), announced.cluster());
+    format!(r#"{{"etcdserver":"{server}","etcdcluster":"{cluster}","storage":"{cluster}"}}"#)
 }
 
 /// Returns whether a path is about health or metrics.

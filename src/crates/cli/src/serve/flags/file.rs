@@ -138,6 +138,7 @@ impl Reading<'_> {
             self.unknown.push(format!("{:?} (line {})", entry.key, entry.line));
             return Ok(());
         };
+        self.values.note_removed(name, flag);
         let own = (entry.line, entry.key.clone());
         if let Some((line, key)) = self.lines.insert(flag.name, own) {
             let why = format!(

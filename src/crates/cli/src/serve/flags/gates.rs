@@ -4,8 +4,8 @@ use super::error::FlagError;
 use super::parse::{split, wrong};
 use super::values::Values;
 
-/// The gates of etcd 3.6, and why each changes nothing.
-const GATES: [(&str, &str); 9] = [
+/// The gates of etcd 3.7, and why each changes nothing.
+const GATES: [(&str, &str); 11] = [
     ("AllAlpha", "there are no experimental features"),
     ("AllBeta", "there are no experimental features"),
     ("StopGRPCServiceOnDefrag", "defragmentation does nothing, and does not block requests"),
@@ -14,6 +14,8 @@ const GATES: [(&str, &str); 9] = [
     ("CompactHashCheck", "replicas compare their digests continuously"),
     ("LeaseCheckpoint", "a new leader gives every lease its full TTL"),
     ("LeaseCheckpointPersist", "a new leader gives every lease its full TTL"),
+    ("FastLeaseKeepAlive", "renewals do not wait until the member has applied the newest entry"),
+    ("PriorityRequest", "leases expire under any load"),
     ("SetMemberLocalAddr", "a member is identified by its certificate, not by its address"),
 ];
 
@@ -50,7 +52,7 @@ pub(super) fn idle(values: &Values) -> Result<Vec<String>, FlagError> {
             }
             None => {
                 return Err(FlagError::Together(format!(
-                    "--{NAME}: etcd 3.6 has no feature gate {name:?}"
+                    "--{NAME}: etcd 3.7 has no feature gate {name:?}"
                 )));
             }
         }
@@ -80,7 +82,7 @@ mod tests {
             ]
         );
         for (list, words) in [
-            ("Flying=true", "etcd 3.6 has no feature gate \"Flying\""),
+            ("Flying=true", "etcd 3.7 has no feature gate \"Flying\""),
             ("CompactHashCheck", "of the form name=true"),
             ("CompactHashCheck=maybe", "of the form name=true"),
             ("DistributedTracing=true", "use --log-level debug"),

@@ -8,7 +8,8 @@ use bowline::{
     cluster::{History, PeerProof, PeerTls},
 };
 use bowline_server::{
-    LearnerCalls, LearnerSettings, ListenerScope, Origins, Settings, TlsSettings, WebSettings,
+    EtcdVersion, LearnerCalls, LearnerSettings, ListenerScope, Origins, Settings, TlsSettings,
+    WebSettings,
 };
 
 use super::error::FlagError;
@@ -53,8 +54,16 @@ pub(crate) struct Options {
     /// Whether to start empty next to etcd's data.
     pub(crate) ignore_etcd_data: bool,
     history: History,
-    slow_request: Duration,
-    slow_apply: Duration,
+    slow: SlowLimits,
+    /// Release of etcd to announce to clients.
+    pub(crate) announced: EtcdVersion,
+}
+
+/// Durations from which the log has a line.
+#[derive(Clone, Copy, Debug)]
+struct SlowLimits {
+    request: Duration,
+    apply: Duration,
 }
 
 /// How the member finds the others.
@@ -174,12 +183,19 @@ impl Options {
             tokens,
             log,
             history: history(values)?,
-            slow_request: duration(
-                values,
-                "warning-unary-request-duration",
-                Duration::from_millis(300),
-            )?,
-            slow_apply: duration(values, "warning-apply-duration", Duration::from_millis(100))?,
+            slow: SlowLimits {
+                request: duration(
+                    values,
+                    "warning-unary-request-duration",
+                    Duration::from_millis(300),
+                )?,
+                apply: duration(values, "warning-apply-duration", Duration::from_millis(100))?,
+            },
+            announced: match values.get("announce-version") {
+                None | Some("3.7") => EtcdVersion::V3_7,
+                Some("3.6") => EtcdVersion::V3_6,
+                Some(other) => return Err(wrong("announce-version", other, "3.6 or 3.7")),
+            },
             name,
         })
     }
@@ -224,8 +240,8 @@ impl Options {
             .call_deadline(self.settings.request_timeout())
             .quota_bytes(self.settings.quota_bytes)
             .history(self.history.clone())
-            .slow_request(self.slow_request)
-            .slow_apply(self.slow_apply)
+            .slow_request(self.slow.request)
+            .slow_apply(self.slow.apply)
             .limits(limits);
         let config = match tls {
             Some(files) => config.peer_tls(files.clone()),

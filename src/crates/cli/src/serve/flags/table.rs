@@ -79,6 +79,7 @@ const NO_TRACING: &str = "tracing export is not supported: use --log-level debug
 /// In the order of etcd's own help.
 pub(super) const FLAGS: &[Flag] = &[
     used("config-file", "YAML file with these flags as keys; all other flags are then ignored"),
+    used("announce-version", "release of etcd to announce to clients: '3.6' or '3.7' ['3.7']"),
     used("name", "name of this member ['default']"),
     used("data-dir", "data directory ['${name}.etcd']"),
     used_switch(

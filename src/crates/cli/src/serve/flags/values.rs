@@ -6,6 +6,9 @@ use super::error::FlagError;
 use super::table::{FLAGS, Fate, Flag};
 use crate::usage::truth;
 
+/// Prefix of the names that flags had while they were experimental.
+const EXPERIMENTAL: &str = "experimental-";
+
 /// The given values; flags that were not given are absent.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Values {
@@ -77,6 +80,7 @@ impl Values {
                 None => (name, None),
             };
             let flag = find(name).ok_or_else(|| FlagError::Unknown(name.to_owned()))?;
+            self.note_removed(name, flag);
             // Two names of the same flag are rejected, because it would be ambiguous which of them counts.
             if names.insert(flag.name, name).is_some_and(|other| other != name) {
                 let own = flag.name;
@@ -100,13 +104,25 @@ impl Values {
     ) -> Result<(), FlagError> {
         for (name, value) in environment {
             let Some(word) = name.strip_prefix("ETCD_") else { continue };
-            match find(&word.to_ascii_lowercase().replace('_', "-")) {
+            let word = word.to_ascii_lowercase().replace('_', "-");
+            match find(&word) {
                 Some(flag) if self.given.contains_key(flag.name) => {}
-                Some(flag) => self.take(flag, value)?,
+                Some(flag) => {
+                    self.note_removed(&word, flag);
+                    self.take(flag, value)?;
+                }
                 None => self.strangers.push(name),
             }
         }
         Ok(())
+    }
+
+    /// Warns about the experimental name of a flag, which etcd 3.7 rejects.
+    pub(super) fn note_removed(&mut self, name: &str, flag: &'static Flag) {
+        if name.starts_with(EXPERIMENTAL) {
+            let own = flag.name;
+            self.warn(format!("--{name} was removed in etcd 3.7: use --{own}"));
+        }
     }
 
     /// Takes the value of a flag.
@@ -135,7 +151,7 @@ impl Values {
 
 pub(super) fn find(name: &str) -> Option<&'static Flag> {
     // Flags that were experimental once are accepted under both names.
-    let name = name.strip_prefix("experimental-").unwrap_or(name);
+    let name = name.strip_prefix(EXPERIMENTAL).unwrap_or(name);
     FLAGS.iter().find(|flag| flag.name == name)
 }
 
@@ -161,6 +177,19 @@ mod tests {
         let given = ["name", "data-dir", "log-level"].map(|name| values.get(name));
         assert_eq!(given, [Some("a"), Some("d"), Some("warn")]);
         assert_eq!(values.idle().map(|(name, _)| name).collect::<Vec<_>>(), ["pre-vote"]);
+    }
+
+    #[test]
+    fn experimental_names_are_accepted_with_a_warning() {
+        let flag = "--experimental-warning-apply-duration=1s";
+        let words = "--experimental-warning-apply-duration was removed in etcd 3.7: use --warning-apply-duration";
+        let variable = ("ETCD_EXPERIMENTAL_WARNING_APPLY_DURATION", "1s");
+        for values in [read(&[flag], &[]).unwrap(), read(&[], &[variable]).unwrap()] {
+            assert_eq!(values.get("warning-apply-duration"), Some("1s"));
+            assert_eq!(values.warnings().collect::<Vec<_>>(), [words]);
+        }
+        let usual = read(&["--warning-apply-duration=1s"], &[]).unwrap();
+        assert_eq!(usual.warnings().count(), 0);
     }
 
     #[test]
