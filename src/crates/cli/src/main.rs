@@ -24,8 +24,18 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const EXIT_USAGE: u8 = 2;
 
 /// Commands that contact no server.
-const LOCAL: [&str; 9] =
-    ["recover", "inspect", "check", "demo", "serve", "up", "completion", "man", "version"];
+const LOCAL: [&str; 10] = [
+    "recover",
+    "inspect",
+    "check",
+    "demo",
+    "serve",
+    "up",
+    "completion",
+    "man",
+    "options",
+    "version",
+];
 
 /// Examples for new users, shown in the help.
 const BEGINNING: &str = "\
@@ -38,7 +48,21 @@ To begin:
   bowline lock nightly -- ./job.sh    run a command while holding a lock
   bowline import --from http://old:2379    copy the keys of a running etcd
 
-bowline COMMAND --help shows examples, and the meaning of the exit codes.";
+bowline COMMAND --help shows examples, and the meaning of the exit codes.
+bowline options lists the options that all commands for servers share: endpoints, user, TLS, output format.";
+
+/// The commands as the help groups them.
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("Keys", &["get", "put", "del", "txn", "watch", "compact", "lease"]),
+    ("Locks and elections", &["lock", "semaphore", "elect", "locks"]),
+    (
+        "Cluster maintenance",
+        &["member", "endpoint", "alarm", "move-leader", "defrag", "snapshot", "import"],
+    ),
+    ("Users and permissions", &["user", "role", "auth"]),
+    ("Servers and data files", &["serve", "up", "demo", "recover", "inspect", "check"]),
+    ("Other", &["completion", "man", "options", "version"]),
+];
 
 /// A small, strongly consistent, replicated key-value store inside your program
 #[derive(Parser, Debug)]
@@ -77,6 +101,8 @@ enum Command {
         /// Directory to write the pages to
         dir: std::path::PathBuf,
     },
+    /// Show the options that all commands for servers share
+    Options,
     /// Print the version of Bowline, and the versions of etcd whose commands and API are supported
     Version,
     #[command(hide = true)]
@@ -107,6 +133,11 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::Man { dir } => manual(&dir),
+        Command::Options => {
+            // An error of standard output itself cannot be reported.
+            drop(io::stdout().lock().write_all(shared_options().as_bytes()));
+            ExitCode::SUCCESS
+        }
         Command::Version => {
             // An error of standard output itself cannot be reported.
             drop(writeln!(io::stdout().lock(), "{}", serve::versions()));
@@ -119,7 +150,7 @@ fn main() -> ExitCode {
 
 /// Parses the arguments. If a command contacts no server, the options for contacting servers are rejected.
 fn parsed() -> Result<Arguments, clap::Error> {
-    let matches = command().try_get_matches()?;
+    let matches = grouped(command()).try_get_matches()?;
     let arguments = Arguments::from_arg_matches(&matches)?;
     // The version command contacts no server, but etcdctl's version command accepts the options.
     let asks = matches!(arguments.command, Command::Client(_) | Command::Version);
@@ -140,6 +171,31 @@ fn command() -> clap::Command {
         command = command.mut_subcommand(name, |command| focused(command, asks));
     }
     command
+}
+
+/// Returns the definition with a help that lists the commands in groups and hides the options that all commands share.
+fn grouped(mut command: clap::Command) -> clap::Command {
+    let mut list = String::new();
+    for (heading, names) in GROUPS {
+        list += &format!("{heading}:\n");
+        for name in names {
+            let about = command.find_subcommand(name).and_then(clap::Command::get_about);
+            let about = about.map(ToString::to_string).unwrap_or_default();
+            list += &format!("  {name:<11} {about}\n");
+        }
+        list.push('\n');
+    }
+    command = command.mut_args(|arg| if arg.is_global_set() { arg.hide(true) } else { arg });
+    command.help_template(format!(
+        "{{about}}\n\n{{usage-heading}} {{usage}}\n\n{list}{{after-help}}\n"
+    ))
+}
+
+/// Returns the help of the options that all commands for servers share.
+fn shared_options() -> String {
+    let command = Arguments::command().disable_help_flag(true).disable_version_flag(true);
+    let help = command.help_template("{options}").render_long_help().to_string();
+    format!("Options of all commands that call a server:\n\n{}\n", help.trim_end())
 }
 
 /// Writes the manual pages.
@@ -163,7 +219,7 @@ fn focused(command: clap::Command, asks: bool) -> clap::Command {
     let mut command = command.mut_args(hide);
     if asks {
         let words = "For the options that all these commands share (endpoints, user, TLS, output format), see `bowline \
-             --help`.";
+             options`.";
         let long = command.get_after_long_help().map(|help| format!("{help}\n\n"));
         let long = format!("{}{words}", long.unwrap_or_default());
         command = command.after_help(words).after_long_help(long);
@@ -189,4 +245,35 @@ fn explained(error: &clap::Error) -> ExitCode {
 fn complain(why: &dyn std::fmt::Display) {
     // If standard error cannot be written, the exit code must suffice.
     drop(writeln!(io::stderr().lock(), "error: {why}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn help_lists_each_command_in_one_group_and_no_shared_options() {
+        let named: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        let definition = command();
+        let visible = definition.get_subcommands().filter(|command| !command.is_hide_set());
+        let visible: BTreeSet<_> = visible.map(clap::Command::get_name).collect();
+        assert_eq!(named.iter().copied().collect::<BTreeSet<_>>(), visible);
+        assert_eq!(named.len(), visible.len(), "a command is listed twice");
+        for help in [grouped(command()).render_help(), grouped(command()).render_long_help()]
+            .map(|help| help.to_string())
+        {
+            for (heading, names) in GROUPS {
+                assert!(help.contains(&format!("\n{heading}:\n  {} ", names[0])), "{help}");
+            }
+            assert!(help.contains("  get         Read keys\n"), "{help}");
+            assert!(help.contains("To begin:\n") && !help.contains("--endpoints"), "{help}");
+        }
+        let shared = shared_options();
+        for option in ["--endpoints", "--write-out", "--user", "--cacert", "--keepalive-time"] {
+            assert!(shared.contains(option), "{shared}");
+        }
+        assert!(!shared.contains("--help"), "{shared}");
+    }
 }
