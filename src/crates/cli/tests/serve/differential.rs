@@ -63,6 +63,23 @@ impl Side {
         answers.next().await.expect("an answer").map(Response::new)
     }
 
+    /// Returns the chunks of a stream as one response.
+    async fn stream(
+        &mut self,
+        request: pb::RangeRequest,
+    ) -> Result<Response<pb::RangeResponse>, Status> {
+        let mut chunks = self.kv.range_stream(request).await?.into_inner();
+        let mut all = pb::RangeResponse::default();
+        while let Some(chunk) = chunks.message().await? {
+            let chunk = chunk.range_response.expect("every message has a chunk");
+            assert!(all.header.is_none(), "a chunk follows the last one");
+            let kvs = [all.kvs, chunk.kvs].concat();
+            all = pb::RangeResponse { kvs, ..chunk };
+        }
+        assert!(all.header.is_some(), "the last chunk has a header");
+        Ok(Response::new(all))
+    }
+
     /// Grants a lease with a short TTL, or with an id that the server chooses, and revokes it.
     async fn grant_and_revoke(
         &mut self,
@@ -90,6 +107,14 @@ fn unlike(header: &mut Option<pb::ResponseHeader>) {
     }
 }
 
+/// Masks the header, and the leases of keys without values, which etcd 3.7 omits.
+fn unlike_rows(range: &mut pb::RangeResponse, keys_only: bool) {
+    unlike(&mut range.header);
+    for row in range.kvs.iter_mut().filter(|_| keys_only) {
+        row.lease = 0;
+    }
+}
+
 fn said<T: Debug>(result: Result<Response<T>, Status>, mask: impl FnOnce(&mut T)) -> Said {
     match result {
         Ok(response) => {
@@ -105,6 +130,7 @@ fn said<T: Debug>(result: Result<Response<T>, Status>, mask: impl FnOnce(&mut T)
 #[derive(Clone, Debug)]
 enum Ask {
     Range(pb::RangeRequest),
+    Stream(pb::RangeRequest),
     Put(pb::PutRequest),
     Delete(pb::DeleteRangeRequest),
     Txn(pb::TxnRequest),
@@ -118,8 +144,9 @@ enum Ask {
 }
 
 impl Ask {
-    fn any(chance: &mut Chance, newest: i64) -> Self {
+    fn any(chance: &mut Chance, newest: i64, streams: bool) -> Self {
         match chance.below(44) {
+            0..=4 if streams => Ask::Stream(chance.stream(newest)),
             0..=11 => Ask::Range(chance.range(newest)),
             12..=21 => Ask::Put(chance.put()),
             22..=24 => Ask::Delete(chance.delete()),
@@ -146,7 +173,14 @@ impl Ask {
     async fn of(self, side: &mut Side) -> Said {
         let Side { kv, lease, .. } = side;
         match self {
-            Ask::Range(request) => said(kv.range(request).await, |r| unlike(&mut r.header)),
+            Ask::Range(request) => {
+                let keys_only = request.keys_only;
+                said(kv.range(request).await, |r| unlike_rows(r, keys_only))
+            }
+            Ask::Stream(request) => {
+                let keys_only = request.keys_only;
+                said(side.stream(request).await, |r| unlike_rows(r, keys_only))
+            }
             Ask::Put(request) => said(kv.put(request).await, |r| unlike(&mut r.header)),
             Ask::Delete(request) => said(kv.delete_range(request).await, |r| unlike(&mut r.header)),
             Ask::Txn(request) => said(kv.txn(request).await, |r| unlike(&mut r.header)),
@@ -284,7 +318,8 @@ impl Pair {
 }
 
 /// Returns whether a transaction with several errors was rejected for different ones. Bowline checks the size before it
-/// checks for duplicate keys; etcd before 3.6 checks all puts before any range.
+/// checks for duplicate keys, and for the key of a put before its lease; etcd since 3.7 checks the lease first, and etcd
+/// before 3.6 checks all puts before any range.
 fn are_both_reasons(theirs: &Said, ours: &Said, is_old: bool) -> bool {
     let why = |said: &Said, reasons: &[&str]| {
         said.as_ref().is_err_and(|(_, text)| reasons.iter().any(|reason| text.ends_with(reason)))
@@ -293,7 +328,8 @@ fn are_both_reasons(theirs: &Said, ours: &Said, is_old: bool) -> bool {
         && why(ours, &["is a future revision", "has been compacted"]);
     let is_large_first =
         why(theirs, &["duplicate key given in txn request"]) && why(ours, &["is too large"]);
-    is_large_first || (is_old && are_puts_first)
+    let is_key_first = why(theirs, &["requested lease not found"]) && why(ours, &["key not found"]);
+    is_large_first || is_key_first || (is_old && are_puts_first)
 }
 
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -313,10 +349,12 @@ async fn etcd_and_bowline_give_the_same_answers() {
     let version = http(&etcd.address, "GET", "/version", "").1.text();
     let is_old =
         ["3.4.", "3.5."].iter().any(|old| version.contains(&format!(r#""etcdserver":"{old}"#)));
+    // etcd has RangeStream since 3.7.
+    let streams = !is_old && !version.contains(r#""etcdserver":"3.6."#);
     let mut pair = Pair { theirs, ours, seed, made, answered, compacted, open, begins, is_old };
     while pair.made < requests {
         let newest = pair.theirs.newest().await;
-        let ask = Ask::any(&mut chance, newest);
+        let ask = Ask::any(&mut chance, newest, streams);
         if chance.one_in(20) {
             pair.watch(&mut chance, newest).await;
         }

@@ -11,6 +11,9 @@ const LEASES: [i64; 4] = [7, 8, -9, 99];
 /// The compare target for leases.
 const LEASE: i32 = 4;
 
+/// The sort target for values.
+const VALUE: i32 = 4;
+
 /// Maximum number of operations of a transaction.
 const OPS_MAX: usize = 128;
 
@@ -93,6 +96,22 @@ impl Chance {
         }
     }
 
+    /// Returns a range for a stream, which usually has no order and no filter, because both are refused.
+    pub(crate) fn stream(&mut self, newest: i64) -> pb::RangeRequest {
+        let mut range = self.range(newest);
+        if !self.one_in(4) {
+            range.sort_order = range.sort_order.min(1);
+            (range.min_mod_revision, range.max_mod_revision) = (0, 0);
+            (range.min_create_revision, range.max_create_revision) = (0, 0);
+            range.sort_target = 0;
+        }
+        if range.sort_order == 0 {
+            // Here, etcd sorts each chunk.
+            range.sort_target = 0;
+        }
+        range
+    }
+
     pub(crate) fn put(&mut self) -> pb::PutRequest {
         let mut value = self.value();
         if self.one_in(400) {
@@ -150,6 +169,8 @@ impl Chance {
                 let mut range = self.range(newest);
                 // Only in this request, etcd treats a negative revision as compacted. Such requests are not generated.
                 range.revision = range.revision.max(0);
+                // etcd 3.7 omits the leases of keys without values, unless it sorts by value.
+                range.keys_only &= range.sort_target == VALUE;
                 Request::RequestRange(range)
             }
             5 => Request::RequestDeleteRange(self.inner_delete()),
