@@ -36,6 +36,14 @@ async fn put(channel: Channel, value: &str) -> Result<(), tonic::Status> {
     KvClient::new(channel).put(put).await.map(drop)
 }
 
+/// Returns the count of a range that is sent as a stream.
+async fn streamed(kv: &mut KvClient<Channel>, serializable: bool) -> i64 {
+    let mut chunks = kv.range_stream(range(serializable)).await.unwrap().into_inner();
+    let only = chunks.message().await.unwrap().unwrap();
+    assert!(chunks.message().await.unwrap().is_none());
+    only.range_response.unwrap().count
+}
+
 /// Opens a watch, and returns its stream and the sender of its requests.
 async fn watch(channel: Channel) -> Result<tonic::Streaming<pb::WatchResponse>, tonic::Status> {
     let create = pb::WatchCreateRequest { key: "a".into(), ..Default::default() };
@@ -64,6 +72,9 @@ async fn learner_serves_watches_and_no_linearizable_ranges_by_default() {
     let refused = kv.range(range(false)).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, NOT_SERVED));
     assert_eq!(kv.range(range(true)).await.unwrap().into_inner().count, 1);
+    let refused = kv.range_stream(range(false)).await.unwrap_err();
+    assert_eq!(refused.message(), NOT_SERVED);
+    assert_eq!(streamed(&mut kv, true).await, 1);
     let refused = put(learner.channel().await, "4").await.unwrap_err();
     assert_eq!(refused.message(), NOT_SERVED);
 }
@@ -83,6 +94,7 @@ async fn learner_serves_linearizable_ranges_if_configured() {
             "the put was acknowledged before the range"
         );
     }
+    assert_eq!(streamed(&mut kv, false).await, 1);
     watch(learner.channel().await).await.unwrap();
 }
 

@@ -13,8 +13,9 @@ use crate::protocol::HEALTH;
 use crate::wire::Reason;
 
 /// Methods that learners may serve. Watches and linearizable ranges are checked by their services.
-const FOR_LEARNERS: [&str; 4] = [
+const FOR_LEARNERS: [&str; 5] = [
     "/etcdserverpb.KV/Range",
+    "/etcdserverpb.KV/RangeStream",
     "/etcdserverpb.Watch/Watch",
     "/etcdserverpb.Maintenance/Status",
     "/etcdserverpb.Maintenance/Snapshot",

@@ -69,6 +69,11 @@ impl KvService {
         Ok(call)
     }
 
+    /// Rejects linearizable ranges at a learner that does not serve them.
+    fn check_role(&self, request: &RangeRequest) -> Result<(), Status> {
+        if request.serializable { Ok(()) } else { self.member.may_confirm_reads() }
+    }
+
     /// Returns whether a range takes long to read, which depends on the keys it scans rather than on the keys it
     /// returns.
     fn is_long(&self, keys: &KeyRange, request: &RangeRequest) -> bool {
@@ -162,9 +167,7 @@ impl Kv for KvService {
         let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
         let request = request.into_inner();
         check_range(&request)?;
-        if !request.serializable {
-            self.member.may_confirm_reads()?;
-        }
+        self.check_role(&request)?;
         let keys = key_range(request.key.clone(), request.range_end.clone());
         let is_long = self.is_long(&keys, &request);
         self.read((&permits, is_long), || {
@@ -189,6 +192,7 @@ impl Kv for KvService {
         let leaderless = needs_leader(&request).then(|| Arc::clone(&self.leaderless));
         let request = request.into_inner();
         check_range_stream(&request)?;
+        self.check_role(&request)?;
         let who = self.member.current(&who)?;
         let is_long = request.count_only && {
             let keys = key_range(request.key.clone(), request.range_end.clone());
