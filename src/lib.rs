@@ -49,6 +49,8 @@
 //! | feature | adds |
 //! |---|---|
 //! | `warm` (default) | [`Config::warm_copy`], with sled |
+//! | `config` | settings from TOML and JSON: `Config::from_file` |
+//! | `clap` | settings as flags: [`config::PartialConfig`] |
 //! | `tls` | mutual TLS between members: `Config::peer_tls` |
 //! | `testing` | clusters inside one process for tests (`testing-tls`: with certificates) |
 //! | `json` | values of your own types: `Client::typed` |
@@ -175,6 +177,11 @@ pub mod cluster {
     pub use crate::transport::TransportError;
     #[cfg(feature = "tls")]
     pub use crate::transport::{MemberUri, PeerProof, PeerTls};
+}
+
+/// Settings from files, environment variables and the command line.
+pub mod config {
+    pub use crate::api::PartialConfig;
 }
 
 /// Coordination among processes other than locks: barriers, latches, counters, groups, sequences,

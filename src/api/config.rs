@@ -1,7 +1,7 @@
 //! The configuration of a node.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use thiserror::Error;
@@ -19,8 +19,9 @@ use crate::transport::TcpSettings;
 use super::StartError;
 use super::checked::{Beginning, Checked, cluster_id};
 
-/// The configuration of a node. Create it with [`Config::new`] or [`Config::from_env`]. Every
-/// setting has a default.
+/// The configuration of a node. Create it with [`Config::new`], with [`Config::from_env`], or from
+/// files and flags with [`PartialConfig`](crate::config::PartialConfig). Every setting has a
+/// default.
 #[derive(Clone, Debug)]
 #[must_use = "a configuration does nothing until it is passed to Node::start"]
 pub struct Config {
@@ -125,6 +126,31 @@ pub enum ConfigError {
         /// Why it cannot be used.
         why: String,
     },
+    /// A file, or a text in TOML or JSON, is invalid.
+    #[error("{}{why}", place(file.as_deref(), *line))]
+    File {
+        /// Path of the file, if the text is from a file.
+        file: Option<PathBuf>,
+        /// Number of the line, from 1, if it is known.
+        line: Option<usize>,
+        /// Why the text cannot be used. Names the key.
+        why: String,
+    },
+    /// A flag of the command line is invalid.
+    #[error("flag {name}: {why}")]
+    Flag {
+        /// Name of the flag.
+        name: String,
+        /// Why it cannot be used.
+        why: String,
+    },
+    /// A required setting is not set in any source of a
+    /// [`PartialConfig`](crate::config::PartialConfig).
+    #[error("the setting {key} is required and not set")]
+    Missing {
+        /// Key of the setting.
+        key: &'static str,
+    },
     /// A member's name is empty.
     #[error("a member name is empty")]
     EmptyName,
@@ -138,6 +164,16 @@ pub enum ConfigError {
         /// The valid range.
         must: &'static str,
     },
+}
+
+/// Returns the start of an error text: the place of the error.
+fn place(file: Option<&Path>, line: Option<usize>) -> String {
+    match (file.map(Path::display), line) {
+        (Some(file), Some(line)) => format!("{file}, line {line}: "),
+        (Some(file), None) => format!("{file}: "),
+        (None, Some(line)) => format!("line {line}: "),
+        (None, None) => String::new(),
+    }
 }
 
 impl Config {
@@ -475,6 +511,25 @@ impl Config {
     /// Validates the configuration.
     pub(crate) fn check(&self) -> Result<Checked, ConfigError> {
         let (contact, beginning) = self.check_beginning()?;
+        self.check_ranges()?;
+        let timeout = self.election_timeout;
+        if self.session_ttl < timeout * 4 {
+            tracing::warn!(
+                session_ttl = ?self.session_ttl, election_timeout = ?timeout,
+                "session_ttl is shorter than 4 election timeouts; a leader change can end sessions"
+            );
+        }
+        if addresses(&contact.address).any(is_nowhere) {
+            tracing::warn!(
+                address = contact.address,
+                "the advertised address cannot be dialed by other members"
+            );
+        }
+        Ok(Checked::new(self.clone(), contact, beginning))
+    }
+
+    /// Checks the range of each setting.
+    pub(super) fn check_ranges(&self) -> Result<(), ConfigError> {
         let ms = Duration::from_millis;
         self.check_endpoints()?;
         within("heartbeat", self.heartbeat, ms(4), ms(10_000), "4 ms to 10 s")?;
@@ -501,20 +556,7 @@ impl Config {
             1 << 50,
             "64 KiB to 1 PiB",
         )?;
-        self.check_limits()?;
-        if self.session_ttl < timeout * 4 {
-            tracing::warn!(
-                session_ttl = ?self.session_ttl, election_timeout = ?timeout,
-                "session_ttl is shorter than 4 election timeouts; a leader change can end sessions"
-            );
-        }
-        if addresses(&contact.address).any(is_nowhere) {
-            tracing::warn!(
-                address = contact.address,
-                "the advertised address cannot be dialed by other members"
-            );
-        }
-        Ok(Checked::new(self.clone(), contact, beginning))
+        self.check_limits()
     }
 
     /// Returns the node's name and address, and whether it founds or joins a cluster if its disk is

@@ -78,7 +78,9 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("tokio::net", &["transport"]),
     ("tokio::runtime", &["api", "transport"]),
     ("rustix::", &["env"]),
-    ("serde_json::", &["recipes"]),
+    ("serde_json::", &["api", "recipes"]),
+    ("toml::", &["api"]),
+    ("clap::", &["api"]),
     ("rustls::", &["transport"]),
     ("webpki::", &["transport"]),
     // The transport uses this crate only in a test that needs an intermediate authority.

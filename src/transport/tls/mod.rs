@@ -98,6 +98,17 @@ impl PeerTls {
         Self { proof: PeerProof::Nothing, ..Self::new("", cert, key) }
     }
 
+    /// Returns the key of a setting without which these files cannot be used.
+    pub(crate) fn missing(&self) -> Option<&'static str> {
+        let has_ca = self.proof == PeerProof::Nothing || !self.ca.as_os_str().is_empty();
+        let files = [
+            ("peer_tls.ca", has_ca),
+            ("peer_tls.cert", !self.cert.as_os_str().is_empty()),
+            ("peer_tls.key", !self.key.as_os_str().is_empty()),
+        ];
+        files.into_iter().find(|(_, is_set)| !is_set).map(|(key, _)| key)
+    }
+
     /// Sets the rule for the certificates of other members.
     #[must_use]
     pub fn proof(mut self, proof: PeerProof) -> Self {
