@@ -176,7 +176,7 @@ pub mod cluster {
     pub use crate::node::{DIGEST_EVERY, DataErrorKind, History, MemberStatus, Progress};
     pub use crate::transport::TransportError;
     #[cfg(feature = "tls")]
-    pub use crate::transport::{MemberUri, PeerProof, PeerTls};
+    pub use crate::transport::{MemberUri, PeerCertificates, PeerPem, PeerProof, PeerTls};
 }
 
 /// Settings from files, environment variables and the command line.

@@ -102,7 +102,7 @@ pub(crate) use join::{JoinError, JoinReply, join};
 pub(crate) use memory::MemoryHub;
 pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
 #[cfg(feature = "tls")]
-pub use tls::{MemberUri, PeerProof, PeerTls};
+pub use tls::{MemberUri, PeerCertificates, PeerPem, PeerProof, PeerTls};
 
 /// The receiver of incoming messages and events. The network's threads call it, concurrently for
 /// different peers or lanes, and sequentially for one peer and lane. An implementation must not

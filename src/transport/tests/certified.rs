@@ -406,6 +406,76 @@ fn revoked_certificate_ends_its_connections() {
     talk(&mut one, &mut two, 2);
 }
 
+/// Returns the contents of these files, without the revocation list.
+fn pem(files: &PeerTls) -> PeerPem {
+    let read = |path: &Path| std::fs::read(path).expect("read");
+    PeerPem::new(read(&files.ca), read(&files.cert), read(&files.key))
+}
+
+#[test]
+fn certificate_in_memory_is_renewed_without_delay() {
+    let mut office = Office::new("shop");
+    let (files, revocable) = office.authority.issue_revocable("m2").expect("a certificate");
+    let certificates = PeerCertificates::new(pem(&files));
+    // Files would be read again only after an hour.
+    let slow = TcpSettings {
+        tls_reload_every: Duration::from_secs(3600),
+        ..with(PeerTls::in_memory(&certificates))
+    };
+    let [mut one, mut two] = pair(with(office.right(1)), slow);
+    talk(&mut one, &mut two, 1);
+    office.authority.revoke(revocable).expect("a list");
+    one.inbox.wait_for_rejection(node(2), "was revoked");
+    one.inbox.wait("all gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    certificates.renew(pem(&office.right(2))).expect("usable");
+    talk(&mut one, &mut two, 2);
+}
+
+#[test]
+fn unusable_certificate_in_memory_changes_nothing() {
+    let office = Office::new("shop");
+    let (good, other) = (pem(&office.right(2)), pem(&office.right(3)));
+    let certificates = PeerCertificates::new(good.clone());
+    let [mut one, mut two] = pair(with(office.right(1)), with(PeerTls::in_memory(&certificates)));
+    talk(&mut one, &mut two, 1);
+    let cases = [
+        (
+            PeerPem { cert: b"no PEM".to_vec(), ..good.clone() },
+            "the certificate in memory: it contains no certificate",
+        ),
+        (
+            PeerPem { ca: b"no PEM".to_vec(), ..good.clone() },
+            "the certificates of the authorities in memory",
+        ),
+        (PeerPem { key: Vec::new(), ..good.clone() }, "the private key in memory: no private key"),
+        (
+            PeerPem { key: other.key.clone(), ..good.clone() },
+            "the private key in memory: keys may not be consistent",
+        ),
+        (
+            good.clone().crl("no PEM"),
+            "the revocation lists in memory: it contains no revocation list",
+        ),
+        (
+            other,
+            "the new certificate is for bowline://shop/m3, but the current one is for bowline://shop/m2",
+        ),
+    ];
+    for (pem, words) in cases {
+        let error = certificates.renew(pem).expect_err(words).to_string();
+        assert!(error.contains(words), "{error:?} lacks {words:?}");
+    }
+    assert_eq!(certificates.pem(), good);
+    assert!(!format!("{:?}", (&certificates, &good)).contains("PRIVATE"));
+    two.network.set_peers(&BTreeMap::new());
+    two.network.set_peers(&[(node(1), vec![one.handle.address().to_string()])].into());
+    talk(&mut one, &mut two, 2);
+    // Without certificates from the start, the node does not start.
+    let none = PeerTls::in_memory(&PeerCertificates::new(PeerPem::new("", "", "")));
+    let error = with(none).security(&Env::real(), None).err().expect("no certificate").to_string();
+    assert!(error.contains("certificates of the authorities in memory"), "{error}");
+}
+
 #[test]
 fn certificate_revoked_during_a_handshake_is_rejected_at_its_end() {
     let mut office = Office::new("shop");
@@ -551,10 +621,10 @@ fn unusable_tls_files_fail_the_start() {
     std::fs::write(path("empty"), "").expect("written");
     let cases = [
         (PeerTls { cert: path("nowhere"), ..one.clone() }, "cannot read"),
-        (PeerTls { cert: path("empty"), ..one.clone() }, "the file contains no certificate"),
-        (PeerTls { ca: path("empty"), ..one.clone() }, "the file contains no certificate"),
+        (PeerTls { cert: path("empty"), ..one.clone() }, "it contains no certificate"),
+        (PeerTls { ca: path("empty"), ..one.clone() }, "it contains no certificate"),
         (PeerTls { key: path("empty"), ..one.clone() }, "no private key"),
-        (one.clone().crl(path("empty")), "the file contains no revocation list"),
+        (one.clone().crl(path("empty")), "it contains no revocation list"),
         (PeerTls { key: two.key.clone(), ..one.clone() }, "keys"),
         (PeerTls { cert: one.ca.clone(), ..one.clone() }, "has no URI of the form"),
         (two, "this member is named \"m1\", but its certificate is for \"m2\""),

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   files ── read at the start, and again when they change ──► Trust ──► every later handshake
-//!                                                               │
-//!                                                               └──► every open connection:
-//!                                                                    checked again, closed if it fails
+//!   memory ── read at the start, and again when renewed ──────►  │
+//!                                                                └──► every open connection:
+//!                                                                     checked again, closed if it fails
 //! ```
 //!
 //! **Identity.** A member's certificate is signed by the cluster's authority, and contains one URI
@@ -22,6 +22,7 @@
 //! **Not in this module.** This module does not know the members of the cluster. The comparison of
 //! names is in [`super::handshake`].
 
+mod memory;
 mod trust;
 mod uri;
 mod verifier;
@@ -35,14 +36,37 @@ use tokio::sync::watch;
 use super::TransportError;
 use crate::env::Env;
 
+pub use memory::{PeerCertificates, PeerPem};
 pub(super) use trust::Trust;
-use trust::{Files, TrustError};
+use trust::{TrustError, read_pem, same_member};
 pub use uri::MemberUri;
 pub(super) use wire::{TlsWire, Untrusted, may_lack_tls};
 
 /// The certificate files of a member, with which it proves its identity and verifies its peers. All
 /// are PEM files. The files are read again while the node runs, so a new certificate or revocation
-/// list needs no restart.
+/// list needs no restart. [`PeerTls::in_memory`] takes certificates from memory instead.
+///
+/// # Cryptography
+///
+/// Connections use the default [`CryptoProvider`] of the process if the program has installed one
+/// before the node starts, and otherwise ring. To use aws-lc-rs, depend on rustls 0.23 with its
+/// feature `aws_lc_rs`, and call `rustls::crypto::aws_lc_rs::default_provider().install_default()`
+/// first. A provider without TLS 1.3 fails the start.
+///
+/// ```standalone_crate
+/// # use bowline::{Blocking, Config, Node, testing::DevAuthority};
+/// # let dir = tempfile::tempdir()?;
+/// # let files = DevAuthority::new(dir.path(), "shop")?.issue("n1")?;
+/// # let config = Config::new(dir.path().join("data"), "n1").members([("n1", "127.0.0.1:0")]);
+/// let mut provider = rustls::crypto::ring::default_provider();
+/// provider.cipher_suites.truncate(1);
+/// provider.install_default().expect("no other default");
+/// let node = Node::start(config.peer_tls(files)).block()?;
+/// # node.shutdown().block();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// [`CryptoProvider`]: https://docs.rs/rustls/0.23/rustls/crypto/struct.CryptoProvider.html
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PeerTls {
@@ -63,6 +87,8 @@ pub struct PeerTls {
     pub proof: PeerProof,
     /// Whether connections with members without TLS are accepted too: see [`PeerTls::migrating`].
     pub migrating: bool,
+    /// Certificates and key that are used instead of the files.
+    pub(super) memory: Option<PeerCertificates>,
 }
 
 /// The rule for which certificates are accepted as those of members.
@@ -89,7 +115,13 @@ impl PeerTls {
     /// Uses these files, without revocation lists.
     pub fn new(ca: impl Into<PathBuf>, cert: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         let (ca, cert, key) = (ca.into(), cert.into(), key.into());
-        Self { ca, cert, key, crl: None, proof: PeerProof::Named, migrating: false }
+        let proof = PeerProof::Named;
+        Self { ca, cert, key, crl: None, proof, migrating: false, memory: None }
+    }
+
+    /// Uses certificates and a key in memory instead of files. The fields for paths stay empty.
+    pub fn in_memory(certificates: &PeerCertificates) -> Self {
+        Self { memory: Some(certificates.clone()), ..Self::new("", "", "") }
     }
 
     /// Uses any certificate, such as a self-signed one, for encryption without authentication:
@@ -100,6 +132,9 @@ impl PeerTls {
 
     /// Returns the key of a setting without which these files cannot be used.
     pub(crate) fn missing(&self) -> Option<&'static str> {
+        if self.memory.is_some() {
+            return None;
+        }
         let has_ca = self.proof == PeerProof::Nothing || !self.ca.as_os_str().is_empty();
         let files = [
             ("peer_tls.ca", has_ca),
@@ -147,7 +182,7 @@ pub(super) struct Tls {
 /// The results of reading the files.
 struct TlsSeen {
     /// The contents of the files when they were last read, valid or not.
-    files: Files,
+    files: PeerPem,
     /// The reason why the last read failed, if it did.
     unreadable: Option<String>,
 }
@@ -167,7 +202,7 @@ impl Tls {
         name: Option<&str>,
     ) -> Result<Self, TransportError> {
         let unusable = |error: TrustError| TransportError::Certificates(error.to_string());
-        let files = Files::read(&*env.disk, &paths).map_err(unusable)?;
+        let files = read_pem(&*env.disk, &paths).map_err(unusable)?;
         let trust = Trust::new(&files, &paths).map_err(unusable)?;
         match (trust.uri(), name) {
             (Some(MemberUri { member, .. }), Some(name)) if name != member => {
@@ -212,10 +247,15 @@ impl Tls {
         self.trust.subscribe()
     }
 
-    /// Reads the files periodically.
+    /// Reads the files periodically, or the certificates in memory when they are renewed.
     pub(super) async fn keep_fresh(self: Arc<Self>, every: Duration) {
+        let mut renewed = self.paths.memory.as_ref().map(PeerCertificates::changes);
         loop {
-            tokio::time::sleep(every).await;
+            match &mut renewed {
+                // This value owns a sender, so the receiver never fails.
+                Some(renewed) => drop(renewed.changed().await),
+                None => tokio::time::sleep(every).await,
+            }
             let tls = self.clone();
             // The file system may hang, so this blocks a separate thread.
             let _ = tokio::task::spawn_blocking(move || tls.refresh()).await;
@@ -225,7 +265,7 @@ impl Tls {
     /// Reads the files again. If they cannot be used, keeps the current trust and logs the reason
     /// once.
     pub(super) fn refresh(&self) {
-        let files = Files::read(&*self.env.disk, &self.paths);
+        let files = read_pem(&*self.env.disk, &self.paths);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let files = match files {
             Ok(files) => files,
@@ -246,13 +286,8 @@ impl Tls {
             return;
         }
         let trust = Trust::new(&files, &self.paths).and_then(|trust| {
-            if trust.uri() == self.trust().uri() {
-                return Ok(trust);
-            }
-            let named = |uri: Option<&MemberUri>| {
-                uri.map_or_else(|| "no named member".to_owned(), ToString::to_string)
-            };
-            Err(TrustError::Name { was: named(self.trust().uri()), is: named(trust.uri()) })
+            same_member(self.trust().uri(), trust.uri())?;
+            Ok(trust)
         });
         seen.files = files;
         drop(seen);

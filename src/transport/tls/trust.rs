@@ -1,12 +1,12 @@
-//! The contents of the certificate files: this member's identity, and the authorities that it
-//! trusts.
+//! The contents of the certificate files, or of certificates in memory: this member's identity, and
+//! the authorities that it trusts.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::Resumption;
-use rustls::crypto::ring;
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{
     CertificateDer, CertificateRevocationListDer, PrivateKeyDer, TrustAnchor, UnixTime,
@@ -16,6 +16,7 @@ use rustls::{ClientConfig, ServerConfig};
 use thiserror::Error;
 use webpki::{EndEntityCert, OwnedCertRevocationList};
 
+use super::memory::PeerPem;
 use super::uri::MemberUri;
 use super::verifier::{Use, Verifier, Wanted, words};
 use super::{PeerProof, PeerTls};
@@ -40,14 +41,17 @@ pub(super) enum TrustError {
         /// The error of the file system.
         source: io::Error,
     },
-    /// A file has invalid contents.
-    #[error("cannot use {}: {why}", path.display())]
+    /// A file, or a part of the certificates in memory, has invalid contents.
+    #[error("cannot use {place}: {why}")]
     Content {
-        /// Path of the file.
-        path: PathBuf,
+        /// Path of the file, or name of the part.
+        place: String,
         /// The reason.
         why: String,
     },
+    /// The cryptography of the process lacks what connections between members need.
+    #[error("cannot use the default CryptoProvider of this process: {0}")]
+    Provider(String),
     /// The new certificate belongs to another member than the current one.
     #[error("the new certificate is for {is}, but the current one is for {was}")]
     Name {
@@ -58,30 +62,55 @@ pub(super) enum TrustError {
     },
 }
 
-/// The contents of the files.
-#[derive(PartialEq, Eq)]
-pub(super) struct Files {
-    ca: Vec<u8>,
-    cert: Vec<u8>,
-    key: Vec<u8>,
-    crl: Option<Vec<u8>>,
+/// Reads the files, or the certificates in memory.
+pub(super) fn read_pem(disk: &dyn Disk, paths: &PeerTls) -> Result<PeerPem, TrustError> {
+    if let Some(memory) = &paths.memory {
+        return Ok(memory.pem());
+    }
+    let read = |path: &Path| {
+        read(disk, path).map_err(|source| TrustError::File { path: path.to_owned(), source })
+    };
+    let ca = match paths.proof {
+        PeerProof::Nothing => Vec::new(),
+        _ => read(&paths.ca)?,
+    };
+    let pem = PeerPem::new(ca, read(&paths.cert)?, read(&paths.key)?);
+    Ok(PeerPem { crl: paths.crl.as_deref().map(read).transpose()?, ..pem })
 }
 
-impl Files {
-    pub(super) fn read(disk: &dyn Disk, paths: &PeerTls) -> Result<Self, TrustError> {
-        let read = |path: &Path| {
-            read(disk, path).map_err(|source| TrustError::File { path: path.to_owned(), source })
-        };
-        Ok(Self {
-            ca: match paths.proof {
-                PeerProof::Nothing => Vec::new(),
-                _ => read(&paths.ca)?,
-            },
-            cert: read(&paths.cert)?,
-            key: read(&paths.key)?,
-            crl: paths.crl.as_deref().map(read).transpose()?,
-        })
+/// Returns an error if a new certificate is for another member than the current one.
+pub(super) fn same_member(
+    was: Option<&MemberUri>,
+    is: Option<&MemberUri>,
+) -> Result<(), TrustError> {
+    if was == is {
+        return Ok(());
     }
+    let named = |uri: Option<&MemberUri>| {
+        uri.map_or_else(|| "no named member".to_owned(), ToString::to_string)
+    };
+    Err(TrustError::Name { was: named(was), is: named(is) })
+}
+
+/// Returns the cryptography for connections between members: the default of the process, or ring.
+///
+/// ```standalone_crate
+/// use bowline::{Blocking, Config, Node, cluster::PeerTls, testing::DevAuthority};
+///
+/// let dir = tempfile::tempdir()?;
+/// let files = DevAuthority::new(dir.path(), "shop")?.issue("n1")?;
+/// let mut provider = rustls::crypto::ring::default_provider();
+/// provider.cipher_suites.clear();
+/// provider.install_default().expect("the first");
+/// let config = Config::new(dir.path().join("data"), "n1").peer_tls(files);
+/// let config = config.members([("n1", "127.0.0.1:0")]);
+/// let error = Node::start(config).block().unwrap_err().to_string();
+/// assert!(error.contains("cannot use the default CryptoProvider of this process"), "{error}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+fn provider() -> Arc<CryptoProvider> {
+    let default = CryptoProvider::get_default().cloned();
+    default.unwrap_or_else(|| Arc::new(ring::default_provider()))
 }
 
 fn read(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
@@ -97,7 +126,7 @@ fn read(disk: &dyn Disk, path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The verified contents of the files. See the module page.
+/// The verified certificates. See the module page.
 pub(crate) struct Trust {
     /// The identity of this member, if its certificate contains one.
     uri: Option<MemberUri>,
@@ -108,13 +137,21 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    pub(super) fn new(files: &Files, paths: &PeerTls) -> Result<Self, TrustError> {
-        let content = |path: &Path, why: String| TrustError::Content { path: path.to_owned(), why };
+    pub(super) fn new(files: &PeerPem, paths: &PeerTls) -> Result<Self, TrustError> {
+        let content = |path: &Path, part: &str, why: String| {
+            let place = match paths.memory {
+                Some(_) => format!("the {part} in memory"),
+                None => path.display().to_string(),
+            };
+            TrustError::Content { place, why }
+        };
         let anchors = match paths.proof {
             PeerProof::Nothing => Vec::new(),
-            _ => anchors(&files.ca).map_err(|why| content(&paths.ca, why))?,
+            _ => anchors(&files.ca)
+                .map_err(|why| content(&paths.ca, "certificates of the authorities", why))?,
         };
-        let chain = certificates(&files.cert).map_err(|why| content(&paths.cert, why))?;
+        let chain =
+            certificates(&files.cert).map_err(|why| content(&paths.cert, "certificate", why))?;
         let uri = EndEntityCert::try_from(&chain[0])
             .map_err(|error| error.to_string())
             .and_then(|cert| match paths.proof {
@@ -122,24 +159,28 @@ impl Trust {
                 PeerProof::OwnKind if !MemberUri::is_in(cert.valid_uri_names()) => Ok(None),
                 _ => MemberUri::only(cert.valid_uri_names()).map(Some),
             })
-            .map_err(|why| content(&paths.cert, format!("the certificate {why}")))?;
-        let key = PrivateKeyDer::from_pem_slice(&files.key)
-            .map_err(|error| content(&paths.key, format!("no private key: {error}")))?;
-        let crls = match (&files.crl, &paths.crl) {
-            (Some(crl), Some(path)) => revocations(crl).map_err(|why| content(path, why))?,
-            _ => Vec::new(),
+            .map_err(|why| content(&paths.cert, "certificate", format!("the certificate {why}")))?;
+        let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|error| {
+            content(&paths.key, "private key", format!("no private key: {error}"))
+        })?;
+        let crls = match &files.crl {
+            Some(crl) => revocations(crl).map_err(|why| {
+                content(paths.crl.as_deref().unwrap_or(Path::new("")), "revocation lists", why)
+            })?,
+            None => Vec::new(),
         };
-        let provider = Arc::new(ring::default_provider());
+        let provider = provider();
         let wanted = match &uri {
             _ if paths.proof == PeerProof::Nothing => Wanted::Nothing,
             None => Wanted::Signature,
             Some(uri) => Wanted::Member { cluster: uri.cluster.clone() },
         };
         let verifier = Arc::new(Verifier { anchors, crls, wanted, provider: provider.clone() });
-        let unusable = |error: rustls::Error| content(&paths.key, error.to_string());
+        let unusable = |error: rustls::Error| content(&paths.key, "private key", error.to_string());
+        let no_tls = |error: rustls::Error| TrustError::Provider(error.to_string());
         let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(unusable)?
+            .map_err(no_tls)?
             .dangerous()
             .with_custom_certificate_verifier(verifier.clone())
             .with_client_auth_cert(chain.clone(), key.clone_key())
@@ -149,7 +190,7 @@ impl Trust {
         client.alpn_protocols = vec![PROTOCOL.to_vec()];
         let mut server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(unusable)?
+            .map_err(no_tls)?
             .with_client_cert_verifier(verifier.clone())
             .with_single_cert(chain.clone(), key)
             .map_err(unusable)?;
@@ -188,7 +229,7 @@ fn anchors(pem: &[u8]) -> Result<Vec<TrustAnchor<'static>>, String> {
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
-        Ok(found) if found.is_empty() => Err("the file contains no certificate".to_owned()),
+        Ok(found) if found.is_empty() => Err("it contains no certificate".to_owned()),
         Ok(found) => Ok(found),
         Err(error) => Err(error.to_string()),
     }
@@ -212,7 +253,7 @@ fn revocations(bytes: &[u8]) -> Result<Vec<webpki::CertRevocationList<'static>>,
         found.push(list);
     }
     if found.is_empty() {
-        return Err("the file contains no revocation list".to_owned());
+        return Err("it contains no revocation list".to_owned());
     }
     Ok(found)
 }
