@@ -54,7 +54,8 @@
 //! | `tls` | mutual TLS between members: `Config::peer_tls` |
 //! | `testing` | clusters inside one process for tests (`testing-tls`: with certificates) |
 //! | `json` | values of your own types: `Client::typed` |
-//! | `serde` | `Serialize` for rows, replies, health, status and locks, `Deserialize` for rows, replies and ids |
+//! | `serde` | `Serialize` for rows, replies, health, status, metrics and locks, `Deserialize` for rows, replies and ids |
+//! | `metrics` | metrics for recorders of the crate `metrics`: `Metrics::export_to` |
 //! | `tower` | layers that admit requests on the leader, and that check fencing tokens: `bowline::tower` |
 //! | `sim` | a simulator that runs your program in a cluster with injected faults, from a seed |
 //!
@@ -251,7 +252,8 @@ pub mod typed {
     pub use crate::recipes::Json;
     pub use crate::recipes::{
         Codec, Typed, TypedBatch, TypedCell, TypedCellValue, TypedDelivery, TypedEvent,
-        TypedGetCall, TypedQueue, TypedRow, TypedTakeCall, TypedTaker, TypedWatch, TypedWatchCall,
+        TypedGetCall, TypedQueue, TypedRow, TypedTakeCall, TypedTaker, TypedWatch,
+        TypedWatchCall,
     };
 }
 

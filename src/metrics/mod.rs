@@ -2,7 +2,8 @@
 //! global variables.
 //!
 //! ```text
-//!   driver, log, callers ──add──▶ Meters (atomics) ──read──▶ MetricsSnapshot ──▶ text for Prometheus
+//!   driver, log, callers ──add──▶ Meters (atomics) ──read──▶ MetricsSnapshot ──▶ samples ─┬▶ text for Prometheus
+//!                                                                                         └▶ a recorder
 //! ```
 //!
 //! All parts of a node share one [`Meters`] and update it without locks. The only exception are the
@@ -14,6 +15,11 @@
 //! Invariant: this module uses no clock and no threads. Callers measure durations and pass them in.
 
 mod cell;
+#[cfg(feature = "metrics")]
+mod export;
+mod samples;
+#[cfg(feature = "serde")]
+mod serialize;
 mod snapshot;
 mod text;
 mod words;
@@ -26,7 +32,8 @@ pub use snapshot::{Histogram, PeerLag, PeerLink, PeerQueue};
 pub use words::{Ending, Refused, RequestKind, Stage};
 
 use cell::{SECONDS_FIRST, SIZES_FIRST};
-use text::{Labels, Show, Text};
+use samples::{Labels, Show, Sink};
+use text::Text;
 
 /// A metric that can be read.
 trait MetricRead {
@@ -190,12 +197,31 @@ macro_rules! catalogue {
             /// `node`.
             pub fn to_prometheus(&self) -> String {
                 let mut text = Text::default();
+                self.show(&mut text);
+                text.finish()
+            }
+
+            fn show(&self, sink: &mut impl Sink) {
                 let labels = Labels::new("node", &self.node);
                 $(
-                    text.head(concat!("bowline_", stringify!($name)), concat!($($help),+), $kind);
-                    self.$name.show(&mut text, &labels);
+                    let help = concat!($($help),+).trim_ascii();
+                    sink.head(concat!("bowline_", stringify!($name)), help, $kind);
+                    self.$name.show(sink, &labels);
                 )*
-                text.finish()
+            }
+        }
+
+        /// An object with a field for each metric, named as here. A value with a label is an object
+        /// with a field for each label value.
+        #[cfg(feature = "serde")]
+        impl serde::Serialize for MetricsSnapshot {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                use serde::ser::SerializeStruct;
+                let fields = [$(stringify!($name)),*].len() + 1;
+                let mut all = to.serialize_struct("MetricsSnapshot", fields)?;
+                all.serialize_field("node", &self.node)?;
+                $(all.serialize_field(stringify!($name), &serialize::Value(&self.$name))?;)*
+                all.end()
             }
         }
 
@@ -383,11 +409,19 @@ pub struct Metrics {
     meters: Arc<Meters>,
     /// Updates the gauges that any thread can read.
     refresh: Arc<dyn Fn() + Send + Sync>,
+    #[cfg(feature = "metrics")]
+    exported: Arc<export::ExportedPeers>,
 }
 
 impl Metrics {
     pub(crate) fn new(node: &str, meters: Arc<Meters>) -> Self {
-        Self { node: node.into(), meters, refresh: Arc::new(|| {}) }
+        Self {
+            node: node.into(),
+            meters,
+            refresh: Arc::new(|| {}),
+            #[cfg(feature = "metrics")]
+            exported: Arc::default(),
+        }
     }
 
     /// Sets `refresh` to be called before each snapshot.

@@ -59,6 +59,7 @@ impl Histogram {
 
 /// The replication lag of one other member, as the leader sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PeerLag {
     /// Name of the member.
@@ -71,6 +72,7 @@ pub struct PeerLag {
 
 /// The send queue to another member.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PeerQueue {
     /// Name of the member.
@@ -81,6 +83,7 @@ pub struct PeerQueue {
 
 /// The state of the connection to another member.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PeerLink {
     /// Name of the member.

@@ -78,7 +78,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("tokio::net", &["transport"]),
     ("tokio::runtime", &["api", "transport"]),
     ("rustix::", &["env"]),
-    ("serde_json::", &["api", "recipes"]),
+    ("serde_json::", &["api", "metrics", "recipes"]),
     ("toml::", &["api"]),
     ("clap::", &["api"]),
     ("rustls::", &["transport"]),
