@@ -252,7 +252,7 @@ pub mod typed {
     pub use crate::recipes::Json;
     pub use crate::recipes::{
         Codec, Typed, TypedBatch, TypedCell, TypedCellValue, TypedDelivery, TypedEvent,
-        TypedGetCall, TypedQueue, TypedRow, TypedTakeCall, TypedTaker, TypedWatch,
+        TypedGetCall, TypedQueue, TypedRangeCall, TypedRow, TypedTakeCall, TypedTaker, TypedWatch,
         TypedWatchCall,
     };
 }

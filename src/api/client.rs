@@ -37,10 +37,14 @@ impl Client {
     /// and removed from every key in a reply. Keys outside the prefix cannot be reached through
     /// this client.
     ///
-    /// Sessions ignore the prefix of a client. Objects that are made by a session (locks,
-    /// elections, groups, takers of a queue) take full names that include the prefix. Transactions
-    /// guarded by their holds take full keys. [`Queue::name`](crate::queue::Queue::name) returns
-    /// the full name of a queue.
+    /// A transaction of the client adds the prefix to the keys of its operations and compares, also
+    /// in nested transactions. [`TxnCall::when_complete`] adds compares with complete keys.
+    ///
+    /// Sessions have no prefix. Objects that are made by a session (locks, elections, groups, takers
+    /// of a queue) take full names that include the prefix, and
+    /// [`Queue::name`](crate::queue::Queue::name) returns the full name of a queue. Transactions
+    /// guarded by a lock or a leadership take full keys, unless they are made for this client:
+    /// [`Hold::txn_for`](crate::lock::Hold::txn_for).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};

@@ -47,6 +47,7 @@ pub use member_list::{MemberList, ParseMemberListError};
 pub use node::{Node, Shutdown};
 pub(crate) use own_session::OwnSession;
 pub use ready::ReadyCall;
+pub(crate) use scope::Scope;
 pub use session::{OpenSession, ResumeSession, Session};
 pub use settings::PartialConfig;
 pub use txn::TxnCall;

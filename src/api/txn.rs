@@ -31,6 +31,8 @@ use super::{Client, Error};
 pub struct TxnCall {
     client: Client,
     txn: Txn,
+    /// Compares whose keys are complete.
+    complete: Vec<Compare>,
     consistency: Consistency,
     deadline: Option<Duration>,
 }
@@ -38,7 +40,8 @@ pub struct TxnCall {
 impl TxnCall {
     pub(crate) fn new(client: Client) -> Self {
         let consistency = Consistency::Linearizable;
-        Self { client, txn: Txn::default(), consistency, deadline: None }
+        let complete = Vec::new();
+        Self { client, txn: Txn::default(), complete, consistency, deadline: None }
     }
 
     /// Adds a compare. The success branch runs only if all compares hold.
@@ -47,10 +50,33 @@ impl TxnCall {
         self
     }
 
-    /// Adds several compares, for example those of a lock
-    /// ([`Hold::still_held`](crate::lock::Hold::still_held)).
+    /// Adds several compares. The prefix of the client is added to their keys, as to the keys of
+    /// operations. For the compares of a lock or of a queue's item, whose keys are complete, use
+    /// [`TxnCall::when_complete`].
     pub fn when_all(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
         self.txn.compares.extend(compares);
+        self
+    }
+
+    /// Adds compares whose keys are complete: those of a lock
+    /// ([`Hold::still_held`](crate::lock::Hold::still_held)) or of a queue's item
+    /// ([`Delivery::still_ours`](crate::queue::Delivery::still_ours)). The
+    /// [prefix](Client::with_prefix) of the client is not added to these keys.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node, Op};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let app = node.client().with_prefix("app/");
+    /// let guard = node.session().block()?.mutex("app/locks/bill").lock().block()?;
+    /// let paid = app.txn().when_complete(guard.still_held()).then(Op::put("bill", "paid"));
+    /// assert!(paid.commit().block()?.succeeded);
+    /// assert_eq!(node.client().get("app/bill").block()?.unwrap().value, "paid");
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn when_complete(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
+        self.complete.extend(compares);
         self
     }
 
@@ -81,8 +107,10 @@ impl TxnCall {
     /// # Errors
     /// See [`Error`]. If any operation is rejected, no operation is applied.
     pub async fn commit(self) -> Result<TxnReply, Error> {
-        let Self { client, txn, consistency, deadline: timeout } = self;
-        let command = Command::Txn(client.scope.txn(txn));
+        let Self { client, txn, complete, consistency, deadline: timeout } = self;
+        let mut txn = client.scope.txn(txn);
+        txn.compares.extend(complete);
+        let command = Command::Txn(txn);
         let reply = match &command {
             Command::Txn(txn) if !txn.writes() => {
                 client.shared.settings.limits.check(&command)?;

@@ -65,6 +65,6 @@ pub use typed::cell::{TypedCell, TypedCellValue};
 pub use typed::codec::Codec;
 #[cfg(feature = "json")]
 pub use typed::codec::Json;
-pub use typed::keys::{Typed, TypedGetCall, TypedRow};
+pub use typed::keys::{Typed, TypedGetCall, TypedRangeCall, TypedRow};
 pub use typed::queue::{TypedDelivery, TypedQueue, TypedTakeCall, TypedTaker};
 pub use typed::watch::{TypedBatch, TypedEvent, TypedWatch, TypedWatchCall};

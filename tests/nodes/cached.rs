@@ -1,7 +1,7 @@
 //! Tests of cached views of a prefix.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Waker};
@@ -11,6 +11,8 @@ use bowline::testing::Cluster;
 use bowline::{
     Blocking, Compare, Config, Error, KeyRange, Node, Op, Revision, coordination::Cached,
 };
+
+use futures_core::Stream;
 
 use crate::stage;
 
@@ -283,4 +285,28 @@ fn each_row_is_parsed_once_and_a_parser_panic_loses_nothing() {
     let view = look().unwrap().unwrap();
     assert_eq!(view.iter().map(|(_, len)| *len).collect::<Vec<_>>(), [3]);
     node.shutdown().block();
+}
+
+#[test]
+fn stream_of_a_view_yields_each_new_view_and_ends_with_the_node() {
+    let cluster = quick(1);
+    let kv = cluster.node(0).client();
+    let mut cached = kv.cached_prefix("c/").block().unwrap();
+    let (views, received) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        while let Some(view) =
+            std::future::poll_fn(|context| Pin::new(&mut cached).poll_next(context)).block()
+        {
+            views.send(view.map(|view| view.len())).unwrap();
+        }
+    });
+    for count in 1..=3 {
+        kv.put(format!("c/{count}"), "").block().unwrap();
+        assert_eq!(received.recv_timeout(Duration::from_secs(20)).unwrap(), Ok(count));
+    }
+    drop(cluster);
+    let last = received.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert!(matches!(last, Err(Error::Stopped { .. })), "{last:?}");
+    reader.join().unwrap();
+    assert!(received.try_recv().is_err(), "the stream has ended");
 }

@@ -318,3 +318,41 @@ fn task_behind_a_deleted_hold_requeues() {
     until_true(cluster.node(0), "it is told", || !guard.is_held());
     next.release().block().unwrap();
 }
+
+#[test]
+fn guarded_transaction_for_a_client_uses_its_prefix() {
+    let cluster = lasting(1);
+    let session = session(&cluster, 0);
+    let kv = cluster.node(0).client();
+    let app = kv.with_prefix("app/");
+    let (job, guard) = begin(&session);
+    kv.put("app/old", "1").block().unwrap();
+    let txn = guard.txn_for(&app).when(Compare::value("old").eq("1")).then(Op::put("new", "2"));
+    let nested = bowline::kv::Txn { success: vec![Op::get("old")], ..Default::default() };
+    let txn = txn.then(Op::get("old")).then(nested).then_while_held("held", "3").ack(job);
+    let reply = txn.commit().block().unwrap();
+    assert!(reply.succeeded);
+    let TxnResult::Range(range) = &reply.results[1] else { panic!("{reply:?}") };
+    assert_eq!(range.kvs[0].key, "old");
+    let TxnResult::Txn(inner) = &reply.results[2] else { panic!("{reply:?}") };
+    let TxnResult::Range(range) = &inner.results[0] else { panic!("{reply:?}") };
+    assert_eq!(range.kvs[0].key, "old");
+    assert!(is_there(cluster.node(0), "app/new") && is_there(cluster.node(0), "app/held"));
+    assert!(session.queue("jobs").is_empty().block().unwrap());
+    // A transaction that only reads, and the compares of another lock, which have complete keys.
+    let other = session.mutex("other").lock().block().unwrap();
+    let read = guard.txn_for(&app).when_complete(other.still_held()).then(Op::get("new"));
+    let reply = read.commit().block().unwrap();
+    let TxnResult::Range(range) = &reply.results[0] else { panic!("{reply:?}") };
+    assert!(reply.succeeded && range.kvs[0].key == "new");
+    let unguarded = |held| app.txn().when_complete(held).then(Op::put("new", "4")).commit().block();
+    let held = other.still_held();
+    assert!(unguarded(held.clone()).unwrap().succeeded);
+    other.release().block().unwrap();
+    assert!(!unguarded(held).unwrap().succeeded);
+    // The release deletes the key that was attached under the prefix.
+    guard.release().block().unwrap();
+    until_true(cluster.node(0), "the attached key is deleted", || {
+        !is_there(cluster.node(0), "app/held")
+    });
+}

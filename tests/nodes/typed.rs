@@ -1,7 +1,8 @@
 //! Tests of typed values: what is stored, and rows that cannot be decoded.
 
+use bowline::kv::RevisionBounds;
 use bowline::typed::{Codec, TypedEvent};
-use bowline::{Blocking, Bytes, Effect, Error, Revision};
+use bowline::{Blocking, Bytes, Effect, Error, Revision, SortOrder, SortTarget};
 use serde::{Deserialize, Serialize};
 
 use crate::stage::{lasting, session};
@@ -161,4 +162,51 @@ fn typed_items_are_taken_with_their_value_or_the_reason() {
         job.delivery.ack().block().unwrap();
     }
     assert!(taker.try_take().block().unwrap().is_none());
+}
+
+#[test]
+fn typed_conditional_writes_encode_their_values() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let even = kv.typed_with("even/", Even);
+    assert!(even.put_if_absent("a", 2).block().unwrap().is_done());
+    assert!(!even.put_if_absent("a", 4).block().unwrap().is_done());
+    let seen = even.get("a").block().unwrap().unwrap().mod_revision;
+    assert!(even.compare_and_set("a", seen, 6).block().unwrap().is_done());
+    assert!(!even.compare_and_set("a", seen, 8).block().unwrap().is_done());
+    assert_eq!(kv.get("even/a").block().unwrap().unwrap().value, "6");
+    // A value that cannot be encoded writes nothing.
+    let before = kv.revision();
+    let [absent, set] = [
+        even.put_if_absent("b", 3).block().unwrap_err(),
+        even.compare_and_set("a", seen, 3).block().unwrap_err(),
+    ];
+    for (error, bad) in [(absent, "b"), (set, "a")] {
+        assert!(matches!(&error, Error::Encode { key, .. } if key == bad), "{error}");
+        assert_eq!(error.effect(), Effect::NotApplied);
+    }
+    assert_eq!(kv.revision(), before);
+}
+
+#[test]
+fn typed_range_has_the_options_of_an_untyped_one() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let even = kv.typed_with("even/", Even);
+    let first = even.put("a", 2).block().unwrap().revision;
+    even.put("b", 4).block().unwrap();
+    even.put("c", 6).block().unwrap();
+    even.put("a", 8).block().unwrap();
+    let values = |rows: Vec<Result<bowline::typed::TypedRow<u32>, _>>| {
+        rows.into_iter()
+            .map(|row: Result<_, bowline::kv::DecodeError>| row.unwrap().value)
+            .collect::<Vec<u32>>()
+    };
+    assert_eq!(values(even.range(..).block().unwrap()), [8, 4, 6]);
+    assert_eq!(values(even.range(..).limit(2).block().unwrap()), [8, 4]);
+    assert_eq!(values(even.range(..).revision(first).block().unwrap()), [2]);
+    let newest = even.range("b".."d").sort(SortTarget::Mod, SortOrder::Descend).local();
+    assert_eq!(values(newest.block().unwrap()), [6, 4]);
+    let later = RevisionBounds { mod_min: Some(first.next()), ..RevisionBounds::default() };
+    assert_eq!(values(even.range("a".."c").bounds(later).at_least(first).block().unwrap()), [8, 4]);
 }

@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> IntoFuture for CachedCall<T> {
             let seen = kept.changed_at;
             let news = Arc::new(CachedUpdate(watch::Sender::new(())));
             let inner = CachedInner { client, range, parse, news, kept: Mutex::new(kept) };
-            Ok(Cached { inner: Arc::new(inner), seen })
+            Ok(Cached { inner: Arc::new(inner), seen, stream: CachedStream::default() })
         })
     }
 }
@@ -155,10 +155,39 @@ fn watch_after(client: &Client, range: &KeyRange, seen: Revision) -> Result<Watc
 ///
 /// A read processes the changes since the last read and holds a lock while it does so. The first
 /// read after a change copies the map of entries if an older [`View`] is still in use.
+///
+/// Also a [`Stream`] of new views: each item is what [`Cached::changed`] returns. After an error the
+/// stream ends.
+///
+/// ```
+/// # use bowline::{Blocking, Config, Node};
+/// # let dir = tempfile::tempdir()?;
+/// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+/// # let kv = node.client();
+/// use futures_util::StreamExt;
+///
+/// let mut rates = kv.cached_prefix("rate/").block()?;
+/// kv.put("rate/eu", "100").block()?;
+/// let view = rates.next().block().unwrap()?;
+/// assert_eq!(view.get("rate/eu").unwrap().value, "100");
+/// # node.shutdown().block();
+/// assert!(rates.next().block().unwrap().is_err(), "the node has stopped");
+/// assert!(rates.next().block().is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Cached<T = KeyValue> {
     inner: Arc<CachedInner<T>>,
     /// Revision of the last change that this handle has seen.
     seen: Revision,
+    stream: CachedStream,
+}
+
+/// The state of a view that is used as a stream.
+#[derive(Default)]
+struct CachedStream {
+    /// Completes when the watch has events.
+    news: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
+    has_failed: bool,
 }
 
 struct CachedInner<T> {
@@ -239,16 +268,23 @@ impl<T: Send + Sync + 'static> Cached<T> {
         loop {
             // Subscribe before the read, so that later changes wake this task.
             let mut news = self.inner.news.0.subscribe();
-            {
-                let kept = self.inner.look(Some(&Waker::from(Arc::clone(&self.inner.news))))?;
-                if kept.changed_at > self.seen {
-                    self.seen = kept.changed_at;
-                    return Ok(kept.view.clone());
-                }
+            if let Some(view) = self.unseen()? {
+                return Ok(view);
             }
             // The sender lives as long as this handle.
             let _ = news.changed().await;
         }
+    }
+
+    /// Returns the view if it has a change that this handle has not seen yet. Otherwise, the next
+    /// change is reported to the waiting tasks.
+    fn unseen(&mut self) -> Result<Option<View<T>>, Error> {
+        let kept = self.inner.look(Some(&Waker::from(Arc::clone(&self.inner.news))))?;
+        if kept.changed_at <= self.seen {
+            return Ok(None);
+        }
+        self.seen = kept.changed_at;
+        Ok(Some(kept.view.clone()))
     }
 
     /// Waits until the view has reached `revision`, and returns it. To see a put that was made on
@@ -268,6 +304,36 @@ impl<T: Send + Sync + 'static> Cached<T> {
         let view = self.view()?;
         assert!(view.revision >= revision, "watches are notified before callers");
         Ok(view)
+    }
+}
+
+impl<T: Send + Sync + 'static> Stream for Cached<T> {
+    type Item = Result<View<T>, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.stream.has_failed {
+            return Poll::Ready(None);
+        }
+        loop {
+            // Subscribe before the read, so that later changes wake this task.
+            let mut subscribed = this.inner.news.0.subscribe();
+            match this.unseen() {
+                Ok(Some(view)) => return Poll::Ready(Some(Ok(view))),
+                Ok(None) => {}
+                Err(error) => {
+                    this.stream.has_failed = true;
+                    return Poll::Ready(Some(Err(error)));
+                }
+            }
+            let news = this.stream.news.insert(Box::pin(async move {
+                // The sender lives as long as this handle.
+                let _ = subscribed.changed().await;
+            }));
+            if news.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+        }
     }
 }
 
@@ -344,7 +410,8 @@ impl<T> CachedInner<T> {
 
 impl<T> Clone for Cached<T> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner), seen: self.seen }
+        let stream = CachedStream { news: None, has_failed: self.stream.has_failed };
+        Self { inner: Arc::clone(&self.inner), seen: self.seen, stream }
     }
 }
 

@@ -117,7 +117,14 @@ impl Client {
     /// ```
     pub fn put_if_absent(&self, key: impl IntoBytes, value: impl IntoBytes) -> PutIfAbsent {
         let (key, value) = (key.into_bytes(), value.into_bytes());
-        PutIfAbsent { client: self.clone(), key, value, life: Life::Endless, deadline: None }
+        PutIfAbsent {
+            client: self.clone(),
+            key,
+            value,
+            life: Life::Endless,
+            deadline: None,
+            failed: None,
+        }
     }
 
     /// Writes `value` to `key` if the key is in the expected state: `kv.compare_and_set("k",
@@ -144,7 +151,15 @@ impl Client {
         value: impl IntoBytes,
     ) -> CompareAndSet {
         let (key, expected, value) = (key.into_bytes(), expected.into(), value.into_bytes());
-        CompareAndSet { client: self.clone(), key, expected, value, ttl: None, deadline: None }
+        CompareAndSet {
+            client: self.clone(),
+            key,
+            expected,
+            value,
+            ttl: None,
+            deadline: None,
+            failed: None,
+        }
     }
 
     /// Deletes `key` if it is in the expected state. If a caller stores a value that only it knows,
@@ -192,6 +207,8 @@ pub struct CompareAndSet {
     value: Bytes,
     ttl: Option<Duration>,
     deadline: Option<Duration>,
+    /// The error with which the call fails, if the value could not be encoded.
+    failed: Option<Error>,
 }
 
 impl CompareAndSet {
@@ -231,8 +248,17 @@ impl CompareAndSet {
 
     timeout_option!();
 
+    /// Lets the call fail with this error.
+    pub(crate) fn failed(mut self, error: Error) -> Self {
+        self.failed = Some(error);
+        self
+    }
+
     async fn run_undoable(self, until: &Until) -> Result<CasOutcome, Error> {
-        let Self { client, key, expected, value, ttl, .. } = self;
+        let Self { client, key, expected, value, ttl, failed, .. } = self;
+        if let Some(error) = failed {
+            return Err(error);
+        }
         let granted = match ttl {
             Some(ttl) => Some(Granted::of(&client, ttl, until).await?),
             None => None,
@@ -291,6 +317,8 @@ pub struct PutIfAbsent {
     value: Bytes,
     life: Life,
     deadline: Option<Duration>,
+    /// The error with which the call fails, if the value could not be encoded.
+    failed: Option<Error>,
 }
 
 impl PutIfAbsent {
@@ -315,6 +343,12 @@ impl PutIfAbsent {
     }
 
     timeout_option!();
+
+    /// Lets the call fail with this error.
+    pub(crate) fn failed(mut self, error: Error) -> Self {
+        self.failed = Some(error);
+        self
+    }
 }
 
 impl IntoFuture for PutIfAbsent {
@@ -322,8 +356,11 @@ impl IntoFuture for PutIfAbsent {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { client, key, value, life, deadline: timeout } = self;
+        let Self { client, key, value, life, deadline: timeout, failed } = self;
         let call = Call::new(&client.clone(), move |until| async move {
+            if let Some(error) = failed {
+                return Err(error);
+            }
             put_if_absent(&client, key, value, life, &until).await
         });
         match timeout {

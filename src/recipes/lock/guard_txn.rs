@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Effect, Error, timeout_option};
+use crate::api::{Client, Effect, Error, Scope, timeout_option};
 use crate::model::{
     Compare, IntoBytes, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult,
 };
@@ -69,8 +69,12 @@ impl GuardError {
 #[must_use = "a transaction does nothing until it is committed: call .commit() or .commit_and_release(guard)"]
 pub struct GuardTxn {
     client: Client,
+    /// The prefix of the caller's keys.
+    scope: Scope,
     holding: Holding,
     txn: Txn,
+    /// Compares whose keys are complete.
+    complete: Vec<Compare>,
     bound: Vec<BoundKey>,
     items: Items,
     /// Operations that release the lock in the same entry, if requested.
@@ -119,24 +123,52 @@ impl Items {
 impl Hold {
     /// Starts a guarded transaction, which is applied only if this guard is still the holder. The
     /// store checks this condition, so a holder that has lost the lock without noticing changes
-    /// nothing. Keys are complete: no client [prefix](Client::with_prefix) is added.
+    /// nothing.
+    ///
+    /// Keys are complete: a session has no [prefix](Client::with_prefix), so none is added. For a
+    /// transaction on the keys of a client with a prefix, use [`Hold::txn_for`].
     ///
     /// The guard conditions count towards [`Limits::txn_ops_max`](crate::Limits::txn_ops_max): two
     /// for each key of the hold, and a third for a writer. With the default limit of 128
     /// operations, 126 remain for a mutex, reader, permit or leader, 125 for a writer, and 68 for
     /// 30 locks at once. [`GuardTxn::ack`] uses three operations for each item.
     pub fn txn(&self) -> GuardTxn {
-        GuardTxn::new(self.holding().clone())
+        GuardTxn::new(
+            self.holding().clone(),
+            &Client::new(Arc::clone(self.holding().session.shared())),
+        )
+    }
+
+    /// Starts a guarded transaction like [`Hold::txn`], on the keys of `client`: its
+    /// [prefix](Client::with_prefix) is added to the keys of all operations and compares, also to
+    /// those of [`GuardTxn::then_while_held`], and removed from the keys in the reply. The names of
+    /// the lock and of acknowledged items stay complete. Only the prefix of `client` counts.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node, Op};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let app = node.client().with_prefix("app/");
+    /// let leadership = node.session().block()?.election("app/leader").campaign("n1").block()?;
+    /// leadership.txn_for(&app).then(Op::put("report", "monday")).commit().block()?;
+    /// assert_eq!(app.get("report").block()?.unwrap().value, "monday");
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn txn_for(&self, client: &Client) -> GuardTxn {
+        GuardTxn::new(self.holding().clone(), client)
     }
 }
 
 impl GuardTxn {
-    /// Creates an empty transaction under a hold.
-    fn new(holding: Holding) -> Self {
+    /// Creates an empty transaction under a hold, on the keys of a client.
+    fn new(holding: Holding, client: &Client) -> Self {
         Self {
             client: Client::new(Arc::clone(holding.session.shared())),
+            scope: client.scope.clone(),
             holding,
             txn: Txn::default(),
+            complete: Vec::new(),
             bound: Vec::new(),
             items: Items::default(),
             leaving: Vec::new(),
@@ -150,9 +182,17 @@ impl GuardTxn {
         self
     }
 
-    /// Adds several compares, for example those of another lock ([`Hold::still_held`]).
+    /// Adds several compares.
     pub fn when_all(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
         self.txn.compares.extend(compares);
+        self
+    }
+
+    /// Adds compares whose keys are complete, for example those of another lock
+    /// ([`Hold::still_held`]). Differs from [`GuardTxn::when_all`] only in transactions with a
+    /// prefix: [`Hold::txn_for`].
+    pub fn when_complete(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
+        self.complete.extend(compares);
         self
     }
 
@@ -180,13 +220,15 @@ impl GuardTxn {
     /// [`RequestTooLarge`](crate::Rejection::RequestTooLarge), and nothing is changed.
     pub fn then_while_held(mut self, key: impl IntoBytes, value: impl IntoBytes) -> Self {
         let (key, value) = (key.into_bytes(), value.into_bytes());
+        // The keys of the transaction get the prefix when it is committed.
+        let bound = self.scope.key(key.clone());
         self.txn.success.push(Op::Put(Put {
-            key: key.clone(),
+            key,
             value: PutValue::Set(value.clone()),
             lease: PutLease::Attach(self.holding.entry.session.lease),
             prev_kv: false,
         }));
-        self.bound.push(BoundKey { key, value, is_sure: true });
+        self.bound.push(BoundKey { key: bound, value, is_sure: true });
         self
     }
 
@@ -236,8 +278,16 @@ impl GuardTxn {
     /// # Errors
     /// If the lock is lost, returns [`GuardError::NotHeld`], and nothing was changed.
     pub async fn commit(self) -> Result<TxnReply, GuardError> {
-        let Self { client, holding, txn, bound, items, leaving, deadline } = self;
+        let scope = self.scope.clone();
+        self.run().await.map(|reply| scope.strip_txn(reply))
+    }
+
+    /// Runs the transaction and returns its reply with complete keys.
+    async fn run(self) -> Result<TxnReply, GuardError> {
+        let Self { client, scope, holding, txn, complete, bound, items, leaving, deadline } = self;
         let is_any = !items.deliveries.is_empty();
+        let mut txn = scope.txn(txn);
+        txn.compares.extend(complete);
         let txn = items.around(txn);
         let mut still_held = holding.still_held();
         mutant!(B27, still_held.clear());

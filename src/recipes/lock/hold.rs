@@ -200,7 +200,9 @@ impl Hold {
     /// Returns the conditions under which this guard is still the holder, for use in your own
     /// transaction. The library does not know when your transaction ends. So from this call on, the
     /// lock is no longer handed off within the node: when it is released, its key is deleted.
-    /// [`Hold::txn`] costs less.
+    /// [`Hold::txn`] costs less. The keys are complete: pass the conditions to
+    /// [`TxnCall::when_complete`](crate::TxnCall::when_complete), because other compares of a
+    /// client with a prefix get the prefix.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -210,7 +212,7 @@ impl Hold {
     /// let from = session.mutex("accounts/ann").lock().block()?;
     /// let to = session.mutex("accounts/bob").lock().block()?;
     /// // Under both, and with a condition on the one that the transaction is not from:
-    /// let both = from.txn().when_all(to.still_held()).then(Op::put("paid", "7")).commit().block()?;
+    /// let both = from.txn().when_complete(to.still_held()).then(Op::put("paid", "7")).commit().block()?;
     /// assert!(both.succeeded);
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, DeleteCall, Error, GetCall, PutCall, timeout_option};
-use crate::model::{DecodeError, IntoBytes, KeyRange, KeyValue, LeaseId, Revision};
+use crate::api::{Client, DeleteCall, Error, GetCall, PutCall, RangeCall, timeout_option};
+use crate::model::{
+    DecodeError, IntoBytes, KeyRange, KeyValue, LeaseId, Revision, RevisionBounds, SortOrder,
+    SortTarget,
+};
 
 use super::cell::TypedCell;
 #[cfg(feature = "json")]
@@ -17,7 +20,7 @@ use super::codec::Json;
 use super::codec::{Codec, decode_row, encode};
 use super::queue::TypedQueue;
 use super::watch::TypedWatchCall;
-use crate::recipes::CachedCall;
+use crate::recipes::{CachedCall, CompareAndSet, Expected, PutIfAbsent};
 
 /// The keys below a prefix, with values of type `T` that `C` encodes. Created by
 /// `Client::typed`, with the crate feature `json`, and [`Client::typed_with`]. Cheap to clone.
@@ -102,18 +105,75 @@ impl<T, C: Codec<T>> Typed<T, C> {
         TypedGetCall { call: self.client.get(key), codec: self.codec.clone(), value: PhantomData }
     }
 
-    /// Reads a range of keys in key order: `..` for all. Each row that cannot be decoded is an error
-    /// in the list. For reads with options, call [`Client::range`] on [`Typed::client`], and then
-    /// [`Typed::decode`].
+    /// Writes a value, by reference or owned, if the key does not exist, like
+    /// [`Client::put_if_absent`]. If the value cannot be encoded, the call fails with
+    /// [`Error::Encode`].
+    pub fn put_if_absent(&self, key: impl IntoBytes, value: impl Borrow<T>) -> PutIfAbsent {
+        let key = key.into_bytes();
+        match self.encode(&key, value.borrow()) {
+            Ok(value) => self.client.put_if_absent(key, value),
+            Err(error) => self.client.put_if_absent(key, "").failed(error),
+        }
+    }
+
+    /// Writes a value, by reference or owned, if the key is in the expected state, like
+    /// [`Client::compare_and_set`]. If the value cannot be encoded, the call fails with
+    /// [`Error::Encode`]. [`Typed::decode`] decodes the row in [`CasOutcome::Lost`].
     ///
-    /// # Errors
-    /// See [`Error`].
-    pub async fn range(
+    /// Compare revisions rather than values: one value may have several encodings.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// use bowline::coordination::CasOutcome;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let rates = node.client().typed::<u32>("rates/");
+    /// let seen = rates.put("eu", 100).block()?.revision;
+    /// assert!(rates.compare_and_set("eu", seen, 200).block()?.is_done());
+    /// match rates.compare_and_set("eu", seen, 300).block()? {
+    ///     CasOutcome::Lost { row: Some(row) } => assert_eq!(rates.decode(&row)?.value, 200),
+    ///     other => panic!("{other:?}"),
+    /// }
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`CasOutcome::Lost`]: crate::coordination::CasOutcome::Lost
+    pub fn compare_and_set(
         &self,
-        keys: impl Into<KeyRange>,
-    ) -> Result<Vec<Result<TypedRow<T>, DecodeError>>, Error> {
-        let rows = self.client.range(keys).await?.kvs;
-        Ok(rows.iter().map(|row| self.decode(row)).collect())
+        key: impl IntoBytes,
+        expected: impl Into<Expected>,
+        value: impl Borrow<T>,
+    ) -> CompareAndSet {
+        let key = key.into_bytes();
+        match self.encode(&key, value.borrow()) {
+            Ok(value) => self.client.compare_and_set(key, expected, value),
+            Err(error) => self.client.compare_and_set(key, expected, "").failed(error),
+        }
+    }
+
+    /// Reads a range of keys: `..` for all. Default: in key order. Each row that cannot be decoded is
+    /// an error in the list. For the number of keys or for keys without values, call
+    /// [`Client::range`] on [`Typed::client`].
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// use bowline::{SortOrder, SortTarget};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let rates = node.client().typed::<u32>("rates/");
+    /// for (site, rate) in [("eu", 100), ("us", 200), ("asia", 300)] {
+    ///     rates.put(site, rate).block()?;
+    /// }
+    /// let newest = rates.range(..).sort(SortTarget::Mod, SortOrder::Descend).limit(1).block()?;
+    /// assert_eq!(newest[0].as_ref().unwrap().key, "asia");
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn range(&self, keys: impl Into<KeyRange>) -> TypedRangeCall<T, C> {
+        // The reply has no count.
+        let call = self.client.range(keys).skip_count();
+        TypedRangeCall { call, codec: self.codec.clone(), value: PhantomData }
     }
 
     /// Deletes a range of keys, like [`Client::delete`].
@@ -194,12 +254,12 @@ impl<T, C: Codec<T>> Typed<T, C> {
     /// the error.
     ///
     /// ```
-    /// # use bowline::{Blocking, Config, Node, coordination::Expected};
+    /// # use bowline::{Blocking, Config, Node, Op};
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// let rates = node.client().typed::<u32>("rates/");
-    /// let encoded = rates.encode("eu", &100)?;
-    /// assert!(rates.client().put_if_absent("eu", encoded).block()?.is_done());
+    /// let put = Op::put("eu", rates.encode("eu", &100)?);
+    /// assert!(rates.client().txn().then(put).commit().block()?.succeeded);
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -265,6 +325,75 @@ impl<T: 'static, C: Codec<T>> IntoFuture for TypedGetCall<T, C> {
         Box::pin(async move {
             let Some(row) = self.call.await? else { return Ok(None) };
             Ok(Some(decode_row(&self.codec, &row)?))
+        })
+    }
+}
+
+/// A call that reads a range of keys; see [`Typed::range`].
+#[derive(Debug)]
+#[must_use = "a call does nothing until it is awaited"]
+pub struct TypedRangeCall<T, C> {
+    call: RangeCall,
+    codec: C,
+    value: PhantomData<fn() -> T>,
+}
+
+impl<T, C> TypedRangeCall<T, C> {
+    /// Returns at most `rows` rows. If there are as many, the range may have more.
+    pub fn limit(mut self, rows: u64) -> Self {
+        self.call = self.call.limit(rows);
+        self
+    }
+
+    /// Reads the keys at an earlier revision.
+    pub fn revision(mut self, revision: Revision) -> Self {
+        self.call = self.call.revision(revision);
+        self
+    }
+
+    /// Sorts the rows. Default: by key, ascending. [`SortTarget::Value`] compares encoded values.
+    pub fn sort(mut self, target: SortTarget, order: SortOrder) -> Self {
+        self.call = self.call.sort(target, order);
+        self
+    }
+
+    /// Returns only rows whose revisions are within `bounds`.
+    pub fn bounds(mut self, bounds: RevisionBounds) -> Self {
+        self.call = self.call.bounds(bounds);
+        self
+    }
+
+    /// Reads the local replica without contacting the leader; see [`RangeCall::local`].
+    pub fn local(mut self) -> Self {
+        self.call = self.call.local();
+        self
+    }
+
+    /// Waits until the local replica has reached `revision`, then reads it.
+    pub fn at_least(mut self, revision: Revision) -> Self {
+        self.call = self.call.at_least(revision);
+        self
+    }
+
+    /// Limits how long the call may take. Default:
+    /// [`Config::call_deadline`](crate::Config::call_deadline).
+    pub fn deadline(mut self, timeout: Duration) -> Self {
+        self.call = self.call.deadline(timeout);
+        self
+    }
+
+    timeout_option!();
+}
+
+impl<T: 'static, C: Codec<T>> IntoFuture for TypedRangeCall<T, C> {
+    type Output = Result<Vec<Result<TypedRow<T>, DecodeError>>, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { call, codec, .. } = self;
+        Box::pin(async move {
+            let rows = call.await?.kvs;
+            Ok(rows.iter().map(|row| decode_row(&codec, row)).collect())
         })
     }
 }

@@ -5,6 +5,7 @@ use tonic::Response;
 
 use crate::connect::{CallKind, Client, Link};
 use crate::error::Error;
+use crate::into_bytes::IntoBytes;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::KeyValue;
 use pb::request_op::Request;
@@ -25,8 +26,8 @@ impl Client {
     ///
     /// # Errors
     /// Returns an error if no server answers.
-    pub async fn get(&self, key: impl Into<Bytes>) -> Result<Option<KeyValue>, Error> {
-        let request = pb::RangeRequest { key: key.into(), ..Default::default() };
+    pub async fn get(&self, key: impl IntoBytes) -> Result<Option<KeyValue>, Error> {
+        let request = pb::RangeRequest { key: key.into_bytes(), ..Default::default() };
         Ok(self.range(request).await?.kvs.into_iter().next())
     }
 
@@ -45,10 +46,14 @@ impl Client {
     /// Returns an error if the change failed; [`Error::effect`] tells whether it was applied.
     pub async fn put(
         &self,
-        key: impl Into<Bytes>,
-        value: impl Into<Bytes>,
+        key: impl IntoBytes,
+        value: impl IntoBytes,
     ) -> Result<pb::PutResponse, Error> {
-        let request = pb::PutRequest { key: key.into(), value: value.into(), ..Default::default() };
+        let request = pb::PutRequest {
+            key: key.into_bytes(),
+            value: value.into_bytes(),
+            ..Default::default()
+        };
         self.call(CallKind::Change, async |link: Link| link.kv().put(request.clone()).await).await
     }
 
@@ -56,8 +61,8 @@ impl Client {
     ///
     /// # Errors
     /// Returns an error if the change failed; [`Error::effect`] tells whether it was applied.
-    pub async fn delete(&self, key: impl Into<Bytes>) -> Result<pb::DeleteRangeResponse, Error> {
-        let request = pb::DeleteRangeRequest { key: key.into(), ..Default::default() };
+    pub async fn delete(&self, key: impl IntoBytes) -> Result<pb::DeleteRangeResponse, Error> {
+        let request = pb::DeleteRangeRequest { key: key.into_bytes(), ..Default::default() };
         let call = async |link: Link| link.kv().delete_range(request.clone()).await;
         self.call(CallKind::Change, call).await
     }

@@ -35,6 +35,7 @@
 mod connect;
 mod entry;
 mod error;
+mod into_bytes;
 mod kv;
 mod lock;
 mod options;
@@ -51,6 +52,7 @@ pub use proto::mvccpb::{Event, KeyValue};
 pub use connect::{CallKind, Client, Link, Stamp, Wire, is_unix_socket};
 pub use entry::{EntryValue, LOCK_MARK, LockMode};
 pub use error::{Effect, Error, StatusMeaning, root_cause};
+pub use into_bytes::IntoBytes;
 pub use kv::prefix_end;
 pub use lock::{Held, Lock, NotHeld, QueueEntry, queue_entries};
 pub use options::{Login, Options, Tls};

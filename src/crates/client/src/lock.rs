@@ -12,6 +12,7 @@ use tonic::Response;
 use crate::connect::{CallKind, Client, Link};
 use crate::entry::{EntryValue, LockMode};
 use crate::error::{Error, StatusMeaning};
+use crate::into_bytes::IntoBytes;
 use crate::kv::prefix_end;
 use crate::session::Session;
 use bowline_proto::etcdserverpb as pb;
@@ -122,10 +123,10 @@ impl Session {
     ///
     /// # Errors
     /// Returns an error if a server rejects the request, or if the lease has ended.
-    pub async fn lock(&self, name: impl Into<Bytes>) -> Result<Lock, Error> {
+    pub async fn lock(&self, name: impl IntoBytes) -> Result<Lock, Error> {
         let (client, mode) = (self.client(), LockMode::Alone);
         let value = EntryValue::ours(mode, "").to_value();
-        let entry = enter(client, &name.into(), self.lease(), mode, value).await?;
+        let entry = enter(client, &name.into_bytes(), self.lease(), mode, value).await?;
         match entry.turn(client, false).await {
             Ok(held) => Ok(Lock { entry, held }),
             Err(NotHeld::Failed(error)) => Err(error),
