@@ -109,19 +109,20 @@ mod tests {
     fn text_and_bytes_of_every_form_are_the_same_key() {
         let text = String::from("key");
         let bytes = Bytes::from("key");
+        let (owned, cow) = (Vec::from("key"), Cow::Borrowed(&b"key"[..]));
         let all = [
             "key".into_bytes(),
             IntoBytes::into_bytes(&text),
             IntoBytes::into_bytes(text.clone()),
             (&"key").into_bytes(),
             text.as_bytes().into_bytes(),
-            IntoBytes::into_bytes(&Vec::from("key")),
+            IntoBytes::into_bytes(&owned),
             (*b"key").into_bytes(),
             b"key".into_bytes(),
             (&bytes).into_bytes(),
             BytesMut::from("key").into_bytes(),
             IntoBytes::into_bytes(Cow::Borrowed("key")),
-            IntoBytes::into_bytes(&Cow::Borrowed(&b"key"[..])),
+            IntoBytes::into_bytes(&cow),
             IntoBytes::into_bytes(Box::<str>::from("key")),
         ];
         for converted in all {
