@@ -18,6 +18,7 @@ mod table;
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
+#[cfg(feature = "config")]
 use std::path::PathBuf;
 
 use super::{Config, ConfigError};

@@ -106,6 +106,7 @@ impl Setting {
     }
 
     /// Returns the name of the flag, without the hyphens before it.
+    #[cfg(feature = "clap")]
     pub(super) fn flag(&self) -> String {
         format!("bowline-{}", self.key.replace(['.', '_'], "-"))
     }
