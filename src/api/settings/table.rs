@@ -243,7 +243,7 @@ settings! { |config, value|
         config.open_bytes_max = size(value)?;
     "open_reads_max", Number, "Maximum number of reads in progress [default: 65536]" =>
         config.open_reads_max = count(value)?;
-    "lock_waiters_max", Number, "Maximum number of waiters for one lock [default: 100000]" =>
+    "lock_waiters_max", Number, "Maximum number of waiters for one lock on this node [default: 100000]" =>
         config.lock_waiters_max = count(value)?;
     "quota_bytes", Size, "Maximum size of the state [default: 2GiB]" => config.quota_bytes = size(value)?;
     "history.window", DurationOrOff, "Age from which revisions are compacted [default: 10m]" =>
