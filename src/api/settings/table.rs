@@ -264,3 +264,33 @@ settings! { |config, value|
     "slow_apply", DurationOrOff, "Time from which applied batches are logged as slow [default: 100ms]" =>
         config.slow_apply = off(value, duration)?.unwrap_or(Duration::MAX);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_in_the_help_are_those_of_the_configuration() {
+        let mut checked = 0;
+        for setting in SETTINGS {
+            let Some((_, default)) = setting.help.split_once("[default: ") else { continue };
+            let default = default.strip_suffix(']').unwrap();
+            // The default of these depends on other settings.
+            if default.starts_with("from the ") || default.starts_with("the ") {
+                continue;
+            }
+            // The settings of a table have defaults only if the table is there.
+            let config = Config::new("d", "n");
+            #[cfg(feature = "tls")]
+            let config = match setting.key.starts_with("peer_tls.") {
+                true => Config { peer_tls: Some(PeerTls::new("", "", "")), ..config },
+                false => config,
+            };
+            let before = format!("{config:?}");
+            let after = setting.apply(config, default.as_ref()).unwrap();
+            assert_eq!(format!("{after:?}"), before, "{}", setting.key);
+            checked += 1;
+        }
+        assert!(checked >= 25, "{checked} defaults");
+    }
+}

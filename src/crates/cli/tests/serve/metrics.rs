@@ -245,6 +245,58 @@ async fn extensive_metrics_measure_handling_time_of_calls_and_streams() {
     assert_eq!((count, within), (1, 0), "{buckets:?}");
 }
 
+/// Checks `etcd_server_request_duration_seconds`, which is new in etcd 3.7.
+#[tokio::test]
+async fn durations_of_requests_have_the_types_of_etcd() {
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let channel = server.channel().await;
+    let mut kv = KvClient::new(channel.clone());
+    let get = |revision| pb::RangeRequest { key: "k".into(), revision, ..Default::default() };
+    let read = |revision| pb::TxnRequest {
+        success: vec![pb::RequestOp { request: Some(Request::RequestRange(get(revision))) }],
+        ..Default::default()
+    };
+    let write = pb::TxnRequest {
+        success: vec![pb::RequestOp { request: Some(Request::RequestPut(put("k"))) }],
+        ..Default::default()
+    };
+    kv.put(put("k")).await.unwrap();
+    // In etcd, a change that is applied with an error counts as a success.
+    let unknown_lease = pb::PutRequest { lease: 99, ..put("k") };
+    kv.put(unknown_lease).await.unwrap_err();
+    for revision in [0, 0, 100] {
+        assert_eq!(kv.range(get(revision)).await.is_ok(), revision == 0);
+        assert_eq!(kv.txn(read(revision)).await.is_ok(), revision == 0);
+    }
+    kv.txn(write).await.unwrap();
+    kv.compact(pb::CompactionRequest { revision: 2, ..Default::default() }).await.unwrap();
+    pb::auth_client::AuthClient::new(channel).user_list(pb::AuthUserListRequest {}).await.unwrap();
+    let page = server.http("GET", "/metrics", "").1;
+    let name = "etcd_server_request_duration_seconds";
+    let lines: Vec<_> = page.lines().filter_map(|line| line.strip_prefix(name)).collect();
+    let counts = lines.iter().filter_map(|line| line.strip_prefix("_count"));
+    let counts: Vec<_> = counts.map(|line| line.trim()).collect();
+    let expected = [
+        (true, "AuthUserList", 1),
+        (true, "Compaction", 1),
+        (true, "Put", 2),
+        (true, "Range", 2),
+        (false, "Range", 1),
+        (true, "Txn", 1),
+        (true, "ReadonlyTxn", 2),
+        (false, "ReadonlyTxn", 1),
+    ];
+    let expected = expected
+        .map(|(success, kind, count)| format!("{{success=\"{success}\",type=\"{kind}\"}} {count}"));
+    assert_eq!(counts, expected);
+    let start = "_bucket{success=\"true\",type=\"Put\",le=\"";
+    let buckets = lines.iter().filter_map(|line| line.strip_prefix(start)?.split_once("\"} "));
+    let (bounds, below): (Vec<_>, Vec<_>) = buckets.unzip();
+    assert_eq!((bounds[0], bounds[13], bounds[14], bounds.len()), ("0.001", "8.192", "+Inf", 15));
+    assert_eq!(below[14], "2");
+}
+
 /// etcd's alert on fragmentation uses the ratio of the two.
 #[tokio::test]
 async fn size_in_use_equals_total_size() {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -41,8 +41,13 @@ const CODES: [&str; 17] = [
 ];
 
 /// Bucket bounds of `grpc_server_handling_seconds`, in seconds: the defaults of Prometheus' Go client.
-pub(crate) const SECONDS: [f64; 11] =
-    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+const HANDLING_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// Bucket bounds of `etcd_server_request_duration_seconds`, in seconds, as in etcd.
+const REQUEST_SECONDS: &[f64] = &[
+    0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096,
+    8.192,
+];
 
 /// Maximum length of a client's version, and maximum number of versions counted separately for each kind of call.
 const VERSION_BYTES_MAX: usize = 16;
@@ -75,32 +80,142 @@ struct Method {
     begun: AtomicU64,
     ended: [AtomicU64; CODES.len()],
     times: Times,
+    /// `None` if etcd does not measure these requests.
+    requests: Option<RequestTimes>,
+    /// The transactions that only read, which etcd measures separately.
+    readonly: Option<RequestTimes>,
 }
 
-/// A histogram of the duration of calls. The last bucket counts durations above the last bound.
-#[derive(Default)]
+/// A histogram of durations. The last bucket counts durations above the last bound.
 struct Times {
-    buckets: [AtomicU64; SECONDS.len() + 1],
+    bounds: &'static [f64],
+    buckets: Box<[AtomicU64]>,
     nanos: AtomicU64,
 }
 
 impl Times {
+    fn new(bounds: &'static [f64]) -> Self {
+        let buckets = (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect();
+        Self { bounds, buckets, nanos: AtomicU64::new(0) }
+    }
+
     fn note(&self, took: Duration) {
         let seconds = took.as_secs_f64();
-        let at = SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(SECONDS.len());
-        self.buckets[at].fetch_add(1, Ordering::Relaxed);
+        let at = self.bounds.iter().position(|bound| seconds <= *bound);
+        self.buckets[at.unwrap_or(self.bounds.len())].fetch_add(1, Ordering::Relaxed);
         self.nanos.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn with_labels(&self, labels: String) -> LabelledTimes {
+        let mut count = 0;
+        let buckets = self.bounds.iter().zip(&self.buckets).map(|(bound, bucket)| {
+            count += bucket.load(Ordering::Relaxed);
+            (*bound, count)
+        });
+        let buckets = buckets.collect();
+        count += self.buckets[self.bounds.len()].load(Ordering::Relaxed);
+        let seconds = Duration::from_nanos(self.nanos.load(Ordering::Relaxed)).as_secs_f64();
+        LabelledTimes { labels, buckets, count, seconds }
     }
 }
 
-/// Durations of the calls of one method.
-pub(crate) struct MethodTimes<'a> {
-    /// Labels of the method.
-    pub(crate) labels: &'a str,
-    /// Number of calls up to each bound; the last element counts all calls.
-    pub(crate) cumulative: [u64; SECONDS.len() + 1],
+/// The content of one histogram.
+pub(crate) struct LabelledTimes {
+    pub(crate) labels: String,
+    /// Upper bounds in seconds, and the number of calls up to each.
+    pub(crate) buckets: Vec<(f64, u64)>,
+    /// Number of calls.
+    pub(crate) count: u64,
     /// Sum of all durations, in seconds.
     pub(crate) seconds: f64,
+}
+
+/// Durations of the requests of one type, as etcd counts them.
+struct RequestTimes {
+    kind: &'static str,
+    succeeded: Times,
+    failed: Times,
+}
+
+impl RequestTimes {
+    fn new(kind: &'static str) -> Self {
+        let [succeeded, failed] = [(); 2].map(|()| Times::new(REQUEST_SECONDS));
+        Self { kind, succeeded, failed }
+    }
+
+    /// In etcd, every error of a read is a failure. A change fails only if it is not applied.
+    fn note(&self, code: Code, took: Duration) {
+        let has_failed = match code {
+            Code::Ok => false,
+            Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Internal => true,
+            _ => [RANGE, READONLY_TXN].contains(&self.kind),
+        };
+        if has_failed { self.failed.note(took) } else { self.succeeded.note(took) }
+    }
+
+    /// Returns the histograms that contain calls.
+    fn labelled(&self) -> impl Iterator<Item = LabelledTimes> {
+        let times = [(true, &self.succeeded), (false, &self.failed)].into_iter();
+        let labelled = times.map(|(success, times)| {
+            times.with_labels(format!("success=\"{success}\",type=\"{}\"", self.kind))
+        });
+        labelled.filter(|times| times.count > 0)
+    }
+}
+
+const RANGE: &str = "Range";
+const TXN: &str = "Txn";
+const READONLY_TXN: &str = "ReadonlyTxn";
+
+/// Returns the type that etcd gives the requests of a method, or `None` if etcd does not measure them.
+fn request_type(service: &str, method: &str) -> Option<&'static str> {
+    Some(match (service, method) {
+        ("etcdserverpb.KV", "Range") => RANGE,
+        ("etcdserverpb.KV", "Put") => "Put",
+        ("etcdserverpb.KV", "DeleteRange") => "DeleteRange",
+        ("etcdserverpb.KV", "Txn") => TXN,
+        ("etcdserverpb.KV", "Compact") => "Compaction",
+        ("etcdserverpb.Lease", "LeaseGrant") => "LeaseGrant",
+        ("etcdserverpb.Lease", "LeaseRevoke") => "LeaseRevoke",
+        ("etcdserverpb.Maintenance", "Alarm") => "Alarm",
+        ("etcdserverpb.Auth", "AuthEnable") => "AuthEnable",
+        ("etcdserverpb.Auth", "AuthDisable") => "AuthDisable",
+        ("etcdserverpb.Auth", "Authenticate") => "Authenticate",
+        ("etcdserverpb.Auth", "UserAdd") => "AuthUserAdd",
+        ("etcdserverpb.Auth", "UserGet") => "AuthUserGet",
+        ("etcdserverpb.Auth", "UserList") => "AuthUserList",
+        ("etcdserverpb.Auth", "UserDelete") => "AuthUserDelete",
+        ("etcdserverpb.Auth", "UserChangePassword") => "AuthUserChangePassword",
+        ("etcdserverpb.Auth", "UserGrantRole") => "AuthUserGrantRole",
+        ("etcdserverpb.Auth", "UserRevokeRole") => "AuthUserRevokeRole",
+        ("etcdserverpb.Auth", "RoleAdd") => "AuthRoleAdd",
+        ("etcdserverpb.Auth", "RoleGet") => "AuthRoleGet",
+        ("etcdserverpb.Auth", "RoleList") => "AuthRoleList",
+        ("etcdserverpb.Auth", "RoleDelete") => "AuthRoleDelete",
+        ("etcdserverpb.Auth", "RoleGrantPermission") => "AuthRoleGrantPermission",
+        ("etcdserverpb.Auth", "RoleRevokePermission") => "AuthRoleRevokePermission",
+        _ => return None,
+    })
+}
+
+/// A mark by which the service tells that a transaction only reads. A request of another kind has none.
+#[derive(Clone, Default)]
+pub(crate) struct ReadonlyMark(Option<Arc<AtomicBool>>);
+
+impl ReadonlyMark {
+    pub(crate) fn in_request<T>(request: &tonic::Request<T>) -> Self {
+        request.extensions().get().cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn set(&self) {
+        if let Some(mark) = &self.0 {
+            mark.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.as_ref().is_some_and(|mark| mark.load(Ordering::Relaxed))
+    }
 }
 
 impl CallMetrics {
@@ -113,6 +228,7 @@ impl CallMetrics {
                 (false, true) => "server_stream",
                 (true, true) => "bidi_stream",
             };
+            let request_type = request_type(&service, name);
             let counted = Method {
                 labels: format!(
                     "grpc_method=\"{name}\",grpc_service=\"{service}\",grpc_type=\"{kind}\""
@@ -121,7 +237,9 @@ impl CallMetrics {
                 streams: method.is_server_streaming(),
                 begun: AtomicU64::new(0),
                 ended: std::array::from_fn(|_| AtomicU64::new(0)),
-                times: Times::default(),
+                times: Times::new(HANDLING_SECONDS),
+                requests: request_type.map(RequestTimes::new),
+                readonly: (request_type == Some(TXN)).then(|| RequestTimes::new(READONLY_TXN)),
             };
             (format!("/{service}/{name}"), Arc::new(counted))
         });
@@ -151,24 +269,22 @@ impl CallMetrics {
     }
 
     /// Returns the durations of the calls of each method. A stream lasts until its last message.
-    pub(crate) fn times(&self) -> impl Iterator<Item = MethodTimes<'_>> {
-        self.methods.values().map(|method| {
-            let Method { labels, times, .. } = &**method;
-            let mut sum = 0;
-            let cumulative = std::array::from_fn(|at| {
-                sum += times.buckets[at].load(Ordering::Relaxed);
-                sum
-            });
-            let seconds = Duration::from_nanos(times.nanos.load(Ordering::Relaxed)).as_secs_f64();
-            MethodTimes { labels, cumulative, seconds }
-        })
+    pub(crate) fn handling_times(&self) -> impl Iterator<Item = LabelledTimes> {
+        self.methods.values().map(|method| method.times.with_labels(method.labels.clone()))
+    }
+
+    /// Returns the durations of requests by etcd's types. Types without requests are omitted.
+    pub(crate) fn request_times(&self) -> impl Iterator<Item = LabelledTimes> {
+        let all = self.methods.values().flat_map(|method| [&method.requests, &method.readonly]);
+        all.flatten().flat_map(RequestTimes::labelled)
     }
 
     /// Counts the start of a call. Returns `None` if there is no method at this path.
     pub(crate) fn begins(&self, path: &str) -> Option<Call> {
         let method = self.methods.get(path)?;
         method.begun.fetch_add(1, Ordering::Relaxed);
-        Some(Call(Some((Arc::clone(method), Instant::now()))))
+        let mark = ReadonlyMark(method.readonly.as_ref().map(|_| Arc::default()));
+        Some(Call(Some(RunningCall { method: Arc::clone(method), begun: Instant::now(), mark })))
     }
 
     /// Counts a call by the client version in its headers.
@@ -229,6 +345,9 @@ impl Middleware for Arc<CallMetrics> {
     fn request(&self, request: &mut Request<Body>) -> Result<Self::State, Status> {
         let call = self.begins(request.uri().path());
         self.comes_from(request.headers(), call.as_ref());
+        if let Some(call) = &call {
+            request.extensions_mut().insert(call.mark());
+        }
         let (traffic, span) = (Arc::clone(&self.traffic), self.traffic.span(request.uri().path()));
         replace_body(request, |body| {
             CountedBody::new(body, Direction::In, &traffic, span.clone(), None)
@@ -247,17 +366,32 @@ impl Middleware for Arc<CallMetrics> {
 }
 
 /// A started call, with its start time. Dropping it before its end is counted counts it as cancelled.
-pub(crate) struct Call(Option<(Arc<Method>, Instant)>);
+pub(crate) struct Call(Option<RunningCall>);
+
+struct RunningCall {
+    method: Arc<Method>,
+    begun: Instant,
+    mark: ReadonlyMark,
+}
 
 impl Call {
     fn is_stream(&self) -> bool {
-        self.0.as_ref().is_some_and(|(method, _)| method.is_stream)
+        self.0.as_ref().is_some_and(|call| call.method.is_stream)
+    }
+
+    /// Returns the mark by which the service tells that the call is a transaction that only reads.
+    fn mark(&self) -> ReadonlyMark {
+        self.0.as_ref().map(|call| call.mark.clone()).unwrap_or_default()
     }
 
     fn ends(&mut self, code: Code) {
-        if let Some((method, begun)) = self.0.take() {
-            method.times.note(begun.elapsed());
-            method.ended[code as usize].fetch_add(1, Ordering::Relaxed);
+        let Some(RunningCall { method, begun, mark }) = self.0.take() else { return };
+        let took = begun.elapsed();
+        method.times.note(took);
+        method.ended[code as usize].fetch_add(1, Ordering::Relaxed);
+        let requests = if mark.is_set() { &method.readonly } else { &method.requests };
+        if let Some(requests) = requests {
+            requests.note(code, took);
         }
     }
 
@@ -269,7 +403,7 @@ impl Call {
     fn unless_over(mut self, headers: &HeaderMap) -> Option<Self> {
         match Status::from_header_map(headers) {
             Some(status) => self.ends(status.code()),
-            None if self.0.as_ref().is_some_and(|(method, _)| method.streams) => return Some(self),
+            None if self.0.as_ref().is_some_and(|call| call.method.streams) => return Some(self),
             None => self.ends(Code::Ok),
         }
         None

@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status};
 use crate::identity::Identity;
 use crate::leader::{Leaderless, needs_leader};
 use crate::member::Member;
+use crate::middleware::call_metrics::ReadonlyMark;
 use crate::middleware::cpu_permits::{CpuPermits, LARGE_BYTES, LargeResponse};
 use crate::middleware::response_budget::{BudgetExhausted, Reservation, ResponseBudget};
 use crate::services::range_stream::{ChunkReader, ChunkStream};
@@ -263,7 +264,12 @@ impl Kv for KvService {
 
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
         let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
+        let mark = ReadonlyMark::in_request(&request);
         let request = request.into_inner();
+        let only_reads = only_reads(&request);
+        if only_reads {
+            mark.set();
+        }
         check_txn(&request, self.member.settings().txn_ops_max)?;
         check_size(&request, self.member.settings().request_bytes_max)?;
         let is_long = is_long_txn(&request);
@@ -275,7 +281,7 @@ impl Kv for KvService {
                 Ok(TxnResponse { header, ..txn_response(reply) })
             })
         };
-        match only_reads(&request) {
+        match only_reads {
             true => self.read((&permits, is_long), || answer(request.clone())).await,
             false => self.write((&permits, is_long), answer(request)?).await,
         }

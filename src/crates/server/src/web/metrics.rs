@@ -11,7 +11,7 @@ use bowline::{
 
 use crate::alarms::Alarms;
 use crate::member::Member;
-use crate::middleware::call_metrics::{CallMetrics, MethodTimes, SECONDS};
+use crate::middleware::call_metrics::{CallMetrics, LabelledTimes};
 use crate::web::process::Process;
 use bowline_proto::etcdserverpb as pb;
 
@@ -22,8 +22,9 @@ pub(crate) fn text(member: &Member, alarms: &Alarms, calls: &CallMetrics) -> Str
     families.server(member, alarms, calls, &metrics);
     families.store(&metrics);
     families.calls(calls);
+    families.requests(calls);
     if member.settings().metrics_extensive {
-        families.times(calls);
+        families.handling_times(calls);
     }
     if let Some(process) = Process::now() {
         families.process(&process);
@@ -231,13 +232,21 @@ impl Families {
         self.one("etcd_network_client_grpc_sent_bytes_total", "counter", help, sent);
     }
 
+    fn requests(&mut self, calls: &CallMetrics) {
+        let help = "Time to process a request, by etcd's type of the request.";
+        self.histograms("etcd_server_request_duration_seconds", help, calls.request_times());
+    }
+
     /// Served only with `--metrics=extensive`, as in etcd, because it has fourteen lines per method.
-    fn times(&mut self, calls: &CallMetrics) {
-        let name = "grpc_server_handling_seconds";
-        self.head(name, "histogram", "Time from the headers of a gRPC call to its end.");
-        for MethodTimes { labels, cumulative, seconds } in calls.times() {
-            let count = cumulative[SECONDS.len()];
-            for (bound, below) in SECONDS.iter().zip(cumulative) {
+    fn handling_times(&mut self, calls: &CallMetrics) {
+        let help = "Time from the headers of a gRPC call to its end.";
+        self.histograms("grpc_server_handling_seconds", help, calls.handling_times());
+    }
+
+    fn histograms(&mut self, name: &str, help: &str, all: impl Iterator<Item = LabelledTimes>) {
+        self.head(name, "histogram", help);
+        for LabelledTimes { labels, buckets, count, seconds } in all {
+            for (bound, below) in buckets {
                 self.line(format_args!("{name}_bucket{{{labels},le=\"{bound}\"}} {below}"));
             }
             self.line(format_args!("{name}_bucket{{{labels},le=\"+Inf\"}} {count}"));
