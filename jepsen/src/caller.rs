@@ -35,8 +35,7 @@ pub enum Miss {
 }
 
 impl Miss {
-    /// Converts an unknown outcome to a failure. For calls that cannot have an effect, such as the read before a
-    /// write.
+    /// Converts an unknown outcome to a failure, for calls that cannot have an effect, such as the read before a write.
     #[must_use]
     pub fn harmless(self) -> Self {
         match self {
@@ -145,7 +144,7 @@ impl<'a> Caller<'a> {
         self.operation_as(book, |_| kind, object, call, work)
     }
 
-    /// Like `operation`, but chooses the kind that the report shows from the result.
+    /// Like `operation`, but `kind` derives the kind of operation in the report from the result.
     pub fn operation_as<C, R: Clone>(
         &mut self,
         book: &Book<C, R>,
@@ -170,7 +169,7 @@ impl<'a> Caller<'a> {
         self.timed_as(|_| kind, work)
     }
 
-    /// Like `timed`, but chooses the kind that the report shows from the result.
+    /// Like `timed`, but `kind` derives the kind of operation in the report from the result.
     pub fn timed_as<R>(
         &mut self,
         kind: impl FnOnce(&Result<R, Miss>) -> &'static str,

@@ -596,7 +596,7 @@ impl Fleet {
         }
     }
 
-    /// Kills a member. If the node had stopped by itself, returns the reason. For faults that may stop a node.
+    /// Kills a member after a fault that may stop its node. If the node had stopped by itself, returns the reason.
     ///
     /// # Errors
     ///

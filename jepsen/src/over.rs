@@ -91,10 +91,11 @@ pub struct Programs {
     built: BTreeMap<Over, String>,
 }
 
-/// The build and the mutant of a run. A result of another build or another mutant does not count for this one.
+/// Identifies the programs of a run: their build, and the promise that the nodes broke on purpose. A result of other
+/// programs does not count for this run.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default, Debug, Serialize, Deserialize)]
 pub struct Build {
-    /// A hash of the programs. `None` in results of older harnesses, which did not record it.
+    /// Hash of the program files. `None` in results of older harnesses, which did not record it.
     #[serde(default)]
     pub build: Option<String>,
     /// The promise that the nodes of the run broke on purpose.

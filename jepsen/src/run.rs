@@ -198,7 +198,7 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
         (violation @ Verdict::Violation(_), Some(Control { may_stop: true, .. })) => {
             violation.of_control()
         }
-        // Only a workload that is not a control must have done enough. If a control is ok, it has failed as required.
+        // The minimum number of operations does not apply to a control: if a control is ok, it has failed as required.
         (Verdict::Ok(well), None) => {
             let (least, wants) = (plan.workload.least, plan.nemesis.wants);
             let seconds = plan.load.as_secs();

@@ -268,7 +268,7 @@ impl Volumes {
         Switch::new(members.iter().map(|member| self.volumes[*member].powered()))
     }
 
-    /// Mounts the volumes of these members again. Their users must have ended.
+    /// Mounts the volumes of these members again. The processes that use the volumes must have ended.
     ///
     /// # Errors
     /// Returns the errors of `mount`.

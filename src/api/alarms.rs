@@ -89,8 +89,8 @@ impl UserClient {
     /// Like [`Client::change_alarms`]. The caller needs the role `root`.
     ///
     /// # Errors
-    /// Like [`Client::change_alarms`], and [`AuthError`](crate::auth::AuthError) if the caller
-    /// lacks the role.
+    /// The errors of [`Client::change_alarms`], and [`AuthError`](crate::auth::AuthError) if the
+    /// caller lacks the role.
     pub async fn change_alarms(&self, change: AlarmChange) -> Result<AlarmReply, Error> {
         self.0.change_alarms(change).await
     }

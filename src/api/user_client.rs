@@ -182,7 +182,7 @@ impl UserClient {
     /// Like [`Client::compact`]. The caller needs the role `root`.
     ///
     /// # Errors
-    /// Like [`Client::compact`], and [`AuthError`] if the caller lacks the role.
+    /// The errors of [`Client::compact`], and [`AuthError`] if the caller lacks the role.
     pub async fn compact(&self, revision: Revision) -> Result<Revision, Error> {
         self.0.compact(revision).await
     }
@@ -195,7 +195,7 @@ impl UserClient {
     /// Like [`Client::revoke`]. The caller needs write permission for all keys of the lease.
     ///
     /// # Errors
-    /// Like [`Client::revoke`], and [`AuthError`] if the caller lacks the permission.
+    /// The errors of [`Client::revoke`], and [`AuthError`] if the caller lacks the permission.
     pub async fn revoke(&self, lease: LeaseId) -> Result<RevokeReply, Error> {
         self.0.revoke(lease).await
     }
@@ -204,7 +204,7 @@ impl UserClient {
     /// known to the local replica.
     ///
     /// # Errors
-    /// Like [`Client::renew`], and [`AuthError`] if the caller lacks the permission.
+    /// The errors of [`Client::renew`], and [`AuthError`] if the caller lacks the permission.
     pub async fn renew(&self, lease: LeaseId) -> Result<Duration, Error> {
         // Renewing a lease decides how long its keys live, so it needs the same permission as
         // revoking it.
@@ -215,7 +215,7 @@ impl UserClient {
     /// Like [`Client::lease_time_to_live`]. Available to any user.
     ///
     /// # Errors
-    /// Like [`Client::lease_time_to_live`], and [`AuthError`] if the caller is not a user.
+    /// The errors of [`Client::lease_time_to_live`], and [`AuthError`] if the caller is not a user.
     pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<Option<Duration>, Error> {
         self.0.may(Access::is_user)?;
         self.0.lease_time_to_live(lease).await
@@ -225,7 +225,7 @@ impl UserClient {
     /// caller needs read permission for all keys of the lease.
     ///
     /// # Errors
-    /// Like [`Client::lease_info`], and [`AuthError`] if the caller lacks the permission.
+    /// The errors of [`Client::lease_info`], and [`AuthError`] if the caller lacks the permission.
     pub async fn lease_info(&self, lease: LeaseId) -> Result<Option<LeaseStatus>, Error> {
         self.0.may(Access::is_user)?;
         let status = self.0.lease_info(lease).with_keys().await?;
@@ -257,7 +257,7 @@ impl UserClient {
     /// Like [`Client::change_access`]. The caller needs the role `root`.
     ///
     /// # Errors
-    /// Like [`Client::change_access`], and [`AuthError`] if the caller lacks the role.
+    /// The errors of [`Client::change_access`], and [`AuthError`] if the caller lacks the role.
     pub async fn change_access(&self, change: AccessChange) -> Result<Revision, Error> {
         self.0.change_access(change).await
     }

@@ -47,7 +47,7 @@ impl Reader {
     /// `after`. The page has about `bytes_max` bytes, but at least one key.
     ///
     /// # Errors
-    /// Fails if a row has changed in memory.
+    /// Fails if the memory of a row was corrupted, so that its checksum does not match.
     pub fn rows_behind(
         &self,
         after: Option<&[u8]>,
@@ -91,7 +91,7 @@ impl Reader {
     /// `None` if the changes from `from` on are no longer available.
     ///
     /// # Errors
-    /// Fails if a row has changed in memory.
+    /// Fails if the memory of a row was corrupted, so that its checksum does not match.
     pub fn changes(&self, from: Revision, bytes_max: usize) -> Result<Option<ChangesPage>, Fault> {
         // Revision 1 is the empty store, which has no changes.
         let next = from.max(Revision::FIRST.next());
@@ -211,7 +211,7 @@ mod tests {
             assert_eq!(rows.keys().cloned().collect::<Vec<_>>(), keys);
             assert_eq!(all(bytes_max).len(), 400);
         }
-        // Superseded but still stored, then swept.
+        // The old row is superseded but still stored. After the compaction it is swept.
         put(&mut machine, 7);
         assert_eq!(all(1000).len(), 400);
         let newest = machine.revision();

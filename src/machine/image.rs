@@ -137,7 +137,7 @@ impl Image {
     /// verifies the digest of all pieces and returns `None`.
     ///
     /// # Errors
-    /// Fails if the state no longer exists, or has changed in memory.
+    /// Fails if the state no longer exists, or its memory was corrupted.
     pub fn next(&mut self, bytes_max: usize) -> Result<Option<SnapshotRecord>, ImageError> {
         if let ImageNext::StoredRow { .. } = self.next {
             let rows = self.rows(bytes_max)?;

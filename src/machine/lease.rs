@@ -353,7 +353,7 @@ mod tests {
         table.choose(id(3));
         // An id that was chosen, granted and ended long ago is still not assigned.
         assert_eq!(table.mint(), id(8));
-        // Too far away: the counter does not change.
+        // These ids are too far from the counter to move it.
         table.choose(id(u64::MAX));
         table.choose(id(MINT_MAX));
         assert_eq!(table.mint(), id(9));

@@ -304,8 +304,7 @@ impl Reader {
         self.shared.leases().head(id)
     }
 
-    /// Returns whether `is` returns true for all keys of a lease, or `None` if there is no such
-    /// lease.
+    /// Returns whether all keys of a lease satisfy `is`, or `None` if the lease does not exist.
     pub fn are_lease_keys(&self, id: LeaseId, is: impl Fn(&[u8]) -> bool) -> Option<bool> {
         let leases = self.shared.leases();
         leases.contains(id).then(|| leases.keys(id).all(is))
@@ -373,7 +372,7 @@ impl Reader {
     /// applied entry.
     ///
     /// # Errors
-    /// Returns an [`AuthError`] if the caller may not.
+    /// Returns an [`AuthError`] if the caller lacks the right.
     pub fn judge(&self, caller: &Caller, command: &Command) -> Result<(), AuthError> {
         access::judge(&self.access(), caller, command, &self.shared.leases())
     }

@@ -63,8 +63,8 @@ impl Machine {
     /// contains the same keys, except for the keys of leases. See the module page.
     ///
     /// # Errors
-    /// Fails if the jump is 0 or leads beyond [`RESEEDED_REVISION_MAX`], or if a row has changed in
-    /// memory.
+    /// Fails if the jump is 0 or leads beyond [`RESEEDED_REVISION_MAX`], or if the memory of a row
+    /// was corrupted.
     pub fn reseed(self, how: Reseed) -> Result<Machine, RestoreError> {
         let before = self.store.revision();
         let Some(revision) = before

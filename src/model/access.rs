@@ -358,7 +358,7 @@ impl Access {
     /// Checks that a caller may read and watch all of these keys.
     ///
     /// # Errors
-    /// Returns an [`AuthError`] if the caller may not.
+    /// Returns an [`AuthError`] if the caller lacks the right.
     pub fn may_read(&self, caller: &Caller, keys: &KeyRange) -> Result<(), AuthError> {
         self.may(caller, Right::Read, keys)
     }
@@ -366,7 +366,7 @@ impl Access {
     /// Checks that a caller may put and delete all of these keys.
     ///
     /// # Errors
-    /// Returns an [`AuthError`] if the caller may not.
+    /// Returns an [`AuthError`] if the caller lacks the right.
     pub fn may_write(&self, caller: &Caller, keys: &KeyRange) -> Result<(), AuthError> {
         self.may(caller, Right::Write, keys)
     }
@@ -382,7 +382,7 @@ impl Access {
     /// Checks that a caller may administer the cluster, that is, that its user has the role `root`.
     ///
     /// # Errors
-    /// Returns an [`AuthError`] if the caller may not.
+    /// Returns an [`AuthError`] if the caller lacks the right.
     pub fn is_root(&self, caller: &Caller) -> Result<(), AuthError> {
         match self.powers(caller)? {
             Powers::Everything => Ok(()),

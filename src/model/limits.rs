@@ -26,10 +26,10 @@ pub struct Limits {
     /// it acknowledges a queue item. Default: 8. Range: 3 to [`Limits::TXN_DEPTH_CEILING`].
     pub txn_depth_max: usize,
     /// Maximum number of keys that the ranges of one transaction may visit, in its compares and
-    /// both branches, including nested ones. Deleted keys that are not compacted count too. Up to
-    /// four times the number of all these keys in the store is always allowed. The limit exists
-    /// because a replica does nothing else while it applies a transaction. Default: 262,144.
-    /// Minimum: 1.
+    /// both branches, including nested ones. Deleted keys that are not compacted count too. A
+    /// transaction may always visit up to four times as many keys as the store contains, deleted
+    /// keys included. The limit exists because a replica does nothing else while it applies a
+    /// transaction. Default: 262,144. Minimum: 1.
     pub txn_keys_max: usize,
 }
 

@@ -20,7 +20,7 @@
 //! - The [manifest](manifest) belongs to this member.
 //! - The manifest proves that the copy was closed properly, or that the machine has not rebooted
 //!   since the copy was opened.
-//! - The head of the copy fits the log.
+//! - The log continues from the entry at which the copy ends.
 //! - Every record exists and matches its checksum.
 //! - The loaded state has the digest that the head contains.
 //!

@@ -115,7 +115,7 @@ fn have_snapshots_taken(fleet: &Fleet, members: &[usize]) {
     let put = Call::Put { key, value, lease: None };
     let has_one = |member: &usize| {
         let mut files = Vec::new();
-        // Files that appear or disappear during the search are found by the next search.
+        // A file that appears or disappears during this search is noticed by the next one.
         drop(find(fleet.dir(*member), &mut files));
         files.iter().any(|file| What::Snapshot.is(file))
     };

@@ -357,7 +357,7 @@ mod tests {
     fn item_put_taken_and_acknowledged_once_is_valid() {
         let again = vec![put(7), take(3, 7), take(6, 7), ack(9, 7, "b")];
         assert_eq!(told(again, &[done(7, "b")]), [""; 0]);
-        // The delivery and the acknowledgement were concurrent: another taker returned the item before.
+        // The second delivery and the acknowledgement were concurrent: the item had been returned to the queue before.
         let at_once = vec![put(7), take(3, 7), take(8, 7), ack(6, 7, "a")];
         assert_eq!(told(at_once, &[done(7, "a")]), [""; 0]);
         let unknown = ItemCall::Ack(7, "a".to_owned());

@@ -179,8 +179,8 @@ impl SettingSource {
 }
 
 impl PartialConfig {
-    /// Returns the settings in the environment variables. Variables that are unset or empty are not
-    /// set.
+    /// Returns the settings in the environment variables. A variable that is unset or empty leaves
+    /// its setting unset.
     ///
     /// # Errors
     /// Returns [`ConfigError::Variable`], which names the variable, if a variable is invalid. Other

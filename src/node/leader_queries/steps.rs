@@ -190,8 +190,8 @@ fn says_never(membership_request: &MembershipRequest, rejection: &MembershipErro
         // The rejection shows that the member exists. A removed member never comes back, so the
         // member was not removed.
         MembershipRequest::Remove(_) => true,
-        // Unless the member is unknown, it exists and is a learner. A voter never becomes a
-        // learner, so the member was not promoted.
+        // Any other rejection than `Unknown` shows that the member exists and is a learner. A voter
+        // never becomes a learner, so the member was not promoted.
         MembershipRequest::Promote(_) => !matches!(rejection, MembershipError::Unknown(_)),
         MembershipRequest::Add { .. } | MembershipRequest::Keep { .. } => false,
     }

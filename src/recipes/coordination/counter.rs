@@ -2,8 +2,8 @@
 //!
 //! A counter is an ordinary key whose value is a number in decimal digits. If the key does not
 //! exist, the number is 0. An addition is a compare-and-set that also expects the states that
-//! concurrent additions produce (see [`chain`](super::cas_branches)), so that several concurrent additions
-//! cost one commit in total, not one each.
+//! concurrent additions produce (see [`cas_branches`](super::cas_branches)), so that several
+//! concurrent additions cost one commit in total, not one each.
 
 use std::sync::Arc;
 

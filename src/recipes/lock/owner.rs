@@ -5,12 +5,11 @@
 //! of owners, in which each waits for a lock of the next, is rejected immediately, and the error
 //! contains the cycle.
 //!
-//! The rows of the queues contain the information who waits for whom, so every node can see the
-//! whole cycle: a row names its owner, and a lease lists its keys. The youngest request closes a
-//! cycle and is rejected. The search for a cycle considers only entries that were enqueued before
-//! the request. All of those are in the local replica when the node has applied the request's own
-//! enqueue. Requests for permits of a semaphore do not wait for a particular owner, so they are
-//! ignored.
+//! Every node can see the whole cycle, because the rows of the queues show who waits for whom: a
+//! row names its owner, and a lease lists its keys. The youngest request closes a cycle and is
+//! rejected. The search for a cycle considers only entries that were enqueued before the request.
+//! All of those are in the local replica when the node has applied the request's own enqueue.
+//! Requests for permits of a semaphore do not wait for a particular owner, so they are ignored.
 //!
 //! Suppose that a lock was granted to another task of the owner, but not delivered yet. A request
 //! of the owner in the same queue then closes no cycle: once the lock is delivered, the request
@@ -220,8 +219,8 @@ impl Owner {
             holds.insert((name.clone(), mode), OwnerHold::of(holding));
         }
         drop(holds);
-        // Another task of the owner may wait for this lock. Wake it: it can now acquire the lock
-        // again, or it closes a cycle.
+        // Another task of the owner may wait for this lock. Wake that task: it can now acquire the
+        // lock again, or its wait closes a cycle and is rejected.
         let mut waiting = self.waiting();
         waiting.times += 1;
         let wakers = std::mem::take(&mut waiting.wakers);

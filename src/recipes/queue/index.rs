@@ -376,8 +376,8 @@ mod tests {
                 assert!(seen.insert(id), "two reach for one");
             }
         }
-        // When a session ends, its claims and its share end. The items of the ended session are
-        // first again.
+        // When a session ends, its claims are deleted. The items that it had claimed are the first
+        // ones again.
         index.follow(&delete("q/claim/c6"));
         index.follow(&delete("q/claim/c7"));
         assert_eq!(chosen(&index, 3, 5, "me", false), ["c6", "c7", "000"]);

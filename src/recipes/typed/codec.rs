@@ -9,8 +9,8 @@ use crate::model::{DecodeError, KeyValue};
 
 use super::keys::TypedRow;
 
-/// The encoding of values of type `T`. `Json` is one, with the crate feature `json`. Implement this
-/// trait for another format:
+/// The encoding of values of type `T`. The crate feature `json` adds the codec `Json`. Implement
+/// this trait for another format:
 ///
 /// ```
 /// use std::error::Error;

@@ -173,7 +173,7 @@ impl Play {
             let ops = self.dice.ops();
             self.world.store().apply(ops);
             if self.dice.once_in(4) {
-                // Between the machine and the hub.
+                // The machine has applied the changes, but the hub has not published them.
                 self.look(tally);
             }
         }
@@ -231,7 +231,7 @@ impl Play {
             }
         });
         if self.dice.once_in(2) {
-            // Between the machine and the hub.
+            // The machine has applied the changes, but the hub has not published them.
             self.look(tally);
         }
         self.world.store().installed(&self.world.hub);

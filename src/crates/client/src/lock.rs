@@ -189,7 +189,7 @@ fn created_at(key: &Bytes, revision: i64) -> pb::Compare {
     }
 }
 
-/// Repeats an idempotent request until a server answers it. The caller limits the time.
+/// Repeats an idempotent request until a server answers it. There is no time limit, so the caller must set one.
 async fn call_until_answered<T>(
     client: &Client,
     call: impl AsyncFn(Link) -> Result<Response<T>, tonic::Status>,
@@ -212,7 +212,7 @@ fn is_final(status: &tonic::Status) -> bool {
 
 impl QueueEntry {
     /// Joins the queue of `name` with the key of a lease, and retries until the key certainly exists. A retry is safe
-    /// because each lease has only one key in the queue. The caller limits the time.
+    /// because each lease has only one key in the queue. There is no time limit, so the caller must set one.
     ///
     /// # Errors
     /// Returns an error if a server rejects the request.

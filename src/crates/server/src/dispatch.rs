@@ -71,7 +71,7 @@ impl Dispatch {
         }
         match self.grpc.connection.scope {
             ListenerScope::Grpc => Box::pin(async { Ok(plain::not_found()) }),
-            // Monitoring systems are no web pages.
+            // Monitoring systems are not web pages, so CORS does not apply.
             ListenerScope::Health => self.route_http(request),
             ListenerScope::All | ListenerScope::Http => self.route_web(request),
         }

@@ -123,7 +123,7 @@ impl Server {
         let (end, ended) = oneshot::channel();
         let run = move || {
             self.run(report, open, stopping);
-            // Not read: the end of the thread closes the channel, also after a panic.
+            // Nothing is sent on this channel. The end of the thread closes it, also after a panic.
             drop::<oneshot::Sender<()>>(end);
         };
         let thread = thread::Builder::new().name("bowline-server".to_owned()).spawn(run);
@@ -200,8 +200,7 @@ impl RunningServer {
         &self.addresses
     }
 
-    /// Waits until clients are accepted: see [`Server::open_when`]. Returns whether they are; a server whose node stops
-    /// before is never opened.
+    /// Waits until clients are accepted: see [`Server::open_when`]. Returns false if the node stops before that.
     pub async fn opened(&self) -> bool {
         self.opened.clone().wait_for(|is_open| *is_open).await.is_ok()
     }

@@ -1,7 +1,7 @@
 //! The release of etcd that a server announces.
 
-/// Release of etcd that a server announces to its clients. Clients choose calls by it; the server offers the same calls
-/// with each.
+/// Release of etcd that a server announces to its clients. Some clients use newer calls only if the announced release
+/// has them. The server serves the same calls in any case.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum EtcdVersion {

@@ -20,7 +20,7 @@ pub const TERM: Term = Term(7);
 /// Maximum depth of nested transactions.
 const DEPTH_MAX: u64 = 3;
 
-/// A small random number generator (splitmix64). If it has bytes of a fuzzer, it returns these
+/// A small random number generator (splitmix64). A generator with the bytes of a fuzzer ([`Random::fed`]) returns these
 /// bytes first.
 #[derive(Clone)]
 pub struct Random {
@@ -45,7 +45,7 @@ impl Random {
         Self { bytes: bytes.iter().rev().copied().collect(), ..Self::new(0) }
     }
 
-    /// Returns whether the bytes are used up.
+    /// Returns whether the bytes of the fuzzer are used up.
     pub fn is_spent(&self) -> bool {
         self.bytes.is_empty()
     }

@@ -12,8 +12,8 @@
 //!                           └─────┘ both: a violation, if longer than the clocks may differ
 //! ```
 //!
-//! In these histories moments are also used as durations. All moments and durations of a history have one unit,
-//! for instance nanoseconds of one clock. If the processes have different clocks, `slack` is the maximum
+//! The checkers also compute durations, as differences between moments. All moments and durations of a history have one
+//! unit, for instance nanoseconds of one clock. If the processes have different clocks, `slack` is the maximum
 //! difference between any two.
 //!
 //! Never record a hold as longer than it was, because this causes false violations. For calls, the opposite is true.

@@ -77,7 +77,7 @@ impl<'a, M: Model> Puzzle<'a, M> {
             let (call, invoked) = (&operation.call, operation.invoked);
             let told = reply.map(|(_, reply)| reply);
             let observes = model.observes(call, told);
-            // A loose operation that changes nothing cannot help.
+            // A loose operation that changes nothing cannot explain any reply.
             if told.is_none() && observes {
                 continue;
             }
@@ -293,7 +293,7 @@ where
             if group.members.get(used).is_some_and(|(invoked, _)| invoked <= due) {
                 self.meter.step()?;
                 model.step(state, group.call, None, &mut next);
-                // A loose operation that changes nothing now is better kept for later.
+                // Do not place a loose operation that changes nothing now: it may be needed later.
                 let changed = next.drain(..).filter(|next| next != state);
                 left.extend(changed.map(|next| (PlacedCall::Loose(number), next)));
             }
@@ -331,7 +331,7 @@ where
                 PlacedCall::Firm(number) => {
                     self.done[number] = false;
                     if number < self.base {
-                        // The operations between are still placed, and now come after `base`.
+                        // The operations between `number` and the old base are still placed, and now count in `ahead`.
                         self.ahead += self.base - number - 1;
                         self.base = number;
                     } else {

@@ -78,7 +78,7 @@ pub(crate) fn known(login: Option<Login>, variable: &str) -> Result<Option<Login
     Ok(Some(Login { name, password }))
 }
 
-/// Prompts for a secret. A terminal does not echo it.
+/// Prompts for a secret. If standard input is a terminal, the secret is not echoed.
 pub(crate) fn secret(prompt: &str) -> Result<String, Failure> {
     let failed = |error| Failure::Local("cannot read the password".to_owned(), error);
     let silence = io::stdin().is_terminal().then(Silence::begin).transpose().map_err(failed)?;

@@ -205,7 +205,7 @@ mod tests {
     async fn response_keeps_its_budget_until_its_last_bytes_are_sent() {
         let room = ResponseBudget::new();
         assert!(room.keep(COUNTED_BYTES - 1, None).unwrap().is_none(), "a small one");
-        // Larger than the whole budget, and the only one.
+        // A response that is larger than the whole budget is admitted if no other response is pending.
         let held = room.keep(BUDGET_BYTES * 3, None).unwrap().unwrap();
         room.keep(COUNTED_BYTES, None).unwrap_err();
         assert_eq!(
@@ -237,7 +237,7 @@ mod tests {
         room.keep(COUNTED_BYTES, None).unwrap_err();
         drop(half);
         let kept = waits.await.unwrap().unwrap();
-        // The response has grown beyond the whole budget, which counts as all of it.
+        // The response has grown beyond the whole budget, so it reserves the whole budget.
         let kept = room.keep(BUDGET_BYTES + 1, Some(kept)).unwrap();
         drop(kept);
         let kept = room.wait(BUDGET_BYTES / 4, soon()).await.unwrap();

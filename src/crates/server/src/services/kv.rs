@@ -116,7 +116,7 @@ impl KvService {
         let (answer, bytes) = permits.run(is_long, sized(ask)).await?;
         match self.budget.keep(bytes, None) {
             Ok(reservation) => Ok(response(answer, bytes, reservation)),
-            // The change was applied, or may have been. The code must not make the client retry.
+            // The change was applied, or may have been. The status code must not cause the client to retry.
             Err(BudgetExhausted) => Err(Status::unknown(
                 "bowline: applied, but the reply was dropped: too many unread responses",
             )),

@@ -273,7 +273,7 @@ impl Families {
         for (name, help, value) in gauges {
             self.one(name, "gauge", help, value);
         }
-        // Without a limit, Go's programs report the largest number.
+        // If there is no limit, report the largest number, as programs in Go do.
         let most = process.open_files_max.unwrap_or(u64::MAX);
         self.one("process_max_fds", "gauge", "Maximum number of open file descriptors.", most);
         self.one(

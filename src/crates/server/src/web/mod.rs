@@ -1,4 +1,4 @@
-//! HTTP requests that are no gRPC: the JSON gateway, health, metrics and the version.
+//! HTTP requests other than gRPC: the JSON gateway, health, metrics and the version.
 
 pub(crate) mod cors;
 pub(crate) mod gateway;

@@ -168,7 +168,7 @@ pub(crate) fn refused(error: Error) -> Status {
         Error::Stopped { .. } => Reason::Stopped.into(),
         Error::NoTransferee => Reason::Unhealthy.into(),
         Error::Members(rejection) => members(rejection, &error),
-        // The change was applied, so the code must not make the client retry.
+        // The change was applied, so the status code must not cause the client to retry.
         _ if error.effect() == Effect::Applied => ours(Code::Unknown, &error),
         _ => ours(Code::Unavailable, &error),
     }

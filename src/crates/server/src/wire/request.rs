@@ -249,7 +249,7 @@ mod tests {
                 ..Default::default()
             };
             assert_eq!(is_long_delete(&delete), expected);
-            // Regardless of the limit.
+            // The limit has no influence.
             let range = pb::RangeRequest {
                 key: "a".into(),
                 range_end: range_end.into(),

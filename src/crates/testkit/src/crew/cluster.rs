@@ -41,8 +41,7 @@ impl Shape {
         }
     }
 
-    /// Takes an option that configures the cluster, with its value if it has one. Returns whether it was such an
-    /// option.
+    /// Takes the option and its value, if it configures the cluster. Returns false for any other option.
     pub fn takes<'a>(
         &mut self,
         option: &str,

@@ -666,8 +666,8 @@ impl EntryStep<'_> {
                     self.requeue(held.since, Some(plan), reply)
                 }
             }
-            // Has a holder, or waits for other entries, or its enqueue has no outcome yet, which
-            // advances the entry again.
+            // Nothing to do now: the entry has a holder, or waits for other entries, or its enqueue
+            // has no outcome yet. Each of these later calls this function again.
             state => state,
         }
     }

@@ -2,7 +2,7 @@
 //! change that the replica applies.
 //!
 //! All code of this module runs under the lock of the table, most of it on the driver's thread. The
-//! code notifies no task and proposes nothing while the lock is held. It adds these actions to an
+//! code notifies no task and proposes nothing while the lock is held. It adds these actions to a
 //! [`DeferredActions`] value, which is run after the lock is released.
 
 use std::collections::{BTreeMap, BTreeSet};

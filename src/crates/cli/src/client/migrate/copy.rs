@@ -77,7 +77,7 @@ struct Found {
 
 impl Import {
     /// Copies the source's state at the revision `named`, or its current state. If the source compacts the revision
-    /// during the copy, the copy restarts at a newer revision. With `named`, it fails instead.
+    /// during the copy, the copy restarts at a newer revision. If `named` is given, the copy fails instead.
     pub(crate) async fn copy(&self, named: Option<i64>) -> Result<Copied, Halt> {
         for restart in 0.. {
             let revision = match named {

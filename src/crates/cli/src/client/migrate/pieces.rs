@@ -10,8 +10,8 @@ pub(crate) struct Pieces(Vec<Event>);
 impl Pieces {
     /// Returns the events of a completed response, or `None` while fragments are missing.
     ///
-    /// A response without events never completes a fragmented response. Between two fragments it is no progress
-    /// notification either, because earlier events are still to be delivered.
+    /// A response without events never completes a fragmented response. A response without events that arrives between
+    /// two fragments is not a progress notification, because earlier events are still to be delivered.
     pub(crate) fn add(&mut self, answer: pb::WatchResponse) -> Option<Vec<Event>> {
         let is_between = answer.events.is_empty() && !self.0.is_empty();
         let has_more = answer.fragment || is_between;

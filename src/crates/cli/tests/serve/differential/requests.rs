@@ -35,8 +35,8 @@ impl Chance {
     }
 
     pub(crate) fn key(&mut self) -> bytes::Bytes {
-        // There are few keys, so that requests interact. There are at most as many as Go's sort keeps in order if they
-        // are equal.
+        // There are few keys, so that requests interact. Go's sort keeps equal rows in their order only if there are at
+        // most 12 rows.
         let keys = ["a", "ab", "abc", "b", "b/1", "b/2", "c", "\0", "\u{7f}"];
         match self.below(40) {
             0 => bytes::Bytes::new(),
@@ -106,7 +106,7 @@ impl Chance {
             range.sort_target = 0;
         }
         if range.sort_order == 0 {
-            // Here, etcd sorts each chunk.
+            // With a target but no order, etcd sorts each chunk on its own.
             range.sort_target = 0;
         }
         range

@@ -216,7 +216,7 @@ mod tests {
             assert!(!shape.may_be_whole(&request[..end]), "after {end} bytes");
         }
         assert!(shape.may_be_whole(request) && shape.looked_at == request.len());
-        // The parser reports values that are no objects.
+        // The parser reports values that are not objects.
         for wrong in [&b"}"[..], b"7", b"{]", b"\"text\""] {
             assert!(Shape::default().may_be_whole(wrong));
         }
