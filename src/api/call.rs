@@ -258,7 +258,7 @@ impl GetCall {
         self
     }
 
-    /// Waits until the local replica has reached `revision`, then reads it.
+    /// Reads the local replica once it has reached `revision`, without contacting the leader.
     pub fn at_least(mut self, revision: Revision) -> Self {
         self.consistency = Consistency::AtLeast(revision);
         self
@@ -397,7 +397,7 @@ impl RangeCall {
         self
     }
 
-    /// Waits until the local replica has reached `revision`, then reads it.
+    /// Reads the local replica once it has reached `revision`, without contacting the leader.
     pub fn at_least(mut self, revision: Revision) -> Self {
         self.consistency = Consistency::AtLeast(revision);
         self

@@ -3,6 +3,7 @@
 
 mod forms;
 mod names;
+mod pages;
 mod prose;
 mod upstream;
 

@@ -87,7 +87,8 @@ impl Hold {
         &self.holding.grant.keys
     }
 
-    /// Returns the create revision of the key.
+    /// Returns the create revision of the key: when the request joined the queue, not when it
+    /// acquired the lock.
     pub fn since(&self) -> Revision {
         self.holding.grant.since
     }

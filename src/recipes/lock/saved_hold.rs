@@ -44,7 +44,8 @@ impl SavedHold {
         self.lease
     }
 
-    /// Returns the create revision of the key.
+    /// Returns the create revision of the key: when the request joined the queue, not when it
+    /// acquired the lock.
     pub fn since(&self) -> Revision {
         self.since
     }

@@ -301,7 +301,7 @@ impl<T, C> TypedGetCall<T, C> {
         self
     }
 
-    /// Waits until the local replica has reached `revision`, then reads it.
+    /// Reads the local replica once it has reached `revision`, without contacting the leader.
     pub fn at_least(mut self, revision: Revision) -> Self {
         self.call = self.call.at_least(revision);
         self
@@ -369,7 +369,7 @@ impl<T, C> TypedRangeCall<T, C> {
         self
     }
 
-    /// Waits until the local replica has reached `revision`, then reads it.
+    /// Reads the local replica once it has reached `revision`, without contacting the leader.
     pub fn at_least(mut self, revision: Revision) -> Self {
         self.call = self.call.at_least(revision);
         self
