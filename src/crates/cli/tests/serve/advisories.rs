@@ -1,4 +1,4 @@
-//! Tests of faults that etcd has published as advisories or fixed in 3.7. `docs/assurance/suites.md` lists all of them,
+//! Tests of faults that etcd has published as advisories or fixed in 3.7. `docs/assurance/incidents.md` lists all of them,
 //! with the tests in other files.
 
 use tempfile::tempdir;
