@@ -160,7 +160,7 @@ pub struct Health {
     /// Whether the node is the leader of the consensus, which is not the leader of an
     /// [`Election`](crate::Election).
     pub leads: bool,
-    /// The name of that leader. If no leader is known, the name of the last leader.
+    /// The name of the leader of the consensus. If no leader is known, the name of the last leader.
     pub leader: Option<String>,
     /// Time since the last contact with a leader or, on the leader, with a quorum. `None` if there
     /// was no contact since the start.

@@ -58,8 +58,8 @@ impl RangeStream {
     ///
     /// # Errors
     /// Returns an error if the stream ended before its last chunk, for example because the server has failed, because
-    /// its revision was compacted, or because the user has lost the permission. The rows so far are then only a part of
-    /// the range.
+    /// its revision was compacted, or because the user has lost the permission. The chunks received so far are then
+    /// only a part of the range.
     pub async fn next(&mut self) -> Result<Option<pb::RangeResponse>, Error> {
         let limit = self.client.options().call_timeout;
         let status = match tokio::time::timeout(limit, self.chunks.message()).await {

@@ -83,7 +83,7 @@ impl Model for Register {
     fn needs(&self, call: &RegisterCall, reply: Option<&RegisterReply>) -> Needs {
         let value = match (call, reply) {
             (_, Some(RegisterReply::Read(value))) => value,
-            // A failed comparison needs any value except the expected one.
+            // The comparison failed, so the register had any value except the expected one.
             (_, Some(RegisterReply::Compared { swapped: false })) => return Needs::Anything,
             (RegisterCall::CompareAndSet { expect, .. }, _) => expect,
             (RegisterCall::Read | RegisterCall::Write(_), _) => &None,

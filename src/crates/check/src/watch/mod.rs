@@ -20,8 +20,8 @@
 //! other streams must report it as well. The revision of a change cannot have been passed before the change was
 //! called. A revision is passed once it or a higher one was in a reply or a message.
 //!
-//! Deleting a missing row makes no event. If a row may have been missing, its deletion together with other changes
-//! must be reported only if some stream reports it.
+//! Deleting a missing row makes no event. If one call deletes a row that may have been missing, and makes other
+//! changes, a stream may omit the deletion as long as no other stream reports it.
 //!
 //! A stream "from now on" without a known revision begins with its first message. Such a stream must in any case
 //! report changes that were called after the reply to the watch. Changes that had ended before the call of the watch

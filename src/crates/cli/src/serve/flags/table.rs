@@ -221,7 +221,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     used_switch(
         "peer-auto-tls",
-        "use self-signed certificates between members, made at every start, which authenticate nobody, for tests",
+        "use self-signed certificates between members, made at every start; encrypts without authentication, for tests",
     ),
     used("self-signed-cert-validity", "validity of --auto-tls's certificate in years ['1']"),
     used("peer-crl-file", "PEM file with revocation lists for members' certificates"),
