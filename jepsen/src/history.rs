@@ -15,7 +15,8 @@ pub enum Fate {
     Applied,
     /// The write was rejected, so it must never be stored.
     Refused,
-    /// The outcome is unknown, so the write must be applied at most once. There was no reply, or the reply said so.
+    /// The outcome is unknown, so the write must be applied at most once. There was no reply, or the reply states that
+    /// the outcome is unknown.
     Unknown,
 }
 

@@ -59,7 +59,7 @@ pub(crate) mod or_empty {
     }
 }
 
-/// Nothing: the number of the variant says that there is no value.
+/// Encodes no bytes: the number of the variant shows that there is no value.
 pub(crate) mod none {
     use crate::codec::{CodecError, Decoder, Encoder, Sink};
 
@@ -70,7 +70,7 @@ pub(crate) mod none {
     }
 }
 
-/// The value alone: the number of the variant says that there is one.
+/// Encodes only the value: the number of the variant shows that there is one.
 pub(crate) mod some {
     use crate::codec::{CodecError, Decode, Decoder, Encode, Encoder, Sink};
 

@@ -223,7 +223,7 @@ fn begun(metrics: &str, method: &str) -> u64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Waits until so many calls have begun, whether they were accepted or rejected.
+/// Waits until this number of calls have begun, whether they were accepted or rejected.
 pub(crate) async fn until_begun(server: &Server, method: &str, calls: u64) {
     let waits = async {
         while begun(&server.http("GET", "/metrics", "").1, method) < calls {

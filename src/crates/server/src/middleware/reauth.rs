@@ -59,14 +59,14 @@ pub(crate) struct RecheckedBody {
 pub(crate) enum BodyTimeout {
     /// No limit, for request streams.
     Endless,
-    /// This long, counted from the first time at which the body has no data.
+    /// Limit of this duration, counted from the first time at which the body has no data.
     Of(Duration),
     /// Until this timer fires.
     Until(Pin<Box<Sleep>>),
 }
 
 impl BodyTimeout {
-    /// Returns whether the time is over. Called when the body has no data.
+    /// Returns whether the time limit has been exceeded. Called when the body has no data.
     fn has_ended(&mut self, context: &mut Context<'_>) -> bool {
         if let Self::Of(time) = self {
             *self = Self::Until(Box::pin(tokio::time::sleep(*time)));
