@@ -526,11 +526,11 @@ class AsyncHold(HoldBase):
         self._hold = hold
 
     async def wait_lost(self, timeout: float | None = None) -> LostReason | None:
-        """Waits until it is not held any more, and returns why. Returns ``None`` after ``timeout`` seconds."""
+        """Waits until the hold is lost or released, and returns why. Returns ``None`` after ``timeout`` seconds."""
         return await run_for(self._hold.wait_lost(), timeout)
 
     async def release(self) -> LostReason | None:
-        """Releases it, and waits until another task can acquire it. Returns the reason if it was lost before."""
+        """Ends the hold and waits until another task can acquire the lock. Returns the reason if it was lost before."""
         return await run(self._hold.release())
 
     async def txn(
@@ -543,7 +543,7 @@ class AsyncHold(HoldBase):
         release: bool = False,
         timeout: float | None = None,
     ) -> TxnReply:
-        """Runs a transaction that the store applies only while it is held. Raises :class:`LostError` if it is not.
+        """Runs a transaction that the store applies only while the hold lasts. Raises :class:`LostError` after that.
 
         :param ack: queue items to acknowledge in the same transaction
         :param release: release it in the same transaction

@@ -174,7 +174,7 @@ class HoldBase:
     """The calls of a hold that never wait.
 
     At any time at most one of two conflicting holds in the whole cluster reports :attr:`is_held`, as long as the clocks
-    drift no more than configured. After a pause of the process, the first look reports the loss.
+    drift no more than configured. After a pause of the process, the first call reports the loss.
     """
 
     _hold: _native.Hold
