@@ -36,6 +36,7 @@
 //! start. Therefore a simulated run can be replayed from its seed. See [timeout].
 
 mod config;
+mod contacts;
 mod engine;
 mod fault;
 mod gate;
@@ -60,7 +61,7 @@ pub(crate) use round::RoundId;
 pub(crate) use snapshot::{Offer, Stepped, Taken};
 pub(crate) use status::{PeerState, PeerStatus, RaftRole};
 #[cfg(any(test, feature = "sim"))]
-pub(crate) use vote::{Durable, Vote};
+pub(crate) use vote::{Durable, Heard, Vote};
 
 #[cfg(any(test, all(fuzzing, feature = "sim")))]
 pub(crate) use tests::fuzz;

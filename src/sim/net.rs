@@ -100,8 +100,18 @@ struct NetLink {
     cut: bool,
     /// No message arrives before this time.
     clogged_until: Duration,
+    /// New connections are refused until this time, and messages are not sent.
+    refused_until: Duration,
     /// State of each lane.
     lanes: [LaneState; transport::inspect::LANES.len()],
+}
+
+/// The connection between two nodes.
+#[derive(Clone, Copy)]
+struct SimConnection {
+    number: u64,
+    /// Time at which it was made.
+    since: Duration,
 }
 
 /// The state of one lane of a link.
@@ -110,6 +120,7 @@ struct LaneState {
     /// Arrival time of the last message. The next one arrives later.
     last: Duration,
     in_flight: usize,
+    is_closed: bool,
 }
 
 impl NetLink {
@@ -123,7 +134,7 @@ struct NetState {
     rng: Rng,
     links: BTreeMap<(NodeId, NodeId), NetLink>,
     /// The number of the connection between two connected nodes, the smaller id first.
-    connections: BTreeMap<(NodeId, NodeId), u64>,
+    connections: BTreeMap<(NodeId, NodeId), SimConnection>,
     next_connection: u64,
     /// The peers that each node wants to be connected to. All peers if the node has not set any.
     wanted: BTreeMap<NodeId, BTreeSet<NodeId>>,
@@ -186,6 +197,7 @@ impl SimNet {
         for link in self.state().links.values_mut() {
             link.cut = false;
             link.clogged_until = Duration::ZERO;
+            link.refused_until = Duration::ZERO;
         }
     }
 
@@ -214,14 +226,49 @@ impl SimNet {
     }
 
     pub(crate) fn connected(&self, a: NodeId, b: NodeId) -> Option<u64> {
-        self.state().connections.get(&pair(a, b)).copied()
+        self.state().connections.get(&pair(a, b)).map(|connection| connection.number)
+    }
+
+    /// Returns since when two nodes are connected.
+    pub(crate) fn connected_since(&self, a: NodeId, b: NodeId) -> Option<Duration> {
+        self.state().connections.get(&pair(a, b)).map(|connection| connection.since)
+    }
+
+    /// Refuses connections from `from` to `to` until that time.
+    pub(crate) fn refuse(&self, from: NodeId, to: NodeId, until: Duration) {
+        self.state().link(from, to).refused_until = until;
+    }
+
+    /// Returns whether connections from `from` to `to` are refused.
+    pub(crate) fn refuses(&self, from: NodeId, to: NodeId) -> bool {
+        self.state().link(from, to).refused_until > self.timeline.now()
+    }
+
+    /// Closes one lane between two connected nodes. Returns `false` if a lane is closed already.
+    pub(crate) fn close_lane(&self, a: NodeId, b: NodeId, lane: Lane) -> bool {
+        let mut state = self.state();
+        let is_open = |state: &LaneState| !state.is_closed;
+        if !state.link(a, b).lanes.iter().all(is_open) {
+            return false;
+        }
+        state.link(a, b).lane(lane).is_closed = true;
+        state.link(b, a).lane(lane).is_closed = true;
+        true
+    }
+
+    /// Opens a closed lane.
+    pub(crate) fn open_lane(&self, a: NodeId, b: NodeId, lane: Lane) {
+        let mut state = self.state();
+        state.link(a, b).lane(lane).is_closed = false;
+        state.link(b, a).lane(lane).is_closed = false;
     }
 
     pub(crate) fn connect(&self, a: NodeId, b: NodeId) {
         let mut state = self.state();
         let number = state.next_connection;
         state.next_connection += 1;
-        let before = state.connections.insert(pair(a, b), number);
+        let connection = SimConnection { number, since: self.timeline.now() };
+        let before = state.connections.insert(pair(a, b), connection);
         assert!(before.is_none(), "{a:?} and {b:?} were connected already");
         // Messages of a new connection need no order relative to those of the old one.
         for (from, to) in [(a, b), (b, a)] {
@@ -249,7 +296,8 @@ impl SimNet {
     /// If an undamaged message cannot be decoded, which is a bug of the codec.
     pub(crate) fn arrive(&self, flight: Flight) -> Arrival {
         let mut state = self.state();
-        if state.connections.get(&pair(flight.from, flight.to)) != Some(&flight.connection) {
+        let connection = state.connections.get(&pair(flight.from, flight.to));
+        if connection.map(|connection| connection.number) != Some(flight.connection) {
             return Arrival::Late;
         }
         let lane = state.link(flight.from, flight.to).lane(flight.lane);
@@ -286,9 +334,15 @@ impl NetState {
         lane: Lane,
         message: &PeerMessage,
     ) -> SendOutcome {
-        let Some(connection) = self.connections.get(&pair(from, to)).copied() else {
+        let Some(SimConnection { number: connection, .. }) =
+            self.connections.get(&pair(from, to)).copied()
+        else {
             return SendOutcome::Unreachable;
         };
+        let link = self.link(from, to);
+        if link.refused_until > now || link.lane(lane).is_closed {
+            return SendOutcome::Unreachable;
+        }
         if self.link(from, to).lane(lane).in_flight >= IN_FLIGHT_MAX {
             return SendOutcome::Full;
         }

@@ -53,6 +53,17 @@ pub(crate) enum Split {
     Random,
 }
 
+/// The connections of a node that are reset and then refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ResetReach {
+    /// One lane with one other node.
+    Lane,
+    /// All connections with one other node.
+    Peer,
+    /// All connections with all other nodes, each for another time.
+    Node,
+}
+
 /// A fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PlanFault {
@@ -76,6 +87,8 @@ pub(crate) enum PlanFault {
     Partition { split: Split, time: Duration },
     /// One direction of a link holds up all messages and then delivers them.
     Clog { time: Duration },
+    /// Connections of a node that runs are reset, and new ones are refused for a while, as by a proxy.
+    Reset { who: Who, reach: ResetReach, time: Duration },
     /// Syncs take this much longer.
     SlowDisk { who: Who, extra: Duration, time: Duration },
     /// Each step of writing a snapshot takes this much longer, while the log has its normal speed.
@@ -124,6 +137,7 @@ impl PlanFault {
             }
             PlanFault::Partition { .. } => "fault: partition",
             PlanFault::Clog { .. } => "fault: clogged link",
+            PlanFault::Reset { .. } => "fault: reset connections",
             PlanFault::SlowDisk { .. } => "fault: slow disk",
             PlanFault::SlowSnapshots { .. } => "fault: slow snapshots",
             PlanFault::DiskError { .. } => "fault: failing disk",
@@ -147,7 +161,7 @@ const MEMBERS_MENU: [(PlanKind, u64); 4] =
     [(PlanKind::Join, 6), (PlanKind::Promote, 6), (PlanKind::Replace, 4), (PlanKind::Remove, 4)];
 
 /// Kinds of faults with their weights.
-const MENU: [(PlanKind, u64); 21] = [
+const MENU: [(PlanKind, u64); 22] = [
     (PlanKind::Kill, 6),
     (PlanKind::PowerLoss, 6),
     (PlanKind::Blackout, 2),
@@ -159,6 +173,7 @@ const MENU: [(PlanKind, u64); 21] = [
     (PlanKind::Partition, 8),
     (PlanKind::OneWay, 4),
     (PlanKind::Clog, 4),
+    (PlanKind::Reset, 5),
     (PlanKind::SlowDisk, 4),
     (PlanKind::SlowSnapshots, 4),
     (PlanKind::DiskError, 2),
@@ -184,6 +199,7 @@ enum PlanKind {
     Partition,
     OneWay,
     Clog,
+    Reset,
     SlowDisk,
     SlowSnapshots,
     DiskError,
@@ -391,6 +407,10 @@ fn draw(kind: PlanKind, rng: &Rng) -> PlanFault {
             PlanFault::Partition { split, time: ms(200, 10_000) }
         }
         PlanKind::Clog => PlanFault::Clog { time: ms(100, 5_000) },
+        PlanKind::Reset => {
+            let reach = [ResetReach::Lane, ResetReach::Peer, ResetReach::Node][index(rng, 3)];
+            PlanFault::Reset { who, reach, time: ms(1, 4_000) }
+        }
         PlanKind::SlowDisk => {
             PlanFault::SlowDisk { who, extra: ms(20, 2_000), time: ms(500, 8_000) }
         }

@@ -244,6 +244,10 @@ impl SimProcess {
         self.receiver.disconnected(peer);
     }
 
+    pub(crate) fn process_ended(&self, peer: NodeId, ended: bool) {
+        self.receiver.process_ended(peer, ended);
+    }
+
     pub(crate) fn refused(&self, peer: NodeId, why: Refused) {
         self.receiver.refused(peer, why);
     }

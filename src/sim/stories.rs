@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::locking::Program;
 use super::net::NetConditions;
-use super::plan::{Plan, PlanFault, SESSION_TTL, Split, Who};
+use super::plan::{Plan, PlanFault, ResetReach, SESSION_TTL, Split, Who};
 use super::rng::Rng;
 use super::rot::Rot;
 use super::run::{Failure, Report, Run};
@@ -251,6 +251,22 @@ fn leader_with_a_stalled_disk_loses_its_leadership() {
         .every(4.0, 40.0, 7.0, hangs)
         .holds(&["fault: slow disk"])
         .falls(Mutant::B43, &["R-DISK"]);
+}
+
+#[test]
+fn only_evidence_replaces_a_leader_early() {
+    let reset = |who, reach, millis| PlanFault::Reset { who, reach, time: ms(millis) };
+    SimStory::of(3, &[])
+        .every(3.5, 40.0, 3.0, PlanFault::Kill { who: Who::Leader, down: ms(300) })
+        .holds(&["leader given up early"]);
+    SimStory::of(3, &[])
+        .every(3.0, 40.0, 0.7, reset(Who::Leader, ResetReach::Peer, 100))
+        .every(3.3, 40.0, 0.9, reset(Who::Leader, ResetReach::Lane, 400))
+        .every(9.0, 40.0, 7.0, reset(Who::Leader, ResetReach::Node, 2_000))
+        .holds(&["leader given up early"])
+        .falls(Mutant::B71, &["R-EVIDENCE"])
+        .falls(Mutant::B72, &["R-EVIDENCE"])
+        .falls(Mutant::B73, &["R-EVIDENCE"]);
 }
 
 #[test]

@@ -134,7 +134,8 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
         }
         end = receive(context, stream, &hello, lane, &seat) => end,
     };
-    drop(presence);
+    presence.end(&end);
+    context.redial(peer);
     context.incoming.leave(peer, lane, seat.number);
     tracing::debug!(me = %context.admission.me(), %peer, ?lane, %end, "incoming connection lost");
     if !matches!(end, Broken::Socket(_)) {

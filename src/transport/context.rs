@@ -1,12 +1,14 @@
 //! The state that all connections of one member share.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 use tokio::sync::watch;
 
 use super::Receiver;
 use super::acceptor::Incoming;
+use super::evidence::{ConnectionEnd, ConnectionEvent, ProcessEvidence};
 use super::exchange::Broken;
 use super::handshake::Admission;
 use super::join::Joiners;
@@ -65,7 +67,7 @@ impl Context {
             names: Names::default(),
             security,
             admission,
-            presence: ContextPresence { connections: Mutex::default(), receiver: receiver.clone() },
+            presence: ContextPresence::new(receiver.clone()),
             receiver,
             peers: Peers::default(),
             incoming: Incoming::default(),
@@ -73,6 +75,13 @@ impl Context {
             reported: Mutex::default(),
             stopping,
             _ended: ended,
+        }
+    }
+
+    /// Lets the dialers of `peer` that pause dial at once if the peer has closed all connections.
+    pub(super) fn redial(&self, peer: NodeId) {
+        if self.presence.needs_dial(peer) {
+            self.peers.redial(peer);
         }
     }
 
@@ -145,21 +154,71 @@ impl Context {
     }
 }
 
-/// Counts the connections with each peer, to notify the receiver of the first and after the last
-/// one.
+/// Follows the connections with each peer, to notify the receiver of the first and after the last
+/// one, and when the process of the peer seems to have ended.
 pub(super) struct ContextPresence {
-    connections: Mutex<BTreeMap<NodeId, usize>>,
+    peers: Mutex<BTreeMap<NodeId, ProcessEvidence>>,
     receiver: Arc<dyn Receiver>,
 }
 
 impl ContextPresence {
+    fn new(receiver: Arc<dyn Receiver>) -> Self {
+        Self { peers: Mutex::default(), receiver }
+    }
+
     /// Records a new connection with `peer`. Dropping the guard records its end.
     pub(super) fn enter(&self, peer: NodeId, hello: Hello) -> PresenceGuard<'_> {
-        // The lock is held during the call, so that the receiver sees the notifications in order.
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        *connections.entry(peer).or_default() += 1;
-        self.receiver.connected(peer, hello);
-        PresenceGuard { presence: self, peer }
+        self.apply(peer, ConnectionEvent::Opened, Some(hello));
+        PresenceGuard { presence: self, peer, end: ConnectionEnd::Here }
+    }
+
+    /// Records the result of a dial to one of the `addresses` of `peer`.
+    pub(super) fn dialed<T>(
+        &self,
+        peer: NodeId,
+        address: &str,
+        addresses: &[String],
+        result: &io::Result<T>,
+    ) {
+        let is_refused =
+            matches!(result, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused);
+        let event = match is_refused {
+            true => ConnectionEvent::DialRefused { address, addresses },
+            false => ConnectionEvent::DialNotRefused,
+        };
+        self.apply(peer, event, None);
+    }
+
+    /// Returns whether `peer` should be dialed at once, to find out whether its process has ended.
+    pub(super) fn needs_dial(&self, peer: NodeId) -> bool {
+        self.peers().get(&peer).is_some_and(ProcessEvidence::needs_dial)
+    }
+
+    /// Processes an event, and notifies the receiver of the consequences. `hello` is the hello of
+    /// an opened connection.
+    fn apply(&self, peer: NodeId, event: ConnectionEvent<'_>, hello: Option<Hello>) {
+        // The lock is held during the calls, so that the receiver sees the notifications in order.
+        let mut peers = self.peers();
+        let evidence = peers.entry(peer).or_default();
+        let (was_connected, had_ended) = (evidence.is_connected(), evidence.has_ended());
+        evidence.apply(event);
+        let (is_connected, has_ended) = (evidence.is_connected(), evidence.has_ended());
+        if *evidence == ProcessEvidence::Unknown {
+            peers.remove(&peer);
+        }
+        if let Some(hello) = hello {
+            self.receiver.connected(peer, hello);
+        }
+        if was_connected && !is_connected {
+            self.receiver.disconnected(peer);
+        }
+        if had_ended != has_ended {
+            self.receiver.process_ended(peer, has_ended);
+        }
+    }
+
+    fn peers(&self) -> MutexGuard<'_, BTreeMap<NodeId, ProcessEvidence>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -167,17 +226,20 @@ impl ContextPresence {
 pub(super) struct PresenceGuard<'a> {
     presence: &'a ContextPresence,
     peer: NodeId,
+    end: ConnectionEnd,
+}
+
+impl PresenceGuard<'_> {
+    /// Records how the connection has ended.
+    pub(super) fn end(mut self, broken: &Broken) {
+        if let Broken::Socket(error) = broken {
+            self.end = ConnectionEnd::of(error);
+        }
+    }
 }
 
 impl Drop for PresenceGuard<'_> {
     fn drop(&mut self) {
-        let mut connections =
-            self.presence.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = connections.get_mut(&self.peer).expect("entered");
-        *count -= 1;
-        if *count == 0 {
-            connections.remove(&self.peer);
-            self.presence.receiver.disconnected(self.peer);
-        }
+        self.presence.apply(self.peer, ConnectionEvent::Ended(self.end), None);
     }
 }

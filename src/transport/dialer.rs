@@ -12,8 +12,9 @@
 //! at that address.
 //!
 //! The pause between attempts grows to a maximum while connects or handshakes fail, or while
-//! connections break soon. The pause starts small again after a connection that lasted and was not
-//! rejected. The pause ends early if the peer itself dials this member, because then the peer is
+//! connections break soon. After a connection that lasted and was not rejected, the next attempt
+//! follows without a pause, and the pause then starts small again. The first attempt shows whether
+//! the peer's process has ended ([`evidence`](super::evidence)). The pause ends early if the peer itself dials this member, because then the peer is
 //! reachable again, or if the peer moves to another address. A connection to an address that the
 //! peer has left, or to an earlier incarnation of the peer, is closed.
 //!
@@ -114,7 +115,7 @@ impl Route<'_> {
                 let lasted = self.context.env.clock.now().since(began);
                 match end {
                     Broken::Socket(_) if lasted >= self.context.settings.pause_max => {
-                        pause.restart();
+                        pause.skip();
                     }
                     Broken::Socket(_) => {}
                     end => self.context.report(Side::Dialer, Some(peer), &end),
@@ -185,7 +186,10 @@ impl Route<'_> {
     /// Connects and performs the handshake once.
     async fn connect(&self, first: usize) -> Result<Established, Broken> {
         let context = self.context;
-        let (tcp, at) = open(self.address, &context.names, &context.settings, first).await?;
+        let opened = open(self.address, &context.names, &context.settings, first).await;
+        let (peer, addresses) = (self.peer.id, self.peer.addresses());
+        context.presence.dialed(peer, self.address, &addresses, &opened);
+        let (tcp, at) = opened?;
         // If the handshake fails because this address belongs to another program, the next attempt
         // starts with the next address.
         self.first.store(at + 1, Ordering::Relaxed);
@@ -227,7 +231,13 @@ impl Route<'_> {
                 () = peer.born_again(life) => {
                     return Broken::Socket(io::Error::other("the peer has connected in another incarnation"));
                 }
-                end = serve(context, self.pipe(), &stream, peer.id, &silent) => return end,
+                end = serve(context, self.pipe(), &stream, peer.id, &silent) => {
+                    if let Some(presence) = earlier.take() {
+                        presence.end(&end);
+                    }
+                    context.redial(peer.id);
+                    return end;
+                }
                 fresh = self.replace(&silent) => fresh,
             };
             tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "replaced silent connection");
@@ -266,7 +276,7 @@ pub(super) async fn open(
     first: usize,
 ) -> io::Result<(TcpStream, usize)> {
     let addresses = names.addresses(address, settings.handshake_timeout / 4).await?;
-    let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut error = None;
     // An address that drops packets must not use up the time for the next addresses.
     let count = addresses.len();
     let share = settings.handshake_timeout / u32::try_from(count).unwrap_or(1).max(1);
@@ -274,9 +284,9 @@ pub(super) async fn open(
     for at in (first..first + count).map(|at| at % count) {
         let address = addresses[at];
         if !settings.may_leave_loopback() && !is_loopback(address.ip()) {
-            error = io::Error::other(
+            error = Some(io::Error::other(
                 "the name resolves to a non-loopback address, and insecure_peers is not set",
-            );
+            ));
             continue;
         }
         match tokio::time::timeout(limit, TcpStream::connect(address)).await {
@@ -284,11 +294,16 @@ pub(super) async fn open(
                 stream.set_nodelay(true)?;
                 return Ok((stream, at));
             }
-            Ok(Err(refused)) => error = refused,
-            Err(_) => error = io::ErrorKind::TimedOut.into(),
+            // Only if every address refuses, the name does.
+            Ok(Err(refused)) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                error.get_or_insert(refused);
+            }
+            Ok(Err(other)) => error = Some(other),
+            Err(_) => error = Some(io::ErrorKind::TimedOut.into()),
         }
     }
-    Err(error)
+    let nowhere = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    Err(error.unwrap_or_else(nowhere))
 }
 
 /// Serves a connection until it breaks.
@@ -383,8 +398,8 @@ async fn serve(
         }
         if at == batch.len() {
             at = 0;
-            if pipe.next_batch(&mut batch) == PipeBatch::Down {
-                return Broken::Socket(io::ErrorKind::BrokenPipe.into());
+            if let PipeBatch::Down(kind) = pipe.next_batch(&mut batch) {
+                return Broken::Socket(kind.into());
             }
         }
     }
@@ -407,9 +422,14 @@ impl Pause {
         self.next = self.min;
     }
 
+    /// Makes the next pause zero, and the one after it the shortest.
+    fn skip(&mut self) {
+        self.next = Duration::ZERO;
+    }
+
     fn next(&mut self, entropy: &dyn Entropy) -> Duration {
         let pause = self.next;
-        self.next = (pause * 2).min(self.max);
+        self.next = (pause * 2).clamp(self.min, self.max);
         let half = u64::try_from(pause.as_micros() / 2).unwrap_or(u64::MAX - 1);
         pause - Duration::from_micros(entropy.below(half + 1))
     }
@@ -430,5 +450,8 @@ mod tests {
         }
         pause.restart();
         assert!(pause.next(&OsEntropy) <= ms(20));
+        pause.skip();
+        assert_eq!(pause.next(&OsEntropy), ms(0));
+        assert!((ms(10)..=ms(20)).contains(&pause.next(&OsEntropy)));
     }
 }

@@ -212,6 +212,7 @@ impl Receiver for Nobody {
     fn deliver(&self, _: NodeId, _: PeerMessage) {}
     fn connected(&self, _: NodeId, _: Hello) {}
     fn disconnected(&self, _: NodeId) {}
+    fn process_ended(&self, _: NodeId, _: bool) {}
     fn refused(&self, _: NodeId, _: Refused) {}
     fn join(&self, _: JoinAsk, _: JoinReply) {}
 }

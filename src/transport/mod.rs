@@ -66,6 +66,7 @@ mod acceptor;
 mod clusters;
 mod context;
 mod dialer;
+mod evidence;
 mod exchange;
 mod frame;
 #[cfg(any(test, all(fuzzing, feature = "sim")))]
@@ -98,6 +99,8 @@ use crate::model::{Hello, JoinAsk, Members, NodeId, PeerMessage};
 
 use handshake::HelloRejection;
 
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use evidence::{ConnectionEnd, ConnectionEvent, ProcessEvidence};
 pub(crate) use join::{JoinError, JoinReply, join};
 pub(crate) use memory::MemoryHub;
 pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
@@ -119,6 +122,10 @@ pub(crate) trait Receiver: Send + Sync + 'static {
 
     /// Reports that the last connection with `peer` has ended.
     fn disconnected(&self, peer: NodeId);
+
+    /// Reports whether the process of `peer` has ended, as far as the connections show
+    /// ([`ProcessEvidence`]). Called when this changes.
+    fn process_ended(&self, peer: NodeId, ended: bool);
 
     /// Reports that this member or the other member has rejected a connection. `peer` is the member
     /// that this one has dialed, or the id that a dialer claims, which may be forged. At most one

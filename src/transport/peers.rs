@@ -67,6 +67,11 @@ impl Peer {
         }
     }
 
+    /// Returns the addresses of the peer.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        self.target.borrow().clone().unwrap_or_default()
+    }
+
     /// Returns a receiver of the addresses, which may change.
     pub(super) fn target(&self) -> watch::Receiver<Option<Vec<String>>> {
         self.target.subscribe()
@@ -153,6 +158,13 @@ impl Peers {
     pub(super) fn heard_from(&self, id: NodeId, life: Life) {
         if let Some(peer) = self.peers().get(&id) {
             peer.met(life);
+        }
+        self.redial(id);
+    }
+
+    /// Lets the dialers of the peer that pause dial at once.
+    pub(super) fn redial(&self, id: NodeId) {
+        if let Some(peer) = self.peers().get(&id) {
             for lane in LANES {
                 peer.pipe(lane).retry.notify_waiters();
             }

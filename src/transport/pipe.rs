@@ -56,6 +56,8 @@ pub(super) struct Pipe {
 enum PipeLink {
     /// There is no connection, and none is being dialed right now.
     Down,
+    /// A write has failed with an error of this kind. The connection is about to be closed.
+    Failed(io::ErrorKind),
     /// The pipe is on demand, and no connection is needed now.
     Resting,
     /// The pipe is on demand, and these messages wait for a connection.
@@ -137,7 +139,7 @@ impl Pipe {
     /// Returns the number of queued bytes.
     pub(super) fn queued_bytes(&self) -> usize {
         match &*self.link() {
-            PipeLink::Down | PipeLink::Resting => 0,
+            PipeLink::Down | PipeLink::Failed(_) | PipeLink::Resting => 0,
             PipeLink::Dialing(queue) => queue.bytes.len(),
             PipeLink::Up(up) => up.queue.bytes.len() + up.taken.map_or(0, |taken| taken.bytes),
         }
@@ -147,7 +149,7 @@ impl Pipe {
     pub(super) fn send(&self, frame: &[u8]) -> SendOutcome {
         let mut link = self.link();
         let up = match &mut *link {
-            PipeLink::Down => return SendOutcome::Unreachable,
+            PipeLink::Down | PipeLink::Failed(_) => return SendOutcome::Unreachable,
             PipeLink::Resting => {
                 let mut queue = PipeQueue::default();
                 queue.push(frame);
@@ -193,8 +195,8 @@ impl Pipe {
                 }
                 Ok(written) => written,
                 Err(error) if is_passing(&error) => 0,
-                Err(_) => {
-                    *link = PipeLink::Down;
+                Err(error) => {
+                    *link = PipeLink::Failed(error.kind());
                     self.work.notify_one();
                     return SendOutcome::Unreachable;
                 }
@@ -269,7 +271,11 @@ impl Pipe {
             *batch = Vec::new();
         }
         let mut link = self.link();
-        let PipeLink::Up(up) = &mut *link else { return PipeBatch::Down };
+        let up = match &mut *link {
+            PipeLink::Up(up) => up,
+            PipeLink::Failed(kind) => return PipeBatch::Down(*kind),
+            _ => return PipeBatch::Down(io::ErrorKind::Other),
+        };
         up.taken = None;
         if up.queue.bytes.is_empty() {
             return PipeBatch::Empty;
@@ -288,8 +294,9 @@ pub(super) enum PipeBatch {
     Empty,
     /// A batch was taken.
     PipeTaken,
-    /// A caller of [`Pipe::send`] has found that the connection is broken.
-    Down,
+    /// A caller of [`Pipe::send`] has found that the connection is broken, by an error of this
+    /// kind.
+    Down(io::ErrorKind),
 }
 
 /// A connection is being dialed.
@@ -389,6 +396,6 @@ mod tests {
         assert_eq!(batch, b"later");
         drop(up);
         assert_eq!(pipe.send(b"too late"), SendOutcome::Unreachable);
-        assert_eq!(pipe.next_batch(&mut batch), PipeBatch::Down);
+        assert_eq!(pipe.next_batch(&mut batch), PipeBatch::Down(io::ErrorKind::Other));
     }
 }

@@ -33,7 +33,7 @@ impl Consensus {
         if member == self.config.id {
             return Some(0);
         }
-        self.heard.get(&member).map(|heard| self.ticks - heard)
+        self.contacts.heard.get(&member).map(|heard| self.ticks - heard)
     }
 
     /// Returns the shortest time within which this member has heard from a quorum, or 0 if there

@@ -65,7 +65,8 @@ impl Consensus {
             }
             return Err(rejection);
         }
-        self.heard.insert(from, self.ticks);
+        self.contacts.heard.insert(from, self.ticks);
+        self.not_ended(from);
         self.hear_commit(&message);
         match message.get_msg_type() {
             // This request to campaign can be ignored: the leader repeats it, or gives up the
@@ -93,6 +94,9 @@ impl Consensus {
             | MessageType::MsgRequestPreVoteResponse => {
                 self.shorten_commit(&mut message);
                 mutant!(M31, message.log_term = message.term);
+                if !self.admits_candidate(from, &message) {
+                    return Ok(Stepped::Done);
+                }
             }
             _ => {}
         }
@@ -211,7 +215,7 @@ impl Consensus {
 
     /// Reports that there is no connection with `peer`.
     pub(crate) fn unreachable(&mut self, peer: NodeId) {
-        self.heard.remove(&peer);
+        self.contacts.heard.remove(&peer);
         self.not_sent(peer);
     }
 

@@ -98,7 +98,7 @@ impl Consensus {
             return Err(self.fault.insert(fault).clone());
         }
         self.members = members.clone();
-        self.heard.retain(|id, _| !members.is_removed(*id));
+        self.contacts.retain(|id| !members.is_removed(id));
         self.leave_if_removed();
         Ok(())
     }

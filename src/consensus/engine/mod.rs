@@ -8,6 +8,7 @@
 //! behind.
 
 mod contact;
+mod early;
 mod inputs;
 #[cfg(any(test, feature = "sim"))]
 mod inspect;
@@ -26,6 +27,7 @@ use crate::model::{Lane, LogIndex, Members, NodeId, PeerMessage, SnapshotId};
 use crate::wal;
 
 use super::config::ConsensusConfig;
+use super::contacts::Contacts;
 use super::drain;
 use super::fault::ConsensusFault;
 use super::gate::Standpoint;
@@ -102,8 +104,7 @@ pub(crate) struct Consensus {
     timeouts: ElectionTimeouts,
     /// Ticks since the start.
     ticks: u64,
-    /// The last time each peer was heard from, in ticks since the start.
-    heard: BTreeMap<NodeId, u64>,
+    contacts: Contacts,
     /// Highest index that a leader has reported as committed.
     told_commit: LogIndex,
     /// Highest committed index that a turn has returned.
@@ -201,7 +202,7 @@ impl Consensus {
             config,
             raw,
             ticks: 0,
-            heard: BTreeMap::new(),
+            contacts: Contacts::default(),
             told_commit: LogIndex(0),
             handed: applied,
             written,

@@ -156,7 +156,7 @@ impl Consensus {
             return Err(self.fault.insert(ConsensusFault::Membership { index, why }).clone());
         }
         (self.members, self.configuration) = (members.clone(), found);
-        self.heard.retain(|id, _| !members.is_removed(*id));
+        self.contacts.retain(|id| !members.is_removed(id));
         self.with_raft(|raw| raw.advance_apply_to(index.get()));
         self.evict();
         Ok(())

@@ -1,6 +1,15 @@
 //! The leader, as known to this node.
 
+use std::time::Duration;
+
+use super::{Driver, DriverStage};
 use crate::model::{Moment, NodeId, Term};
+
+/// Maximum delay of an early campaign, in microseconds.
+const EARLY_DELAY_MAX_MICROS: u64 = 20_000;
+
+/// Time after which an early campaign is tried again while the log writes entries.
+const EARLY_RETRY: Duration = Duration::from_millis(1);
 
 /// The known leader, and the last contact with a leader.
 #[derive(Debug, Default)]
@@ -12,6 +21,8 @@ pub(super) struct LeaderContact {
     last: Option<Contacted>,
     /// The last term in which this node was a candidate.
     stood_in: Term,
+    /// Time of the campaign that this node starts because the process of the leader has ended.
+    campaign_at: Option<Moment>,
 }
 
 /// A contact with a leader. On the leader itself, a contact with a quorum.
@@ -63,12 +74,40 @@ impl LeaderContact {
     pub(super) fn last(&self) -> Option<Contacted> {
         self.last
     }
+
+    /// Returns the time of the next early campaign.
+    pub(super) fn campaign_at(&self) -> Option<Moment> {
+        self.campaign_at
+    }
+}
+
+impl Driver {
+    /// Processes the evidence that the process of a peer has ended, or its withdrawal. A node whose
+    /// leader has ended campaigns after a random delay, so that two nodes rarely campaign at once.
+    pub(super) fn process_ended(&mut self, peer: NodeId, has_ended: bool, now: Moment) {
+        let DriverStage::Running(consensus) = &mut self.stage else { return };
+        if !has_ended {
+            return consensus.not_ended(peer);
+        }
+        if consensus.process_ended(peer) {
+            let delay = self.shared.env.entropy.below(EARLY_DELAY_MAX_MICROS);
+            self.contact.campaign_at = Some(now + Duration::from_micros(delay));
+            tracing::info!(node = self.my_name(), leader = %peer, "the leader's process has ended");
+        }
+    }
+
+    /// Starts the early campaign when its time has come.
+    pub(super) fn campaign_early(&mut self, now: Moment) {
+        let DriverStage::Running(consensus) = &mut self.stage else { return };
+        if self.contact.campaign_at.is_some_and(|at| at <= now) {
+            let has_waited = !consensus.campaign_early();
+            self.contact.campaign_at = has_waited.then_some(now + EARLY_RETRY);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn id(number: u64) -> NodeId {

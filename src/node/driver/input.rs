@@ -33,9 +33,13 @@ impl Driver {
 
     fn take(&mut self, input: Input, now: Moment) -> Result<(), Fatal> {
         match input {
-            Input::Peer(from, message) => self.take_message(from, message, now)?,
+            Input::Peer(from, message) => {
+                self.process_ended(from, false, now);
+                self.take_message(from, message, now)?;
+            }
             Input::Connected(peer, hello) => {
                 tracing::debug!(%peer, "peer connected");
+                self.process_ended(peer, false, now);
                 self.peers.rejections.resolve(&self.membership.roster.name_of(peer));
                 self.hear(&hello)?;
                 if self.membership.connected(peer, hello.supported_version) {
@@ -51,6 +55,7 @@ impl Driver {
                     consensus.unreachable(peer);
                 }
             }
+            Input::ProcessEnded(peer, has_ended) => self.process_ended(peer, has_ended, now),
             Input::Refused(peer, rejection) => self.connection_rejected(peer, rejection, now)?,
             Input::Durable(proof, synced) => self.take_proof(proof, synced, now)?,
             Input::Space(space) => self.take_space(space, now),

@@ -279,10 +279,11 @@ impl Driver {
         }
     }
 
-    /// Returns the time of the next turn if no input arrives: the next tick, or earlier if leases are counted,
-    /// because the lessor must read the clock.
+    /// Returns the time of the next turn if no input arrives: the next tick or early campaign, or earlier if leases
+    /// are counted, because the lessor must read the clock.
     fn next_turn(&self, now: Moment) -> Moment {
         let next_tick = self.timing.next_tick();
+        let next_tick = self.contact.campaign_at().map_or(next_tick, |at| at.min(next_tick));
         match self.leader.as_ref().and_then(|leader| leader.lessor.as_ref()) {
             Some(_) => next_tick.min(now + Lessor::LOOK_EVERY),
             None => next_tick,
@@ -307,6 +308,7 @@ impl Driver {
             self.fetch_on(now);
             return Ok(());
         }
+        self.campaign_early(now);
         self.follow_leader(now);
         self.end_leases(now);
         self.propose(now);

@@ -38,6 +38,8 @@ pub(crate) enum Input {
     Connected(NodeId, Hello),
     /// The last connection to a peer was closed.
     Disconnected(NodeId),
+    /// Whether the process of this peer has ended, as far as the connections show.
+    ProcessEnded(NodeId, bool),
     /// This node and a peer do not accept each other.
     Refused(NodeId, Refused),
     /// The log has synced all groups up to a number, at the given time.
@@ -214,6 +216,10 @@ impl Receiver for Inbox {
         drop(self.push(Input::Disconnected(peer)));
     }
 
+    fn process_ended(&self, peer: NodeId, ended: bool) {
+        drop(self.push(Input::ProcessEnded(peer, ended)));
+    }
+
     fn refused(&self, peer: NodeId, why: Refused) {
         drop(self.push(Input::Refused(peer, why)));
     }
@@ -270,6 +276,7 @@ pub(crate) fn refuse_all(inputs: Vec<Input>, why: &StopReason) {
             Input::Peer(..)
             | Input::Connected(..)
             | Input::Disconnected(..)
+            | Input::ProcessEnded(..)
             | Input::Refused(..)
             | Input::Durable(..)
             | Input::Space(_)

@@ -9,6 +9,7 @@ mod answers;
 mod broad;
 mod counter;
 mod diligence;
+mod early;
 mod leases;
 mod lines;
 mod locks;
@@ -25,6 +26,7 @@ pub(crate) use broad::BROAD;
 use counter::CounterCounts;
 pub(crate) use counter::{Amount, COUNTER};
 use diligence::Diligence;
+use early::EarlyJudge;
 use leases::LeaseJudge;
 pub(crate) use lines::EntryShare;
 use locks::LockJudge;
@@ -78,6 +80,7 @@ struct JudgeSeen {
 pub(crate) struct Before {
     pub(crate) commit: LogIndex,
     pub(crate) applied: LogIndex,
+    pub(crate) term: Term,
 }
 
 /// Counts of operations and events.
@@ -133,6 +136,7 @@ pub(crate) struct Judge {
     digests: BTreeMap<LogIndex, (u64, NodeId)>,
     callers: Callers,
     peers: PeerJudge,
+    early: EarlyJudge,
     locks: LockJudge,
     queues: Queues,
     toolbox: Toolbox,
@@ -159,6 +163,7 @@ impl Judge {
             digests: BTreeMap::new(),
             callers: Callers::default(),
             peers: PeerJudge::default(),
+            early: EarlyJudge::default(),
             locks: LockJudge::default(),
             queues: Queues::default(),
             toolbox: Toolbox::default(),
@@ -231,6 +236,7 @@ impl Judge {
         let seen = &mut self.seen[place(id)];
         *seen = JudgeSeen { paused: seen.paused, ..JudgeSeen::default() };
         self.peers.started(id);
+        self.forgets_leader(id);
         self.diligence.started(id);
     }
 
@@ -321,7 +327,7 @@ impl Judge {
         seen.first = first;
         seen.revision = look.revision;
         self.check_holders();
-        Before { commit, applied }
+        Before { commit, applied, term }
     }
 
     /// Takes what a node applied before it stopped by itself.

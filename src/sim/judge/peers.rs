@@ -79,6 +79,7 @@ impl Judge {
         let now = self.running_time(to);
         self.peers.heard.entry(to).or_default().insert(from, now);
         self.peers.alone_since.remove(&to);
+        self.hears_early(from, to, message);
         match message {
             PeerMessage::Raft(bytes) => {
                 self.votes(Vote::in_message(bytes));
@@ -154,7 +155,7 @@ impl Judge {
     }
 
     /// Returns how long a node has run, without pauses.
-    fn running_time(&self, id: NodeId) -> Duration {
+    pub(super) fn running_time(&self, id: NodeId) -> Duration {
         let seen = &self.seen[place(id)];
         seen.paused_since.unwrap_or(self.timeline.now()) - seen.paused
     }

@@ -95,6 +95,7 @@ impl World {
                     node.clock.set_drift(drift(&self.rng));
                 }
             }
+            PlanFault::Reset { who, reach, time } => self.reset(who, reach, time),
             PlanFault::Seesaw => self.begin_seesaw(),
             PlanFault::Transfer => {
                 if let Some(at) = self.find(Who::Leader) {

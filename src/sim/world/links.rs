@@ -1,8 +1,10 @@
 //! Makes and breaks connections between nodes, and delivers messages.
 
+use super::resets::CONNECTIONS;
 use super::{DIAL_EVERY, Happening, SILENCE_MAX, World, place};
 use crate::sim::net::{Arrival, Flight};
 use crate::sim::plan::{between, one_in};
+use crate::transport::{ConnectionEnd, ConnectionEvent};
 
 impl World {
     pub(super) fn arrive(&mut self, flight: Flight) {
@@ -20,7 +22,7 @@ impl World {
             Arrival::Late => {}
             Arrival::Broken => {
                 self.judge.borrow_mut().count("damaged message refused");
-                self.disconnect(at, place(from));
+                self.disconnect(at, place(from), ConnectionEnd::Here);
             }
         }
     }
@@ -39,7 +41,7 @@ impl World {
         let (id_a, id_b) = (self.nodes[a].id, self.nodes[b].id);
         let now = self.timeline.now();
         if !self.net.wanted(id_a, id_b) {
-            self.disconnect(a, b);
+            self.disconnect(a, b, ConnectionEnd::Here);
             return;
         }
         if self.net.connected(id_a, id_b).is_some() {
@@ -47,17 +49,18 @@ impl World {
             if !dead && !self.net.silent(id_a, id_b) {
                 self.silent_since.remove(&(a, b));
                 if !self.judge_pair(a, b) {
-                    self.disconnect(a, b);
+                    self.disconnect(a, b, ConnectionEnd::Here);
                 }
                 return;
             }
             let since = *self.silent_since.entry((a, b)).or_insert(now);
             // Keep-alive timers differ, so that some sides notice a broken connection early.
             if now - since > SILENCE_MAX || one_in(&self.rng, 40) {
-                self.disconnect(a, b);
+                self.disconnect(a, b, ConnectionEnd::Lost);
             }
             return;
         }
+        let (a_refused, b_refused) = (self.dial_result(a, b), self.dial_result(b, a));
         let (Some(process_a), Some(process_b)) = (self.nodes[a].running(), self.nodes[b].running())
         else {
             return;
@@ -65,10 +68,17 @@ impl World {
         if self.nodes[a].paused || self.nodes[b].paused || !self.net.passable(id_a, id_b) {
             return;
         }
+        // Each side dials, so one accepted dial is enough.
+        if a_refused && b_refused {
+            return;
+        }
         if self.judge_pair(a, b) {
             self.net.connect(id_a, id_b);
             process_a.connected(id_b, process_b.hello(id_a));
             process_b.connected(id_a, process_a.hello(id_b));
+            for (one, other) in [(a, b), (b, a)] {
+                (0..CONNECTIONS).for_each(|_| self.observe(one, other, ConnectionEvent::Opened));
+            }
         }
         self.note(10, &[id_a.get(), id_b.get()], || format!("{id_a:?} and {id_b:?} meet"));
     }
@@ -94,7 +104,8 @@ impl World {
         accepted
     }
 
-    pub(super) fn disconnect(&mut self, a: usize, b: usize) {
+    /// Closes the connections between two nodes. `end` is the end that both see.
+    pub(super) fn disconnect(&mut self, a: usize, b: usize, end: ConnectionEnd) {
         self.silent_since.remove(&(a.min(b), a.max(b)));
         if !self.net.disconnect(self.nodes[a].id, self.nodes[b].id) {
             return;
@@ -103,6 +114,7 @@ impl World {
             if let Some(process) = &self.nodes[side].process {
                 process.disconnected(self.nodes[other].id);
             }
+            (0..CONNECTIONS).for_each(|_| self.observe(side, other, ConnectionEvent::Ended(end)));
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::sim::clock::SimClock;
 use crate::sim::plan::{between, index, one_in};
 use crate::sim::process::{ProcessParts, SimBeginning, SimProcess};
 use crate::sim::violation::Violation;
+use crate::transport::ConnectionEnd;
 use crate::wal::LogError;
 
 impl World {
@@ -138,6 +139,7 @@ impl World {
         let Some(process) = node.process.take() else { return };
         let id = node.id;
         node.left = Some(process.durable());
+        node.refuses = ending == Ending::Killed;
         node.life += 1;
         node.paused = false;
         node.stopping = None;
@@ -161,8 +163,15 @@ impl World {
         drop(self.net.take_outgoing());
         // The operating system closes the connections of a dead process, but not those of a dead machine.
         for other in 0..self.nodes.len() {
-            if other != at && (ending == Ending::Killed || one_in(&self.rng, 2)) {
-                self.disconnect(at, other);
+            if other == at {
+                continue;
+            }
+            self.evidence.remove(&(at, other));
+            if ending == Ending::Killed {
+                self.disconnect(at, other, ConnectionEnd::ByPeer);
+                self.redial_soon(at, other);
+            } else if one_in(&self.rng, 2) {
+                self.disconnect(at, other, ConnectionEnd::Lost);
             }
         }
         self.note(2, &[id.get(), ending as u64], || format!("{id:?} ends: {ending:?}"));

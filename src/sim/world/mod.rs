@@ -20,6 +20,7 @@ mod links;
 mod lives;
 mod members;
 mod newcomers;
+mod resets;
 mod seesaw;
 mod turns;
 
@@ -47,8 +48,9 @@ use super::rot::Rot;
 use super::trace::Trace;
 use super::violation::Violation;
 use crate::env::Entropy;
-use crate::model::{JoinAnswer, Joined, LeaseId, NodeId, Term};
+use crate::model::{JoinAnswer, Joined, Lane, LeaseId, NodeId, Term};
 use crate::node::{CallResult, Contact, Look};
+use crate::transport::ProcessEvidence;
 
 use agenda::{Agenda, When};
 use newcomers::{Newcomer, NewcomerId};
@@ -103,6 +105,8 @@ enum Happening {
     SnapshotTurn { node: usize, life: u64 },
     Arrive(Flight),
     Dial,
+    Redial { a: usize, b: usize },
+    LaneOpens { a: usize, b: usize, connection: u64, lane: Lane },
     Start { node: usize, life: u64 },
     Resume { node: usize, life: u64 },
     Heal { partition: u64 },
@@ -124,6 +128,8 @@ struct SimNode {
     points: Arc<SimPoints>,
     wakes: Arc<Wakes>,
     process: Option<SimProcess>,
+    /// Whether its machine runs and refuses connections while no process runs there.
+    refuses: bool,
     /// The durable log of its last process when that ended.
     left: Option<SimDurable>,
     /// Number of processes that have ended. Events that were scheduled for an earlier process are ignored.
@@ -206,6 +212,8 @@ pub(crate) struct World {
     /// Number of times that everything has healed. Delayed parts of earlier faults are ignored.
     storm: u64,
     silent_since: BTreeMap<(usize, usize), Duration>,
+    /// What each node knows about the process of each other node, from their connections.
+    evidence: BTreeMap<(usize, usize), ProcessEvidence>,
     newcomers: BTreeMap<NewcomerId, Newcomer>,
     next_newcomer: NewcomerId,
     /// Replies to newcomers, from the tasks that waited for them.
@@ -247,6 +255,7 @@ impl World {
             partition: 0,
             storm: 0,
             silent_since: BTreeMap::new(),
+            evidence: BTreeMap::new(),
             newcomers: BTreeMap::new(),
             next_newcomer: NewcomerId(1),
             admitted: Admitted::default(),
@@ -489,6 +498,16 @@ impl World {
                 self.dial();
                 Ok(())
             }
+            Happening::Redial { a, b } => {
+                if self.net.connected(self.nodes[a].id, self.nodes[b].id).is_none() {
+                    self.dial_pair(a, b);
+                }
+                Ok(())
+            }
+            Happening::LaneOpens { a, b, connection, lane } => {
+                self.open_lane(a, b, connection, lane);
+                Ok(())
+            }
             Happening::Stop { node, down, storm } if self.storm == storm => {
                 self.stop(node, down);
                 Ok(())
@@ -564,6 +583,7 @@ fn new_node(
         points: Arc::default(),
         wakes: Arc::default(),
         process: None,
+        refuses: false,
         left: None,
         life: 0,
         paused: false,

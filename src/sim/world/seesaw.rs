@@ -17,6 +17,7 @@ use crate::model::Term;
 use crate::node::Look;
 use crate::sim::plan::index;
 use crate::sim::process::SimProcess;
+use crate::transport::ConnectionEnd;
 
 /// Time of a write to the disk of the follower: longer than two elections.
 const WRITE: Duration = Duration::from_secs(5);
@@ -118,7 +119,7 @@ impl World {
         for a in 0..self.nodes.len() {
             for b in (0..self.nodes.len()).filter(|b| *b != a && !linked(a, *b)) {
                 self.net.cut(self.nodes[a].id, self.nodes[b].id);
-                self.disconnect(a, b);
+                self.disconnect(a, b, ConnectionEnd::Lost);
             }
         }
         let partition = self.partition;

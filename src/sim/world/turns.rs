@@ -89,6 +89,7 @@ impl World {
                 let look = process.look();
                 self.trace.event(now, 5, &[id.get(), look.applied.get(), look.term.get()], &[]);
                 let before = self.judge.borrow_mut().look(id, process, &look);
+                self.check_early(at, before, &look);
                 if look.leads {
                     self.check_leader(at, before, &look);
                 }
@@ -233,11 +234,12 @@ mod tests {
         assert!(look.leads && look.commit < process.last());
         // The committed entries are on all nodes.
         let Look { commit, applied, .. } = look;
-        let before = Before { commit: LogIndex(commit.get() - 1), applied };
+        let term = look.term;
+        let before = Before { commit: LogIndex(commit.get() - 1), applied, term };
         world.check_leader(leader, before, &look);
         assert_eq!(world.judge.borrow_mut().verdict(), Ok(()));
         let look = Look { commit: process.last(), ..look };
-        world.check_leader(leader, Before { commit, applied }, &look);
+        world.check_leader(leader, Before { commit, applied, term }, &look);
         assert_eq!(world.judge.borrow_mut().verdict().unwrap_err().invariant, "R-QUORUM");
     }
 

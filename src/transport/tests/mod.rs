@@ -41,6 +41,7 @@ enum Heard {
     Message(NodeId, PeerMessage),
     Connected(NodeId, Hello),
     Disconnected(NodeId),
+    ProcessEnded(NodeId, bool),
     Refused(NodeId, Refused),
 }
 
@@ -149,6 +150,10 @@ impl Receiver for Inbox {
 
     fn disconnected(&self, peer: NodeId) {
         self.push(Heard::Disconnected(peer));
+    }
+
+    fn process_ended(&self, peer: NodeId, ended: bool) {
+        self.push(Heard::ProcessEnded(peer, ended));
     }
 
     fn refused(&self, peer: NodeId, why: Refused) {
