@@ -20,14 +20,13 @@ pub(super) struct Contacts {
     /// The peers whose processes have ended, as far as the connections show.
     ended: BTreeSet<NodeId>,
     pub(super) early: EarlyCampaign,
-    /// The last pre-vote request of each peer since the leader was last heard from. Raft ignores
-    /// these requests. If evidence arrives that the leader's process has ended, they are processed
-    /// again, because the peers may have had the same evidence earlier.
+    /// The last pre-vote request of each voter since the leader was last heard from. Raft ignores
+    /// these requests. If evidence arrives that the leader's process has ended, the best of them is
+    /// processed again, because its sender may have had the same evidence earlier.
     ignored: BTreeMap<NodeId, Message>,
 }
 
-/// The campaign that does not wait for the election timeout: at most one in a term, and therefore
-/// at most one for each leader.
+/// The campaign that does not wait for the election timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum EarlyCampaign {
     /// There is no reason for one.
@@ -40,17 +39,29 @@ pub(super) enum EarlyCampaign {
         /// The leader.
         leader: NodeId,
     },
-    /// In this term, this member has campaigned early, or supported the campaign of a peer.
-    Spent(Term),
+    /// This member has campaigned.
+    Done {
+        /// The term of the leader.
+        term: Term,
+        /// The time of the campaign, in ticks since the start.
+        at: u64,
+    },
 }
 
 impl EarlyCampaign {
-    /// The process of the leader of `term` has ended. Returns whether a campaign is due.
-    pub(super) fn begin(&mut self, term: Term, leader: NodeId) -> bool {
-        if *self != EarlyCampaign::Spent(term) {
-            *self = EarlyCampaign::Due { term, leader };
+    /// Maximum duration of an early election, in ticks.
+    const TICKS_MAX: u64 = 2;
+
+    /// The process of the leader of `term` has ended. Returns whether a campaign is due, which is
+    /// at most once in `pause` ticks of a term.
+    pub(super) fn begin(&mut self, term: Term, leader: NodeId, now: u64, pause: u64) -> bool {
+        match *self {
+            EarlyCampaign::Done { term: of, at } if of == term && now - at < pause => false,
+            _ => {
+                *self = EarlyCampaign::Due { term, leader };
+                true
+            }
         }
-        self.is_due(term)
     }
 
     /// The evidence about `peer` is withdrawn.
@@ -60,17 +71,13 @@ impl EarlyCampaign {
         }
     }
 
-    /// This member has campaigned in `term`, or has supported the campaign of a peer.
-    pub(super) fn spend(&mut self, term: Term) {
-        *self = EarlyCampaign::Spent(term);
-    }
-
     pub(super) fn is_due(self, term: Term) -> bool {
         matches!(self, EarlyCampaign::Due { term: of, .. } if of == term)
     }
 
-    pub(super) fn is_spent(self, term: Term) -> bool {
-        self == EarlyCampaign::Spent(term)
+    /// Returns whether the last campaign was early and was a moment ago.
+    pub(super) fn is_recent(self, term: Term, now: u64) -> bool {
+        matches!(self, EarlyCampaign::Done { term: of, at } if of == term && now - at <= Self::TICKS_MAX)
     }
 }
 
@@ -97,9 +104,17 @@ impl Contacts {
         self.ignored.insert(from, message);
     }
 
-    /// Removes and returns the ignored pre-vote requests.
-    pub(super) fn take_ignored(&mut self) -> impl Iterator<Item = Message> + use<> {
-        std::mem::take(&mut self.ignored).into_values()
+    /// Forgets the ignored pre-vote requests. Returns that of the candidate with the longest log, or
+    /// of the one with the highest id if several logs are equally long.
+    pub(super) fn take_ignored(&mut self) -> Option<Message> {
+        let ignored = std::mem::take(&mut self.ignored);
+        ignored.into_values().max_by_key(|asked| (asked.log_term, asked.index, asked.from))
+    }
+
+    /// Records that there is no connection with `peer`.
+    pub(super) fn unreachable(&mut self, peer: NodeId) {
+        self.heard.remove(&peer);
+        self.ignored.remove(&peer);
     }
 
     /// Keeps only these members.
@@ -118,30 +133,36 @@ mod tests {
         NodeId::new(number).unwrap()
     }
 
+    const PAUSE: u64 = 10;
+
     #[test]
-    fn member_campaigns_early_at_most_once_in_a_term() {
+    fn member_campaigns_early_at_most_once_in_an_election_timeout_of_a_term() {
         let mut early = EarlyCampaign::default();
-        assert!(early.begin(Term(3), id(1)) && early.is_due(Term(3)));
+        assert!(early.begin(Term(3), id(1), 5, PAUSE) && early.is_due(Term(3)));
         assert!(!early.is_due(Term(4)), "another term has begun");
-        early.spend(Term(3));
-        assert!(!early.begin(Term(3), id(1)) && early.is_spent(Term(3)));
-        assert!(early.begin(Term(4), id(2)));
+        early = EarlyCampaign::Done { term: Term(3), at: 5 };
+        assert!(early.is_recent(Term(3), 7));
+        assert!(!early.is_recent(Term(3), 8) && !early.is_recent(Term(4), 5));
+        assert!(!early.begin(Term(3), id(1), 14, PAUSE));
+        assert!(early.begin(Term(3), id(1), 15, PAUSE));
+        early = EarlyCampaign::Done { term: Term(3), at: 15 };
+        assert!(early.begin(Term(4), id(2), 15, PAUSE));
     }
 
     #[test]
     fn withdrawn_evidence_cancels_a_campaign_but_does_not_allow_a_second() {
         let mut contacts = Contacts::default();
         contacts.ended(id(1));
-        assert!(contacts.early.begin(Term(3), id(1)));
+        assert!(contacts.early.begin(Term(3), id(1), 0, PAUSE));
         contacts.not_ended(id(2));
         assert!(contacts.early.is_due(Term(3)) && contacts.has_ended(id(1)));
         contacts.not_ended(id(1));
         assert!(!contacts.early.is_due(Term(3)) && !contacts.has_ended(id(1)));
         contacts.ended(id(1));
-        assert!(contacts.early.begin(Term(3), id(1)));
-        contacts.early.spend(Term(3));
+        assert!(contacts.early.begin(Term(3), id(1), 0, PAUSE));
+        contacts.early = EarlyCampaign::Done { term: Term(3), at: 0 };
         contacts.not_ended(id(1));
         contacts.ended(id(1));
-        assert!(!contacts.early.begin(Term(3), id(1)));
+        assert!(!contacts.early.begin(Term(3), id(1), 0, PAUSE));
     }
 }

@@ -127,6 +127,7 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
     context.peers.heard_from(peer, life_of(&hello));
     context.warn_if_bare(&stream, peer, lane);
     let presence = context.presence.enter(peer, hello.clone());
+    let began = context.env.clock.now();
     let end = tokio::select! {
         biased;
         () = seat.replaced.notified() => {
@@ -135,7 +136,7 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
         end = receive(context, stream, &hello, lane, &seat) => end,
     };
     presence.end(&end);
-    context.redial(peer);
+    context.has_closed(peer, context.env.clock.now().since(began));
     context.incoming.leave(peer, lane, seat.number);
     tracing::debug!(me = %context.admission.me(), %peer, ?lane, %end, "incoming connection lost");
     if !matches!(end, Broken::Socket(_)) {

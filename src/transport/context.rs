@@ -78,9 +78,13 @@ impl Context {
         }
     }
 
-    /// Lets the dialers of `peer` that pause dial at once if the peer has closed all connections.
-    pub(super) fn redial(&self, peer: NodeId) {
-        if self.presence.needs_dial(peer) {
+    /// Processes the end of a connection with `peer` that lasted this long. If the peer has closed
+    /// all connections, dialers in a pause dial at once. After a short connection they do not,
+    /// because the peer may accept connections only to close them.
+    pub(super) fn has_closed(&self, peer: NodeId, lasted: Duration) {
+        if !self.peers.contains(peer) {
+            self.presence.forget(peer);
+        } else if lasted >= self.settings.pause_max && self.presence.needs_dial(peer) {
             self.peers.redial(peer);
         }
     }
@@ -192,6 +196,14 @@ impl ContextPresence {
     /// Returns whether `peer` should be dialed at once, to find out whether its process has ended.
     pub(super) fn needs_dial(&self, peer: NodeId) -> bool {
         self.peers().get(&peer).is_some_and(ProcessEvidence::needs_dial)
+    }
+
+    /// Forgets a peer that this member does not dial, unless connections with it are open.
+    pub(super) fn forget(&self, peer: NodeId) {
+        let mut peers = self.peers();
+        if peers.get(&peer).is_some_and(|evidence| !evidence.is_connected()) {
+            peers.remove(&peer);
+        }
     }
 
     /// Processes an event, and notifies the receiver of the consequences. `hello` is the hello of

@@ -14,9 +14,10 @@
 //! The pause between attempts grows to a maximum while connects or handshakes fail, or while
 //! connections break soon. After a connection that lasted and was not rejected, the next attempt
 //! follows without a pause, and the pause then starts small again. The first attempt shows whether
-//! the peer's process has ended ([`evidence`](super::evidence)). The pause ends early if the peer itself dials this member, because then the peer is
-//! reachable again, or if the peer moves to another address. A connection to an address that the
-//! peer has left, or to an earlier incarnation of the peer, is closed.
+//! the peer's process has ended ([`evidence`](super::evidence)). The pause ends early if the peer
+//! itself dials this member, because then the peer is reachable again, or if the peer moves to
+//! another address. A connection to an address that the peer has left, or to an earlier incarnation
+//! of the peer, is closed.
 //!
 //! **After a black hole.** A network may drop packets without closing anything. An attempt in
 //! progress then stays silent for its whole handshake timeout, and an open connection for its idle
@@ -113,6 +114,7 @@ impl Route<'_> {
                 let (me, peer, lane) = (self.context.admission.me(), self.peer.id, self.lane);
                 tracing::debug!(%me, %peer, ?lane, %end, "outgoing connection lost");
                 let lasted = self.context.env.clock.now().since(began);
+                self.context.has_closed(peer, lasted);
                 match end {
                     Broken::Socket(_) if lasted >= self.context.settings.pause_max => {
                         pause.skip();
@@ -235,7 +237,6 @@ impl Route<'_> {
                     if let Some(presence) = earlier.take() {
                         presence.end(&end);
                     }
-                    context.redial(peer.id);
                     return end;
                 }
                 fresh = self.replace(&silent) => fresh,

@@ -56,7 +56,6 @@ impl ConnectionEnd {
         match error.kind() {
             io::ErrorKind::UnexpectedEof
             | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::BrokenPipe => ConnectionEnd::ByPeer,
             // This side closes connections with errors of this kind.
             io::ErrorKind::Other => ConnectionEnd::Here,
@@ -105,7 +104,8 @@ impl ProcessEvidence {
                 ConnectionEvent::DialRefused { address, addresses },
             ) => {
                 refused.insert(address.to_owned());
-                match addresses.iter().all(|address| refused.contains(address)) {
+                let all_refuse = addresses.iter().all(|address| refused.contains(address));
+                match !addresses.is_empty() && all_refuse {
                     true => ProcessEvidence::Ended,
                     false => ProcessEvidence::Closed { refused },
                 }

@@ -162,6 +162,11 @@ impl Peers {
         self.redial(id);
     }
 
+    /// Returns whether this member dials the peer.
+    pub(super) fn contains(&self, id: NodeId) -> bool {
+        self.peers().contains_key(&id)
+    }
+
     /// Lets the dialers of the peer that pause dial at once.
     pub(super) fn redial(&self, id: NodeId) {
         if let Some(peer) = self.peers().get(&id) {

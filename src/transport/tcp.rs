@@ -363,6 +363,9 @@ impl Network for TcpNetwork {
                 self.spawn(&context, dialer::keep(context.clone(), peer.clone(), lane));
             }
         }
+        for removed in self.peers.keys().filter(|peer| !all.contains_key(peer)) {
+            context.presence.forget(*removed);
+        }
         self.peers = all;
         context.incoming.judge_again();
     }

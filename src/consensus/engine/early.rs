@@ -3,6 +3,7 @@
 use raft::eraftpb::{Message, MessageType};
 
 use super::Consensus;
+use crate::consensus::contacts::EarlyCampaign;
 use crate::consensus::gate::Standpoint;
 use crate::consensus::status::RaftRole;
 use crate::model::{LogIndex, NodeId, Term};
@@ -15,15 +16,17 @@ impl Consensus {
         if self.is_leader() || self.leader() != Some(peer) {
             return false;
         }
-        // Peers with the same evidence may have campaigned before it arrived here.
-        for message in self.contacts.take_ignored() {
-            let Some(from) = NodeId::new(message.from) else { continue };
+        // A peer with the same evidence may have campaigned before it arrived here.
+        if let Some(mut message) = self.contacts.take_ignored()
+            && let Some(from) = NodeId::new(message.from)
+        {
+            self.shorten_commit(&mut message);
             if self.admits_candidate(from, &message) {
                 self.with_raft(|raw| raw.step(message)).ok();
             }
         }
-        let term = self.term();
-        self.raw.raft.promotable() && self.contacts.early.begin(term, peer)
+        let (term, now, pause) = (self.term(), self.ticks, self.config.election_ticks as u64);
+        self.raw.raft.promotable() && self.contacts.early.begin(term, peer, now, pause)
     }
 
     /// Records that the process of `peer` runs: a message of `peer` has arrived, or it accepts
@@ -48,7 +51,7 @@ impl Consensus {
         if !self.may_campaign() {
             return false;
         }
-        self.contacts.early.spend(term);
+        self.contacts.early = EarlyCampaign::Done { term, at: self.ticks };
         self.campaign();
         true
     }
@@ -64,30 +67,28 @@ impl Consensus {
         }
         let mine = (self.term_at(self.last()), self.last());
         let theirs = (Some(Term(message.log_term)), LogIndex(message.index));
-        // Two members that campaign early at the same time would split the votes. If their logs are
-        // equally long, the member with the higher id continues.
-        if is_pre_vote && self.campaigns_early() && mine == theirs {
-            if from < self.config.id {
+        // Members that campaign early at the same time would split the votes. The one with the
+        // longest log continues, or the one with the highest id if the logs are equally long. Only
+        // for a moment, because this member does not know whether the other one reaches a quorum.
+        let is_recent = self.contacts.early.is_recent(self.term(), self.ticks);
+        if is_pre_vote && is_recent && self.role() == RaftRole::PreCandidate {
+            if theirs == mine && from < self.config.id {
                 return false;
             }
-            self.give_up_leader();
+            if theirs >= mine {
+                self.give_up_leader();
+            }
         }
         match self.leader() {
             Some(leader) if self.contacts.has_ended(leader) || mutant!(B73) => {
                 self.give_up_leader();
             }
-            Some(_) if is_pre_vote => self.contacts.ignore(from, message.clone()),
+            Some(_) if is_pre_vote && self.configuration.is_voter(from) => {
+                self.contacts.ignore(from, message.clone());
+            }
             _ => {}
         }
-        if is_pre_vote && self.leader().is_none() && theirs >= mine {
-            let term = self.term();
-            self.contacts.early.spend(term);
-        }
         true
-    }
-
-    fn campaigns_early(&self) -> bool {
-        self.role() == RaftRole::PreCandidate && self.contacts.early.is_spent(self.term())
     }
 
     /// Becomes a follower without a leader in the current term. The vote in this term is kept.

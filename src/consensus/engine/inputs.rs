@@ -129,7 +129,7 @@ impl Consensus {
     ///
     /// When it campaigns, the raft crate would read all entries up to that index at once. Therefore
     /// the index is reduced to the entries that one read covers.
-    fn shorten_commit(&mut self, message: &mut Message) {
+    pub(super) fn shorten_commit(&mut self, message: &mut Message) {
         let (claimed, next) = (LogIndex(message.commit), self.commit().next());
         if claimed < next || self.term_at(claimed) != Some(Term(message.commit_term)) {
             (message.commit, message.commit_term) = (0, 0);
@@ -215,7 +215,7 @@ impl Consensus {
 
     /// Reports that there is no connection with `peer`.
     pub(crate) fn unreachable(&mut self, peer: NodeId) {
-        self.contacts.heard.remove(&peer);
+        self.contacts.unreachable(peer);
         self.not_sent(peer);
     }
 

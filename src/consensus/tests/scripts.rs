@@ -8,6 +8,8 @@
 //! ```text
 //! cluster VOTERS [LEARNERS]   starts members 1, 2, ... with empty disks, except for entry 1 of term 1
 //! campaign N                  member N starts an election now
+//! ended N M | runs N M        member N has evidence that the process of M has ended, or runs
+//! early N                     member N starts its early election, if it is due
 //! tick N [TIMES]              time passes for member N; 10 ticks are the minimum election timeout
 //! propose N TEXT              a client's request arrives at member N
 //! read N                      a linearizable read arrives at member N
@@ -135,6 +137,18 @@ impl Cluster {
         match words[0] {
             "campaign" => {
                 world.at(number(1)).campaign();
+                world.turn(member(1)).unwrap();
+            }
+            "ended" => {
+                let is_due = world.at(number(1)).process_ended(member(2));
+                let due =
+                    if is_due { "an early election is due" } else { "no early election is due" };
+                writeln!(out, "{}: {due}", words[1]).unwrap();
+                world.turn(member(1)).unwrap();
+            }
+            "runs" => world.at(number(1)).not_ended(member(2)),
+            "early" => {
+                assert!(world.at(number(1)).campaign_early(), "the disk is ready");
                 world.turn(member(1)).unwrap();
             }
             "tick" => {

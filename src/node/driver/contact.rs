@@ -8,9 +8,6 @@ use crate::model::{Moment, NodeId, Term};
 /// Maximum delay of an early campaign, in microseconds.
 const EARLY_DELAY_MAX_MICROS: u64 = 20_000;
 
-/// Time after which an early campaign is tried again while the log writes entries.
-const EARLY_RETRY: Duration = Duration::from_millis(1);
-
 /// The known leader, and the last contact with a leader.
 #[derive(Debug, Default)]
 pub(super) struct LeaderContact {
@@ -96,12 +93,11 @@ impl Driver {
         }
     }
 
-    /// Starts the early campaign when its time has come.
+    /// Starts the early campaign when its time has come. If the disk is not ready for it, a later turn starts it.
     pub(super) fn campaign_early(&mut self, now: Moment) {
         let DriverStage::Running(consensus) = &mut self.stage else { return };
-        if self.contact.campaign_at.is_some_and(|at| at <= now) {
-            let has_waited = !consensus.campaign_early();
-            self.contact.campaign_at = has_waited.then_some(now + EARLY_RETRY);
+        if self.contact.campaign_at.is_some_and(|at| at <= now) && consensus.campaign_early() {
+            self.contact.campaign_at = None;
         }
     }
 }

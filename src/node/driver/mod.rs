@@ -283,7 +283,8 @@ impl Driver {
     /// are counted, because the lessor must read the clock.
     fn next_turn(&self, now: Moment) -> Moment {
         let next_tick = self.timing.next_tick();
-        let next_tick = self.contact.campaign_at().map_or(next_tick, |at| at.min(next_tick));
+        let campaign_at = self.contact.campaign_at().filter(|at| *at > now);
+        let next_tick = campaign_at.map_or(next_tick, |at| at.min(next_tick));
         match self.leader.as_ref().and_then(|leader| leader.lessor.as_ref()) {
             Some(_) => next_tick.min(now + Lessor::LOOK_EVERY),
             None => next_tick,

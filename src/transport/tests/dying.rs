@@ -194,18 +194,41 @@ fn connections_to_an_earlier_incarnation_are_closed_for_a_later_one() {
 }
 
 #[test]
-fn member_with_a_dropped_network_disconnects() {
+fn member_with_a_dropped_network_has_ended_until_it_is_back() {
     let [one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     one.inbox.wait_for_connection(node(2));
     two.inbox.wait_for_connection(node(1));
     let Member { network, handle, .. } = two;
     drop(network);
-    one.inbox.wait("gone", |heard| heard.last() == Some(&Heard::Disconnected(node(2))));
+    one.inbox.wait("gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
     let (began, address) = (Instant::now(), handle.address().to_string());
-    while let Err(error) = TcpBound::bind(&address, settings()) {
-        assert!(began.elapsed() < DEADLINE, "{error}");
+    let bound = loop {
+        match TcpBound::bind(&address, settings()) {
+            Ok(bound) => break bound,
+            Err(error) => assert!(began.elapsed() < DEADLINE, "{error}"),
+        }
         std::thread::yield_now();
-    }
+    };
+    // While the port is free, dials are refused.
+    drop(bound);
+    one.inbox.wait("ended", |heard| heard.contains(&Heard::ProcessEnded(node(2), true)));
+    let bound = TcpBound::bind(&address, settings()).expect("a free port");
+    let again = Hello { incarnation: Incarnation(2), ..hello(2, 1) };
+    let _two = Member::start(bound, again, &[], &Arc::default());
+    one.inbox.wait("withdrawn", |heard| heard.contains(&Heard::ProcessEnded(node(2), false)));
+}
+
+#[test]
+fn connections_that_the_network_loses_are_no_evidence_that_the_peer_has_ended() {
+    let settings = TcpSettings::with_election_timeout(Duration::from_millis(500));
+    let two = Member::start(bind(settings.clone()), hello(2, 1), &[], &Arc::default());
+    let firewall = Firewall::before(two.handle.address());
+    let one = Member::start(bind(settings), hello(1, 2), &[(2, firewall.address)], &Arc::default());
+    one.inbox.wait_for_connection(node(2));
+    firewall.close();
+    one.inbox.wait("gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    firewall.wait_for_attempts(2);
+    assert!(!one.inbox.has(|heard| matches!(heard, Heard::ProcessEnded(..))));
 }
 
 #[test]
