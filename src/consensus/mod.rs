@@ -61,7 +61,7 @@ pub(crate) use round::RoundId;
 pub(crate) use snapshot::{Offer, Stepped, Taken};
 pub(crate) use status::{PeerState, PeerStatus, RaftRole};
 #[cfg(any(test, feature = "sim"))]
-pub(crate) use vote::{Durable, Heard, Vote};
+pub(crate) use vote::{Durable, TermStatement, Vote};
 
 #[cfg(any(test, all(fuzzing, feature = "sim")))]
 pub(crate) use tests::fuzz;

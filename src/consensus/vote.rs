@@ -74,9 +74,9 @@ impl Durable {
     }
 }
 
-/// What a message says about the terms of its cluster.
+/// The statement of a message about the terms of its cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Heard {
+pub(crate) enum TermStatement {
     /// The sender leads this term.
     Leader(Term),
     /// The leader of the term before has asked this member to campaign.
@@ -85,24 +85,24 @@ pub(crate) enum Heard {
     Other(Term),
 }
 
-impl Heard {
+impl TermStatement {
     /// Returns what a message says, or `None` for a vote request.
-    pub(crate) fn in_message(bytes: &Bytes) -> Option<Heard> {
+    pub(crate) fn in_message(bytes: &Bytes) -> Option<TermStatement> {
         let message = wire::decode(bytes).ok()?;
         let (from, term) = (NodeId::new(message.from)?, Term(message.term));
         match message.get_msg_type() {
-            MessageType::MsgAppend | MessageType::MsgHeartbeat => Some(Heard::Leader(term)),
+            MessageType::MsgAppend | MessageType::MsgHeartbeat => Some(TermStatement::Leader(term)),
             MessageType::MsgTimeoutNow => {
                 let (candidate, term) = (NodeId::new(message.to)?, Term(message.term + 1));
-                Some(Heard::Transfer { candidate, term })
+                Some(TermStatement::Transfer { candidate, term })
             }
             MessageType::MsgRequestVote if !message.context.is_empty() => {
-                Some(Heard::Transfer { candidate: from, term })
+                Some(TermStatement::Transfer { candidate: from, term })
             }
             MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => None,
             // A granted pre-vote has the term of the election that may follow.
             MessageType::MsgRequestPreVoteResponse if !message.reject => None,
-            _ => Some(Heard::Other(term)),
+            _ => Some(TermStatement::Other(term)),
         }
     }
 }

@@ -73,7 +73,7 @@ pub(crate) enum ConnectionEvent<'a> {
     Ended(ConnectionEnd),
     /// A dial to one of the addresses of the peer was refused.
     DialRefused { address: &'a str, addresses: &'a [String] },
-    /// A dial was accepted, or failed without a refusal.
+    /// A dial was accepted, or failed in another way.
     DialNotRefused,
 }
 

@@ -9,10 +9,18 @@
 //! through the [`Fleet`] and chooses its targets with the given [`Dice`], so that the seed determines the targets. A
 //! nemesis undoes its fault in [`Nemesis::end`]. After the last window, the fleet ends all remaining faults.
 //!
-//! A nemesis that injects many small faults during a window does so in [`Nemesis::step`].
+//! To write a nemesis, copy `kill.rs`. Register it here with `mod` and an entry in [`ALL`]. [`Kind`] says what must
+//! happen in a valid run (`wants`) and whether this machine can inject the fault (`possible`).
 //!
-//! To write a nemesis, add a file with a type to this directory, and add one line to [`ALL`]. `kill.rs` is the
-//! shortest example. `docs/assurance/harness.md` lists the effects, expectations and requirements of each nemesis.
+//! - `begin` injects the fault and `end` removes it. `step` performs one small action of many (`storm.rs`). `prepare`
+//!   runs before the members start. `struck` counts the members that were affected.
+//! - The [`Fleet`] can kill, stop, pause and restart members, change links (`links()`), clocks and disks (`door`), cut
+//!   power (`volumes()`), and change the files of a stopped member (`dir`).
+//! - Any member may be down, paused or isolated by another fault. Before you stop a member that a workload may also
+//!   stop, call `try_hold`.
+//!
+//! Add a test to `jepsen/tests/processes/faults.rs` and a row to the table in `docs/assurance/harness.md`. Tests fail
+//! until both exist. `jepsen/tests/proxy.rs` tests each rule of the proxy.
 
 mod none;
 

@@ -4,8 +4,23 @@
 //! [`Book`](crate::ledger::Book)s, and reads the final state. Each record is passed to a checker as an [`Exhibit`].
 //! The public checkers of `bowline_check` are used wherever one fits.
 //!
-//! To write a workload, add a file with a type to this directory, and add one line to [`ALL`]. `register.rs` is a
-//! simple workload with a public checker, and `counter.rs` is a workload with its own checks.
+//! To write a workload, copy `register.rs`, which uses a public checker, or `counter.rs`, which has a check of its own.
+//! Register it here with `mod` and an entry in [`ALL`]. [`Kind`] says how many clients each member has, and how often
+//! each operation must succeed per minute.
+//!
+//! - `caller.call` sends a request and returns `Miss::Failed` (no effect, ever) or `Miss::Unknown`. A new kind of
+//!   request needs a variant in `src/crates/fleet/src/calls.rs` and an arm in `client.rs` and
+//!   `jepsen/src/server/mod.rs`, or a reason in `over.rs`.
+//! - `caller.operation` records call, outcome and times in a `Book`. Use `.map_err(Miss::harmless)?` for reads before
+//!   the write.
+//! - `exhibits` returns the histories. Prefer a public checker and `Exhibit::new`, so that `bowline check` can read the
+//!   histories. `Exhibit::of_our_own` runs your own check, which needs its own tests, with good and bad histories.
+//! - `linear` needs few operations for each object: use a new key after some hundreds of operations.
+//! - If a hold can end by itself, record its end as an operation of unknown outcome that begins when the hold was last
+//!   seen (`lock.rs`).
+//!
+//! Run the workload, and make it fail once with a wrong reply. Add it to the table in `docs/assurance/harness.md`, which
+//! `tests/tidy` checks.
 
 mod append;
 mod bank;

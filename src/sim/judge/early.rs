@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Judge;
-use crate::consensus::Heard;
+use crate::consensus::TermStatement;
 use crate::model::{NodeId, PeerMessage, Term};
 use crate::node::Look;
 
@@ -24,7 +24,7 @@ pub(super) struct EarlyJudge {
     transfers: BTreeSet<(NodeId, Term)>,
 }
 
-/// What a node has heard.
+/// The messages that a node has received from its leader.
 #[derive(Default)]
 struct Follower {
     /// The highest term of a leader that it has heard from.
@@ -45,22 +45,22 @@ impl Judge {
     pub(super) fn hears_early(&mut self, from: NodeId, to: NodeId, message: &PeerMessage) {
         let PeerMessage::Raft(bytes) = message else { return };
         let (now, running) = (self.timeline.now(), self.running_time(to));
-        let follower = self.early.followers.entry(to).or_default();
-        match Heard::in_message(bytes) {
-            Some(Heard::Leader(term)) if term >= follower.term => {
+        let follower = self.peers.early.followers.entry(to).or_default();
+        match TermStatement::in_message(bytes) {
+            Some(TermStatement::Leader(term)) if term >= follower.term => {
                 let leader = Some(from);
                 *follower = Follower { term, leader, at: now, running, ..*follower };
             }
-            Some(Heard::Transfer { candidate, term }) => {
-                self.early.transfers.insert((candidate, term));
+            Some(TermStatement::Transfer { candidate, term }) => {
+                self.peers.early.transfers.insert((candidate, term));
             }
-            Some(Heard::Other(term)) => follower.others = follower.others.max(term),
-            Some(Heard::Leader(_)) | None => {}
+            Some(TermStatement::Other(term)) => follower.others = follower.others.max(term),
+            Some(TermStatement::Leader(_)) | None => {}
         }
     }
 
     pub(super) fn forgets_leader(&mut self, id: NodeId) {
-        self.early.followers.remove(&id);
+        self.peers.early.followers.remove(&id);
     }
 
     /// Checks a vote in a new term after a turn of a driver. `connected` returns since when a node
@@ -73,7 +73,7 @@ impl Judge {
         connected: impl Fn(NodeId) -> Option<Duration>,
     ) {
         let (now, running) = (self.timeline.now(), self.running_time(id));
-        let Some(follower) = self.early.followers.get_mut(&id) else { return };
+        let Some(follower) = self.peers.early.followers.get_mut(&id) else { return };
         let turned = std::mem::replace(&mut follower.turned, now);
         let (Some(vote), Some(leader)) = (look.vote, follower.leader) else { return };
         let is_early = look.term > before
@@ -82,7 +82,7 @@ impl Judge {
             && follower.others < look.term
             && follower.at < turned
             && running - follower.running <= FOLLOWS_FOR
-            && !self.early.transfers.contains(&(vote, look.term));
+            && !self.peers.early.transfers.contains(&(vote, look.term));
         if !is_early {
             return;
         }

@@ -26,7 +26,6 @@ pub(crate) use broad::BROAD;
 use counter::CounterCounts;
 pub(crate) use counter::{Amount, COUNTER};
 use diligence::Diligence;
-use early::EarlyJudge;
 use leases::LeaseJudge;
 pub(crate) use lines::EntryShare;
 use locks::LockJudge;
@@ -136,7 +135,6 @@ pub(crate) struct Judge {
     digests: BTreeMap<LogIndex, (u64, NodeId)>,
     callers: Callers,
     peers: PeerJudge,
-    early: EarlyJudge,
     locks: LockJudge,
     queues: Queues,
     toolbox: Toolbox,
@@ -163,7 +161,6 @@ impl Judge {
             digests: BTreeMap::new(),
             callers: Callers::default(),
             peers: PeerJudge::default(),
-            early: EarlyJudge::default(),
             locks: LockJudge::default(),
             queues: Queues::default(),
             toolbox: Toolbox::default(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::super::process::SimProcess;
 use super::super::world::place;
 use super::Judge;
+use super::early::EarlyJudge;
 use super::members::Deciders;
 use crate::consensus::{Durable, Vote};
 use crate::model::{Event, Incarnation, LeaseId, LogIndex, Members, NodeId, PeerMessage, Term};
@@ -38,6 +39,8 @@ pub(super) struct PeerJudge {
     committed: (Term, LogIndex),
     /// Since when a leader leads with the current set of voters, in its running time.
     leads_since: BTreeMap<NodeId, Leads>,
+    /// The state of the check of early elections.
+    pub(super) early: EarlyJudge,
 }
 
 /// A leader and the voters whose messages it needs.

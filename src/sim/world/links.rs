@@ -47,13 +47,13 @@ impl World {
         if self.net.connected(id_a, id_b).is_some() {
             let dead = self.nodes[a].running().is_none() || self.nodes[b].running().is_none();
             if !dead && !self.net.silent(id_a, id_b) {
-                self.silent_since.remove(&(a, b));
+                self.connections.silent_since.remove(&(a, b));
                 if !self.judge_pair(a, b) {
                     self.disconnect(a, b, ConnectionEnd::Here);
                 }
                 return;
             }
-            let since = *self.silent_since.entry((a, b)).or_insert(now);
+            let since = *self.connections.silent_since.entry((a, b)).or_insert(now);
             // Keep-alive timers differ, so that some sides notice a broken connection early.
             if now - since > SILENCE_MAX || one_in(&self.rng, 40) {
                 self.disconnect(a, b, ConnectionEnd::Lost);
@@ -106,7 +106,7 @@ impl World {
 
     /// Closes the connections between two nodes. `end` is the end that both see.
     pub(super) fn disconnect(&mut self, a: usize, b: usize, end: ConnectionEnd) {
-        self.silent_since.remove(&(a.min(b), a.max(b)));
+        self.connections.silent_since.remove(&(a.min(b), a.max(b)));
         if !self.net.disconnect(self.nodes[a].id, self.nodes[b].id) {
             return;
         }

@@ -139,7 +139,6 @@ impl World {
         let Some(process) = node.process.take() else { return };
         let id = node.id;
         node.left = Some(process.durable());
-        node.refuses = ending == Ending::Killed;
         node.life += 1;
         node.paused = false;
         node.stopping = None;
@@ -160,13 +159,17 @@ impl World {
             drop(process);
         })));
         self.nodes[at].wakes.take();
+        match ending {
+            Ending::Killed => self.connections.killed.insert(at),
+            _ => self.connections.killed.remove(&at),
+        };
         drop(self.net.take_outgoing());
         // The operating system closes the connections of a dead process, but not those of a dead machine.
         for other in 0..self.nodes.len() {
             if other == at {
                 continue;
             }
-            self.evidence.remove(&(at, other));
+            self.connections.evidence.remove(&(at, other));
             if ending == Ending::Killed {
                 self.disconnect(at, other, ConnectionEnd::ByPeer);
                 self.redial_soon(at, other);

@@ -25,7 +25,7 @@ mod seesaw;
 mod turns;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -128,8 +128,6 @@ struct SimNode {
     points: Arc<SimPoints>,
     wakes: Arc<Wakes>,
     process: Option<SimProcess>,
-    /// Whether its machine runs and refuses connections while no process runs there.
-    refuses: bool,
     /// The durable log of its last process when that ended.
     left: Option<SimDurable>,
     /// Number of processes that have ended. Events that were scheduled for an earlier process are ignored.
@@ -198,6 +196,17 @@ pub(crate) struct Counts {
     pub(crate) turns: u64,
 }
 
+/// The state of the connections between nodes, outside their processes.
+#[derive(Default)]
+struct Connections {
+    /// Start of the silence of connected pairs without a network between them.
+    silent_since: BTreeMap<(usize, usize), Duration>,
+    /// The evidence of each node about the process of each other node.
+    evidence: BTreeMap<(usize, usize), ProcessEvidence>,
+    /// Nodes whose process was killed. Their machines run, and refuse connections.
+    killed: BTreeSet<usize>,
+}
+
 /// A simulated world.
 pub(crate) struct World {
     timeline: Arc<Timeline>,
@@ -211,9 +220,7 @@ pub(crate) struct World {
     partition: u64,
     /// Number of times that everything has healed. Delayed parts of earlier faults are ignored.
     storm: u64,
-    silent_since: BTreeMap<(usize, usize), Duration>,
-    /// What each node knows about the process of each other node, from their connections.
-    evidence: BTreeMap<(usize, usize), ProcessEvidence>,
+    connections: Connections,
     newcomers: BTreeMap<NewcomerId, Newcomer>,
     next_newcomer: NewcomerId,
     /// Replies to newcomers, from the tasks that waited for them.
@@ -254,8 +261,7 @@ impl World {
             agenda: Agenda::new(),
             partition: 0,
             storm: 0,
-            silent_since: BTreeMap::new(),
-            evidence: BTreeMap::new(),
+            connections: Connections::default(),
             newcomers: BTreeMap::new(),
             next_newcomer: NewcomerId(1),
             admitted: Admitted::default(),
@@ -583,7 +589,6 @@ fn new_node(
         points: Arc::default(),
         wakes: Arc::default(),
         process: None,
-        refuses: false,
         left: None,
         life: 0,
         paused: false,

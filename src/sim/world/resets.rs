@@ -1,6 +1,6 @@
 //! Connections that are reset and refused, by the end of a process or by a proxy between two nodes that run.
 //!
-//! What a node concludes from them is decided by the product code ([`ProcessEvidence`]). Two connected nodes have four
+//! The library decides what a node concludes from them ([`ProcessEvidence`]). Two connected nodes have four
 //! connections: one in each direction on the control lane and on the bulk lane.
 
 use std::time::Duration;
@@ -25,10 +25,10 @@ impl World {
     /// Processes an event on the connections of node `at` with node `peer`, and notifies the process of its result.
     pub(super) fn observe(&mut self, at: usize, peer: usize, event: ConnectionEvent<'_>) {
         if self.nodes[at].running().is_none() {
-            self.evidence.remove(&(at, peer));
+            self.connections.evidence.remove(&(at, peer));
             return;
         }
-        let evidence = self.evidence.entry((at, peer)).or_default();
+        let evidence = self.connections.evidence.entry((at, peer)).or_default();
         let had_ended = evidence.has_ended();
         evidence.apply(event);
         let has_ended = evidence.has_ended();
@@ -53,7 +53,7 @@ impl World {
         let node = &self.nodes[peer];
         let is_dead = node.running().is_none();
         let is_refused = match is_dead {
-            true => node.refuses || node.process.is_some(),
+            true => self.connections.killed.contains(&peer) || node.process.is_some(),
             false => self.net.refuses(id, id_peer),
         };
         if is_refused {
