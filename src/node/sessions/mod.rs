@@ -615,6 +615,13 @@ mod tests {
         assert_eq!(state.valid_until(), at(5500));
     }
 
+    /// Few seeds of the simulator get into the situation.
+    #[test]
+    fn test_of_late_renewals_fails_under_its_mutant() {
+        let _planted = crate::mutant::Mutant::B70.plant();
+        assert!(std::panic::catch_unwind(late_renewal_resumes_nothing).is_err());
+    }
+
     #[test]
     fn resume_request_ends_with_its_lease_deadline_or_caller() {
         let mut sessions = none();

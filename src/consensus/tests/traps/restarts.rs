@@ -1,6 +1,7 @@
 //! Tests of the log storage, the entry cache, and restarts.
 
 use super::*;
+use crate::mutant::Mutant;
 
 #[test]
 fn log_shorter_than_the_commit_index_stops_the_member() {
@@ -245,6 +246,14 @@ fn rewritten_entry_is_durable_only_after_the_last_write() {
         }
         assert_eq!(committed, if place == 2 { 3 } else { 0 }, "after group {number}");
     }
+}
+
+/// Few seeds of the simulator get into the situation.
+#[test]
+fn test_of_rewritten_entries_fails_under_its_mutant() {
+    let _planted = Mutant::M46.plant();
+    let test = rewritten_entry_is_durable_only_after_the_last_write;
+    assert!(std::panic::catch_unwind(test).is_err());
 }
 
 #[test]
