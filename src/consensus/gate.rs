@@ -32,7 +32,7 @@ const NUMBER_MAX: u64 = 1 << 62;
 /// year of continuous elections, the difference stays below this limit.
 const TERM_LEAP_MAX: u64 = 1 << 20;
 
-/// The context of a vote request whose sender was told by its leader to campaign.
+/// The context of a vote request that a transfer of leadership has caused.
 const CAMPAIGN_TRANSFER: &[u8] = b"CampaignTransfer";
 
 /// The reason why a message of a peer was rejected. No part of it was processed.

@@ -3,8 +3,8 @@
 //! Halves are removed first, then quarters, down to single parts. The result is minimal: removing any one more part
 //! makes the failure disappear, unless the search ran out of time.
 
-/// Returns which of `parts` parts can be left out together so that it `still_fails`, in ascending order. If
-/// `still_fails` returns `None`, the search ends.
+/// Returns the numbers of the parts that can be left out together, in ascending order: without them, the case
+/// `still_fails`. If `still_fails` returns `None`, the search ends.
 pub fn minimise(parts: usize, mut still_fails: impl FnMut(&[usize]) -> Option<bool>) -> Vec<usize> {
     let mut kept: Vec<usize> = (0..parts).collect();
     let mut pieces = 2;

@@ -155,8 +155,7 @@ impl<'a> Path<'a> {
     }
 }
 
-/// Returns the revision at which a range is to be read, or `None` for the newest. Revision 0 means the newest
-/// revision too.
+/// Returns the revision at which a range is to be read, or `None` for the newest. Revision 0 also means the newest.
 pub fn asked(range: &Range) -> Option<Revision> {
     range.revision.filter(|revision| *revision > Revision(0))
 }

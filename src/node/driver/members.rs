@@ -101,7 +101,7 @@ impl Driver {
                 None => match self.propose_step(id, change) {
                     Some(under_way) => under_way.origins.push(origin),
                     // This node cannot propose the change now. The request is repeated, and may
-                    // then reach a leader that can.
+                    // then reach another leader, which can propose it.
                     None => self.answer_step(origin, MemberAnswer::NotLeader(None)),
                 },
             },

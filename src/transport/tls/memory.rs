@@ -82,8 +82,8 @@ impl PeerCertificates {
         Self(Arc::new(watch::Sender::new(pem)))
     }
 
-    /// Replaces the certificates and the key. All nodes of this process that use them then use the
-    /// new ones for new connections, without delay. Open connections stay, unless their peer's
+    /// Replaces the certificates and the key. From then on, all nodes of this process that use them
+    /// open new connections with the new ones. Open connections stay, unless their peer's
     /// certificate is not valid by the new authorities or revocation lists. This is the same rule as
     /// for files that change.
     ///
