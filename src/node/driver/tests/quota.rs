@@ -307,7 +307,7 @@ fn attaching_a_lease_counts_all_its_keys() {
         let count = let_in(command);
         assert!(expected.contains(&count), "{what}: {count}");
     }
-    // One key belongs to root only. The request is denied, and uses as much of the quota.
+    // One key belongs to root only. The request is denied, and is counted like the others.
     three.write(0, Command::Put(Put::new("x", "").lease(lease))).unwrap();
     let refused = three.call(0, by("ann", put("k000")), 5_000);
     assert!(three.shared(0).admission.open_bytes() > 1_000 * 160);
