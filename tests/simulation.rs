@@ -120,7 +120,7 @@ const OFTEN: &[(&str, u64)] = &[
     ("lease renewed by its caller", 2),
     ("lease gone before it was renewed", 8),
     ("own key deleted", 2),
-    ("deletion not applied", 30),
+    ("deletion not applied", 60),
     ("grant not applied", 6),
     ("revocation not applied", 12),
     ("compaction not applied", 4),
