@@ -49,7 +49,7 @@ Missing numbers are mutants that cannot exist in the simulator, for example M42,
 /// Mutants that are not searched for in seeds, with the test that detects each. The effect of B47 to B50 is
 /// repaired by another mechanism a little later, or is irrelevant in the simulated world. The others need a situation
 /// that is rare in seeds.
-const ONLY_IN_TESTS: [(Mutant, &str); 7] = [
+const ONLY_IN_TESTS: [(Mutant, &str); 9] = [
     (
         Mutant::M46,
         "`consensus/tests/traps/restarts.rs`: test_of_rewritten_entries_fails_under_its_mutant",
@@ -60,6 +60,8 @@ const ONLY_IN_TESTS: [(Mutant, &str); 7] = [
     (Mutant::B50, LEADING),
     (Mutant::B52, "`sim/stories.rs`: removed_member_stays_until_the_others_can_do_without"),
     (Mutant::B53, "`sim/stories.rs`: former_only_member_serves_no_stale_read_after_joins"),
+    (Mutant::B70, "`node/sessions/mod.rs`: test_of_late_renewals_fails_under_its_mutant"),
+    (Mutant::B71, "`sim/stories.rs`: only_evidence_replaces_a_leader_early"),
 ];
 
 const LEADING: &str = "`node/driver/tests/leading.rs`: each_of_these_tests_fails_under_its_mutant";
