@@ -225,7 +225,7 @@ impl Route<'_> {
             let presence = context.presence.enter(peer.id, hello);
             drop(earlier.replace(presence));
             let stream = Arc::new(stream);
-            let _up = self.pipe().up(stream.clone());
+            let up = self.pipe().up(stream.clone());
             drop(dialing.take());
             let silent = watch::Sender::new(false);
             established = tokio::select! {
@@ -234,6 +234,8 @@ impl Route<'_> {
                     return Broken::Socket(io::Error::other("the peer has connected in another incarnation"));
                 }
                 end = serve(context, self.pipe(), &stream, peer.id, &silent) => {
+                    // After the receiver has heard of the end, no message is queued for this connection.
+                    drop(up);
                     if let Some(presence) = earlier.take() {
                         presence.end(&end);
                     }

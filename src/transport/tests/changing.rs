@@ -33,7 +33,7 @@ fn peer_is_dialed_only_while_it_is_listed() {
     assert_eq!(send(&mut one), SendOutcome::Unreachable);
     two.network.set_peers(&BTreeMap::new());
     for (member, peer) in [(&one, 2), (&two, 1)] {
-        member.inbox.wait("gone", |heard| heard.last() == Some(&Heard::Disconnected(node(peer))));
+        member.inbox.wait("gone", |heard| has_disconnected(heard, node(peer)));
     }
     one.network.set_peers(&targets(&[(2, &two)]));
     one.send(2, Lane::Bulk, &ping(3));
@@ -64,7 +64,7 @@ fn a_peer_that_moves_is_found_at_its_new_address() {
     old.inbox.wait_for_message(node(1), &ping(1));
     // The connection to the old address is closed, although the old address still answers.
     one.network.set_peers(&targets(&[(2, &new)]));
-    old.inbox.wait("left", |heard| heard.last() == Some(&Heard::Disconnected(node(1))));
+    old.inbox.wait("left", |heard| has_disconnected(heard, node(1)));
     new.inbox.wait_for_connection(node(1));
     one.send(2, Lane::Control, &ping(2));
     new.inbox.wait_for_message(node(1), &ping(2));

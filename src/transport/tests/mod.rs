@@ -45,6 +45,12 @@ enum Heard {
     Refused(NodeId, Refused),
 }
 
+/// Returns whether the last event is that `peer` has disconnected. The evidence about its process may follow.
+fn has_disconnected(heard: &[Heard], peer: NodeId) -> bool {
+    let last = heard.iter().rfind(|one| !matches!(one, Heard::ProcessEnded(..)));
+    last == Some(&Heard::Disconnected(peer))
+}
+
 /// A receiver that records its events.
 #[derive(Default)]
 struct Inbox {

@@ -47,7 +47,7 @@ fn receiver_is_notified_of_connects_and_disconnects() {
     assert!(one.inbox.has(|heard| *heard == Heard::Connected(node(2), hello(2, 1))));
     two.handle.stop();
     let heard = two.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner).len();
-    one.inbox.wait("gone", |heard| heard.last() == Some(&Heard::Disconnected(node(2))));
+    one.inbox.wait("gone", |heard| has_disconnected(heard, node(2)));
     let after = two.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner);
     assert_eq!(after.len(), heard, "called after it was stopped");
     assert_eq!(after.last(), Some(&Heard::Disconnected(node(1))));
@@ -85,7 +85,7 @@ fn restarted_peer_is_reconnected() {
         two.inbox.wait_for_message(node(1), &ping(life));
         let (address, peer) = (two.handle.address(), one.handle.address());
         two.handle.stop();
-        one.inbox.wait("gone", |heard| heard.last() == Some(&Heard::Disconnected(node(2))));
+        one.inbox.wait("gone", |heard| has_disconnected(heard, node(2)));
         assert_eq!(one.network.send(node(2), Lane::Control, ping(0)), SendOutcome::Unreachable);
         let bound = TcpBound::bind(&address.to_string(), settings()).expect("the port is free");
         let of = Hello { incarnation: Incarnation(life + 1), ..hello(2, 1) };
