@@ -55,7 +55,7 @@ pub(crate) use crate::warm::WarmCopy;
 pub(crate) use {
     assembly::Assembled,
     driver::{Look, Next},
-    leader::lessor::Lessor,
+    leader::lessor::SharedLessor,
     snapshots::snapshot_worker::SnapshotTurn,
     threads::log_worker::LogTurn,
 };

@@ -22,8 +22,8 @@ use crate::model::{
     NodeId, PeerMessage, Rejection, Revision, Term,
 };
 use crate::node::{
-    Assembled, Assembly, Bells, CallResult, Contact, Drift, History, Input, Joined, Lessor,
-    LogTurn, Look, Next, ReplyTo, Settings, SnapshotTurn, StartError, StopReason,
+    Assembled, Assembly, Bells, CallResult, Contact, Drift, History, Input, Joined, LogTurn, Look,
+    Next, ReplyTo, Settings, SharedLessor, SnapshotTurn, StartError, StopReason,
 };
 use crate::transport::inspect::judge;
 use crate::transport::{Introducer, JoinReply, Receiver, Refused};
@@ -284,9 +284,9 @@ impl SimProcess {
         self.node.driver.has_applied_all()
     }
 
-    /// Returns its lease clock while it leads and expires leases.
-    pub(crate) fn lessor(&self) -> Option<&Lessor> {
-        self.node.driver.lessor()
+    /// Returns its lease clock, which counts while it leads.
+    pub(crate) fn lessor(&self) -> &SharedLessor {
+        &self.node.shared.lessor
     }
 
     /// Returns the newest revision that the judge has seen.

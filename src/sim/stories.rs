@@ -220,7 +220,7 @@ fn new_leader_counts_leases_without_keys() {
     failovers(&[Program::Mutex])
         .holds(&["lease end"])
         .falls(Mutant::B37, &["L-EARLY"])
-        .falls(Mutant::B38, &["L-CLOSE", "L-KEPT", "L-LATE"]);
+        .falls(Mutant::B38, &["L-CLOSE", "L-EARLY", "L-KEPT", "L-LATE"]);
 }
 
 /// Leadership is to be transferred to the other node, which has just been isolated. The transfer fails, and the

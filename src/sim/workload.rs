@@ -60,6 +60,8 @@ pub(crate) struct Scene {
     pub(crate) putting: Presence,
     /// Leases of sessions with their lock delays, for programs that resume a session.
     pub(crate) known_leases: Rc<RefCell<VecDeque<(LeaseId, Duration)>>>,
+    /// Leases that were revoked recently.
+    pub(crate) revoked_leases: Rc<RefCell<VecDeque<LeaseId>>>,
     /// Saved holds of programs, by node and lock, as if on the disk of the node.
     pub(crate) tickets: Rc<RefCell<BTreeMap<(NodeId, &'static str), SavedHold>>>,
     /// Keys owned by single clients that were put again and have stayed, the oldest first.
@@ -77,6 +79,7 @@ impl Scene {
         session_ttl: Duration,
     ) -> Self {
         let (closing, putting, unique, known_leases, tickets, kept) = Default::default();
+        let revoked_leases = Rc::default();
         Self {
             judge,
             timers,
@@ -87,6 +90,7 @@ impl Scene {
             closing,
             putting,
             known_leases,
+            revoked_leases,
             tickets,
             kept,
             unique,

@@ -134,6 +134,7 @@ impl Driver {
         if let Some(leading) = &mut self.leader {
             leading.in_log.applied(batch.last);
         }
+        self.shared.lessor.with(|lessor| lessor.applied(batch.last));
         self.committed(batch.last, batch.came);
         self.timing.log_times.forget(batch.last);
     }

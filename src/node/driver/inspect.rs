@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Driver, DriverStage, Lessor};
+use super::{Driver, DriverStage};
 use crate::model::{LeaseId, LogIndex, Members, NodeId, Revision, Term};
 
 /// A summary of the state of a node.
@@ -74,11 +74,6 @@ impl Driver {
     /// Returns whether the node has applied its whole log.
     pub(crate) fn has_applied_all(&self) -> bool {
         matches!(&self.stage, DriverStage::Running(it) if it.last_index() == self.machine.applied())
-    }
-
-    /// Returns the lessor if this node is the leader and counts leases.
-    pub(crate) fn lessor(&self) -> Option<&Lessor> {
-        self.leader.as_ref()?.lessor.as_ref()
     }
 
     pub(crate) fn digest(&self) -> u64 {

@@ -6,10 +6,10 @@ use super::members::UnderWay;
 use super::{Driver, DriverStage, ENTRY_BYTES, quota};
 use crate::consensus::RoundId;
 use crate::model::{
-    Command, Item, LeaseId, LogIndex, Moment, NodeId, PeerMessage, Proposal, ProposeRejection,
-    RequestId, Term,
+    Command, Item, LogIndex, Moment, NodeId, PeerMessage, Proposal, ProposeRejection, RequestId,
+    Term,
 };
-use crate::node::leader::lessor::Lessor;
+use crate::node::leader::lessor::{Lessor, ends_leases, ends_no_lease_for};
 use crate::node::leader::retain::Retention;
 use crate::node::leader_queries::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
 use crate::node::requests::answer::CallError;
@@ -23,15 +23,11 @@ pub(super) struct LeaderState {
     pub(super) since: Moment,
     /// Proposals from other nodes in this turn.
     pub(super) forwarded: Vec<Proposal>,
+    /// Requests of all nodes that end leases, which a new leader holds back.
+    held_back: BTreeMap<RequestId, Proposal>,
     /// Requests that were proposed in this term and are not applied yet. The leader does not
     /// propose these requests again.
     pub(super) in_log: Proposed,
-    /// Counts leases, from the first applied entry of the term.
-    pub(super) lessor: Option<Lessor>,
-    /// Leases whose revocation is in unapplied entries, with the last such entry. Their expiry is
-    /// not proposed: it would name the lease by its id, and after the revocation the same id may
-    /// belong to another lease.
-    pub(super) revoked: BTreeMap<LeaseId, LogIndex>,
     /// Confirmed renewals, by the index that must be applied before they are processed.
     pub(super) renewals: BTreeMap<LogIndex, Vec<LeaderQuery>>,
     /// The times at which uncommitted entries were proposed. Consensus bounds their number.
@@ -52,9 +48,8 @@ impl LeaderState {
         Self {
             since: now,
             forwarded: Vec::new(),
+            held_back: BTreeMap::new(),
             in_log: Proposed::default(),
-            lessor: None,
-            revoked: BTreeMap::new(),
             renewals: BTreeMap::new(),
             flights: VecDeque::new(),
             step: None,
@@ -67,9 +62,6 @@ impl LeaderState {
     /// Records that a request was proposed in the entry at `index`. `more` is the growth that it may cause.
     fn proposed(&mut self, id: RequestId, index: LogIndex, command: &Command, more: u64) {
         self.in_log.proposed(id, index, command, more);
-        if let Command::Revoke(lease) = command.deed() {
-            self.revoked.insert(*lease, index);
-        }
     }
 }
 
@@ -86,7 +78,7 @@ impl Driver {
             );
             self.leader_changed(known, stands, leads, now);
         }
-        self.start_lessor(now);
+        self.start_lessor();
     }
 
     fn leader_changed(
@@ -107,7 +99,8 @@ impl Driver {
         self.stop_leading();
         if leads {
             tracing::info!(node = self.my_name(), term = %known.0, "became leader");
-            self.leader = Some(LeaderState::new(now));
+            // The election may be later than the beginning of the turn.
+            self.leader = Some(LeaderState::new(self.shared.now()));
         }
         self.to_leader.leader_changed(now);
         if let Some(leader) = known.1.filter(|leader| *leader != self.shared.settings.node) {
@@ -117,23 +110,29 @@ impl Driver {
         self.record_sample(now);
     }
 
-    pub(super) fn start_lessor(&mut self, now: Moment) {
+    pub(super) fn start_lessor(&mut self) {
         let DriverStage::Running(consensus) = &self.stage else { return };
-        let Some(leading) = &mut self.leader else { return };
-        if leading.lessor.is_none() && consensus.is_ready_to_lead() {
-            let leases = self.machine.leases();
-            leading.lessor = Some(Lessor::new(self.shared.settings.drift, now, leases));
+        if self.leader.is_none() || self.shared.lessor.is_counting() {
+            return;
+        }
+        if consensus.is_ready_to_lead() {
+            let (drift, now) = (self.shared.settings.drift, self.shared.now());
+            self.shared.lessor.start(Lessor::new(drift, now, self.machine.leases()));
         }
     }
 
     pub(super) fn stop_leading(&mut self) {
+        self.shared.lessor.stop();
         let Some(leading) = self.leader.take() else { return };
         self.shared.replica.in_company();
         if let Some(seq) = leading.raising {
             self.to_leader.proposals.withdraw(seq);
         }
         self.membership.stopped_leading();
-        for proposal in &leading.forwarded {
+        // The requests of this node are sent to the new leader.
+        let me = self.shared.settings.node;
+        let waiting = leading.forwarded.iter().chain(leading.held_back.values());
+        for proposal in waiting.filter(|proposal| proposal.node != me) {
             self.reject_forwarded(proposal, ProposeRejection::NotLeader(self.contact.leader()));
         }
         for LeaderQuery { origin, question } in self.rounds.end() {
@@ -157,6 +156,7 @@ impl Driver {
                 waiting.push(batch);
             }
         }
+        self.hold_back_ends(&mut waiting, now);
         self.hold_back_growth(&mut waiting, now);
         let Some(leading) = &mut self.leader else { return };
         let (mut entries, mut bytes) = (vec![Vec::new()], 0);
@@ -177,6 +177,30 @@ impl Driver {
         }
         for entry in entries.into_iter().filter(|entry| !entry.is_empty()) {
             self.propose_entry(entry, now);
+        }
+    }
+
+    /// As a new leader: holds back the requests that end leases, until leases are counted and the leader lease of a
+    /// former leader has ended.
+    fn hold_back_ends(&mut self, waiting: &mut Vec<Batch>, now: Moment) {
+        let Some(leading) = &mut self.leader else { return };
+        let wait = ends_no_lease_for(self.shared.settings.drift);
+        if self.shared.lessor.is_counting() && now.since(leading.since) > wait {
+            let held_back = std::mem::take(&mut leading.held_back).into_values();
+            waiting.extend(held_back.map(|proposal| Batch { proposal, fresh: Vec::new() }));
+            return;
+        }
+        for Batch { proposal, fresh } in waiting {
+            let (node, incarnation) = (proposal.node, proposal.incarnation);
+            let ends = |(_, command): &mut (u64, Command)| ends_leases(command);
+            for request in proposal.requests.extract_if(.., ends) {
+                // An error of the other requests does not concern this one.
+                let seq = request.0;
+                fresh.retain(|of| *of != seq);
+                let (window, requests) = (proposal.window.clone(), vec![request]);
+                let held_back = Proposal { node, incarnation, window, requests };
+                leading.held_back.entry(RequestId { node, incarnation, seq }).or_insert(held_back);
+            }
         }
     }
 
@@ -203,6 +227,7 @@ impl Driver {
                             coming.max(self.shared.reader.value_len(key))
                         };
                         let more = growth(&command, &len_of).unwrap_or(0);
+                        self.shared.lessor.with(|lessor| lessor.proposed(&command, index));
                         let id = RequestId { node, incarnation, seq };
                         leading.proposed(id, index, &command, more);
                     }
@@ -301,7 +326,10 @@ impl Driver {
                 return self.judge_renewals();
             }
         );
-        self.rounds.join(query);
+        match self.renew_at_once(&query.question) {
+            Some(answer) => self.reply(origin, answer),
+            None => self.rounds.join(query),
+        }
     }
 
     /// Answers a question of any node, which may be this one.
@@ -331,6 +359,8 @@ impl Driver {
     pub(super) fn confirmed(&mut self, round: RoundId, index: LogIndex) {
         let now = self.shared.now();
         if let Some(began) = self.rounds.began(round) {
+            let from = if mutant!(B78) { now } else { began };
+            self.shared.lessor.with(|lessor| lessor.confirmed(from));
             self.shared.meters.read_round_seconds.add(now.since(began));
         }
         for query in self.rounds.confirmed(round) {

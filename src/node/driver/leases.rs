@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use super::Driver;
-use super::leader::LeaderState;
 use crate::machine::LeaseChange;
 use crate::metrics;
-use crate::model::{Command, Item, LeaseId, LeaseLife, Moment};
-use crate::node::leader::lessor::{Lessor, Renewal};
+use crate::model::{Command, Item, LeaseId, LeaseLife, LogIndex, Moment};
+use crate::node::leader::lessor::{DirectRenewal, Lessor, Renewal};
 use crate::node::leader_queries::rounds::{Answer, LeaderQuery, LeaseQuestion, Question};
 
 /// Maximum number of leases that one entry ends.
@@ -24,12 +23,12 @@ impl Driver {
             LeaseChange::Granted { .. } => self.shared.meters.lease_grants_total.one(),
             LeaseChange::Ended { .. } => self.shared.meters.lease_ends_total.one(),
         }
-        let lessor = self.leader.as_mut().and_then(|leading| leading.lessor.as_mut());
+        self.shared.lessor.with(|lessor| match &change {
+            LeaseChange::Granted { id, ttl, .. } => lessor.granted(*id, *ttl, self.shared.now()),
+            LeaseChange::Ended { id } => lessor.ended(*id),
+        });
         match change {
-            LeaseChange::Granted { id, ttl, session } => {
-                if let Some(lessor) = lessor {
-                    lessor.granted(id, ttl);
-                }
+            LeaseChange::Granted { id, ttl: _, session } => {
                 // A late entry of an earlier incarnation granted the lease of that incarnation's own session.
                 if let Some((node, incarnation, info)) = session
                     && info.own
@@ -39,54 +38,79 @@ impl Driver {
                     self.propose_until_applied(Command::Revoke(id));
                 }
             }
-            LeaseChange::Ended { id } => {
-                if let Some(lessor) = lessor {
-                    lessor.ended(id);
-                }
-                self.lease_ended(id);
-            }
+            LeaseChange::Ended { id } => self.lease_ended(id),
         }
     }
 
     /// Processes the confirmed renewals whose index is applied. At this index, this replica
     /// contains every lease that the senders of the renewals know.
     pub(super) fn judge_renewals(&mut self) {
-        let applied = self.machine.applied();
+        let (applied, now) = (self.machine.applied(), self.shared.now());
         let Some(leading) = &mut self.leader else { return };
-        let Some(lessor) = &mut leading.lessor else { return };
+        let first = leading.renewals.first_key_value();
+        if first.is_none_or(|(index, _)| *index > applied) || !self.shared.lessor.is_counting() {
+            return;
+        }
+        let later = leading.renewals.split_off(&LogIndex(applied.get() + 1));
+        let due = std::mem::replace(&mut leading.renewals, later).into_values().flatten();
         let margins = &self.shared.meters.lease_margin_seconds;
         let (mut looked, mut renewed) = (Vec::new(), Vec::new());
-        while let Some(entry) = leading.renewals.first_entry()
-            && *entry.key() <= applied
-        {
-            for LeaderQuery { origin, question } in entry.remove() {
+        self.shared.lessor.with(|lessor| {
+            for LeaderQuery { origin, question } in due {
                 match question {
                     Question::Leases(question) => {
-                        looked.push((origin, look(lessor, &question, margins)));
+                        looked.push((origin, look(lessor, &question, now, margins)));
                     }
                     Question::Renew(leases) => {
-                        renewed.push((origin, renew_all(lessor, leases, margins)));
+                        renewed.push((origin, renew_all(lessor, leases, now, margins)));
                     }
                     Question::Read => {}
                 }
             }
-        }
+        });
         for (origin, answer) in looked.into_iter().chain(renewed) {
             self.reply(origin, answer);
         }
+    }
+
+    /// As the leader: renews all of these leases without a round, and returns the answer. Returns `None` if a round is
+    /// needed.
+    pub(super) fn renew_at_once(&self, question: &Question) -> Option<Answer> {
+        // The question has arrived, so read the clock now.
+        let now = self.shared.now();
+        let margins = &self.shared.meters.lease_margin_seconds;
+        let renew = |lessor: &mut Lessor, leases: &[LeaseId]| -> Option<Vec<LeaseLife>> {
+            let renew = |lease: &LeaseId| {
+                let DirectRenewal { margin, ttl } = lessor.renew_at_once(*lease, now)?;
+                margins.add(margin);
+                Some(LeaseLife { lease: *lease, left: ttl })
+            };
+            leases.iter().map(renew).collect()
+        };
+        let gone = Vec::new();
+        self.shared.lessor.with(|lessor| match question {
+            Question::Renew(leases) => {
+                let renewed = renew(lessor, leases)?.into_iter().map(|life| life.lease).collect();
+                Some(Answer::Renewed { renewed, gone })
+            }
+            Question::Leases(LeaseQuestion { renew: leases, look }) if look.is_empty() => {
+                Some(Answer::Leases { living: renew(lessor, leases)?, gone })
+            }
+            Question::Leases(_) | Question::Read => None,
+        })?
     }
 
     /// As the leader: proposes the expiry of leases.
     pub(super) fn end_leases(&mut self, now: Moment) {
         let (term, applied) = (self.contact.term(), self.machine.applied());
         loop {
-            let Some(LeaderState { lessor: Some(lessor), revoked, .. }) = &mut self.leader else {
-                return;
-            };
-            lessor.advance(now);
-            revoked.retain(|_, index| *index > applied);
-            let room = LEASES_ENDING_MAX - lessor.expiring().min(LEASES_ENDING_MAX);
-            let leases = lessor.due(room.min(LEASES_AN_ENTRY), |id| !revoked.contains_key(&id));
+            let leases = self.shared.lessor.with(|lessor| {
+                lessor.advance(now);
+                lessor.applied(applied);
+                let room = LEASES_ENDING_MAX - lessor.expiring().min(LEASES_ENDING_MAX);
+                lessor.due(room.min(LEASES_AN_ENTRY))
+            });
+            let leases = leases.unwrap_or_default();
             if leases.is_empty() {
                 return;
             }
@@ -94,10 +118,8 @@ impl Driver {
             let item = Item::Expire { term, leases };
             if self.propose_items(std::slice::from_ref(&item)).is_err() {
                 let Item::Expire { leases, .. } = item else { unreachable!("it was just made") };
-                if let Some(lessor) = self.leader.as_mut().and_then(|l| l.lessor.as_mut())
-                    && !mutant!(B41)
-                {
-                    lessor.not_proposed(&leases);
+                if !mutant!(B41) {
+                    self.shared.lessor.with(|lessor| lessor.not_proposed(&leases));
                 }
                 return;
             }
@@ -107,9 +129,9 @@ impl Driver {
 }
 
 /// Renews a lease, and records the time that it had left.
-fn renew(lessor: &mut Lessor, lease: LeaseId, margins: &metrics::Seconds) -> Renewal {
+fn renew(lessor: &mut Lessor, lease: LeaseId, now: Moment, margins: &metrics::Seconds) -> Renewal {
     let (_, left) = lessor.look(lease);
-    let renewal = lessor.renew(lease);
+    let renewal = lessor.renew(lease, now);
     if renewal == Renewal::Renewed {
         margins.add(left);
     }
@@ -117,10 +139,15 @@ fn renew(lessor: &mut Lessor, lease: LeaseId, margins: &metrics::Seconds) -> Ren
 }
 
 /// Renews the leases of a node's sessions, and returns the answer.
-fn renew_all(lessor: &mut Lessor, leases: Vec<LeaseId>, margins: &metrics::Seconds) -> Answer {
+fn renew_all(
+    lessor: &mut Lessor,
+    leases: Vec<LeaseId>,
+    now: Moment,
+    margins: &metrics::Seconds,
+) -> Answer {
     let (mut renewed, mut gone) = (Vec::new(), Vec::new());
     for lease in leases {
-        match renew(lessor, lease, margins) {
+        match renew(lessor, lease, now, margins) {
             Renewal::Renewed => renewed.push(lease),
             Renewal::Gone => gone.push(lease),
             Renewal::Expiring => {}
@@ -130,10 +157,15 @@ fn renew_all(lessor: &mut Lessor, leases: Vec<LeaseId>, margins: &metrics::Secon
 }
 
 /// Returns the answer to a question about leases.
-fn look(lessor: &mut Lessor, question: &LeaseQuestion, margins: &metrics::Seconds) -> Answer {
+fn look(
+    lessor: &mut Lessor,
+    question: &LeaseQuestion,
+    now: Moment,
+    margins: &metrics::Seconds,
+) -> Answer {
     let (mut living, mut gone) = (Vec::new(), Vec::new());
     for lease in &question.renew {
-        renew(lessor, *lease, margins);
+        renew(lessor, *lease, now, margins);
     }
     for &lease in question.renew.iter().chain(&question.look) {
         match lessor.look(lease) {

@@ -285,9 +285,9 @@ impl Driver {
         let next_tick = self.timing.next_tick();
         let campaign_at = self.contact.campaign_at().filter(|at| *at > now);
         let next_tick = campaign_at.map_or(next_tick, |at| at.min(next_tick));
-        match self.leader.as_ref().and_then(|leader| leader.lessor.as_ref()) {
-            Some(_) => next_tick.min(now + Lessor::LOOK_EVERY),
-            None => next_tick,
+        match self.shared.lessor.is_counting() {
+            true => next_tick.min(now + Lessor::LOOK_EVERY),
+            false => next_tick,
         }
     }
 

@@ -206,10 +206,12 @@ impl Driver {
     fn put_question(&mut self, leader: NodeId, round: u64, question: Question) {
         let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         let query = LeaderQuery { origin: QueryOrigin { node, incarnation, round }, question };
-        if leader == node {
-            self.rounds.join(query);
-        } else {
-            self.send(leader, query.into_message());
+        if leader != node {
+            return self.send(leader, query.into_message());
+        }
+        match self.renew_at_once(&query.question) {
+            Some(answer) => self.take_answer(round, answer),
+            None => self.rounds.join(query),
         }
     }
 

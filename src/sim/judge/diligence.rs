@@ -114,11 +114,14 @@ impl Judge {
 
     /// Checks that a leader ends the leases that have expired.
     fn check_ends(&mut self, id: NodeId, process: &SimProcess) {
-        let Some(lessor) = process.lessor() else { return };
+        let seen = process
+            .lessor()
+            .with(|lessor| (lessor.expiring(), lessor.counts_rightly(), lessor.overdue()));
+        let Some((expiring, counts_rightly, overdue)) = seen else { return };
         // The end of a lease that counts as expiring is in an entry that is not applied yet.
-        let in_no_entry = lessor.expiring() > 0 && process.has_applied_all();
+        let in_no_entry = expiring > 0 && process.has_applied_all();
         self.expect(!in_no_entry, "L-LATE", || {
-            format!("{id:?} counts {} leases as ending, and no entry ends them", lessor.expiring())
+            format!("{id:?} counts {expiring} leases as ending, and no entry ends them")
         });
         let now = self.timeline.now();
         let worker = self.diligence.nodes.entry(id).or_default();
@@ -126,14 +129,14 @@ impl Judge {
             return;
         }
         worker.next_look = now + LOOK_EVERY;
-        self.expect(lessor.counts_rightly(), "L-LATE", || {
-            format!("{id:?} counts {} leases as ending, and others are", lessor.expiring())
+        self.expect(counts_rightly, "L-LATE", || {
+            format!("{id:?} counts {expiring} leases as ending, and others are")
         });
         let within = match self.leases.quiet_since {
             Some(_) => ENDS_IN_QUIET_WITHIN,
             None => ENDS_WITHIN,
         };
-        let Some((lease, overdue)) = lessor.overdue() else { return };
+        let Some((lease, overdue)) = overdue else { return };
         self.expect(overdue <= within, "L-LATE", || {
             format!("{id:?} leads, and has not ended {lease:?}, whose time was up {overdue:?} ago")
         });

@@ -12,9 +12,16 @@ use super::WorkloadClient;
 use crate::env::Entropy;
 use crate::model::{Command, LeaseId, Put, PutLease, PutValue, Rejection, Reply};
 
+/// Maximum number of revoked leases that are remembered.
+const REVOKED_MAX: usize = 16;
+
 impl WorkloadClient {
     /// Grants a lease with a key, and lets it expire or revokes it.
     pub(super) async fn lease(&mut self) {
+        let revoked = self.scene.revoked_leases.borrow().back().copied();
+        if let Some(revoked) = revoked.filter(|_| one_in(&self.rng, 4)) {
+            return self.renew_revoked(revoked).await;
+        }
         let ttl = between(&self.rng, Duration::from_millis(500), Duration::from_secs(4));
         let ttl = Duration::from_millis(u64::try_from(ttl.as_millis()).expect("short"));
         let floor = self.scene.judge.borrow().floor();
@@ -75,6 +82,31 @@ impl WorkloadClient {
             let mut judge = self.scene.judge.borrow_mut();
             judge.changed_nothing("revoke", floor, reply.revision);
             judge.revoked(granted.id, reply.revision);
+            let mut revoked = self.scene.revoked_leases.borrow_mut();
+            revoked.push_back(granted.id);
+            if revoked.len() > REVOKED_MAX {
+                revoked.pop_front();
+            }
+        }
+    }
+
+    /// Tries to renew a lease whose revocation was acknowledged to another client.
+    async fn renew_revoked(&mut self, lease: LeaseId) {
+        let call = self.scene.judge.borrow_mut().call(self.node, "renew", self.caller.deadline());
+        let answer = self.caller.renew(lease).await;
+        let mut judge = self.scene.judge.borrow_mut();
+        match answer {
+            Ok(left) => {
+                judge.returned(call);
+                judge.expect(false, "L-GONE", || {
+                    format!("{lease:?} was revoked, and is renewed for {left:?}")
+                });
+            }
+            Err(Fate::Refused(Rejection::LeaseNotFound(_))) => {
+                judge.returned(call);
+                judge.count("revoked lease not renewed");
+            }
+            Err(_) => judge.returned_in_vain(call),
         }
     }
 

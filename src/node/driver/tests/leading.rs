@@ -10,7 +10,7 @@ use crate::mutant::Mutant;
 use crate::node::ReplyTo;
 use crate::node::driver::DriverStage;
 
-const fn ms(ms: u64) -> Duration {
+pub(super) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
@@ -22,12 +22,12 @@ fn led() -> Three {
 }
 
 /// Returns the number of rounds that a node has started as the leader.
-fn rounds(three: &Three, node: usize) -> u64 {
+pub(super) fn rounds(three: &Three, node: usize) -> u64 {
     let meters = Arc::clone(&three.shared(node).meters);
     crate::metrics::Metrics::new("", meters).snapshot().read_rounds_total
 }
 
-fn grant(three: &mut Three, node: usize, ttl: u64) -> LeaseId {
+pub(super) fn grant(three: &mut Three, node: usize, ttl: u64) -> LeaseId {
     let grant = Command::Grant { id: None, ttl: ms(ttl), session: None };
     match three.write(node, grant) {
         Ok(Reply::Grant(granted)) => granted.id,
@@ -36,12 +36,12 @@ fn grant(three: &mut Three, node: usize, ttl: u64) -> LeaseId {
 }
 
 /// Returns the leases in a node's replica.
-fn leases(three: &Three, node: usize) -> Vec<LeaseId> {
+pub(super) fn leases(three: &Three, node: usize) -> Vec<LeaseId> {
     three.shared(node).reader.leases().into_iter().map(|(lease, _)| lease).collect()
 }
 
 /// Cuts all connections of a node, in both directions.
-fn isolate(three: &Three, node: usize) {
+pub(super) fn isolate(three: &Three, node: usize) {
     for other in (0..3).filter(|other| *other != node) {
         three.hub.cut(id(node), id(other));
         three.hub.cut(id(other), id(node));
@@ -49,7 +49,7 @@ fn isolate(three: &Three, node: usize) {
 }
 
 /// Requests a leadership transfer to a node.
-fn transfer(three: &Three, leader: usize, to: usize, within: u64) -> Read {
+pub(super) fn transfer(three: &Three, leader: usize, to: usize, within: u64) -> Read {
     let shared = Arc::clone(three.shared(leader));
     let (to, deadline) = (Some(id(to)), shared.now() + ms(within));
     let mut asked: Read = Box::pin(async move { shared.transfer(to, deadline).await });

@@ -5,6 +5,7 @@ mod forgetting;
 mod full_disks;
 mod health;
 mod hostile;
+mod leader_lease;
 mod leading;
 mod queues;
 mod quota;
