@@ -15,12 +15,11 @@
 #![allow(clippy::print_stdout, reason = "a benchmark prints its report")]
 
 mod report;
-mod work;
 
 use std::time::{Duration, Instant};
 
+use bowline_testkit::crew::site::{Site, Work, order};
 use bowline_testkit::crew::{Cluster, Form, Measured, Plan, Shape, live};
-use work::{Site, Work};
 
 /// Number of callers that fill the store.
 const FILLERS: u64 = 16;
@@ -173,11 +172,6 @@ fn load(options: &Options) -> Result<(), String> {
     }
     cluster.end();
     Ok(())
-}
-
-/// Returns the command for a workload.
-fn order(work: Work, callers: u64, time: Duration) -> String {
-    format!("{} {callers} {}", work.word(), time.as_millis())
 }
 
 /// Measures the interruption by killed leaders and by planned leadership transfers.

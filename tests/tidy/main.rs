@@ -100,7 +100,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("src/crates/check", &[]),
     ("src/crates/proto", &[]),
     ("src/crates/fleet", &["bowline"]),
-    ("src/crates/testkit", &["bowline", "bowline-check", "bowline-fleet"]),
+    ("src/crates/testkit", &["bowline", "bowline-check", "bowline-fleet", "bowline-proto"]),
     ("src/crates/server", &["bowline", "bowline-proto"]),
     ("src/crates/client", &["bowline-proto"]),
     ("src/crates/python", &["bowline"]),

@@ -121,6 +121,16 @@ pub fn flags(own: usize, peers: &[u16], client: u16, dir: &Path) -> Vec<String> 
     ]
 }
 
+/// Returns the CPU time of a process, or zero if there is no such process.
+pub fn cpu_time(process: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The fields after the command name, which may contain anything: the state is the third field of the line, the
+    // user time and the system time are the 14th and the 15th.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let ticks: u64 = fields.split_whitespace().skip(11).take(2).flat_map(str::parse::<u64>).sum();
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
 /// Sends a plain HTTP request. Returns the status code, and the body as a stream.
 pub fn http(address: &str, method: &str, path: &str, body: &str) -> (u16, HttpBody) {
     http_with(address, method, path, "", body)
@@ -366,12 +376,7 @@ impl Server {
 
     /// Returns how much CPU time the server has used.
     pub fn worked(&self) -> Duration {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // The fields after the command name, which may contain anything: the state is the third field of the line, the
-        // user time and the system time are the 14th and the 15th.
-        let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
-        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum();
-        Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap()
+        cpu_time(self.child.id())
     }
 
     /// Returns the resident memory in bytes.

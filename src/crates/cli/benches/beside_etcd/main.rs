@@ -13,16 +13,32 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
-mod bed;
 mod report;
-mod work;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use bed::{Bed, System};
+use bowline_testkit::crew::Sample;
+use bowline_testkit::served::{Bed, Load, System, Work, fill, run};
 use report::{Pair, Row};
-use work::{ALL, Measured, Work, fill, run};
+
+/// The work of the rows, in the order of the table.
+const ALL: [(&str, Work); 7] = [
+    ("put", Work::Put),
+    ("range, linearizable", Work::Range),
+    ("range, serializable", Work::SerializableRange),
+    ("transaction", Work::Txn),
+    ("watch, events", Work::Watch),
+    ("lease keep-alive", Work::KeepAlive),
+    ("lock and unlock", Work::Lock),
+];
+
+/// Number of keys.
+const KEYS: u64 = 10_000;
+
+/// Number of concurrent puts for watchers to receive.
+const WRITERS: usize = 8;
 
 /// Numbers of concurrent clients.
 const CLIENTS: [usize; 3] = [1, 32, 256];
@@ -106,22 +122,26 @@ async fn compare(options: &Options) -> Result<(), String> {
         return Ok(());
     }
     println!("etcd: {}", version.unwrap_or_default());
+    // The data must be on the same disk as the project, because the default directory may be in memory.
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
     for nodes in &options.nodes {
-        let bowline = Bed::made(&System::Bowline, *nodes).await;
+        let bowline = Bed::start(&System::Bowline, *nodes, dir).await?;
         let etcd = match options.alone {
             true => None,
-            false => Some(Bed::made(&etcd, *nodes).await),
+            false => Some(Bed::start(&etcd, *nodes, dir).await?),
         };
-        fill(&bowline).await;
+        fill(&bowline, KEYS).await;
         if let Some(etcd) = &etcd {
-            fill(etcd).await;
+            fill(etcd, KEYS).await;
         }
         report::head(*nodes);
-        for work in ALL {
+        for (name, work) in ALL {
             for clients in CLIENTS {
-                let name = format!("{}, {clients}", work.name());
+                let name = format!("{name}, {clients}");
                 if options.wants(&name) {
-                    let row = measure(options, work, clients, &bowline, etcd.as_ref()).await;
+                    let time = options.time;
+                    let load = Load { work, clients, writers: WRITERS, keys: KEYS, time };
+                    let row = measure(options, load, &bowline, etcd.as_ref()).await;
                     row.print(&name);
                 }
             }
@@ -131,18 +151,15 @@ async fn compare(options: &Options) -> Result<(), String> {
 }
 
 /// Alternates between the systems, and also which of them starts.
-async fn measure(
-    options: &Options,
-    work: Work,
-    clients: usize,
-    bowline: &Bed,
-    etcd: Option<&Bed>,
-) -> Row {
+async fn measure(options: &Options, load: Load, bowline: &Bed, etcd: Option<&Bed>) -> Row {
     let mut row = Row::default();
     for turn in 0..options.pairs {
-        let one = async |bed: &Bed| run(bed, work, clients, options.time).await;
+        let one = async |bed: &Bed| {
+            let (measured, cpu) = run(bed, load).await;
+            Sample::of(&measured, cpu)
+        };
         let pair = match etcd {
-            None => Pair { bowline: one(bowline).await, etcd: Measured::default() },
+            None => Pair { bowline: one(bowline).await, etcd: Sample::default() },
             Some(etcd) if turn % 2 == 0 => {
                 let etcd = one(etcd).await;
                 Pair { bowline: one(bowline).await, etcd }

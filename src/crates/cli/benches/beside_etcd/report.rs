@@ -1,12 +1,12 @@
 //! Prints the results as a table.
 
-use crate::work::Measured;
+use bowline_testkit::crew::{Sample, Spread};
 
 /// Two consecutive measurements, one of each system.
 #[derive(Clone)]
 pub(crate) struct Pair {
-    pub(crate) bowline: Measured,
-    pub(crate) etcd: Measured,
+    pub(crate) bowline: Sample,
+    pub(crate) etcd: Sample,
 }
 
 /// All pairs of a row.
@@ -29,32 +29,25 @@ impl Row {
     }
 
     pub(crate) fn print(&self, name: &str) {
-        let of = |system: fn(&Pair) -> &Measured| {
-            let figure = |figure: fn(&Measured) -> f64| {
-                spread(self.0.iter().map(|pair| figure(system(pair))).collect()).1
+        let of = |system: fn(&Pair) -> &Sample| {
+            let figure = |figure: fn(&Sample) -> f64| {
+                Spread::of(self.0.iter().map(|pair| figure(system(pair)))).median
             };
-            let (rate, median) = (figure(|of| of.rate), figure(|of| of.median));
-            let (p99, cpu) = (figure(|of| of.p99), figure(|of| of.cpu));
+            let (rate, median) = (figure(|of| of.rate), figure(|of| of.median_us));
+            let (p99, cpu) = (figure(|of| of.p99_us), figure(|of| of.cpu_us));
             format!("{rate:.0} | {median:.0} | {p99:.0} | {cpu:.1}")
         };
-        let ratio = |figure: fn(&Measured) -> f64| {
+        let ratio = |figure: fn(&Sample) -> f64| {
             let ratios = self.0.iter().map(|pair| figure(&pair.bowline) / figure(&pair.etcd));
-            let (least, median, most) = spread(ratios.collect());
-            format!("{median:.2} ({least:.2} to {most:.2})")
+            let Spread { median, min, max } = Spread::of(ratios);
+            format!("{median:.2} ({min:.2} to {max:.2})")
         };
         println!(
             "| {name} | {} | {} | {} | {} |",
             of(|pair| &pair.etcd),
             of(|pair| &pair.bowline),
             ratio(|of| of.rate),
-            ratio(|of| of.median),
+            ratio(|of| of.median_us),
         );
     }
-}
-
-/// Returns the minimum, the median and the maximum.
-fn spread(mut numbers: Vec<f64>) -> (f64, f64, f64) {
-    numbers.sort_by(f64::total_cmp);
-    let last = numbers.len() - 1;
-    (numbers[0], numbers[last / 2], numbers[last])
 }

@@ -38,4 +38,5 @@ mod tls;
 mod tls_members;
 mod tokens;
 mod tools;
+mod versus;
 mod watch;

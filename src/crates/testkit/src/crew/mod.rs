@@ -2,12 +2,17 @@
 //! latencies.
 //!
 //! Each member process runs the benchmark's own program. The benchmark defines the commands of a member: see
-//! [`Trade`].
+//! [`Trade`]. [`site`] has the workloads that several benchmarks share.
 
 mod cluster;
+mod figures;
 mod measured;
 pub mod member;
+pub mod site;
+mod trace;
 
 pub use cluster::{Cluster, Shape};
+pub use figures::{Sample, Spread};
 pub use measured::{Form, Measured};
 pub use member::{Plan, Trade, live, together};
+pub use trace::Trace;

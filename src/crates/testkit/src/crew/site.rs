@@ -1,4 +1,4 @@
-//! The workloads of callers inside a member. Each caller is a task that makes one call after another.
+//! A member that runs the workloads of callers. Each caller is a task that makes one call after another.
 
 use std::future::Future;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bowline::{Client, Compare, KeyRange, LeaseId, Node, Op, Session};
 use tokio::task::JoinSet;
 
-use bowline_testkit::crew::{Measured, Trade, together};
+use super::{Measured, Trace, Trade, together};
 
 /// Bytes of each value.
 const VALUE_BYTES: usize = 256;
@@ -18,14 +18,14 @@ const VALUE_BYTES: usize = 256;
 const FILL_AT_ONCE: u64 = 100;
 
 /// Number of watchers in the watch row.
-const WATCHERS: usize = 100;
+pub const WATCHERS: usize = 100;
 
 /// Number of keys that the callers of compare-and-set share.
 const COMPARED_KEYS: u64 = 10_000;
 
 /// A kind of workload. Processes refer to it by its word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Work {
+pub enum Work {
     /// Puts an initial value for every key; not measured.
     Fill,
     /// A put of a random key.
@@ -65,9 +65,15 @@ const WORDS: [(&str, Work); 11] = [
 ];
 
 impl Work {
-    pub(crate) fn word(self) -> &'static str {
+    /// Returns the word of the workload.
+    pub fn word(self) -> &'static str {
         WORDS.iter().find(|(_, work)| *work == self).expect("every work has a word").0
     }
+}
+
+/// Returns the order for a workload.
+pub fn order(work: Work, callers: u64, time: Duration) -> String {
+    format!("{} {callers} {}", work.word(), time.as_millis())
 }
 
 impl FromStr for Work {
@@ -80,7 +86,7 @@ impl FromStr for Work {
 }
 
 /// A member, and the state that its callers share.
-pub(crate) struct Site {
+pub struct Site {
     node: Node,
     keys: AtomicU64,
     leases: Mutex<Vec<LeaseId>>,
@@ -106,10 +112,22 @@ impl Trade for Site {
             ["next-write"] => timed(put_next(&self.node)).await.to_words(),
             ["transfer"] => {
                 let transfer = async {
-                    self.node.transfer_leadership(None).await.expect("somebody takes over");
+                    self.node.transfer_leadership(None).await.expect("another member takes over");
                     put_next(&self.node).await;
                 };
                 timed(transfer).await.to_words()
+            }
+            // Discards the history, so that earlier rows do not affect the next.
+            ["compact"] => {
+                let kv = self.node.client();
+                let revision = kv.put("next", "v").await.expect("a put").revision;
+                kv.compact(revision).await.expect("a compaction");
+                String::new()
+            }
+            ["trace", callers, millis] => {
+                let callers = callers.parse().expect("a number of callers");
+                let time = Duration::from_millis(millis.parse().expect("milliseconds"));
+                self.trace(callers, time).await.to_words()
             }
             [work, callers, millis] => {
                 let work: Work = work.parse().expect("a kind of work");
@@ -273,8 +291,29 @@ impl Site {
         all
     }
 
+    /// Puts random keys for `time`, and records when each put is acknowledged.
+    async fn trace(self: &Arc<Self>, callers: u64, time: Duration) -> Trace {
+        let until = Instant::now() + time;
+        let mut tasks = JoinSet::new();
+        for number in 0..callers {
+            let site = Arc::clone(self);
+            tasks.spawn(async move {
+                let (mut trace, mut random) = (Trace::default(), Random::new(number));
+                let kv = site.node.client();
+                while Instant::now() < until {
+                    put(&kv, random.below(site.keys())).await;
+                    trace.add_now();
+                }
+                trace
+            });
+        }
+        let mut all = Trace::default();
+        tasks.join_all().await.iter().for_each(|trace| all.merge(trace));
+        all
+    }
+
     fn leases(&self) -> std::sync::MutexGuard<'_, Vec<LeaseId>> {
-        self.leases.lock().expect("nobody fell")
+        self.leases.lock().expect("no caller panicked")
     }
 }
 

@@ -9,29 +9,36 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-use crate::bed::Bed;
 use bowline_proto::{etcdserverpb as pb, v3lockpb};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::watch_client::WatchClient;
 use v3lockpb::lock_client::LockClient;
 
-/// Number of keys, and size of their values.
-const KEYS: u64 = 10_000;
-const VALUE_BYTES: usize = 256;
+use super::Bed;
+use crate::crew::{Measured, Trace};
 
-/// Number of concurrent puts for watchers to receive.
-const WRITERS: usize = 8;
+/// Bytes of each value.
+const VALUE_BYTES: usize = 256;
 
 /// Fraction of the time, as a divisor, that passes before counting starts.
 const WARM: u32 = 5;
+
+/// Interval at which a write is sent again while the leader changes.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// Deadline of a write while the leader changes. A request can be lost in a member that has no leader.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// Number of errors that a client tolerates, for example when the leader changes on a busy machine.
+const ERRORS_MAX: usize = 20;
 
 /// Longer than any run.
 const LEASE_SECONDS: i64 = 3600;
 
 /// The work of a row. Each variant defines one operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
+pub enum Work {
     /// A put to one of the keys.
     Put,
     /// A linearizable range of one key.
@@ -40,6 +47,8 @@ pub(crate) enum Work {
     SerializableRange,
     /// A transaction: if the key exists, puts it and gets another.
     Txn,
+    /// A serializable range of one key, then a transaction that puts the key if it is unchanged.
+    CompareAndSet,
     /// An event at one of the watchers, all of which watch one key.
     Watch,
     /// A renewal; each client has its own stream.
@@ -48,42 +57,16 @@ pub(crate) enum Work {
     Lock,
 }
 
-/// In the order of the table.
-pub(crate) const ALL: [Work; 7] = [
-    Work::Put,
-    Work::Range,
-    Work::SerializableRange,
-    Work::Txn,
-    Work::Watch,
-    Work::KeepAlive,
-    Work::Lock,
-];
-
-impl Work {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Put => "put",
-            Self::Range => "range, linearizable",
-            Self::SerializableRange => "range, serializable",
-            Self::Txn => "transaction",
-            Self::Watch => "watch, events",
-            Self::KeepAlive => "lease keep-alive",
-            Self::Lock => "lock and unlock",
-        }
-    }
-}
-
-/// Result of a measurement.
-#[derive(Clone, Default)]
-pub(crate) struct Measured {
-    /// Operations per second.
-    pub(crate) rate: f64,
-    /// In microseconds.
-    pub(crate) median: f64,
-    /// In microseconds.
-    pub(crate) p99: f64,
-    /// CPU time of the servers per operation, in microseconds.
-    pub(crate) cpu: f64,
+/// A measurement.
+#[derive(Clone, Copy)]
+pub struct Load {
+    pub work: Work,
+    pub clients: usize,
+    /// Number of concurrent puts for watchers to receive. Only [`Work::Watch`] uses it.
+    pub writers: usize,
+    /// Number of keys.
+    pub keys: u64,
+    pub time: Duration,
 }
 
 /// The interval in which an operation must start to be counted.
@@ -93,17 +76,14 @@ struct Span {
     end: Instant,
 }
 
-/// Latencies in nanoseconds.
-type Latencies = Vec<u64>;
-
 /// Makes sure that all keys exist.
-pub(crate) async fn fill(bed: &Bed) {
+pub async fn fill(bed: &Bed, keys: u64) {
     let mut tasks = JoinSet::new();
     let channels = bed.connections(32).await;
     for at in 0..32u64 {
         let mut kv = KvClient::new(channels[at as usize % channels.len()].clone());
         tasks.spawn(async move {
-            for number in (at..KEYS).step_by(32) {
+            for number in (at..keys).step_by(32) {
                 kv.put(put(key(number))).await.unwrap();
             }
         });
@@ -113,17 +93,17 @@ pub(crate) async fn fill(bed: &Bed) {
     }
 }
 
-/// Runs one measurement of a row.
-pub(crate) async fn run(bed: &Bed, work: Work, clients: usize, time: Duration) -> Measured {
+/// Runs one measurement. Returns the latencies, and the CPU time of the servers.
+pub async fn run(bed: &Bed, load: Load) -> (Measured, Duration) {
+    let Load { work, clients, time, .. } = load;
     let channels = bed.connections(clients).await;
-    let writers = if work == Work::Watch { WRITERS } else { 0 };
+    let writers = if work == Work::Watch { load.writers } else { 0 };
     let ready = Arc::new(Barrier::new(clients + writers + 1));
     let (say, span) = tokio::sync::watch::channel(None);
     let mut tasks = JoinSet::new();
     for at in 0..clients {
         let (channel, ready) = (channels[at % channels.len()].clone(), Arc::clone(&ready));
-        let span = span.clone();
-        tasks.spawn(client(work, at as u64, channel, ready, span));
+        tasks.spawn(client(load, at as u64, channel, ready, span.clone()));
     }
     let mut writes = JoinSet::new();
     let writing = bed.connections(writers.max(1)).await;
@@ -140,28 +120,60 @@ pub(crate) async fn run(bed: &Bed, work: Work, clients: usize, time: Duration) -
     tokio::time::sleep_until(begin.into()).await;
     let cpu = bed.cpu();
     tokio::time::sleep_until(set.end.into()).await;
-    let cpu = bed.cpu() - cpu;
+    let cpu = bed.cpu().saturating_sub(cpu);
     writes.abort_all();
-    let mut all = Latencies::new();
+    let mut all = Measured::new(time);
     while let Some(found) = tasks.join_next().await {
-        all.extend(found.unwrap());
+        all.merge(&found.unwrap());
     }
     compact(&channels[0]).await;
-    summed(all, time, cpu)
+    (all, cpu)
 }
 
-fn summed(mut all: Latencies, time: Duration, cpu: Duration) -> Measured {
-    all.sort_unstable();
-    let at = |share: f64| {
-        let last = all.len().saturating_sub(1);
-        all.get((last as f64 * share) as usize).map_or(0.0, |nanos| *nanos as f64 / 1e3)
-    };
-    Measured {
-        rate: all.len() as f64 / time.as_secs_f64(),
-        median: at(0.5),
-        p99: at(0.99),
-        cpu: cpu.as_secs_f64() * 1e6 / all.len().max(1) as f64,
+/// Returns the time until the cluster acknowledges a write that is sent now to the members of `channels`. A member can
+/// lose a request when the leader changes, so every [`AGAIN`] another copy is sent, and the first reply counts.
+pub async fn next_write(channels: &[Channel]) -> Duration {
+    let begun = Instant::now();
+    let mut attempts = JoinSet::new();
+    for at in 0.. {
+        let mut kv = KvClient::new(channels[at % channels.len()].clone());
+        attempts.spawn(async move { kv.put(put("next".to_owned())).await });
+        let again = begun + AGAIN * (u32::try_from(at).unwrap() + 1);
+        while let Ok(Some(reply)) =
+            tokio::time::timeout_at(again.into(), attempts.join_next()).await
+        {
+            if reply.unwrap().is_ok() {
+                return begun.elapsed();
+            }
+        }
+        tokio::time::sleep_until(again.into()).await;
     }
+    unreachable!("the loop has no end");
+}
+
+/// Puts random keys for `time`, and records when each put is acknowledged. Attempts that take longer than [`PATIENCE`]
+/// are abandoned.
+pub async fn trace(channels: Vec<Channel>, clients: usize, keys: u64, time: Duration) -> Trace {
+    let until = Instant::now() + time;
+    let mut tasks = JoinSet::new();
+    for at in 0..clients {
+        let mut kv = KvClient::new(channels[at % channels.len()].clone());
+        tasks.spawn(async move {
+            let (mut dice, mut trace) = (Dice::new(at as u64, keys), Trace::default());
+            while Instant::now() < until {
+                match tokio::time::timeout(PATIENCE, kv.put(put(dice.key()))).await {
+                    Ok(Ok(_)) => trace.add_now(),
+                    // A failed attempt must not turn into a busy loop.
+                    Ok(Err(_)) => tokio::time::sleep(AGAIN).await,
+                    Err(_) => {}
+                }
+            }
+            trace
+        });
+    }
+    let mut all = Trace::default();
+    tasks.join_all().await.iter().for_each(|trace| all.merge(trace));
+    all
 }
 
 /// Discards the history, so that earlier rows do not affect the measurement.
@@ -176,28 +188,30 @@ async fn compact(channel: &Channel) {
 type WhenTold = tokio::sync::watch::Receiver<Option<Span>>;
 
 async fn client(
-    work: Work,
+    load: Load,
     number: u64,
     channel: Channel,
     ready: Arc<Barrier>,
     mut span: WhenTold,
-) -> Latencies {
-    let mut own = Own::prepared(work, number, channel).await;
+) -> Measured {
+    let mut own = Own::prepared(load, number, channel).await;
     ready.wait().await;
     let span = span.wait_for(Option::is_some).await.unwrap().unwrap();
-    let mut latencies = Latencies::new();
+    let (mut measured, mut errors) = (Measured::new(load.time), 0);
     if let Own::Watch(watch) = &mut own {
-        watch_until(watch, span, &mut latencies).await;
-        return latencies;
+        watch_until(watch, span, &mut measured).await;
+        return measured;
     }
     loop {
         let begun = Instant::now();
         if begun >= span.end {
-            return latencies;
+            return measured;
         }
-        own.once().await.unwrap();
-        if begun >= span.begin {
-            latencies.push(begun.elapsed().as_nanos() as u64);
+        if let Err(error) = own.once().await {
+            errors += 1;
+            assert!(errors <= ERRORS_MAX, "{error}");
+        } else if begun >= span.begin {
+            measured.add(begun.elapsed());
         }
     }
 }
@@ -207,20 +221,22 @@ enum Own {
     Put(KvClient<Channel>, Dice),
     Range(KvClient<Channel>, Dice, bool),
     Txn(KvClient<Channel>, Dice),
+    CompareAndSet(KvClient<Channel>, Dice),
     Watch(Streaming<pb::WatchResponse>),
     KeepAlive(mpsc::Sender<pb::LeaseKeepAliveRequest>, Streaming<pb::LeaseKeepAliveResponse>, i64),
     Lock(LockClient<Channel>, String, i64),
 }
 
 impl Own {
-    async fn prepared(work: Work, number: u64, channel: Channel) -> Self {
-        let dice = Dice(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    async fn prepared(load: Load, number: u64, channel: Channel) -> Self {
+        let dice = Dice::new(number, load.keys);
         let kv = KvClient::new(channel.clone());
-        match work {
+        match load.work {
             Work::Put => Self::Put(kv, dice),
             Work::Range => Self::Range(kv, dice, false),
             Work::SerializableRange => Self::Range(kv, dice, true),
             Work::Txn => Self::Txn(kv, dice),
+            Work::CompareAndSet => Self::CompareAndSet(kv, dice),
             Work::Watch => {
                 let (sender, requests) = mpsc::channel(1);
                 let create = pb::WatchCreateRequest { key: WATCHED.into(), ..Default::default() };
@@ -264,7 +280,19 @@ impl Own {
                 let reply = kv.txn(txn(dice.key(), dice.key())).await?.into_inner();
                 assert!(reply.succeeded);
             }
-            Self::Watch(_) => unreachable!("who watches does nothing"),
+            Self::CompareAndSet(kv, dice) => {
+                let key = dice.key();
+                let request = pb::RangeRequest {
+                    key: key.clone().into(),
+                    serializable: true,
+                    ..Default::default()
+                };
+                let reply = kv.range(request).await?.into_inner();
+                let revision = reply.kvs.first().expect("every key exists").mod_revision;
+                // Another client may have changed the key meanwhile. That counts as an operation too.
+                kv.txn(compare_and_set(key, revision)).await?;
+            }
+            Self::Watch(_) => unreachable!("a watcher only receives"),
             Self::KeepAlive(sender, stream, id) => {
                 sender.send(pb::LeaseKeepAliveRequest { id: *id }).await.ok();
                 let reply = stream.message().await?;
@@ -304,7 +332,7 @@ async fn write(channel: Channel, ready: Arc<Barrier>) {
 async fn watch_until(
     watch: &mut Streaming<pb::WatchResponse>,
     span: Span,
-    latencies: &mut Latencies,
+    measured: &mut Measured,
 ) {
     while let Ok(response) = tokio::time::timeout_at(span.end.into(), watch.message()).await {
         let (response, now) = (response.unwrap().unwrap(), since_base());
@@ -314,7 +342,7 @@ async fn watch_until(
         for event in response.events {
             let value = event.kv.unwrap().value;
             let sent = u64::from_le_bytes(value[..8].try_into().unwrap());
-            latencies.push(now - sent);
+            measured.add(Duration::from_nanos(now - sent));
         }
     }
 }
@@ -349,14 +377,35 @@ fn txn(key: String, other: String) -> pb::TxnRequest {
     pb::TxnRequest { compare: vec![compare], success, failure: Vec::new() }
 }
 
-/// A pseudorandom generator with the same sequence in each run.
-struct Dice(u64);
+/// Returns a transaction that puts a key if its revision is this one.
+fn compare_and_set(key: String, revision: i64) -> pb::TxnRequest {
+    use pb::compare::{CompareResult, CompareTarget, TargetUnion};
+    let compare = pb::Compare {
+        key: key.clone().into(),
+        target: CompareTarget::Mod as i32,
+        result: CompareResult::Equal as i32,
+        target_union: Some(TargetUnion::ModRevision(revision)),
+        ..Default::default()
+    };
+    let put = pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put(key))) };
+    pb::TxnRequest { compare: vec![compare], success: vec![put], failure: Vec::new() }
+}
+
+/// A pseudorandom generator of keys, with the same sequence in each run.
+struct Dice {
+    state: u64,
+    keys: u64,
+}
 
 impl Dice {
+    fn new(client: u64, keys: u64) -> Self {
+        Self { state: client.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, keys }
+    }
+
     fn key(&mut self) -> String {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        key(self.0 % KEYS)
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        key(self.state % self.keys)
     }
 }
