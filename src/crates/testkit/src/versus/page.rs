@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::chart::{bars, better, distribution, escape, kills, rate_over_latency, timeline};
-use super::format::{micros, number, spread};
+use super::format::{date, micros, number, spread};
 use super::report::{Headline, Report, RowReport};
 use super::systems::System;
 
@@ -54,10 +54,11 @@ fn head(report: &Report) -> String {
     let (machine, settings) = (&report.machine, &report.settings);
     writeln!(
         html,
-        "</ul>\n<p class=\"note\">One machine for all servers and clients: {} processors, {}, Linux {}. Every write is \
+        "</ul>\n<p class=\"note\">{}. One machine for all servers and clients: {} processors, {}, Linux {}. Every write is \
          synced to disk. Values of {} bytes, {} keys. Figures are medians of {} rounds of {} s; all systems are \
          measured in turns. Load average {} before the run and {} after it. Absolute figures hold for this machine \
          only: compare ratios.</p>",
+        date(report.begun_s),
         machine.processors,
         escape(&machine.model),
         escape(&machine.kernel),
