@@ -172,7 +172,7 @@ pub(super) fn distribution(row: &RowReport) -> String {
     let mut svg = Svg::new(420.0, 230.0);
     let all = || row.results.iter().flat_map(|result| &result.quantiles_us).map(|(_, us)| *us);
     let range = (all().fold(f64::MAX, f64::min), all().fold(0.0, f64::max));
-    let x = Scale::log(range, (46.0, 410.0));
+    let x = Scale::log(range, (46.0, 394.0));
     let y = Scale::linear((0.0, 1.0), (196.0, 12.0));
     for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
         svg.line("grid", (x.low, y.at(share)), (x.high, y.at(share)));
@@ -205,10 +205,11 @@ fn short_micros(value: f64) -> String {
 /// Draws rate over median latency, with a point for each row, which are the same work with more and more callers.
 pub(super) fn rate_over_latency(rows: &[&RowReport]) -> String {
     let mut svg = Svg::new(860.0, 380.0);
-    let all = || rows.iter().flat_map(|row| &row.results);
+    // A system that answered nothing in the time has no latency.
+    let all = || rows.iter().flat_map(|row| &row.results).filter(|result| result.rate.median > 0.0);
     let least = all().map(|result| result.median_us.median).fold(f64::MAX, f64::min);
     let most = all().map(|result| result.median_us.median).fold(0.0, f64::max);
-    let x = Scale::log((least * 0.9, most * 1.15), (64.0, 846.0));
+    let x = Scale::log((least * 0.9, most * 1.15), (64.0, 824.0));
     let fastest = all().map(|result| result.rate.median).fold(0.0, f64::max);
     let y = Scale::linear((0.0, fastest * 1.1), (336.0, 12.0));
     for tick in y.ticks() {
@@ -224,7 +225,7 @@ pub(super) fn rate_over_latency(rows: &[&RowReport]) -> String {
         let points: Vec<_> = rows
             .iter()
             .filter_map(|row| {
-                let result = row.of(system)?;
+                let result = row.of(system).filter(|result| result.rate.median > 0.0)?;
                 let (us, rate) = (result.median_us.median, result.rate.median);
                 let title =
                     format!("{}, {}: {}/s, {}", system.name(), row.name, number(rate), micros(us));
@@ -281,7 +282,7 @@ pub(super) fn timeline(timeline: &Timeline) -> String {
     let width = timeline.bin_ms as f64;
     let from = timeline.from_ms as f64;
     let to = from + width * timeline.writes.len() as f64;
-    let x = Scale::linear((from, to), (64.0, 846.0));
+    let x = Scale::linear((from, to), (64.0, 824.0));
     let most = timeline.writes.iter().max().copied().unwrap_or(0).max(1) as f64;
     let y = Scale::linear((0.0, most), (114.0, 22.0));
     for tick in y.ticks() {

@@ -30,6 +30,9 @@ fn grouped(value: i64) -> String {
 /// Formats a median with its minimum and maximum.
 pub(super) fn spread(spread: Spread) -> String {
     let Spread { median, min, max } = spread;
+    if !median.is_finite() {
+        return "-".to_owned();
+    }
     format!("{} ({} to {})", number(median), number(min), number(max))
 }
 
@@ -106,5 +109,6 @@ mod tests {
         assert_eq!(micros(1_241_000.0), "1.24 s");
         let of = Spread { median: 10.0, min: 9.0, max: 12.0 };
         assert_eq!(spread(of), "10.0 (9.00 to 12.0)");
+        assert_eq!(spread(Spread { median: f64::INFINITY, ..of }), "-");
     }
 }
