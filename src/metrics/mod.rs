@@ -29,7 +29,7 @@ use std::time::Duration;
 
 pub(crate) use cell::{CounterCell, Gauge, Seconds, Sizes};
 pub use snapshot::{Histogram, PeerLag, PeerLink, PeerQueue};
-pub use words::{Ending, Refused, RequestKind, Stage};
+pub use words::{Ending, NodeThread, Refused, RequestKind, Stage};
 
 use cell::{SECONDS_FIRST, SIZES_FIRST};
 use samples::{Labels, Show, Sink};
@@ -115,7 +115,13 @@ macro_rules! label_of {
     };
 }
 
-label_of!(RequestKind = "kind", Ending = "outcome", Stage = "stage", Refused = "reason");
+label_of!(
+    RequestKind = "kind",
+    Ending = "outcome",
+    Stage = "stage",
+    Refused = "reason",
+    NodeThread = "thread"
+);
 
 impl<L: Label, M: Default> Default for By<L, M> {
     fn default() -> Self {
@@ -262,6 +268,8 @@ catalogue! {
     inbox_dropped_total: CounterCell => u64, "counter";
     /// Time of one iteration of the driver.
     turn_seconds: Seconds => Histogram, "histogram";
+    /// How often a thread of the node was woken because it had work.
+    wakeups_total: By<NodeThread, CounterCell> => ByLabel<NodeThread, u64>, "counter";
     /// Messages to peers that were dropped because the queue to the peer was full.
     messages_dropped_total: CounterCell => u64, "counter";
     /// Messages to peers that could not be sent because there was no connection.

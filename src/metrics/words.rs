@@ -114,6 +114,16 @@ label! {
 }
 
 label! {
+    /// A thread of the node.
+    NodeThread {
+        /// The thread that runs the driver.
+        Driver = "driver",
+        /// The thread that writes and syncs the log.
+        Log = "log",
+    }
+}
+
+label! {
     /// The reason why a leader did not propose a request.
     Refused {
         /// The node is not the leader.

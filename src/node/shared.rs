@@ -10,7 +10,7 @@ use tracing::{Instrument as _, Span};
 
 use crate::env::Env;
 use crate::machine::{Change, Reader};
-use crate::metrics::{Ending, Meters, RequestKind};
+use crate::metrics::{Ending, Meters, NodeThread, RequestKind};
 use crate::model::{
     Command, LeaseId, MembershipRequest, Moment, NodeId, Op, Range, RangeReply, Rejection, Reply,
     Revision, SessionInfo, SnapshotId, Txn, TxnReply,
@@ -419,6 +419,7 @@ impl Shared {
     pub(crate) fn read_gauges(&self) {
         let (meters, reader) = (&self.meters, &self.reader);
         meters.open_bytes.count(self.admission.open_bytes());
+        meters.wakeups_total.at(NodeThread::Driver).reach(self.inbox.wakeups());
         meters.watchers.count(self.hub.open());
         meters.watchers_behind.count(self.hub.behind());
         meters.watch_overflows_total.reach(self.hub.overflows());

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Instant;
 
+use bowline::testing::Cluster;
 use bowline::{Blocking, Client, Config, Error, KeyRange, Op, Revision};
 
 use crate::stage::{self, SOON};
@@ -226,4 +227,28 @@ fn admission_counters_return_to_zero() {
             call.finish().unwrap();
         }
     }
+}
+
+/// Maximum number of times that threads of the nodes are woken for one put of one caller, on three nodes. The caller,
+/// the leader's log and the acknowledgements of two followers wake the leader's driver and log; the entry, the
+/// log and the commit wake those of each follower.
+const WAKEUPS_PER_PUT_MAX: u64 = 16;
+
+#[test]
+fn put_of_one_caller_wakes_few_threads() {
+    const PUTS: u64 = 500;
+    let cluster = Cluster::start(3).block().unwrap();
+    let leader = cluster.leader().block().unwrap();
+    let kv = cluster.node(leader).client();
+    let wakeups = || -> u64 {
+        let of = |node: usize| cluster.node(node).metrics().snapshot().wakeups_total;
+        (0..3).flat_map(of).map(|(_, woken)| woken).sum()
+    };
+    let before = wakeups();
+    for _ in 0..PUTS {
+        kv.put("k", "v").block().unwrap();
+    }
+    let woken = wakeups() - before;
+    assert!(woken >= 2 * PUTS, "{woken} wake-ups for {PUTS} puts cannot be right");
+    assert!(woken <= WAKEUPS_PER_PUT_MAX * PUTS, "{woken} wake-ups for {PUTS} puts");
 }

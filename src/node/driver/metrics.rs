@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Driver, DriverStage};
-use crate::metrics::{Ending, PeerLag, PeerLink, PeerQueue};
+use crate::metrics::{Ending, NodeThread, PeerLag, PeerLink, PeerQueue};
 use crate::model::{LogIndex, Moment, NodeId, Term};
 use crate::node::requests::proposals::Closed;
 use crate::node::requests::request_trace::{BatchTimes, RequestTrace, Stages, ending};
@@ -132,6 +132,7 @@ impl Driver {
         meters.unsent_requests.count(self.to_leader.proposals.unsent());
         meters.open_reads.count(self.to_leader.open_reads());
         meters.log_queue_groups.count(self.io.log.len());
+        meters.wakeups_total.at(NodeThread::Log).reach(self.io.log.wakeups());
         meters.snapshot_queue_jobs.count(self.io.snapshot_queue.len());
         let queued = |peer: NodeId| PeerQueue {
             peer: self.membership.roster.name_of(peer),

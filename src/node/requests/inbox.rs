@@ -187,6 +187,11 @@ impl Inbox {
         std::mem::replace(&mut state.inputs, room)
     }
 
+    /// Returns how often an input has woken the driver.
+    pub(crate) fn wakeups(&self) -> u64 {
+        self.parker.wakeups()
+    }
+
     /// Waits for an input, but at most for `at_most`.
     pub(crate) fn wait(&self, at_most: Duration) {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -70,6 +70,11 @@ impl LogQueue {
         (self.on_push)();
     }
 
+    /// Returns how often the log thread was woken.
+    pub(crate) fn wakeups(&self) -> u64 {
+        self.parker.wakeups()
+    }
+
     /// Returns the number of queued groups.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).groups.len()

@@ -2,6 +2,7 @@
 //! notification costs no system call. A condition variable alone would make a system call for each
 //! notification.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,14 +19,21 @@ pub(crate) trait Sleeper {
 #[derive(Default)]
 pub(crate) struct Parker {
     condition: Condvar,
+    wakeups: AtomicU64,
 }
 
 impl Parker {
     /// Wakes the waiting thread, if there is one. `state` is the locked state that was changed.
     pub(crate) fn unpark<S: Sleeper>(&self, state: &mut S) {
         if std::mem::take(state.waits()) {
+            self.wakeups.fetch_add(1, Ordering::Relaxed);
             self.condition.notify_one();
         }
+    }
+
+    /// Returns how often the thread was woken.
+    pub(crate) fn wakeups(&self) -> u64 {
+        self.wakeups.load(Ordering::Relaxed)
     }
 
     /// Waits while there is no work, but at most for `at_most`.

@@ -20,7 +20,7 @@ impl WorkloadClient {
     pub(super) async fn lease(&mut self) {
         let revoked = self.scene.revoked_leases.borrow().back().copied();
         if let Some(revoked) = revoked.filter(|_| one_in(&self.rng, 4)) {
-            return self.renew_revoked(revoked).await;
+            self.renew_revoked(revoked).await;
         }
         let ttl = between(&self.rng, Duration::from_millis(500), Duration::from_secs(4));
         let ttl = Duration::from_millis(u64::try_from(ttl.as_millis()).expect("short"));
