@@ -136,7 +136,7 @@ pub(super) fn ranges(txn: &Txn) -> impl Iterator<Item = &KeyRange> {
 
 /// Returns whether a command visits ranges of keys, and not only single keys.
 pub fn is_wide(command: &Command) -> bool {
-    match command.deed() {
+    match command.inner() {
         Command::Delete(delete) => delete.range.as_single().is_none(),
         Command::Txn(txn) => ranges(txn).any(|range| range.as_single().is_none()),
         Command::Put(_)

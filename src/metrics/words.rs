@@ -52,7 +52,7 @@ label! {
 impl RequestKind {
     /// Returns the kind of a command.
     pub(crate) fn of(command: &Command) -> Self {
-        match command.deed() {
+        match command.inner() {
             Command::Put(_) => Self::Put,
             Command::Delete(_) => Self::Delete,
             Command::Txn(_) => Self::Txn,

@@ -183,7 +183,7 @@ enum AlarmDrift {
 
 impl AlarmDrift {
     fn of(command: &Command) -> Self {
-        match command.deed() {
+        match command.inner() {
             Command::Put(_) | Command::Grant { .. } => Self::Grows,
             Command::Txn(txn) => Self::of_txn(txn),
             Command::Delete(_) | Command::Compact(_) | Command::Revoke(_) => Self::Shrinks,

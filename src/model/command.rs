@@ -53,7 +53,7 @@ pub enum Command {
 
 impl Command {
     /// Returns the command to execute, without its caller.
-    pub fn deed(&self) -> &Command {
+    pub fn inner(&self) -> &Command {
         match self {
             Command::As(_, command) => command,
             command => command,

@@ -98,7 +98,7 @@ pub(crate) struct DirectRenewal {
 
 /// Returns whether the command may end leases.
 pub(crate) fn ends_leases(command: &Command) -> bool {
-    match command.deed() {
+    match command.inner() {
         Command::Revoke(_) => true,
         // It revokes the own sessions of earlier incarnations.
         Command::Grant { session, .. } => {
@@ -215,7 +215,7 @@ impl Lessor {
 
     /// Records that this leader has proposed the command in the entry at `index`.
     pub(crate) fn proposed(&mut self, command: &Command, index: LogIndex) {
-        if let Command::Revoke(lease) = command.deed() {
+        if let Command::Revoke(lease) = command.inner() {
             self.revoked.insert(*lease, index);
         }
         if ends_leases(command) && !mutant!(B77) {

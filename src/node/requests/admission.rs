@@ -96,10 +96,10 @@ impl Admission {
             return Err(CallError::Busy);
         }
         let mut keys = if is_wide { self.scanned_keys(command, reader)? } else { 0 };
-        if let Command::As(caller, deed) = command {
+        if let Command::As(caller, inner) = command {
             // Each replica scans all of these keys before it knows whether the caller has the
             // rights.
-            keys += reader.judged_by(caller, deed);
+            keys += reader.judged_by(caller, inner);
         }
         if let Some(more) = growth(command, &|key| reader.value_len(key)) {
             self.check_growth(more, reader)?;
@@ -137,12 +137,12 @@ impl Admission {
     /// caller has no rights to the keys, their number is not revealed. Such a command is rejected
     /// later, when its rights are checked.
     fn scanned_keys(&self, command: &Command, reader: &Reader) -> Result<usize, Rejection> {
-        if let Command::As(caller, deed) = command
-            && reader.judge(caller, deed).is_err()
+        if let Command::As(caller, inner) = command
+            && reader.judge(caller, inner).is_err()
         {
             return Ok(0);
         }
-        match command.deed() {
+        match command.inner() {
             Command::Txn(txn) => self.keys_of_txn(txn, reader),
             Command::Delete(delete) => {
                 let max = self.look_bytes_max() / LOOK_BYTES + 1;

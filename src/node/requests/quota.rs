@@ -24,7 +24,7 @@ const KEPT_BYTES_MIN: u64 = 128;
 /// value, including values in unapplied entries. The length is needed because a put that keeps the
 /// value stores that value once more.
 pub(crate) fn growth(command: &Command, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
-    match command.deed() {
+    match command.inner() {
         Command::Put(put) => Some(of_put(put, len_of)),
         Command::Txn(txn) => of_txn(txn, len_of),
         Command::Grant { session, .. } => {
@@ -150,7 +150,7 @@ impl Values {
 
     /// Records the values that a command sets in any of its branches, in the entry at `index`.
     pub(crate) fn add(&mut self, command: &Command, index: LogIndex) {
-        match command.deed() {
+        match command.inner() {
             Command::Put(put) => self.add_put(put, index),
             Command::Txn(txn) => self.add_txn(txn, index),
             _ => {}
