@@ -213,12 +213,12 @@ mod switch {
     use super::Mutant;
 
     /// The value that means "no mutant". No mutant has this number.
-    const NOBODY: u8 = u8::MAX;
+    const NONE: u8 = u8::MAX;
 
-    static EVERYWHERE: AtomicU8 = AtomicU8::new(NOBODY);
+    static EVERYWHERE: AtomicU8 = AtomicU8::new(NONE);
 
     thread_local! {
-        static HERE: Cell<u8> = const { Cell::new(NOBODY) };
+        static HERE: Cell<u8> = const { Cell::new(NONE) };
     }
 
     /// Returns whether this mutant is planted in this thread or in the process.

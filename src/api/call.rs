@@ -168,7 +168,7 @@ impl IntoFuture for PutCall {
                         && error.effect() == Effect::NotApplied
                     {
                         let revoke = Command::Revoke(lease);
-                        client.shared.propose_until_applied(revoke, ReplyTo::Nobody);
+                        client.shared.propose_until_applied(revoke, ReplyTo::Discard);
                     }
                     reply
                 }

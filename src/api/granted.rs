@@ -51,7 +51,7 @@ impl Granted {
 impl Drop for Granted {
     fn drop(&mut self) {
         if !self.is_kept {
-            self.shared.propose_until_applied(Command::Revoke(self.lease), ReplyTo::Nobody);
+            self.shared.propose_until_applied(Command::Revoke(self.lease), ReplyTo::Discard);
         }
     }
 }

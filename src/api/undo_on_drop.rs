@@ -92,6 +92,6 @@ impl Drop for UndoOnDrop {
 fn undo_now(shared: &Weak<Shared>, undo: &Undo, outcome: CallResult<Reply>) {
     let (Some(shared), Ok(reply)) = (shared.upgrade(), outcome) else { return };
     if let Some(command) = undo(&reply) {
-        shared.propose_until_applied(command, ReplyTo::Nobody);
+        shared.propose_until_applied(command, ReplyTo::Discard);
     }
 }

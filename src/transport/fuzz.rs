@@ -206,9 +206,9 @@ impl Introducer for Myself {
 }
 
 /// A receiver that is never called: only handshakes happen here.
-struct Nobody;
+struct NullReceiver;
 
-impl Receiver for Nobody {
+impl Receiver for NullReceiver {
     fn deliver(&self, _: NodeId, _: PeerMessage) {}
     fn connected(&self, _: NodeId, _: Hello) {}
     fn disconnected(&self, _: NodeId) {}
@@ -232,7 +232,7 @@ pub(crate) fn handshake(data: &[u8]) -> Came {
     let settings = TcpSettings { token: TOKEN.to_owned(), ..TcpSettings::default() };
     let ((_stop, stopping), (ended, _)) = (watch::channel(false), mpsc::channel());
     let admission = Admission::new(node(1), introducer.clone());
-    let receiver: Arc<dyn Receiver> = Arc::new(Nobody);
+    let receiver: Arc<dyn Receiver> = Arc::new(NullReceiver);
     let security = Security::None;
     let context = Context::new(env, settings, security, admission, receiver, stopping, ended);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();

@@ -244,7 +244,7 @@ impl Driver {
                 }
                 Ok(())
             }
-            DigestVerdict::Nobody => {
+            DigestVerdict::NoMajority => {
                 tracing::error!(%index, "replicas differ without a majority");
                 Ok(())
             }

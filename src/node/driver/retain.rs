@@ -41,7 +41,7 @@ impl Driver {
             command,
             deadline,
             bytes: 0,
-            reply: ReplyTo::Nobody,
+            reply: ReplyTo::Discard,
             trace,
         });
     }

@@ -59,7 +59,7 @@ impl ToLeader {
     /// Adds an internal request of the node without a deadline. Returns the number of the request.
     pub(super) fn propose_until_applied(&mut self, command: Command, now: Moment) -> u64 {
         let trace = RequestTrace::begin(&command, now);
-        let (deadline, reply) = (None, ReplyTo::Nobody);
+        let (deadline, reply) = (None, ReplyTo::Discard);
         self.proposals.add(Write { command, deadline, bytes: 0, reply, trace })
     }
 

@@ -51,7 +51,7 @@ pub(crate) enum DigestVerdict {
     /// This member differs from a majority.
     Me,
     /// Digests differ, and no majority agrees so far.
-    Nobody,
+    NoMajority,
 }
 
 impl Digests {
@@ -75,7 +75,7 @@ impl Digests {
         let is_open = |undecided: &UndecidedDigest| {
             self.told
                 .get(&undecided.index)
-                .is_some_and(|told| self.judge(told) == DigestVerdict::Nobody)
+                .is_some_and(|told| self.judge(told) == DigestVerdict::NoMajority)
         };
         if !self.undecided.as_ref().is_some_and(is_open) {
             self.undecided = None;
@@ -116,7 +116,7 @@ impl Digests {
             self.rest_ticks = self.patience_ticks.saturating_mul(REST);
         }
         match verdict {
-            DigestVerdict::Nobody => {
+            DigestVerdict::NoMajority => {
                 let ticks_left = self.patience_ticks;
                 self.undecided.get_or_insert(UndecidedDigest { index, ticks_left });
             }
@@ -163,7 +163,7 @@ impl Digests {
                 DigestVerdict::Others(wrong.map(|(node, _)| *node).collect())
             }
             Some(_) => DigestVerdict::Me,
-            None => DigestVerdict::Nobody,
+            None => DigestVerdict::NoMajority,
         }
     }
 }
@@ -187,7 +187,7 @@ mod tests {
         let index = LogIndex(EVERY);
         let mut digests = among(1, 3, 2);
         assert_eq!(digests.tell(node(1), index, 7), DigestVerdict::Fine);
-        assert_eq!(digests.tell(node(2), index, 8), DigestVerdict::Nobody);
+        assert_eq!(digests.tell(node(2), index, 8), DigestVerdict::NoMajority);
         digests.tick();
         assert!(!digests.is_undecided(), "the third may be about to tell");
         digests.tick();
@@ -205,11 +205,11 @@ mod tests {
     fn two_differing_replicas_are_undecided_until_a_majority_agrees() {
         let mut digests = among(1, 3, 1);
         digests.tell(node(1), LogIndex(EVERY), 7);
-        assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), DigestVerdict::Nobody);
+        assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), DigestVerdict::NoMajority);
         digests.tick();
         digests.tell(node(1), LogIndex(2 * EVERY), 9);
         assert!(digests.is_undecided(), "one alone agrees with nobody");
-        assert_eq!(digests.tell(node(2), LogIndex(2 * EVERY), 8), DigestVerdict::Nobody);
+        assert_eq!(digests.tell(node(2), LogIndex(2 * EVERY), 8), DigestVerdict::NoMajority);
         assert!(digests.is_undecided());
         // This member was away at the first comparison.
         assert_eq!(
@@ -219,7 +219,7 @@ mod tests {
         assert!(!digests.is_undecided());
         // A late digest for an earlier index does not reopen that comparison.
         digests.tell(node(1), LogIndex(3 * EVERY), 4);
-        assert_eq!(digests.tell(node(3), LogIndex(3 * EVERY), 5), DigestVerdict::Nobody);
+        assert_eq!(digests.tell(node(3), LogIndex(3 * EVERY), 5), DigestVerdict::NoMajority);
         digests.tell(node(1), LogIndex(2 * EVERY), 9);
         digests.tick();
         assert!(digests.is_undecided(), "an earlier agreement does not heal a later difference");
@@ -230,13 +230,13 @@ mod tests {
         let index = LogIndex(EVERY);
         let mut learner = among(4, 3, 2);
         assert_eq!(learner.tell(node(4), index, 8), DigestVerdict::Fine);
-        assert_eq!(learner.tell(node(1), index, 7), DigestVerdict::Nobody);
+        assert_eq!(learner.tell(node(1), index, 7), DigestVerdict::NoMajority);
         assert_eq!(learner.tell(node(2), index, 7), DigestVerdict::Me);
         let mut voter = among(1, 3, 2);
         voter.tell(node(1), index, 7);
         assert_eq!(voter.tell(node(4), index, 8), DigestVerdict::Fine);
         // The member that differs is removed, and the difference is resolved.
-        assert_eq!(voter.tell(node(2), index, 8), DigestVerdict::Nobody);
+        assert_eq!(voter.tell(node(2), index, 8), DigestVerdict::NoMajority);
         voter.tick();
         voter.tick();
         assert!(voter.is_undecided());

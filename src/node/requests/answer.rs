@@ -127,7 +127,7 @@ pub(crate) enum ReplyTo<T> {
     /// [`waking`].
     Call(Box<dyn FnOnce(CallResult<T>) + Send>),
     /// The result is discarded.
-    Nobody,
+    Discard,
 }
 
 impl<T> ReplyTo<T> {
@@ -136,7 +136,7 @@ impl<T> ReplyTo<T> {
             // If the receiver was dropped, the caller has gone away.
             ReplyTo::Waiting(sender) => _ = waking(|| drop(sender.send(result))),
             ReplyTo::Call(call) => call(result),
-            ReplyTo::Nobody => {}
+            ReplyTo::Discard => {}
         }
     }
 

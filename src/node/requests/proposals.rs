@@ -298,8 +298,8 @@ impl Proposals {
     /// some log may contain the request, returns `None`, and the caller is answered once the
     /// outcome is known.
     pub(crate) fn reject_growth_here(&mut self, seq: u64, error: CallError) -> Option<Closed> {
-        let nobody_has_it = !self.open.get(&seq)?.maybe_applied;
-        self.end_or_give_up(seq, nobody_has_it, error)
+        let is_in_no_log = !self.open.get(&seq)?.maybe_applied;
+        self.end_or_give_up(seq, is_in_no_log, error)
     }
 
     /// Processes the rejection by another node, the present or an earlier leader, of a request that
@@ -310,20 +310,15 @@ impl Proposals {
         seq: u64,
         error: CallError,
     ) -> Option<Closed> {
-        let nobody_has_it = self.open.get(&seq)?.attempts == 1;
-        self.end_or_give_up(seq, nobody_has_it, error)
+        let is_in_no_log = self.open.get(&seq)?.attempts == 1;
+        self.end_or_give_up(seq, is_in_no_log, error)
     }
 
     /// A request that may be in a log would be retried until there is space, and would finally
     /// block all requests after it. Instead the request is given up, and a command that needs no
     /// space determines its outcome: see [`NEVER`].
-    fn end_or_give_up(
-        &mut self,
-        seq: u64,
-        nobody_has_it: bool,
-        error: CallError,
-    ) -> Option<Closed> {
-        if nobody_has_it {
+    fn end_or_give_up(&mut self, seq: u64, is_in_no_log: bool, error: CallError) -> Option<Closed> {
+        if is_in_no_log {
             return self.close(seq, |_| Err(error));
         }
         let open = self.open.get_mut(&seq)?;

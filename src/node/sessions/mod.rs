@@ -475,7 +475,7 @@ mod tests {
     fn lease_ttl_is_ttl_plus_delay_rounded_up() {
         let lives = |ttl, delay| {
             let info = SessionInfo { label: String::new(), own: false };
-            let (asked, deadline, bytes, reply) = (at(0), at(0), 0, ReplyTo::Nobody);
+            let (asked, deadline, bytes, reply) = (at(0), at(0), 0, ReplyTo::Discard);
             let opening = SessionOpening { ttl, delay, info, asked, deadline, bytes, reply };
             match opening.command() {
                 Command::Grant { ttl, .. } => ttl,

@@ -277,7 +277,7 @@ impl CompareAndSet {
             Err(error) => error.effect() != Effect::NotApplied,
         };
         if let Some(lease) = lease.filter(|_| !is_made || mutant!(B63)) {
-            client.shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Nobody);
+            client.shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Discard);
         }
         swapped(&client, &reply?, key).await
     }

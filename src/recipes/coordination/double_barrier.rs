@@ -305,7 +305,7 @@ impl BarrierParticipant {
                 // The last participant inside has crashed.
                 client
                     .shared
-                    .propose_until_applied(Command::Txn(tidying(&prefix)), ReplyTo::Nobody);
+                    .propose_until_applied(Command::Txn(tidying(&prefix)), ReplyTo::Discard);
             }
             Ok(())
         })

@@ -155,7 +155,7 @@ impl Drop for SessionKey {
     fn drop(&mut self) {
         if !self.is_left && !self.is_left_to_its_lease() {
             let command = (self.deletion)(&self.key, self.since);
-            self.session.shared().propose_until_applied(command, ReplyTo::Nobody);
+            self.session.shared().propose_until_applied(command, ReplyTo::Discard);
         }
     }
 }

@@ -362,7 +362,7 @@ impl GuardTxn {
             // The transaction is now proposed. Invalidate the hold for all guards that share it,
             // and release the lock once the transaction has ended.
             if let Some(hold) = hold.take() {
-                hold.holding().give_up(LostReason::Released, ReplyTo::Nobody);
+                hold.holding().give_up(LostReason::Released, ReplyTo::Discard);
             }
             polled
         })

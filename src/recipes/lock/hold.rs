@@ -313,7 +313,7 @@ impl Hold {
 
     /// Releases the lock in the background, for all guards that share the hold.
     pub(crate) fn end_now(&self) {
-        self.holding.give_up(LostReason::Released, ReplyTo::Nobody);
+        self.holding.give_up(LostReason::Released, ReplyTo::Discard);
     }
 
     /// Releases the lock and waits until another task can acquire it, like `release` of the guard.

@@ -347,7 +347,7 @@ fn revert(shared: &Shared, mut back: Txn, outcome: &CallResult<Reply>) {
     };
     let Some(Op::Put(put)) = back.success.first() else { return };
     back.compares.push(Compare::mod_revision(put.key.clone()).eq(revision));
-    shared.propose_until_applied(Command::Txn(back), ReplyTo::Nobody);
+    shared.propose_until_applied(Command::Txn(back), ReplyTo::Discard);
 }
 
 /// Returns the first row after a reader, if that row keeps all other readers from holding the lock

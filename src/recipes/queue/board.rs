@@ -334,7 +334,7 @@ impl Board {
             Some(item) => Some(Delivery::new(claim, item, dead_letter)),
             // The item was deleted by another client despite the claim.
             None => {
-                claim.give_back(ReplyTo::Nobody);
+                claim.give_back(ReplyTo::Discard);
                 None
             }
         }
@@ -504,7 +504,7 @@ impl Drop for Board {
         // detached, the row would remain.
         if state.stands && self.session.end() != Some(SessionEndReason::NotRenewed) {
             let leave = Command::Delete(crate::model::Delete::new(self.idle_key()));
-            self.session.shared().propose_until_applied(leave, ReplyTo::Nobody);
+            self.session.shared().propose_until_applied(leave, ReplyTo::Discard);
         }
     }
 }

@@ -461,7 +461,7 @@ impl Delivery {
             Err(error) => error.effect() != Effect::NotApplied,
         };
         if !is_delayed {
-            shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Nobody);
+            shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Discard);
         }
         match answer {
             Ok(reply) if reply.succeeded => Ok(()),
@@ -486,7 +486,7 @@ impl Delivery {
                 && !matches!(error, CallError::Stopped { .. })
                 && !claim.is_left_to_its_lease()
             {
-                claim.give_back(ReplyTo::Nobody);
+                claim.give_back(ReplyTo::Discard);
             }
             // If the receiver was dropped, the caller is gone.
             waking(|| drop(sender.send(outcome)));
@@ -515,7 +515,7 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         if self.open && !self.claim.is_left_to_its_lease() {
-            self.claim.give_back(ReplyTo::Nobody);
+            self.claim.give_back(ReplyTo::Discard);
         }
     }
 }

@@ -422,7 +422,7 @@ impl IntoFuture for PutMany {
                     // Revoke the lease only if the put was not applied. Otherwise the put could
                     // still be applied, without its delay.
                     if let Some(lease) = lease.filter(|_| error.effect() == Effect::NotApplied) {
-                        shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Nobody);
+                        shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Discard);
                     }
                     return Err(error.into());
                 }

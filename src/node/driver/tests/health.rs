@@ -145,7 +145,7 @@ fn new_leader_delays_membership_changes_until_it_has_contact() {
         three.hub.cut(id(from), id(to));
     }
     let deadline = three.clock.now() + Duration::from_secs(5);
-    let reply = crate::node::ReplyTo::Nobody;
+    let reply = crate::node::ReplyTo::Discard;
     three.push(0, Input::Transfer { to: Some(id(1)), deadline, reply });
     three.until("m1 does not lead", |three| {
         three.shared(1).state.status.borrow().role == Role::Leader

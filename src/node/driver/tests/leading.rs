@@ -268,7 +268,7 @@ fn idle_replica_is_scrubbed() {
     }
     three.pass(1_000);
     let before = three.nodes[0].driver.look();
-    three.push(1, Input::Rot { key: b"row/007".to_vec(), reply: ReplyTo::Nobody });
+    three.push(1, Input::Rot { key: b"row/007".to_vec(), reply: ReplyTo::Discard });
     // 200 rows, with 16 verified each tick, and 40 ticks each second.
     three.pass(500);
     let why = three.shared(1).stop_reason().expect("it has found out").to_string();

@@ -152,7 +152,7 @@ impl Three {
                 leader => {
                     let now = self.clock.now();
                     let (to, deadline) = (Some(id(node)), now + Duration::from_secs(1));
-                    let reply = crate::node::ReplyTo::Nobody;
+                    let reply = crate::node::ReplyTo::Discard;
                     self.push(leader, Input::Transfer { to, deadline, reply });
                     self.pass(300);
                 }

@@ -26,7 +26,7 @@ fn version(three: &Three) -> ClusterVersion {
     three.shared(0).state.status.borrow().version
 }
 
-fn nobody_has_stopped(three: &Three) -> bool {
+fn all_run(three: &Three) -> bool {
     (0..3).all(|node| three.shared(node).stop_reason().is_none())
 }
 
@@ -38,7 +38,7 @@ fn disconnected_peer_supports_no_version() {
     connects(&three, 1, NEXT);
     three.pass(1_500);
     assert_eq!(version(&three), ClusterVersion::FIRST);
-    assert!(nobody_has_stopped(&three));
+    assert!(all_run(&three));
     connects(&three, 2, NEXT);
     three.pass(500);
     assert_eq!(version(&three), NEXT);
@@ -60,6 +60,6 @@ fn version_upgrade_is_not_proposed_again_after_a_leader_change() {
     three.hub.heal_all();
     three.leader();
     three.pass(2_000);
-    assert!(nobody_has_stopped(&three));
+    assert!(all_run(&three));
     assert_eq!(version(&three), ClusterVersion::FIRST);
 }

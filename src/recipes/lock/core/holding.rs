@@ -48,7 +48,7 @@ impl Holding {
     /// Removes a guard from the hold. The last guard releases the lock.
     pub(crate) fn drop_share(&self) {
         if self.waiter.unshare() == 0 {
-            self.give_up(LostReason::Released, ReplyTo::Nobody);
+            self.give_up(LostReason::Released, ReplyTo::Discard);
         }
     }
 

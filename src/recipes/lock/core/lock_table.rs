@@ -282,7 +282,7 @@ impl LockTable {
                     if let Some(shared) = self.shared.upgrade() {
                         let success = unbinding(entry.session.lease, &bound);
                         let txn = Txn { success, ..Txn::default() };
-                        shared.propose_until_applied(Command::Txn(txn), ReplyTo::Nobody);
+                        shared.propose_until_applied(Command::Txn(txn), ReplyTo::Discard);
                     }
                 }
             }
@@ -436,7 +436,7 @@ impl LockTable {
             // Another request had already created a key with this name: try another name.
             Ok(_) => {
                 let plan = Some(ReleasePlan::of_lost(keys, Revision(0)));
-                actions.push(entry, Action::Requeue { plan, reply: ReplyTo::Nobody });
+                actions.push(entry, Action::Requeue { plan, reply: ReplyTo::Discard });
                 return self.run(actions);
             }
             Err(CallError::Rejected(Rejection::LeaseNotFound(_))) => {
@@ -499,7 +499,7 @@ impl Follower for LockTable {
         };
         self.run(actions);
         for (entry, waiter) in held_too_long {
-            self.release(&entry, &waiter, LostReason::HeldTooLong, ReplyTo::Nobody);
+            self.release(&entry, &waiter, LostReason::HeldTooLong, ReplyTo::Discard);
         }
         if let Some(shared) = self.shared.upgrade() {
             let count = Arc::clone(self.lock().waiter_count());

@@ -104,14 +104,14 @@ impl LockScript {
             }
             ["release", task] => {
                 let (name, waiter) = self.waiter(task);
-                let (why, reply) = (LostReason::Released, ReplyTo::Nobody);
+                let (why, reply) = (LostReason::Released, ReplyTo::Discard);
                 self.entries[&name].entry.release(&waiter, why, reply, &mut actions);
             }
             ["transfer", task, other] => {
                 let (name, waiter) = self.waiter(task);
                 let successor = self.entries[other].row.clone().unwrap();
                 let entry = &self.entries[&name].entry;
-                entry.transfer(&waiter, successor, ReplyTo::Nobody, &mut actions);
+                entry.transfer(&waiter, successor, ReplyTo::Discard, &mut actions);
             }
             ["ask", name] => self.admin(name, AdminAction::RequestRelease, &mut actions),
             ["force", name] => self.admin(name, AdminAction::ForceRelease, &mut actions),

@@ -308,14 +308,14 @@ impl EntryStep<'_> {
             (state, EntryEvent::WaiterFailed { number, why }) => {
                 let Some(waiter) = self.data.waiters.remove(number) else { return state };
                 self.settle(&waiter, WaiterStage::Failed(why));
-                self.advance(state, ReplyTo::Nobody)
+                self.advance(state, ReplyTo::Discard)
             }
             (state, EntryEvent::WaitersFailed(why)) => {
                 if self.data.waiters.is_empty() {
                     return state;
                 }
                 self.fail_waiters(&why);
-                self.advance(state, ReplyTo::Nobody)
+                self.advance(state, ReplyTo::Discard)
             }
             (state, EntryEvent::Cancelled { waiter, why }) => self.cancelled(state, &waiter, why),
             (EntryState::Held(held), EntryEvent::Released { waiter, why, reply })
@@ -353,11 +353,11 @@ impl EntryStep<'_> {
             // If nothing is ahead, go from Entering to Held in one step, so that a try call does
             // not see its own entry waiting.
             Enqueued::MayHold(granted) => self.grant(since, granted),
-            Enqueued::MustWait => self.advance(EntryState::Waiting { since }, ReplyTo::Nobody),
+            Enqueued::MustWait => self.advance(EntryState::Waiting { since }, ReplyTo::Discard),
             Enqueued::Overtaken => EntryState::Waiting { since },
             Enqueued::NotAllowed(why) => {
                 self.fail_waiters(&why);
-                self.advance(EntryState::Waiting { since }, ReplyTo::Nobody)
+                self.advance(EntryState::Waiting { since }, ReplyTo::Discard)
             }
         }
     }
@@ -375,7 +375,7 @@ impl EntryStep<'_> {
         };
         match self.grant_next(&mut held) {
             true => EntryState::Held(held),
-            false => self.advance(EntryState::Waiting { since }, ReplyTo::Nobody),
+            false => self.advance(EntryState::Waiting { since }, ReplyTo::Discard),
         }
     }
 
@@ -409,10 +409,10 @@ impl EntryStep<'_> {
                 if is_unusable && !self.data.waiters.is_empty() =>
             {
                 let plan = Some(ReleasePlan::of_lost(&self.data.keys, since));
-                self.requeue(since, plan, ReplyTo::Nobody)
+                self.requeue(since, plan, ReplyTo::Discard)
             }
             EntryState::Entering { .. } | EntryState::Waiting { .. } => {
-                self.advance(EntryState::Waiting { since }, ReplyTo::Nobody)
+                self.advance(EntryState::Waiting { since }, ReplyTo::Discard)
             }
             // Meanwhile the successor has left, or has acquired the lock with the key that is now
             // deleted.
@@ -420,7 +420,7 @@ impl EntryStep<'_> {
                 self.lose_hold(state);
                 self.fail_waiters(&self.eviction());
                 let plan = ReleasePlan::of_lost(&self.data.keys, since);
-                self.actions.push(Action::Release { plan, reply: ReplyTo::Nobody });
+                self.actions.push(Action::Release { plan, reply: ReplyTo::Discard });
                 EntryState::Gone
             }
         }
@@ -434,12 +434,12 @@ impl EntryStep<'_> {
         if was_held && !self.data.waiters.is_empty() {
             // Only an entry with a single key has waiters in addition to a holder, so no other key
             // remains, and the name of this key can be reused.
-            return self.requeue(since, None, ReplyTo::Nobody);
+            return self.requeue(since, None, ReplyTo::Discard);
         }
         self.fail_waiters(&self.eviction());
         if self.data.keys.len() > 1 {
             let plan = ReleasePlan::of_lost(&self.data.keys, since);
-            self.actions.push(Action::Release { plan, reply: ReplyTo::Nobody });
+            self.actions.push(Action::Release { plan, reply: ReplyTo::Discard });
         }
         EntryState::Gone
     }
@@ -451,14 +451,14 @@ impl EntryStep<'_> {
             // The hold was already released. Transactions that are still in flight will find its
             // key deleted.
             EntryState::Held(mut held) if held.holder.is_none() => {
-                let reply = held.releasing.take().unwrap_or(ReplyTo::Nobody);
+                let reply = held.releasing.take().unwrap_or(ReplyTo::Discard);
                 return self.leave(held.since, held.successor, reply);
             }
             EntryState::Held(mut held) => {
                 self.lose(held.holder.take(), loss);
                 EntryState::Gone
             }
-            waiting @ EntryState::Waiting { .. } => self.advance(waiting, ReplyTo::Nobody),
+            waiting @ EntryState::Waiting { .. } => self.advance(waiting, ReplyTo::Discard),
             // The outcome of the enqueue decides what happens to the key.
             state @ (EntryState::Entering { .. } | EntryState::Gone) => state,
         };
@@ -469,13 +469,13 @@ impl EntryStep<'_> {
     fn cancelled(&mut self, state: EntryState, waiter: &Arc<Waiter>, why: LockError) -> EntryState {
         if self.data.waiters.remove(waiter.number()).is_some() {
             self.settle(waiter, WaiterStage::Failed(why));
-            return self.advance(state, ReplyTo::Nobody);
+            return self.advance(state, ReplyTo::Discard);
         }
         match state {
             // The lock was granted, but the task has not received it.
             EntryState::Held(mut held) if held.is_held_by(waiter) => {
                 self.lose(held.holder.take(), LostReason::Released);
-                self.advance(EntryState::Held(held), ReplyTo::Nobody)
+                self.advance(EntryState::Held(held), ReplyTo::Discard)
             }
             state => state,
         }
@@ -544,7 +544,7 @@ impl EntryStep<'_> {
                     let bound = vec![BoundKey::of_key(row.clone())];
                     let keys: Arc<[Bytes]> = Arc::new([key.clone()]);
                     let plan = ReleasePlan { bound, ..ReleasePlan::of_lost(&keys, request.since) };
-                    self.actions.push(Action::Release { plan, reply: ReplyTo::Nobody });
+                    self.actions.push(Action::Release { plan, reply: ReplyTo::Discard });
                 }
                 return state;
             }
@@ -578,7 +578,7 @@ impl EntryStep<'_> {
             (AdminAction::ForceRelease, EntryState::Held(held)) => match held.holder.clone() {
                 Some(holder) if held.may_be_ended_by(&holder, self.facts) => {
                     let loss = LostReason::ForceReleased { by: why.by, reason: why.reason };
-                    self.released(held, &holder, loss, ReplyTo::Nobody)
+                    self.released(held, &holder, loss, ReplyTo::Discard)
                 }
                 // The addressed waiter has already released the lock. A hold with an attached
                 // request is not handed off.
@@ -586,12 +586,12 @@ impl EntryStep<'_> {
             },
             (AdminAction::ForceRelease, state) => {
                 self.fail_waiters(&LockError::Evicted);
-                self.advance(state, ReplyTo::Nobody)
+                self.advance(state, ReplyTo::Discard)
             }
             (AdminAction::Transfer(successor), EntryState::Held(mut held)) => {
                 match held.holder.clone() {
                     Some(holder) if held.may_be_ended_by(&holder, self.facts) => {
-                        self.transferred(held, &holder, successor, ReplyTo::Nobody)
+                        self.transferred(held, &holder, successor, ReplyTo::Discard)
                     }
                     Some(_) => EntryState::Held(held),
                     None => {
@@ -634,7 +634,7 @@ impl EntryStep<'_> {
         if held.holder.is_some() || data.txns.open > 0 {
             return EntryState::Held(held);
         }
-        let reply = held.releasing.take().unwrap_or(ReplyTo::Nobody);
+        let reply = held.releasing.take().unwrap_or(ReplyTo::Discard);
         self.advance(EntryState::Held(held), reply)
     }
 

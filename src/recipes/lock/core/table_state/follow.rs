@@ -139,7 +139,7 @@ impl LockTableState {
             // again. The request has lost its queue position.
             let handed: Arc<[Bytes]> = Arc::new([handed]);
             let plan = ReleasePlan::of_lost(&handed, since);
-            actions.push(entry, Action::Release { plan, reply: ReplyTo::Nobody });
+            actions.push(entry, Action::Release { plan, reply: ReplyTo::Discard });
         }
         match phase {
             // The outcome of the enqueue arrives later and will find the key deleted.

@@ -33,7 +33,7 @@ fn enqueued(entry: &Arc<QueueEntry>, outcome: Enqueued) {
 
 /// Releases a hold without waiters, so that the entry is gone.
 fn release(entry: &Arc<QueueEntry>, waiter: &Arc<Waiter>, actions: &mut DeferredActions) {
-    assert!(entry.release(waiter, LostReason::Released, ReplyTo::Nobody, actions));
+    assert!(entry.release(waiter, LostReason::Released, ReplyTo::Discard, actions));
 }
 
 /// Returns a lock table with one entry, and a waiter for each of `TASKS` tasks.
