@@ -149,7 +149,7 @@ fn load(options: &Options) -> Result<(), String> {
     for member in &mut cluster.members {
         member.ask(&format!("keys {}", options.keys));
     }
-    cluster.members[leader].tell(&order(Work::Fill, FILLERS, Duration::ZERO));
+    cluster.members[leader].send(&order(Work::Fill, FILLERS, Duration::ZERO));
     let _ = cluster.members[leader].measured();
     for (name, work, callers, at) in rows {
         let leader = cluster.leader()?;
@@ -162,7 +162,7 @@ fn load(options: &Options) -> Result<(), String> {
         };
         let cpu = cluster.cpu();
         for (member, share) in &shares {
-            cluster.members[*member].tell(&order(*work, *share, options.time));
+            cluster.members[*member].send(&order(*work, *share, options.time));
         }
         let mut all = Measured::new(Duration::ZERO);
         for (member, _) in &shares {
@@ -188,7 +188,7 @@ fn changes_of_leader(options: &Options) -> Result<(), String> {
         let mut all = Measured::new(Duration::ZERO);
         for _ in 0..options.times {
             let leader = cluster.leader()?;
-            cluster.members[leader].tell("transfer");
+            cluster.members[leader].send("transfer");
             all.merge(&cluster.members[leader].measured());
         }
         report::time(options.form, moved, &all);
@@ -200,7 +200,7 @@ fn changes_of_leader(options: &Options) -> Result<(), String> {
             let begun = Instant::now();
             let (fallen, plan) = cluster.take(leader);
             fallen.kill();
-            cluster.members[0].tell("next-write");
+            cluster.members[0].send("next-write");
             let _ = cluster.members[0].measured();
             all.add(begun.elapsed());
             cluster.restart(plan)?;

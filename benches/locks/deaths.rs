@@ -66,7 +66,7 @@ fn next_grant(cluster: &mut Cluster, at: At, way: Way) -> Result<Duration, Strin
     let count = cluster.members.len();
     let (waiter, third) = ((holder + 1) % count, (holder + 2) % count);
     cluster.members[waiter].ask("session");
-    cluster.members[waiter].tell(&format!("await {NAME}"));
+    cluster.members[waiter].send(&format!("await {NAME}"));
     let begun = Instant::now();
     while cluster.members[third].ask(&format!("length {NAME}")) != "2" {
         if begun.elapsed() > ENTERED {

@@ -93,7 +93,7 @@ pub(crate) fn cost(bench: &mut Bench) -> Result<(), String> {
             for (kind, (all, elapsed, spent)) in ["plain", "guarded"].iter().zip(&mut both) {
                 let meter = Meter::start(cluster, leader);
                 let member = &mut cluster.members[leader];
-                member.tell(&format!("transactions {kind} {callers} {millis}"));
+                member.send(&format!("transactions {kind} {callers} {millis}"));
                 let measured = member.measured();
                 let mut used = meter.stop(cluster);
                 // Subtract the entries of the acquisitions and releases, which both kinds have.

@@ -158,7 +158,7 @@ impl Round<'_> {
         let meter = Meter::start(self.cluster, self.leader);
         let members = &mut self.cluster.members;
         let begun: u64 = number(&members[self.leader].ask("let-go"));
-        self.shares.iter().for_each(|(member, _)| members[*member].tell("drained"));
+        self.shares.iter().for_each(|(member, _)| members[*member].send("drained"));
         let mut holds: Vec<(u64, u64)> = Vec::new();
         for (member, _) in self.shares {
             let words = members[*member].answer();
@@ -203,7 +203,7 @@ pub(crate) fn again(bench: &mut Bench) -> Result<(), String> {
             let meter = Meter::start(cluster, leader);
             for (member, share) in &shares {
                 let order = format!("contend {NAME} {share} {millis}");
-                cluster.members[*member].tell(&order);
+                cluster.members[*member].send(&order);
             }
             let (mut all, mut counts) = (Measured::new(Duration::ZERO), Vec::new());
             for (member, _) in &shares {

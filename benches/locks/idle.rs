@@ -57,7 +57,7 @@ pub(crate) fn cost(bench: &mut Bench) -> Result<(), String> {
             before = counts(&mut cluster, leader).resident_bytes;
             let mut from = 0;
             for (member, share) in cluster.shares(leader, held) {
-                cluster.members[member].tell(&format!("hold {from} {}", from + share));
+                cluster.members[member].send(&format!("hold {from} {}", from + share));
                 from += share;
             }
             for member in &mut cluster.members {

@@ -80,7 +80,7 @@ pub(crate) fn ledgers(bench: &mut Bench) -> Result<(), String> {
     let before = ledger(cluster.members[leader].ask("ledger"));
     let meter = Meter::start(cluster, leader);
     for member in &mut cluster.members {
-        member.tell(&format!("share {TASKS} {millis}"));
+        member.send(&format!("share {TASKS} {millis}"));
     }
     let (mut all, mut counts) = (Measured::new(Duration::ZERO), Vec::new());
     for member in &mut cluster.members {

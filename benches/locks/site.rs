@@ -127,10 +127,10 @@ impl Site {
     async fn keep(&self, name: &str) {
         let lock = self.session().await.mutex(name.to_owned()).lock().reason("keeps it");
         let guard = lock.await.expect("a lock");
-        let (let_go, told) = oneshot::channel();
+        let (let_go, released) = oneshot::channel();
         *self.keeper.lock().expect("nobody fell") = Some(let_go);
         tokio::spawn(async move {
-            match told.await {
+            match released.await {
                 Ok(()) => drop(guard.release().await.expect("a release")),
                 // The program ends: do not release the guard.
                 Err(_) => std::future::pending().await,

@@ -15,8 +15,8 @@ use crate::model::{
 };
 use crate::node::{
     Assembly, Bells, Contact, DataErrorKind, Health, Joined, NodeStatus, RestoredFrom, Role,
-    Running, Settings, Shared, StopReason, contacts, disk_to_join, is_founded, is_joining, told_of,
-    was_told, whose,
+    Running, Settings, Shared, StopReason, contacts, disk_to_join, is_founded, is_joining,
+    save_answer, saved_contacts, whose,
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
@@ -346,15 +346,15 @@ impl Node {
     /// Waits until the node's status satisfies `condition`, and returns that status. Also returns
     /// when the node stops; the status then has the role [`Role::Stopped`].
     pub async fn wait_for(&self, mut condition: impl FnMut(&NodeStatus) -> bool) -> NodeStatus {
-        let mut told = self.shared.state.status.subscribe();
+        let mut statuses = self.shared.state.status.subscribe();
         loop {
             // Copy the status to release the channel's lock: `condition` may be slow and may call
             // this node.
-            let status = told.borrow_and_update().clone();
+            let status = statuses.borrow_and_update().clone();
             if status.role == Role::Stopped || condition(&status) {
                 return status;
             }
-            if told.changed().await.is_err() {
+            if statuses.changed().await.is_err() {
                 return self.status();
             }
         }
@@ -613,7 +613,7 @@ fn begin(
         };
         let mut settings =
             checked.belongs(node, cluster, || is_founded(env, checked.dir())).map_err(why)?;
-        for (id, contact) in told_of(env, checked.dir(), (node, cluster)) {
+        for (id, contact) in saved_contacts(env, checked.dir(), (node, cluster)) {
             settings.members.entry(id).or_insert(contact);
         }
         return Ok((settings, None));
@@ -631,10 +631,10 @@ fn begin(
     let disk = disk_to_join(env, checked.dir()).map_err(of_disk)?;
     let Contact { name, address } = checked.contact().clone();
     let ask = JoinAsk { disk, name, address, replaces };
-    let told = ask_around(addresses, &ask)?;
-    was_told(env, checked.dir(), &told).map_err(of_disk)?;
-    let settings = checked.settings(told.node, told.cluster, contacts(&told));
-    Ok((settings, Some(Joined { disk, founders: told.founding })))
+    let joined = ask_around(addresses, &ask)?;
+    save_answer(env, checked.dir(), &joined).map_err(of_disk)?;
+    let settings = checked.settings(joined.node, joined.cluster, contacts(&joined));
+    Ok((settings, Some(Joined { disk, founders: joined.founding })))
 }
 
 /// Runs blocking disk work on a separate thread, so that the work does not block an executor. The

@@ -69,9 +69,9 @@ mod tests {
         let (own, leading) = (Arc::clone(node.own_session()), node.leader_task("a", "b"));
         let _held = own.session.try_lock().unwrap();
         node.shutdown().block();
-        let told = pin!(leading.run(async |_| ())).poll(&mut Context::from_waker(Waker::noop()));
-        let is_told =
-            matches!(told, Poll::Ready(Err(LeadError::NotElected(LockError::NodeStopped(_)))));
-        assert!(is_told, "{told:?}");
+        let outcome = pin!(leading.run(async |_| ())).poll(&mut Context::from_waker(Waker::noop()));
+        let is_reported =
+            matches!(outcome, Poll::Ready(Err(LeadError::NotElected(LockError::NodeStopped(_)))));
+        assert!(is_reported, "{outcome:?}");
     }
 }

@@ -133,9 +133,9 @@ impl Session {
     }
 
     async fn until<T>(&self, mut judge: impl FnMut(SessionState) -> Option<T>) -> T {
-        let mut told = self.shared_session().watch();
+        let mut states = self.shared_session().watch();
         let mut change = pin!(async move {
-            while told.changed().await.is_ok() {}
+            while states.changed().await.is_ok() {}
             // The channel lives as long as the session, so it never closes and this line is never
             // reached.
             pending::<()>().await;

@@ -362,8 +362,9 @@ impl Machine {
                     outcome
                 }
             };
-            let told = if is_asked_here { outcome } else { dedup_table::without_rows(&outcome) };
-            turn.done.outcomes.push((id, told));
+            let reported =
+                if is_asked_here { outcome } else { dedup_table::without_rows(&outcome) };
+            turn.done.outcomes.push((id, reported));
         }
         Ok(())
     }

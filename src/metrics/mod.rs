@@ -147,25 +147,25 @@ impl<L: Label, M: MetricRead> MetricRead for By<L, M> {
 }
 
 /// Values per peer. The driver replaces the whole list once per tick.
-pub(crate) struct Told<T>(Mutex<Vec<T>>);
+pub(crate) struct Reported<T>(Mutex<Vec<T>>);
 
-type Peers = Told<PeerLag>;
-type PeerBytes = Told<PeerQueue>;
-type PeerLinks = Told<PeerLink>;
+type Peers = Reported<PeerLag>;
+type PeerBytes = Reported<PeerQueue>;
+type PeerLinks = Reported<PeerLink>;
 
-impl<T> Default for Told<T> {
+impl<T> Default for Reported<T> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<T> Told<T> {
+impl<T> Reported<T> {
     pub(crate) fn set(&self, peers: Vec<T>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = peers;
     }
 }
 
-impl<T: Clone> MetricRead for Told<T> {
+impl<T: Clone> MetricRead for Reported<T> {
     type Value = Vec<T>;
 
     fn read(&self) -> Vec<T> {

@@ -667,10 +667,10 @@ mod tests {
     fn caller_is_checked_only_while_auth_is_enabled() {
         let mut access = table(&[(KeyRange::key("k"), Rights::Read)]);
         let key = KeyRange::key("k");
-        let (nobody, ann, bob) =
+        let (anonymous, ann, bob) =
             (caller(&access, None), caller(&access, Some(ANN)), caller(&access, Some("bob")));
         let root = caller(&access, Some(ROOT));
-        assert_eq!(access.may_read(&nobody, &key), Err(AuthError::NoUser));
+        assert_eq!(access.may_read(&anonymous, &key), Err(AuthError::NoUser));
         assert_eq!(access.may_read(&bob, &key), Err(AuthError::Denied));
         assert_eq!(access.may_read(&ann, &key), Ok(()));
         assert_eq!(access.is_root(&ann), Err(AuthError::Denied));
@@ -680,7 +680,7 @@ mod tests {
         assert_eq!(access.may_read(&ann, &key), Err(AuthError::Outdated));
         assert_eq!(access.is_root(&root), Err(AuthError::Outdated));
         access.apply(AccessChange::Disable).unwrap();
-        assert_eq!(access.may_write(&nobody, &KeyRange::all()), Ok(()));
+        assert_eq!(access.may_write(&anonymous, &KeyRange::all()), Ok(()));
     }
 
     #[test]

@@ -35,7 +35,9 @@ pub use health::status::{MemberStatus, NodeStatus, Progress, Role};
 pub use health::{Health, HealthStatus};
 pub use leader::retain::History;
 pub(crate) use leader_queries::lease_calls::LeaseRequest;
-pub(crate) use membership::joining::{contacts, disk_to_join, is_joining, told_of, was_told};
+pub(crate) use membership::joining::{
+    contacts, disk_to_join, is_joining, save_answer, saved_contacts,
+};
 pub use requests::answer::StopReason;
 pub(crate) use requests::answer::{CallError, CallResult, ReplyTo};
 pub(crate) use requests::inbox::Input;

@@ -52,8 +52,11 @@ fn of_jobs(node: &Node) -> ElsewhereLayer {
 #[test]
 fn only_the_elected_leader_admits_requests() {
     let cluster = Cluster::start(3).block().unwrap();
-    let nobody = Err("no leader".to_owned());
-    assert_eq!(ask_all(&cluster, of_jobs), [nobody.clone(), nobody.clone(), nobody.clone()]);
+    let no_leader = Err("no leader".to_owned());
+    assert_eq!(
+        ask_all(&cluster, of_jobs),
+        [no_leader.clone(), no_leader.clone(), no_leader.clone()]
+    );
 
     let campaign = |member: usize| {
         let election = cluster.node(member).session().block().unwrap().election("jobs");
@@ -67,7 +70,7 @@ fn only_the_elected_leader_admits_requests() {
     let second = second.block().unwrap();
     assert_eq!(ask_all(&cluster, of_jobs), [at(2), at(2), Ok(7)]);
     second.resign().block().unwrap();
-    assert_eq!(ask_all(&cluster, of_jobs), [nobody.clone(), nobody.clone(), nobody]);
+    assert_eq!(ask_all(&cluster, of_jobs), [no_leader.clone(), no_leader.clone(), no_leader]);
 }
 
 #[test]

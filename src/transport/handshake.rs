@@ -444,20 +444,20 @@ mod tests {
             replaces: replaces.map(node),
         };
         let added = |id: u64, since| Hello { since: LogIndex(since), ..founded(id, 1) };
-        let told = |all: &Members, theirs: &Hello| {
+        let check = |all: &Members, theirs: &Hello| {
             judge(&founded(1, theirs.from.get()), theirs, &members(all.clone()))
         };
         // An unknown peer is accepted, unless the entry that added it has been applied here.
-        assert_eq!(told(&all, &added(4, 50)), Ok(()));
+        assert_eq!(check(&all, &added(4, 50)), Ok(()));
         let (me, them) = (node(1), node(4));
-        assert_eq!(told(&all, &added(4, 1)), Err(HelloRejection::UnknownMember { me, them }));
+        assert_eq!(check(&all, &added(4, 1)), Err(HelloRejection::UnknownMember { me, them }));
         let blank = Hello { since: LogIndex(50), ..blank(4, 1) };
-        assert_eq!(told(&all, &blank), Err(HelloRejection::UnknownMember { me, them }));
+        assert_eq!(check(&all, &blank), Err(HelloRejection::UnknownMember { me, them }));
         all.apply(LogIndex(50), &add(4, Some(2)));
-        assert_eq!(told(&all, &added(4, 50)), Ok(()));
+        assert_eq!(check(&all, &added(4, 50)), Ok(()));
         let lost = Hello { disk: disk(9), ..added(4, 50) };
         assert!(matches!(
-            told(&all, &lost),
+            check(&all, &lost),
             Err(HelloRejection::ReplacedDisk { member, .. }) if member == node(4)
         ));
         // The peer is a reserved member that was claimed in a log entry which is not applied here
@@ -467,33 +467,33 @@ mod tests {
         let (name, replaces) = (String::new(), Some(id));
         let keep = MemberChange::Add { id, disk: DiskId::NONE, name, address, replaces };
         kept.apply(LogIndex(60), &keep);
-        assert_eq!(told(&kept, &added(5, 61)), Ok(()));
-        let nobody = Hello { disk: DiskId::NONE, ..added(5, 62) };
+        assert_eq!(check(&kept, &added(5, 61)), Ok(()));
+        let diskless = Hello { disk: DiskId::NONE, ..added(5, 62) };
         let early = Hello { standing: FoundingState::Blank, ..added(5, 61) };
         for hello in [added(5, 60), early] {
-            let refused = told(&kept, &hello);
+            let refused = check(&kept, &hello);
             assert!(matches!(refused, Err(HelloRejection::ReplacedDisk { .. })), "{refused:?}");
         }
         let (name, address) = ("m5".to_owned(), "h:5".to_owned());
         kept.apply(LogIndex(62), &MemberChange::Take { id, disk: disk(5), name, address });
-        assert_eq!(told(&kept, &added(5, 62)), Ok(()));
+        assert_eq!(check(&kept, &added(5, 62)), Ok(()));
         assert!(
-            told(&kept, &nobody).is_err()
-                && told(&kept, &Hello { disk: disk(9), ..added(5, 99) }).is_err()
+            check(&kept, &diskless).is_err()
+                && check(&kept, &Hello { disk: disk(9), ..added(5, 99) }).is_err()
         );
         all.apply(LogIndex(51), &MemberChange::Replace { old: node(2), new: node(4) });
-        assert_eq!(told(&all, &founded(2, 1)), Ok(()), "still needed");
+        assert_eq!(check(&all, &founded(2, 1)), Ok(()), "still needed");
         all.apply(LogIndex(52), &MemberChange::LeaveJoint);
         let gone = Err(HelloRejection::Removed { member: node(2) });
-        assert_eq!(told(&all, &founded(2, 1)), gone);
-        assert_eq!(told(&all, &Hello { since: LogIndex(999), ..founded(2, 1) }), gone);
+        assert_eq!(check(&all, &founded(2, 1)), gone);
+        assert_eq!(check(&all, &Hello { since: LogIndex(999), ..founded(2, 1) }), gone);
         let unsettled = Known::Unsettled(Arc::new(all.clone()));
         assert_eq!(judge(&founded(1, 2), &founded(2, 1), &unsettled), Ok(()), "may be needed");
         // A member of another cluster with the same names, in which member 2 is not the one that
         // was removed.
         let other = [(node(1), disk(71)), (node(2), disk(72))].into();
         let stranger = Hello { standing: FoundingState::Founded(other), ..founded(2, 1) };
-        let refused = told(&all, &stranger);
+        let refused = check(&all, &stranger);
         assert!(matches!(refused, Err(HelloRejection::OtherFounding { .. })), "{refused:?}");
         let refused = Refused::from(HelloRejection::Removed { member: node(2) });
         assert_eq!((refused.removed, refused.disk_lost), (Some(node(2)), None));

@@ -50,7 +50,7 @@ impl Consensus {
     /// Returns the highest index that a leader has reported as committed. This member may not have
     /// received the entry at that index yet.
     pub(crate) fn known_commit(&self) -> LogIndex {
-        self.told_commit.max(self.commit())
+        self.reported_commit.max(self.commit())
     }
 
     /// Records the commit index in a leader's message.
@@ -58,7 +58,7 @@ impl Consensus {
         let leads =
             matches!(message.get_msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat);
         if leads && Term(message.term) >= self.term() {
-            self.told_commit = self.told_commit.max(LogIndex(message.commit));
+            self.reported_commit = self.reported_commit.max(LogIndex(message.commit));
         }
     }
 }

@@ -106,7 +106,7 @@ pub(crate) struct Consensus {
     ticks: u64,
     contacts: Contacts,
     /// Highest index that a leader has reported as committed.
-    told_commit: LogIndex,
+    reported_commit: LogIndex,
     /// Highest committed index that a turn has returned.
     handed: LogIndex,
     /// The hard state in the log, including the groups that are not written yet.
@@ -203,7 +203,7 @@ impl Consensus {
             raw,
             ticks: 0,
             contacts: Contacts::default(),
-            told_commit: LogIndex(0),
+            reported_commit: LogIndex(0),
             handed: applied,
             written,
             pending: VecDeque::new(),

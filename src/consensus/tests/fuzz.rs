@@ -156,13 +156,13 @@ impl Subject {
             };
             self.send(turn.send);
             if let Some(snapshot) = turn.install {
-                let group = turn.persist.as_ref().expect("the log is told");
+                let group = turn.persist.as_ref().expect("the log receives a group");
                 self.installing = Some((snapshot, group.number));
             }
             self.disk.look().queued.extend(turn.persist);
             for entry in &turn.commit {
-                let told = self.history.entry(entry.index).or_insert_with(|| entry.clone());
-                assert_eq!(told, entry, "R-SM: another entry at {}", entry.index);
+                let recorded = self.history.entry(entry.index).or_insert_with(|| entry.clone());
+                assert_eq!(recorded, entry, "R-SM: another entry at {}", entry.index);
                 assert!(
                     self.disk.look().holds(entry.index, entry.term),
                     "applied, and not on disk"

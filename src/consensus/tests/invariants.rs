@@ -69,8 +69,8 @@ impl World {
     /// Checks R-SM and R-QUORUM: all members commit the same entries, and a quorum has each of
     /// them.
     pub(super) fn commit(&mut self, id: NodeId, entry: &wal::Entry) -> Result<(), ConsensusFault> {
-        let told = self.history.entry(entry.index).or_insert_with(|| entry.clone());
-        assert_eq!(told, entry, "R-SM: {id}");
+        let recorded = self.history.entry(entry.index).or_insert_with(|| entry.clone());
+        assert_eq!(recorded, entry, "R-SM: {id}");
         assert!(self.is_on_a_quorum(entry), "R-QUORUM: {entry:?}");
         let member = self.members.get_mut(&id).unwrap();
         assert!(member.disk.look().holds(entry.index, entry.term), "on its own");

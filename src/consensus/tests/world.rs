@@ -241,7 +241,7 @@ impl World {
             self.send(id, turn.send);
             if let Some(snapshot) = turn.install {
                 assert!(turn.commit.is_empty(), "a snapshot comes alone");
-                let group = turn.persist.as_ref().expect("the log is told");
+                let group = turn.persist.as_ref().expect("the log receives a group");
                 assert_eq!(group.base.map(|base| base.index), Some(snapshot.index));
                 self.members.get_mut(&id).unwrap().installing = Some((snapshot, group.number));
             }

@@ -260,8 +260,8 @@ fn root_and_the_local_program_may_do_everything() {
         assert!(fresh.run(command).is_ok(), "{name}");
     }
     assert!(world.run(acting(&root, Command::Access(AccessChange::Disable))).is_ok());
-    let nobody = Caller { user: None, revision: 0 };
-    assert!(world.run(acting(&nobody, put("x", "v"))).is_ok(), "it is off");
+    let anonymous = Caller { user: None, revision: 0 };
+    assert!(world.run(acting(&anonymous, put("x", "v"))).is_ok(), "it is off");
 }
 
 #[test]

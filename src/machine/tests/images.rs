@@ -286,7 +286,7 @@ fn readers_never_see_a_mix_of_two_states_during_install() {
             while follower.sweep(1000) {}
         }
     });
-    assert!(refused.into_inner() > 0, "somebody was told that it is gone");
+    assert!(refused.into_inner() > 0, "some caller gets an error that it is gone");
     assert!(follower.store.shared().reading().is_empty());
     assert_eq!(everything(&reader), everything(&leader.reader));
     assert_eq!(reader.lease(lease), leader.reader.lease(lease));

@@ -450,12 +450,12 @@ fn rows_of_remote_requests_are_not_kept() {
     // request of this node in its current incarnation.
     for (from, life, expected) in [(3, 3, 0), (2, 2, 0), (2, 3, 51_001)] {
         let whole = all.entry(vec![of(from, life)]);
-        let told = mine.entry(vec![of(from, life)]);
-        assert_eq!(rows(&told), expected, "of {from}, in its life {life}");
-        for ((id, whole), (same, told)) in whole.outcomes.iter().zip(&told.outcomes) {
+        let reported = mine.entry(vec![of(from, life)]);
+        assert_eq!(rows(&reported), expected, "of {from}, in its life {life}");
+        for ((id, whole), (same, reported)) in whole.outcomes.iter().zip(&reported.outcomes) {
             assert_eq!(id, same);
             let revision = |outcome: &Outcome| outcome.clone().map(|reply| reply.revision());
-            assert_eq!(revision(whole), revision(told), "applied or not is told all the same");
+            assert_eq!(revision(whole), revision(reported), "both report whether it was applied");
         }
         // Both machines must have the same dedup table, although only one of them returned all
         // replies.

@@ -220,14 +220,14 @@ fn previous_rows_count_towards_the_page_size() {
 fn large_revision_is_returned_whole_over_several_lock_holds() {
     const KEYS: usize = 1_700;
     let mut world = World::new();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for (from, value) in [(0, "1"), (KEYS, "2"), (0, "3")] {
         let ops = (from..from + KEYS).map(|key| Op::put(format!("{key:05}"), value));
         let txn = Txn { success: ops.collect(), ..Txn::default() };
-        told.extend(world.apply(Command::Txn(txn)).changes);
-        told.extend(world.apply(put("between", value)).changes);
+        reported.extend(world.apply(Command::Txn(txn)).changes);
+        reported.extend(world.apply(put("between", value)).changes);
     }
-    told.extend(world.apply(Command::Delete(Delete::new(KeyRange::all()))).changes);
+    reported.extend(world.apply(Command::Delete(Delete::new(KeyRange::all()))).changes);
     let (mut next, mut found) = (Revision(1), Vec::new());
     super::super::reader::MOST_HELD.set(0);
     while next <= world.reader.revision() {
@@ -235,7 +235,7 @@ fn large_revision_is_returned_whole_over_several_lock_holds() {
         assert!(page.next > next);
         (next, found) = (page.next, [found, page.changes].concat());
     }
-    assert!(found == told, "other changes than those that were made");
+    assert!(found == reported, "other changes than those that were made");
     let most = super::super::reader::MOST_HELD.get();
     assert!((1..=super::super::shared::HOLD_KEYS).contains(&most), "{most} rows in one hold");
 }
@@ -298,7 +298,7 @@ fn revision_is_never_torn_by_compaction_or_install() {
 fn changes_of_an_entry_match_later_history() {
     let mut world = World::new();
     let lease = world.grant(None);
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for number in 0..300u64 {
         let key = format!("{}", number * 7 % 20);
         let command = match number % 5 {
@@ -311,13 +311,13 @@ fn changes_of_an_entry_match_later_history() {
             }
             _ => Command::Put(Put::new(key, number.to_string())),
         };
-        told.extend(world.apply(command).changes);
+        reported.extend(world.apply(command).changes);
     }
-    told.extend(world.apply(Command::Revoke(lease)).changes);
+    reported.extend(world.apply(Command::Revoke(lease)).changes);
     let page = world.reader.events(&KeyRange::all(), Revision(1), usize::MAX).unwrap();
-    assert_eq!(page.changes, told);
-    let revisions: Vec<_> = told.iter().map(|change| change.revision.get()).collect();
-    assert_eq!(revisions, (2..2 + told.len() as u64).collect::<Vec<_>>(), "dense");
+    assert_eq!(page.changes, reported);
+    let revisions: Vec<_> = reported.iter().map(|change| change.revision.get()).collect();
+    assert_eq!(revisions, (2..2 + reported.len() as u64).collect::<Vec<_>>(), "dense");
 }
 
 #[test]

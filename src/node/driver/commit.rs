@@ -85,7 +85,7 @@ impl Driver {
         batch.last = index;
         tracing::trace!(%index, %term, "entry applied");
         if Digests::is_due(index) {
-            self.tell_digest(index)?;
+            self.send_digest(index)?;
         }
         Ok(())
     }
@@ -142,7 +142,7 @@ impl Driver {
     /// Used by a mutant: answers the callers before their changes are visible.
     fn answer_early(&mut self, batch: &mut Batch) {
         let times = BatchTimes { came: batch.came, visible: batch.came };
-        self.tell_applied(std::mem::take(&mut batch.closed), times, batch.entries);
+        self.answer_applied(std::mem::take(&mut batch.closed), times, batch.entries);
     }
 
     /// Makes the changes visible to readers. Returns the time, and the visible revision.
@@ -182,7 +182,7 @@ impl Driver {
         self.release_at_least(visible);
         self.judge_renewals();
         let times = BatchTimes { came: batch.came, visible: visible_at };
-        self.tell_applied(batch.closed, times, batch.entries);
+        self.answer_applied(batch.closed, times, batch.entries);
     }
 
     fn count_done(&self, tally: &Tally) {
@@ -208,7 +208,7 @@ impl Driver {
         self.to_leader.reached(visible);
     }
 
-    pub(super) fn tell_digest(&mut self, index: LogIndex) -> Result<(), Fatal> {
+    pub(super) fn send_digest(&mut self, index: LogIndex) -> Result<(), Fatal> {
         let digest = self.machine.digest();
         // Only the digests of voters count.
         if self.membership.roster.members().is_voter(self.shared.settings.node) {
@@ -235,7 +235,7 @@ impl Driver {
         index: LogIndex,
         digest: u64,
     ) -> Result<(), Fatal> {
-        match self.peers.digests.tell(from, index, digest) {
+        match self.peers.digests.record(from, index, digest) {
             DigestVerdict::Fine => Ok(()),
             DigestVerdict::Others(wrong) => {
                 for node in wrong {

@@ -254,7 +254,7 @@ impl Driver {
         // Requests without a deadline are not rejected. Such requests wait until the difference is
         // resolved.
         if self.peers.digests.is_undecided() && write.deadline.is_some() {
-            self.tell(vec![Closed::not_accepted(write, CallError::Diverged)]);
+            self.answer_callers(vec![Closed::not_accepted(write, CallError::Diverged)]);
         } else {
             self.to_leader.proposals.add(write);
         }

@@ -36,7 +36,7 @@ pub(super) struct LeaderState {
     pub(super) step: Option<UnderWay>,
     /// The origins of requests that wait until the last membership change is settled, each with the
     /// affected member.
-    pub(super) untold: Vec<(QueryOrigin, NodeId)>,
+    pub(super) unanswered: Vec<(QueryOrigin, NodeId)>,
     /// Decides how much history is kept, from the first applied entry of the term.
     pub(super) retention: Option<Retention>,
     /// The number of the request with which this leader raises the cluster version.
@@ -53,7 +53,7 @@ impl LeaderState {
             renewals: BTreeMap::new(),
             flights: VecDeque::new(),
             step: None,
-            untold: Vec::new(),
+            unanswered: Vec::new(),
             retention: None,
             raising: None,
         }
@@ -296,7 +296,7 @@ impl Driver {
                     self.to_leader.proposals.reject_unproposed(*seq, CallError::Diverged)
                 };
                 let refused = fresh.iter().filter_map(refuse).collect();
-                self.tell(refused);
+                self.answer_callers(refused);
             }
         }
     }

@@ -57,7 +57,7 @@ impl Driver {
             return;
         }
         self.introduce();
-        let waiting = self.leader.as_mut().map(|leading| std::mem::take(&mut leading.untold));
+        let waiting = self.leader.as_mut().map(|leading| std::mem::take(&mut leading.unanswered));
         for (origin, id) in waiting.into_iter().flatten() {
             self.answer_step(origin, MemberAnswer::Done { id, index });
         }
@@ -66,7 +66,7 @@ impl Driver {
     /// As the leader: answers the origin of a request as soon as the change is settled.
     fn step_is_made(&mut self, origin: QueryOrigin, id: NodeId, index: LogIndex) {
         match &mut self.leader {
-            Some(leading) if !self.membership.is_settled() => leading.untold.push((origin, id)),
+            Some(leading) if !self.membership.is_settled() => leading.unanswered.push((origin, id)),
             _ => self.answer_step(origin, MemberAnswer::Done { id, index }),
         }
     }
@@ -386,13 +386,13 @@ impl Driver {
         };
         let inbox = Arc::clone(&self.shared.inbox);
         let membership_request = MembershipRequest::Add { disk, name, address, replaces };
-        let told = ReplyTo::Call(Box::new(move |result| {
+        let on_result = ReplyTo::Call(Box::new(move |result| {
             drop(inbox.push(Input::LetIn(reply, result)));
         }));
         self.to_leader.steps.add(
             membership_request,
             now + self.shared.settings.call_deadline,
-            told,
+            on_result,
             now,
         );
     }

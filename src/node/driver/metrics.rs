@@ -12,14 +12,19 @@ use crate::{consensus, metrics};
 
 impl Driver {
     /// Answers the callers of requests that have ended without being applied by this node.
-    pub(super) fn tell(&mut self, closed: Vec<Closed>) {
+    pub(super) fn answer_callers(&mut self, closed: Vec<Closed>) {
         for closed in closed {
             self.close(closed, None);
         }
     }
 
     /// Answers the callers of requests that a batch of `entries` has decided.
-    pub(super) fn tell_applied(&mut self, closed: Vec<Closed>, times: BatchTimes, entries: usize) {
+    pub(super) fn answer_applied(
+        &mut self,
+        closed: Vec<Closed>,
+        times: BatchTimes,
+        entries: usize,
+    ) {
         for closed in closed {
             self.close(closed, Some(times));
         }
@@ -64,7 +69,7 @@ impl Driver {
 
     fn close(&self, closed: Closed, times: Option<BatchTimes>) {
         self.shared.admission.release(closed.bytes);
-        let (trace, result, teller) = closed.split();
+        let (trace, result, reply) = closed.split();
         let (now, end) = (self.shared.now(), ending(&result));
         let took = now.since(trace.asked);
         self.shared.meters.ended(trace.kind, end, took);
@@ -78,7 +83,7 @@ impl Driver {
         if let Some(passed_over) = self.shared.is_slow(took, now) {
             self.say_slow(&trace, end, took, stages, passed_over, now);
         }
-        teller.send(result);
+        reply.send(result);
     }
 
     /// Logs a slow request with the duration of each stage, and with the number of slow requests

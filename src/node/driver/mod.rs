@@ -354,7 +354,7 @@ impl Driver {
     fn expire_calls(&mut self, now: Moment) {
         self.to_leader.proposals.resend(now);
         let expired = self.to_leader.proposals.expire(now);
-        self.tell(expired);
+        self.answer_callers(expired);
         let unconfirmed = self.to_leader.reads.expire(now);
         self.shared.meters.reads_unconfirmed_total.add(unconfirmed);
         self.to_leader.lease_calls.expire(now);

@@ -70,7 +70,7 @@ impl Driver {
         if refused.is_none() {
             self.to_leader.hold(now);
         }
-        self.tell(refused.into_iter().collect());
+        self.answer_callers(refused.into_iter().collect());
     }
 
     /// Processes the leader's rejection of requests that would have made the state grow.
@@ -83,7 +83,7 @@ impl Driver {
         for seq in seqs {
             let refused =
                 self.to_leader.proposals.growth_rejected_by_leader(*seq, self.growth_error(why));
-            self.tell(refused.into_iter().collect());
+            self.answer_callers(refused.into_iter().collect());
             // Only requests that stay open are repeated later, so only they need a pause.
             if self.to_leader.proposals.is_open(*seq) {
                 self.to_leader.hold(now);

@@ -63,10 +63,10 @@ impl Driver {
             None => String::new(),
         };
         let answer = self.sessions.resume(resuming, info.ttl, label, now);
-        self.tell_resumed(answer);
+        self.answer_resumed(answer);
     }
 
-    fn tell_resumed(&self, resumed: impl IntoIterator<Item = Resumed>) {
+    fn answer_resumed(&self, resumed: impl IntoIterator<Item = Resumed>) {
         let claim = |state| Claim::resumed(Arc::clone(&self.shared), state);
         for (reply, result) in resumed {
             reply.send(result.map(claim));
@@ -76,12 +76,12 @@ impl Driver {
     /// Processes the leader's answer to a renewal.
     pub(super) fn renewed(&mut self, round: u64, renewed: &[LeaseId], gone: &[LeaseId]) {
         let resumed = self.sessions.renewed(round, renewed, gone, self.shared.now());
-        self.tell_resumed(resumed);
+        self.answer_resumed(resumed);
     }
 
     pub(super) fn lease_ended(&mut self, lease: LeaseId) {
         let resumed = self.sessions.lease_ended(lease, self.shared.now());
-        self.tell_resumed(resumed);
+        self.answer_resumed(resumed);
     }
 
     /// Ends the sessions that were not renewed in time, and notifies their watchers. Called at each tick.
@@ -90,6 +90,6 @@ impl Driver {
             self.propose_until_applied(Command::Revoke(lease));
         }
         let late = self.sessions.give_up(now);
-        self.tell_resumed(late);
+        self.answer_resumed(late);
     }
 }

@@ -61,7 +61,7 @@ impl Driver {
     /// Fails all calls.
     fn end_calls(&mut self, reason: &StopReason) {
         let closed = self.to_leader.stop_writes(reason);
-        self.tell(closed);
+        self.answer_callers(closed);
         self.to_leader.stop_questions(reason);
     }
 

@@ -322,7 +322,7 @@ impl Driver {
         self.to_leader.reads.applied(self.machine.applied());
         self.to_leader.steps.applied(self.machine.applied());
         self.release_at_least(visible);
-        self.tell(closed);
+        self.answer_callers(closed);
         Ok(())
     }
 

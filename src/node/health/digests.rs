@@ -26,7 +26,7 @@ pub(crate) struct Digests {
     me: NodeId,
     /// The voters, whose digests count.
     voters: BTreeSet<NodeId>,
-    told: BTreeMap<LogIndex, BTreeMap<NodeId, u64>>,
+    received: BTreeMap<LogIndex, BTreeMap<NodeId, u64>>,
     undecided: Option<UndecidedDigest>,
     patience_ticks: u32,
     /// Number of ticks until the leader may force another comparison.
@@ -58,8 +58,8 @@ impl Digests {
     /// Returns a table without digests. The digests of members that have not sent one yet may
     /// resolve a difference within `patience_ticks`.
     pub(crate) fn new(me: NodeId, patience_ticks: u32) -> Self {
-        let (voters, told) = (BTreeSet::new(), BTreeMap::new());
-        Self { me, voters, told, undecided: None, patience_ticks, rest_ticks: 0 }
+        let (voters, received) = (BTreeSet::new(), BTreeMap::new());
+        Self { me, voters, received, undecided: None, patience_ticks, rest_ticks: 0 }
     }
 
     /// Sets the voters, of which a majority decides. A learner compares its digest with theirs, and
@@ -67,15 +67,15 @@ impl Digests {
     pub(crate) fn set_voters(&mut self, voters: impl IntoIterator<Item = NodeId>) {
         self.voters = voters.into_iter().collect();
         let (voters, me) = (&self.voters, self.me);
-        for told in self.told.values_mut() {
-            told.retain(|node, _| *node == me || voters.contains(node));
+        for received in self.received.values_mut() {
+            received.retain(|node, _| *node == me || voters.contains(node));
         }
         // If the member that caused the difference was removed, no later digest would resolve the
         // difference.
         let is_open = |undecided: &UndecidedDigest| {
-            self.told
+            self.received
                 .get(&undecided.index)
-                .is_some_and(|told| self.judge(told) == DigestVerdict::NoMajority)
+                .is_some_and(|received| self.compare(received) == DigestVerdict::NoMajority)
         };
         if !self.undecided.as_ref().is_some_and(is_open) {
             self.undecided = None;
@@ -96,22 +96,22 @@ impl Digests {
     }
 
     /// Records a digest of another member or of this one.
-    pub(crate) fn tell(&mut self, from: NodeId, index: LogIndex, digest: u64) -> DigestVerdict {
+    pub(crate) fn record(&mut self, from: NodeId, index: LogIndex, digest: u64) -> DigestVerdict {
         if !Self::is_due(index) || (from != self.me && !self.voters.contains(&from)) {
             return DigestVerdict::Fine;
         }
-        self.told.entry(index).or_default().insert(from, digest);
+        self.received.entry(index).or_default().insert(from, digest);
         // Keep the comparisons in which this member takes part, so that a peer cannot fill the
         // table with future indexes.
-        while self.told.len() > KEPT {
-            let mine = self.told.iter().find(|(_, told)| !told.contains_key(&self.me));
-            let oldest = *self.told.first_key_value().expect("it is not empty").0;
+        while self.received.len() > KEPT {
+            let mine = self.received.iter().find(|(_, received)| !received.contains_key(&self.me));
+            let oldest = *self.received.first_key_value().expect("it is not empty").0;
             let victim = mine.map_or(oldest, |(index, _)| *index);
-            self.told.remove(&victim);
+            self.received.remove(&victim);
         }
-        let Some(told) = self.told.get(&index) else { return DigestVerdict::Fine };
-        let (verdict, agrees) = (self.judge(told), self.is_of_majority(told));
-        let is_known = told.contains_key(&self.me);
+        let Some(received) = self.received.get(&index) else { return DigestVerdict::Fine };
+        let (verdict, agrees) = (self.compare(received), self.is_of_majority(received));
+        let is_known = received.contains_key(&self.me);
         if from == self.me && self.undecided.is_some() {
             self.rest_ticks = self.patience_ticks.saturating_mul(REST);
         }
@@ -141,25 +141,25 @@ impl Digests {
     }
 
     /// Returns whether this member's digest equals that of a majority of the voters.
-    fn is_of_majority(&self, told: &BTreeMap<NodeId, u64>) -> bool {
-        let mine = told.get(&self.me);
-        let same = self.voters.iter().filter(|node| mine.is_some() && told.get(node) == mine);
+    fn is_of_majority(&self, received: &BTreeMap<NodeId, u64>) -> bool {
+        let mine = received.get(&self.me);
+        let same = self.voters.iter().filter(|node| mine.is_some() && received.get(node) == mine);
         same.count() > self.voters.len() / 2
     }
 
-    fn judge(&self, told: &BTreeMap<NodeId, u64>) -> DigestVerdict {
-        let Some(mine) = told.get(&self.me) else { return DigestVerdict::Fine };
-        if told.values().all(|digest| digest == mine) {
+    fn compare(&self, received: &BTreeMap<NodeId, u64>) -> DigestVerdict {
+        let Some(mine) = received.get(&self.me) else { return DigestVerdict::Fine };
+        if received.values().all(|digest| digest == mine) {
             return DigestVerdict::Fine;
         }
         let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
-        for (_, digest) in told.iter().filter(|(node, _)| self.voters.contains(node)) {
+        for (_, digest) in received.iter().filter(|(node, _)| self.voters.contains(node)) {
             *counts.entry(*digest).or_default() += 1;
         }
         let quorum = self.voters.len() / 2 + 1;
         match counts.into_iter().find(|(_, count)| *count >= quorum) {
             Some((right, _)) if right == *mine => {
-                let wrong = told.iter().filter(|(_, digest)| **digest != right);
+                let wrong = received.iter().filter(|(_, digest)| **digest != right);
                 DigestVerdict::Others(wrong.map(|(node, _)| *node).collect())
             }
             Some(_) => DigestVerdict::Me,
@@ -186,41 +186,41 @@ mod tests {
     fn replica_that_differs_from_a_majority_is_wrong() {
         let index = LogIndex(EVERY);
         let mut digests = among(1, 3, 2);
-        assert_eq!(digests.tell(node(1), index, 7), DigestVerdict::Fine);
-        assert_eq!(digests.tell(node(2), index, 8), DigestVerdict::NoMajority);
+        assert_eq!(digests.record(node(1), index, 7), DigestVerdict::Fine);
+        assert_eq!(digests.record(node(2), index, 8), DigestVerdict::NoMajority);
         digests.tick();
-        assert!(!digests.is_undecided(), "the third may be about to tell");
+        assert!(!digests.is_undecided(), "the third digest may still arrive");
         digests.tick();
         assert!(digests.is_undecided());
-        assert_eq!(digests.tell(node(3), index, 7), DigestVerdict::Others(vec![node(2)]));
+        assert_eq!(digests.record(node(3), index, 7), DigestVerdict::Others(vec![node(2)]));
         assert!(!digests.is_undecided());
 
         let mut digests = among(2, 3, 2);
-        assert_eq!(digests.tell(node(1), index, 7), DigestVerdict::Fine);
-        assert_eq!(digests.tell(node(3), index, 7), DigestVerdict::Fine);
-        assert_eq!(digests.tell(node(2), index, 8), DigestVerdict::Me);
+        assert_eq!(digests.record(node(1), index, 7), DigestVerdict::Fine);
+        assert_eq!(digests.record(node(3), index, 7), DigestVerdict::Fine);
+        assert_eq!(digests.record(node(2), index, 8), DigestVerdict::Me);
     }
 
     #[test]
     fn two_differing_replicas_are_undecided_until_a_majority_agrees() {
         let mut digests = among(1, 3, 1);
-        digests.tell(node(1), LogIndex(EVERY), 7);
-        assert_eq!(digests.tell(node(2), LogIndex(EVERY), 8), DigestVerdict::NoMajority);
+        digests.record(node(1), LogIndex(EVERY), 7);
+        assert_eq!(digests.record(node(2), LogIndex(EVERY), 8), DigestVerdict::NoMajority);
         digests.tick();
-        digests.tell(node(1), LogIndex(2 * EVERY), 9);
+        digests.record(node(1), LogIndex(2 * EVERY), 9);
         assert!(digests.is_undecided(), "one alone agrees with nobody");
-        assert_eq!(digests.tell(node(2), LogIndex(2 * EVERY), 8), DigestVerdict::NoMajority);
+        assert_eq!(digests.record(node(2), LogIndex(2 * EVERY), 8), DigestVerdict::NoMajority);
         assert!(digests.is_undecided());
         // This member was away at the first comparison.
         assert_eq!(
-            digests.tell(node(3), LogIndex(2 * EVERY), 9),
+            digests.record(node(3), LogIndex(2 * EVERY), 9),
             DigestVerdict::Others(vec![node(2)])
         );
         assert!(!digests.is_undecided());
         // A late digest for an earlier index does not reopen that comparison.
-        digests.tell(node(1), LogIndex(3 * EVERY), 4);
-        assert_eq!(digests.tell(node(3), LogIndex(3 * EVERY), 5), DigestVerdict::NoMajority);
-        digests.tell(node(1), LogIndex(2 * EVERY), 9);
+        digests.record(node(1), LogIndex(3 * EVERY), 4);
+        assert_eq!(digests.record(node(3), LogIndex(3 * EVERY), 5), DigestVerdict::NoMajority);
+        digests.record(node(1), LogIndex(2 * EVERY), 9);
         digests.tick();
         assert!(digests.is_undecided(), "an earlier agreement does not heal a later difference");
     }
@@ -229,14 +229,14 @@ mod tests {
     fn learner_has_no_say_and_stops_if_voters_agree_otherwise() {
         let index = LogIndex(EVERY);
         let mut learner = among(4, 3, 2);
-        assert_eq!(learner.tell(node(4), index, 8), DigestVerdict::Fine);
-        assert_eq!(learner.tell(node(1), index, 7), DigestVerdict::NoMajority);
-        assert_eq!(learner.tell(node(2), index, 7), DigestVerdict::Me);
+        assert_eq!(learner.record(node(4), index, 8), DigestVerdict::Fine);
+        assert_eq!(learner.record(node(1), index, 7), DigestVerdict::NoMajority);
+        assert_eq!(learner.record(node(2), index, 7), DigestVerdict::Me);
         let mut voter = among(1, 3, 2);
-        voter.tell(node(1), index, 7);
-        assert_eq!(voter.tell(node(4), index, 8), DigestVerdict::Fine);
+        voter.record(node(1), index, 7);
+        assert_eq!(voter.record(node(4), index, 8), DigestVerdict::Fine);
         // The member that differs is removed, and the difference is resolved.
-        assert_eq!(voter.tell(node(2), index, 8), DigestVerdict::NoMajority);
+        assert_eq!(voter.record(node(2), index, 8), DigestVerdict::NoMajority);
         voter.tick();
         voter.tick();
         assert!(voter.is_undecided());
@@ -248,8 +248,8 @@ mod tests {
     fn the_table_stays_small() {
         let mut digests = among(1, 3, 2);
         for i in 1..10_000 {
-            digests.tell(node(2), LogIndex(i * EVERY), i);
+            digests.record(node(2), LogIndex(i * EVERY), i);
         }
-        assert!(digests.told.len() <= KEPT);
+        assert!(digests.received.len() <= KEPT);
     }
 }

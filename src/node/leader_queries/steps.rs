@@ -204,13 +204,13 @@ mod tests {
 
     /// The results that callers received, in order.
     #[derive(Default)]
-    struct Told(Arc<Mutex<Vec<Result<NodeId, CallError>>>>);
+    struct Results(Arc<Mutex<Vec<Result<NodeId, CallError>>>>);
 
-    impl Told {
+    impl Results {
         /// Returns the receiver of a new caller.
         fn caller(&self) -> ReplyTo<NodeId> {
-            let told = Arc::clone(&self.0);
-            ReplyTo::Call(Box::new(move |result| told.lock().unwrap().push(result)))
+            let results = Arc::clone(&self.0);
+            ReplyTo::Call(Box::new(move |result| results.lock().unwrap().push(result)))
         }
 
         /// Takes the results since the last call.
@@ -225,11 +225,11 @@ mod tests {
 
     #[test]
     fn membership_request_is_retried_until_answered_and_reported_once_applied() {
-        let told = Told::default();
+        let results = Results::default();
         let id = NodeId::new(4).unwrap();
         let mut steps = Steps::new(Duration::from_millis(100));
-        steps.add(MembershipRequest::Promote(id), at(1000), told.caller(), at(0));
-        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Promote(id), at(1000), results.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
         let t = Term(7);
         assert_eq!(steps.ask(t, at(0)), Some((3, MembershipRequest::Promote(id))));
         assert_eq!(steps.ask(t, at(0)), Some((4, MembershipRequest::Remove(id))));
@@ -239,34 +239,34 @@ mod tests {
         steps.answered(5, MemberAnswer::Done { id, index: LogIndex(9) });
         steps.answered(4, MemberAnswer::Refused(MembershipError::LastVoter(id)));
         steps.applied(LogIndex(8));
-        assert_eq!(told.take(), [Err(CallError::Members(MembershipError::LastVoter(id)))]);
+        assert_eq!(results.take(), [Err(CallError::Members(MembershipError::LastVoter(id)))]);
         steps.applied(LogIndex(9));
-        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(200));
+        steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(200));
         steps.expire(at(1000));
-        assert_eq!(told.take(), [Ok(id), Err(CallError::Deadline { maybe_applied: true })]);
+        assert_eq!(results.take(), [Ok(id), Err(CallError::Deadline { maybe_applied: true })]);
     }
 
     #[test]
     fn membership_requests_beyond_open_max_fail_as_busy() {
-        let told = Told::default();
+        let results = Results::default();
         let mut steps = Steps::new(Duration::from_millis(100));
         let add = |steps: &mut Steps, deadline| {
             let request = MembershipRequest::Promote(NodeId::new(4).unwrap());
-            steps.add(request, at(deadline), told.caller(), at(0));
+            steps.add(request, at(deadline), results.caller(), at(0));
         };
         (0..OPEN_MAX).for_each(|_| add(&mut steps, 10));
-        assert_eq!(told.take(), []);
+        assert_eq!(results.take(), []);
         add(&mut steps, 10);
-        assert_eq!(told.take(), [Err(CallError::Busy)]);
+        assert_eq!(results.take(), [Err(CallError::Busy)]);
         steps.expire(at(10));
-        assert_eq!(told.take().len(), OPEN_MAX);
+        assert_eq!(results.take().len(), OPEN_MAX);
         add(&mut steps, 20);
-        assert_eq!(told.take(), []);
+        assert_eq!(results.take(), []);
     }
 
     #[test]
     fn rejection_ends_a_membership_request_only_if_no_attempt_can_succeed() {
-        let told = Told::default();
+        let results = Results::default();
         let id = NodeId::new(4).unwrap();
         let refused = || MemberAnswer::Refused(MembershipError::LastVoter(id));
         let mut steps = Steps::new(Duration::from_millis(100));
@@ -274,39 +274,39 @@ mod tests {
 
         // A late rejection arrives while a second attempt may have succeeded. Either the second
         // attempt is answered, or the deadline passes.
-        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.answered(first, refused());
-        assert_eq!(told.take(), []);
+        assert_eq!(results.take(), []);
         steps.answered(second, MemberAnswer::Done { id, index: LogIndex(9) });
         steps.applied(LogIndex(9));
-        assert_eq!(told.take(), [Ok(id)]);
+        assert_eq!(results.take(), [Ok(id)]);
 
         // A change that was made is not affected by a rejection of another attempt.
-        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.answered(second, MemberAnswer::Done { id, index: LogIndex(10) });
         steps.answered(first, refused());
         steps.applied(LogIndex(10));
-        assert_eq!(told.take(), [Ok(id)]);
+        assert_eq!(results.take(), [Ok(id)]);
 
         // The leader of the first attempt is gone. The next leader has applied all surviving
         // entries of the first leader.
-        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100));
         steps.answered(second, refused());
         // An attempt that was never sent cannot succeed.
-        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
         steps.not_asked(first);
         steps.answered(second, refused());
         let refused = || Err(CallError::Members(MembershipError::LastVoter(id)));
-        assert_eq!(told.take(), [refused(), refused()]);
+        assert_eq!(results.take(), [refused(), refused()]);
     }
 
     #[test]
     fn promotion_reverted_by_others_is_reported_as_unknown() {
-        let told = Told::default();
+        let results = Results::default();
         let id = NodeId::new(4).unwrap();
         let mut steps = Steps::new(Duration::from_millis(100));
         for (rejection, is_known) in [
@@ -314,7 +314,7 @@ mod tests {
             (MembershipError::NotCaughtUp(id), true),
             (MembershipError::Pending, true),
         ] {
-            steps.add(MembershipRequest::Promote(id), at(1000), told.caller(), at(0));
+            steps.add(MembershipRequest::Promote(id), at(1000), results.caller(), at(0));
             // A leader does not answer, and a later leader does not know the member any more.
             let _ = steps.ask(Term(1), at(0)).unwrap();
             let (second, _) = steps.ask(Term(2), at(100)).unwrap();
@@ -324,33 +324,33 @@ mod tests {
                 true => CallError::Members(rejection),
                 false => CallError::Deadline { maybe_applied: true },
             };
-            assert_eq!(told.take(), [Err(expected)]);
+            assert_eq!(results.take(), [Err(expected)]);
         }
         // If only one leader was asked, the caller is answered at once.
-        steps.add(MembershipRequest::Promote(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Promote(id), at(1000), results.caller(), at(0));
         let (only, _) = steps.ask(Term(2), at(0)).unwrap();
         steps.answered(only, MemberAnswer::Refused(MembershipError::Unknown(id)));
         let unknown = Err(CallError::Members(MembershipError::Unknown(id)));
-        assert_eq!(told.take(), [unknown]);
+        assert_eq!(results.take(), [unknown]);
     }
 
     #[test]
     fn membership_request_waits_for_a_pending_change_until_its_deadline() {
-        let told = Told::default();
+        let results = Results::default();
         let id = NodeId::new(4).unwrap();
         let pending = || MemberAnswer::Refused(MembershipError::Pending);
         let mut steps = Steps::new(Duration::from_millis(100));
         let ask = |steps: &mut Steps, term, ms| steps.ask(Term(term), at(ms)).map(|asked| asked.0);
 
         // The request succeeds once the other change is complete.
-        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
         let first = ask(&mut steps, 1, 0).unwrap();
         steps.answered(first, pending());
-        assert_eq!((ask(&mut steps, 1, 99), told.take().len()), (None, 0));
+        assert_eq!((ask(&mut steps, 1, 99), results.take().len()), (None, 0));
         let second = ask(&mut steps, 1, 100).unwrap();
         steps.answered(second, MemberAnswer::Done { id, index: LogIndex(9) });
         steps.applied(LogIndex(9));
-        assert_eq!(told.take(), [Ok(id)]);
+        assert_eq!(results.take(), [Ok(id)]);
 
         // Otherwise it fails, and that is certain if no attempt is open. An answer from a leader that has lost its
         // leadership changes nothing.
@@ -362,7 +362,7 @@ mod tests {
             (Some(MemberAnswer::Done { id, index: LogIndex(99) }), unknown()),
             (None, unknown()),
         ] {
-            steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
+            steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
             let first = ask(&mut steps, 1, 0).unwrap();
             steps.answered(first, pending());
             let second = ask(&mut steps, 1, 100).unwrap();
@@ -370,14 +370,14 @@ mod tests {
                 steps.answered(second, last);
             }
             steps.expire(at(1000));
-            assert_eq!(told.take(), [expected]);
+            assert_eq!(results.take(), [expected]);
         }
         // A leader of a later term has applied all surviving changes of earlier leaders, so open
         // attempts to earlier leaders cannot succeed later.
-        steps.add(MembershipRequest::Remove(id), at(1000), told.caller(), at(0));
+        steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100).unwrap());
         steps.answered(second, pending());
         steps.expire(at(1000));
-        assert_eq!(told.take(), [busy()]);
+        assert_eq!(results.take(), [busy()]);
     }
 }

@@ -39,7 +39,7 @@ pub(crate) struct Founding {
     members: Vec<NodeId>,
     met: BTreeMap<NodeId, DiskId>,
     /// Whether `met` is the recorded list, received from a member that has it.
-    told: bool,
+    has_list: bool,
     /// Time of the first call of [`Founding::report`].
     began: Option<Moment>,
     /// Time and content of the last report.
@@ -50,7 +50,7 @@ impl Founding {
     /// Returns the state of a member that has met only itself.
     pub(crate) fn new(me: NodeId, disk: DiskId, members: Vec<NodeId>) -> Self {
         let met = BTreeMap::from([(me, disk)]);
-        Self { me, disk, members, met, told: false, began: None, reported: None }
+        Self { me, disk, members, met, has_list: false, began: None, reported: None }
     }
 
     /// Processes the introduction of a peer.
@@ -60,14 +60,14 @@ impl Founding {
     /// stops.
     pub(crate) fn hear(&mut self, hello: &Hello) -> Result<(), String> {
         match &hello.standing {
-            FoundingState::Blank if self.told => Ok(()),
+            FoundingState::Blank if self.has_list => Ok(()),
             FoundingState::Blank => {
                 self.met.insert(hello.from, hello.disk);
                 Ok(())
             }
             FoundingState::Founded(list) if list.get(&self.me) == Some(&self.disk) => {
                 self.met.clone_from(list);
-                self.told = true;
+                self.has_list = true;
                 Ok(())
             }
             FoundingState::Founded(_) => Err(format!(
@@ -83,7 +83,7 @@ impl Founding {
     pub(crate) fn done(&self) -> Option<wal::Founding> {
         let all = !self.members.is_empty()
             && self.members.iter().all(|member| self.met.contains_key(member));
-        (all && (self.told || self.me == self.founder())).then(|| self.met.clone())
+        (all && (self.has_list || self.me == self.founder())).then(|| self.met.clone())
     }
 
     /// Returns the founding members that have not been met.
@@ -180,7 +180,7 @@ mod tests {
         founding.hear(&hello(3, 3, FoundingState::Founded(list([1, 2, 3])))).unwrap();
         assert_eq!(founding.done(), Some(list([1, 2, 3])));
         founding.hear(&hello(1, 1, FoundingState::Founded(list([1, 2, 3])))).unwrap();
-        assert_eq!(founding.done(), Some(list([1, 2, 3])), "it may be told twice");
+        assert_eq!(founding.done(), Some(list([1, 2, 3])), "it may be received twice");
     }
 
     #[test]

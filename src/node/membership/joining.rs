@@ -58,16 +58,16 @@ pub(in crate::node) fn has_log(env: &Env, dir: &Path) {
 ///
 /// # Errors
 /// Returns the error of the disk.
-pub(crate) fn was_told(env: &Env, dir: &Path, told: &model::Joined) -> io::Result<()> {
+pub(crate) fn save_answer(env: &Env, dir: &Path, joined: &model::Joined) -> io::Result<()> {
     let mut answer = Vec::new();
-    codec::encode_join_answer(&JoinAnswer::Joined(told.clone()), &mut answer);
+    codec::encode_join_answer(&JoinAnswer::Joined(joined.clone()), &mut answer);
     let bytes = [&crc32fast::hash(&answer).to_le_bytes()[..], &answer].concat();
     replace(&*env.disk, &dir.join(JOINED), &bytes)
 }
 
 /// Returns the members in the answer, if the answer is for this member and is still needed. An
 /// unreadable file counts as absent. In this case other members must contact this member.
-pub(crate) fn told_of(
+pub(crate) fn saved_contacts(
     env: &Env,
     dir: &Path,
     (node, cluster): (NodeId, ClusterId),
@@ -78,20 +78,20 @@ pub(crate) fn told_of(
         return BTreeMap::new();
     }
     match codec::decode_join_answer(answer.to_vec().into()) {
-        Ok(JoinAnswer::Joined(told)) if (told.node, told.cluster) == (node, cluster) => {
-            contacts(&told)
+        Ok(JoinAnswer::Joined(joined)) if (joined.node, joined.cluster) == (node, cluster) => {
+            contacts(&joined)
         }
         _ => BTreeMap::new(),
     }
 }
 
 /// Returns the names and addresses of the members in an answer.
-pub(crate) fn contacts(told: &model::Joined) -> BTreeMap<NodeId, Contact> {
+pub(crate) fn contacts(joined: &model::Joined) -> BTreeMap<NodeId, Contact> {
     let contact = |member: &model::Member| Contact {
         name: member.name.clone(),
         address: member.address.clone(),
     };
-    told.members.rows().iter().map(|(id, member)| (*id, contact(member))).collect()
+    joined.members.rows().iter().map(|(id, member)| (*id, contact(member))).collect()
 }
 
 /// Removes the answer after the node has started with its own state.
@@ -132,10 +132,11 @@ mod tests {
         env.disk.create_dir(dir).unwrap();
         let founding = [(node(1), DiskId(7))].into();
         let members = Members::founded(&founding);
-        let told = model::Joined { cluster: ClusterId(9), node: node(2), founding, members };
-        let whom = |node| told_of(&env, dir, (node, ClusterId(9))).into_keys().collect::<Vec<_>>();
+        let joined = model::Joined { cluster: ClusterId(9), node: node(2), founding, members };
+        let whom =
+            |node| saved_contacts(&env, dir, (node, ClusterId(9))).into_keys().collect::<Vec<_>>();
         assert_eq!(whom(node(2)), []);
-        was_told(&env, dir, &told).unwrap();
+        save_answer(&env, dir, &joined).unwrap();
         assert_eq!((whom(node(2)), whom(node(3))), (vec![node(1)], vec![]));
         let whole = read(&env, dir, JOINED).unwrap().unwrap();
         for at in 0..whole.len() {
@@ -146,7 +147,7 @@ mod tests {
                 assert_eq!(whom(node(2)), [], "damaged at {at}");
             }
         }
-        was_told(&env, dir, &told).unwrap();
+        save_answer(&env, dir, &joined).unwrap();
         has_state(&env, dir);
         assert_eq!(whom(node(2)), []);
     }

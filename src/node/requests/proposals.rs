@@ -100,7 +100,7 @@ impl Closed {
     }
 
     #[cfg(test)]
-    fn tell(self) {
+    fn answer(self) {
         self.reply.send(self.result);
     }
 }
@@ -475,7 +475,7 @@ mod tests {
         }
         proposals.batch(at(0), 1 << 20).unwrap();
         for seq in [1, 3] {
-            proposals.applied(seq, put_reply()).unwrap().tell();
+            proposals.applied(seq, put_reply()).unwrap().answer();
         }
         proposals.add(write(&results, None));
         let window = proposals.batch(at(1), 1 << 20).unwrap().proposal.window;
@@ -491,7 +491,7 @@ mod tests {
         proposals.batch(at(0), 1 << 20).unwrap();
         proposals.add(write(&results, Some(at(10))));
         assert!(proposals.expire(at(9)).is_empty());
-        proposals.expire(at(10)).into_iter().for_each(Closed::tell);
+        proposals.expire(at(10)).into_iter().for_each(Closed::answer);
         let results = results.lock().unwrap();
         assert_eq!(results[0], Err(CallError::Deadline { maybe_applied: true }));
         assert_eq!(results[1], Err(CallError::Deadline { maybe_applied: false }));
@@ -504,7 +504,7 @@ mod tests {
         proposals.add(write(&results, Some(at(10))));
         let batch = proposals.batch(at(0), 1 << 20).unwrap();
         proposals.put_back([1], &batch.fresh);
-        proposals.expire(at(10)).into_iter().for_each(Closed::tell);
+        proposals.expire(at(10)).into_iter().for_each(Closed::answer);
         let expected = Err(CallError::Deadline { maybe_applied: false });
         assert_eq!(*results.lock().unwrap(), [expected]);
     }
@@ -519,8 +519,8 @@ mod tests {
         let window = proposals.batch(at(0), 1).unwrap().proposal.window;
         assert_eq!(window, AckWindow { frontier: WINDOW + 1, open: vec![full] });
         // One request in the middle is answered, and the newest one of all.
-        proposals.applied(7, put_reply()).unwrap().tell();
-        proposals.applied(3 * WINDOW, put_reply()).unwrap().tell();
+        proposals.applied(7, put_reply()).unwrap().answer();
+        proposals.applied(3 * WINDOW, put_reply()).unwrap().answer();
         let window = proposals.batch(at(0), 1).unwrap().proposal.window;
         assert_eq!(window, AckWindow { frontier: WINDOW + 1, open: vec![1..7, 8..WINDOW + 1] });
     }
@@ -533,20 +533,20 @@ mod tests {
         let batch = proposals.batch(at(0), 1 << 20).unwrap();
         proposals.put_back([1, 2], &batch.fresh);
         assert!(proposals.reject_unproposed(1, CallError::Diverged).is_none());
-        proposals.reject_unproposed(2, CallError::Diverged).unwrap().tell();
+        proposals.reject_unproposed(2, CallError::Diverged).unwrap().answer();
         assert_eq!(*results.lock().unwrap(), [Err(CallError::Diverged)]);
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
     }
 
     /// Rejects a request that would make the state grow, after an earlier attempt may have reached a log.
     fn given_up(results: &Results, deadline: Option<Moment>) -> Proposals {
-        let (mut proposals, told) = (proposals(), results.lock().unwrap().len());
+        let (mut proposals, answered) = (proposals(), results.lock().unwrap().len());
         proposals.add(write(results, deadline));
         proposals.batch(at(0), 1 << 20).unwrap();
         proposals.leader_changed();
         proposals.batch(at(1), 1 << 20).unwrap();
         assert!(proposals.growth_rejected_by_leader(1, CallError::NoSpace).is_none());
-        assert_eq!(results.lock().unwrap().len(), told, "nobody knows yet what became of it");
+        assert_eq!(results.lock().unwrap().len(), answered, "the outcome is not known yet");
         let Batch { proposal, fresh } = proposals.batch(at(2), 1 << 20).unwrap();
         assert_eq!(proposal.requests, [(1, Command::Compact(NEVER))]);
         assert!(fresh.is_empty());
@@ -559,20 +559,20 @@ mod tests {
         let never = || Err(Rejection::Future { asked: NEVER, newest: Revision(7) });
         for deadline in [None, Some(at(10))] {
             let results = Results::default();
-            given_up(&results, deadline).applied(1, never()).unwrap().tell();
-            given_up(&results, deadline).applied(1, put_reply()).unwrap().tell();
+            given_up(&results, deadline).applied(1, never()).unwrap().answer();
+            given_up(&results, deadline).applied(1, put_reply()).unwrap().answer();
             let refused = Err(Rejection::LeaseNotFound(LeaseId::new(1).unwrap()));
-            given_up(&results, deadline).applied(1, refused.clone()).unwrap().tell();
-            let told = [
+            given_up(&results, deadline).applied(1, refused.clone()).unwrap().answer();
+            let expected = [
                 Err(CallError::NoSpace),
                 put_reply().map_err(CallError::from),
                 refused.map_err(CallError::from),
             ];
-            assert_eq!(*results.lock().unwrap(), told);
+            assert_eq!(*results.lock().unwrap(), expected);
         }
         // The deadline of the request passes before the outcome is known.
         let results = Results::default();
-        given_up(&results, Some(at(10))).expire(at(10)).into_iter().for_each(Closed::tell);
+        given_up(&results, Some(at(10))).expire(at(10)).into_iter().for_each(Closed::answer);
         let unknown = Err(CallError::Deadline { maybe_applied: true });
         assert_eq!(*results.lock().unwrap(), [unknown]);
     }
@@ -582,11 +582,11 @@ mod tests {
         let (mut proposals, results) = (proposals(), Results::default());
         proposals.add(write(&results, None));
         proposals.batch(at(0), 1 << 20).unwrap();
-        proposals.growth_rejected_by_leader(1, CallError::NoSpace).unwrap().tell();
+        proposals.growth_rejected_by_leader(1, CallError::NoSpace).unwrap().answer();
         proposals.add(write(&results, None));
         let batch = proposals.batch(at(1), 1 << 20).unwrap();
         proposals.put_back([2], &batch.fresh);
-        proposals.reject_growth_here(2, CallError::NoSpace).unwrap().tell();
+        proposals.reject_growth_here(2, CallError::NoSpace).unwrap().answer();
         assert_eq!(*results.lock().unwrap(), [Err(CallError::NoSpace), Err(CallError::NoSpace)]);
     }
 
@@ -600,7 +600,7 @@ mod tests {
         assert_eq!(seqs(proposals.batch(at(1), 1 << 20)), [1]);
         // The same rejection arrives a second time.
         proposals.queue_again(&[1]);
-        proposals.expire(at(10)).into_iter().for_each(Closed::tell);
+        proposals.expire(at(10)).into_iter().for_each(Closed::answer);
         let expected = Err(CallError::Deadline { maybe_applied: true });
         assert_eq!(*results.lock().unwrap(), [expected]);
     }
@@ -617,7 +617,7 @@ mod tests {
             sent += batch.proposal.requests.len() as u64;
         }
         assert_eq!(sent, WINDOW);
-        proposals.applied(1, put_reply()).unwrap().tell();
+        proposals.applied(1, put_reply()).unwrap().answer();
         assert_eq!(seqs(proposals.batch(at(0), 1 << 20)), [WINDOW + 1]);
     }
 }

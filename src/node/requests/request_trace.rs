@@ -3,7 +3,7 @@
 //! off, a trace costs two clock readings.
 //!
 //! ```text
-//!   asked ──waiting──▶ sent ──forwarding──▶ queued ──logging──▶ durable ──replicating──▶ came ──applying──▶ visible ──notifying──▶ told
+//!   asked ──waiting──▶ sent ──forwarding──▶ queued ──logging──▶ durable ──replicating──▶ came ──applying──▶ visible ──notifying──▶ answered
 //!                       to the leader        in this node's log               a quorum has it      readers see it
 //! ```
 
@@ -80,7 +80,7 @@ impl RequestTrace {
     }
 
     /// Splits the duration of an answered request into its stages.
-    pub(crate) fn stages(&self, times: BatchTimes, told: Moment) -> Stages {
+    pub(crate) fn stages(&self, times: BatchTimes, answered: Moment) -> Stages {
         let BatchTimes { came, visible } = times;
         // If no send is recorded, an earlier attempt was answered.
         let sent = self.sent.unwrap_or(came).min(came);
@@ -93,7 +93,7 @@ impl RequestTrace {
             (Stage::Logging, durable.since(queued)),
             (Stage::Replicating, came.since(durable)),
             (Stage::Applying, visible.since(came)),
-            (Stage::Notifying, told.since(visible)),
+            (Stage::Notifying, answered.since(visible)),
         ])
     }
 }

@@ -139,7 +139,7 @@ pub(crate) struct SharedSession {
     /// The number that [`SharedSession::next_number`] returned last.
     numbers: AtomicU64,
     belief: Mutex<SessionBelief>,
-    told: watch::Sender<ReportedState>,
+    reported: watch::Sender<ReportedState>,
 }
 
 #[derive(Debug)]
@@ -162,8 +162,8 @@ impl SharedSession {
     pub(in crate::node) fn new(lease: LeaseId, terms: SessionTerms, valid_until: Moment) -> Self {
         let SessionTerms { ttl, delay, label, own: _ } = terms;
         let belief = Mutex::new(SessionBelief { valid_until, ended: None });
-        let told = watch::Sender::new(ReportedState::Active);
-        Self { lease, ttl, delay, label, numbers: AtomicU64::new(0), belief, told }
+        let reported = watch::Sender::new(ReportedState::Active);
+        Self { lease, ttl, delay, label, numbers: AtomicU64::new(0), belief, reported }
     }
 
     /// Returns a session that relies on its lease until `valid_until`, for tests.
@@ -189,7 +189,7 @@ impl SharedSession {
     pub(crate) fn end(&self, now: Moment) -> Option<SessionEndReason> {
         let ended = self.belief.lock().unwrap_or_else(PoisonError::into_inner).end(now);
         if let Some(why) = ended {
-            self.tell(ReportedState::Ended(why));
+            self.report(ReportedState::Ended(why));
         }
         ended
     }
@@ -214,7 +214,7 @@ impl SharedSession {
     /// Returns a receiver that is notified when renewals become overdue, when a late renewal succeeds, and when the
     /// session ends. The driver notifies it at its ticks, unless a user of the session notices the change first.
     pub(crate) fn watch(&self) -> watch::Receiver<ReportedState> {
-        self.told.subscribe()
+        self.reported.subscribe()
     }
 
     /// Ends the session. If the session had already ended, returns the earlier reason.
@@ -225,14 +225,14 @@ impl SharedSession {
             belief.ended.get_or_insert(why);
             before
         };
-        self.tell(ReportedState::Ended(before.unwrap_or(why)));
+        self.report(ReportedState::Ended(before.unwrap_or(why)));
         before
     }
 
     /// Returns the state of the session, and notifies the watchers of a change.
     pub(in crate::node) fn notice(&self, now: Moment, drift: Drift) -> SessionState {
         let standing = self.standing(now, drift);
-        self.tell(match standing {
+        self.report(match standing {
             SessionState::Active(_) => ReportedState::Active,
             SessionState::RenewalOverdue(_) => ReportedState::RenewalOverdue,
             SessionState::Ended(why) => ReportedState::Ended(why),
@@ -240,13 +240,13 @@ impl SharedSession {
         standing
     }
 
-    fn tell(&self, news: ReportedState) {
+    fn report(&self, news: ReportedState) {
         waking(|| {
-            self.told.send_if_modified(|told| {
+            self.reported.send_if_modified(|reported| {
                 // After the end of the session, watchers are not notified any more.
-                let is_news = *told != news && !matches!(told, ReportedState::Ended(_));
+                let is_news = *reported != news && !matches!(reported, ReportedState::Ended(_));
                 if is_news {
-                    *told = news;
+                    *reported = news;
                 }
                 is_news
             });
@@ -352,23 +352,29 @@ mod tests {
     fn state_change_is_notified_once_and_the_end_is_final() {
         let (state, drift) = (state(), Drift::percent(DRIFT));
         let mut watch = state.watch();
-        let mut told = |state: &SharedSession, now| {
+        let mut notified = |state: &SharedSession, now| {
             state.notice(at(now), drift);
             let news = watch.has_changed().unwrap();
             (news, *watch.borrow_and_update())
         };
-        assert_eq!(told(&state, 1000), (false, ReportedState::Active));
-        assert_eq!(told(&state, 2000), (true, ReportedState::RenewalOverdue));
-        assert_eq!(told(&state, 2100), (false, ReportedState::RenewalOverdue));
+        assert_eq!(notified(&state, 1000), (false, ReportedState::Active));
+        assert_eq!(notified(&state, 2000), (true, ReportedState::RenewalOverdue));
+        assert_eq!(notified(&state, 2100), (false, ReportedState::RenewalOverdue));
         state.renew(at(4000), at(2200));
-        assert_eq!(told(&state, 2200), (true, ReportedState::Active));
+        assert_eq!(notified(&state, 2200), (true, ReportedState::Active));
         assert_eq!(state.finish(SessionEndReason::Detached, at(2300)), None);
-        assert_eq!(told(&state, 2300), (true, ReportedState::Ended(SessionEndReason::Detached)));
+        assert_eq!(
+            notified(&state, 2300),
+            (true, ReportedState::Ended(SessionEndReason::Detached))
+        );
         assert_eq!(
             state.finish(SessionEndReason::Closed, at(9000)),
             Some(SessionEndReason::Detached)
         );
-        assert_eq!(told(&state, 9000), (false, ReportedState::Ended(SessionEndReason::Detached)));
+        assert_eq!(
+            notified(&state, 9000),
+            (false, ReportedState::Ended(SessionEndReason::Detached))
+        );
     }
 
     #[test]

@@ -425,7 +425,7 @@ mod tests {
         snapshots.taken(id(9), Members::default());
         assert!(!snapshots.lost(id(7)) && !snapshots.is_due(|| 0, false, at(0)));
         assert!(snapshots.lost(id(9)) && snapshots.is_due(|| 1 << 40, false, at(0)));
-        assert!(!snapshots.lost(id(9)), "it is told once");
+        assert!(!snapshots.lost(id(9)), "it is reported once");
         assert_eq!(snapshots.cut(None, 100, 0, at(0)), None);
         snapshots.begun();
         snapshots.taken(id(9), Members::default());

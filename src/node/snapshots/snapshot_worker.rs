@@ -307,7 +307,7 @@ impl SnapshotWorker {
         if worked { SnapshotTurn::Worked } else { SnapshotTurn::Idle }
     }
 
-    fn tell(&self, news: News) {
+    fn report(&self, news: News) {
         drop(self.inbox.push(Input::Snapshot(news)));
     }
 
@@ -340,9 +340,9 @@ impl SnapshotWorker {
             Ok(Written::On(writing)) => self.writing = Some(Own { writing, members, began }),
             Ok(Written::Done(id)) => {
                 let took = self.env.clock.now().since(began);
-                self.tell(News::Taken { id, members, took });
+                self.report(News::Taken { id, members, took });
             }
-            Err(why) => self.tell(News::NotTaken { why }),
+            Err(why) => self.report(News::NotTaken { why }),
         }
         true
     }
@@ -383,14 +383,14 @@ impl SnapshotWorker {
     fn send(&self, to: NodeId, id: SnapshotId, offset: u64) {
         let source = self.folder.source(id);
         match source.and_then(|source| source.part(offset, self.part_bytes)) {
-            Ok(data) => self.tell(News::Part { to, id, offset, data: Ok(data) }),
+            Ok(data) => self.report(News::Part { to, id, offset, data: Ok(data) }),
             Err(error) => self.cannot_send([(to, offset)].into(), id, &error),
         }
     }
 
     fn cannot_send(&self, asks: BTreeSet<(NodeId, u64)>, id: SnapshotId, error: &SnapshotError) {
         for (to, offset) in asks {
-            self.tell(News::Part { to, id, offset, data: Err(error.to_string()) });
+            self.report(News::Part { to, id, offset, data: Err(error.to_string()) });
         }
     }
 
@@ -421,7 +421,7 @@ impl SnapshotWorker {
         match &self.receiving {
             Some(Receiving { stage: ReceivingStage::Parts(partial), id: same }) if *same == id => {
                 let bytes = partial.length();
-                return self.tell(News::Received { id, bytes });
+                return self.report(News::Received { id, bytes });
             }
             // The whole snapshot is already on the disk. The result of loading it will be reported.
             Some(receiving) if receiving.id == id => return,
@@ -481,7 +481,7 @@ impl SnapshotWorker {
             ReceivingStage::Parts(partial)
         };
         self.receiving = Some(Receiving { id, stage });
-        self.tell(News::Received { id, bytes });
+        self.report(News::Received { id, bytes });
     }
 
     /// Starts to load the complete file into a machine.
@@ -493,7 +493,7 @@ impl SnapshotWorker {
 
     fn not_received(&mut self, id: SnapshotId, why: impl Into<ReceiveError>) {
         self.receiving = None;
-        self.tell(News::NotReceived { id, why: why.into() });
+        self.report(News::NotReceived { id, why: why.into() });
     }
 
     /// Does a step of loading. Returns whether there was anything to do.
@@ -525,7 +525,7 @@ impl SnapshotWorker {
         }
         let machine = Box::new(restore.finish()?);
         check.publish()?;
-        self.tell(News::Loaded { id, machine });
+        self.report(News::Loaded { id, machine });
         Ok(None)
     }
 }
@@ -641,13 +641,13 @@ mod tests {
             bench.queue.push(Job::Receive(id));
             bench.queue.push(Job::Append { id, offset: 0, data });
             let named = |bench: &Bench| bench.worker.folder.list().unwrap().len();
-            let mut told = Vec::new();
-            while told.len() < 3 {
+            let mut received = Vec::new();
+            while received.len() < 3 {
                 bench.worker.turn();
-                told.extend(bench.inbox.take(Vec::new()));
-                assert_eq!(named(&bench), usize::from(is_sound && told.len() == 3));
+                received.extend(bench.inbox.take(Vec::new()));
+                assert_eq!(named(&bench), usize::from(is_sound && received.len() == 3));
             }
-            let Some(Input::Snapshot(last)) = told.pop() else { panic!("news") };
+            let Some(Input::Snapshot(last)) = received.pop() else { panic!("news") };
             let failed = matches!(last, News::NotReceived { why: ReceiveError::State(_), .. });
             assert!(failed != is_sound && matches!(last, News::Loaded { .. }) == is_sound);
             assert_eq!(bench.worker.folder.unfinished().unwrap(), None);

@@ -501,7 +501,13 @@ mod tests {
             ("and waits for the last of them", 7, &[5, 9, 10], 9, Ok(None)),
             ("and for all of its own round", 7, &[9, 10], 9, Ok(None)),
             ("which opens in its turn", 7, &[9, 10, 12], 12, Ok(opens(8, 7, 12))),
-            ("who lost its key is told", 7, &[5], 4, Err(DoubleBarrierError::KeyDeleted)),
+            (
+                "participant that lost its key gets an error",
+                7,
+                &[5],
+                4,
+                Err(DoubleBarrierError::KeyDeleted),
+            ),
         ];
         for (name, last, participants, mine, verdict) in cases {
             assert_eq!(round(last, participants).judge(Revision(mine), 3), verdict, "{name}");

@@ -168,7 +168,7 @@ impl Group {
             prefix: self.prefix.clone(),
             following: PrefixWatch::new(client_of(&self.session), self.prefix.clone()),
             members: BTreeMap::new(),
-            to_tell: VecDeque::new(),
+            to_report: VecDeque::new(),
         }
     }
 }
@@ -260,7 +260,7 @@ pub struct GroupWatch {
     prefix: Bytes,
     following: PrefixWatch,
     members: BTreeMap<Bytes, GroupMember>,
-    to_tell: VecDeque<GroupEvent>,
+    to_report: VecDeque<GroupEvent>,
 }
 
 impl GroupWatch {
@@ -318,15 +318,15 @@ impl GroupWatch {
 
     fn is_there(&mut self, member: GroupMember) {
         match self.members.insert(member.key.clone(), member.clone()) {
-            None => self.to_tell.push_back(GroupEvent::Joined(member)),
+            None => self.to_report.push_back(GroupEvent::Joined(member)),
             Some(before) if before.meta == member.meta => {}
-            Some(_) => self.to_tell.push_back(GroupEvent::Changed(member)),
+            Some(_) => self.to_report.push_back(GroupEvent::Changed(member)),
         }
     }
 
     fn left(&mut self, key: &Bytes) {
         if !mutant!(B17) {
-            self.to_tell.extend(self.members.remove(key).map(GroupEvent::Left));
+            self.to_report.extend(self.members.remove(key).map(GroupEvent::Left));
         }
     }
 }
@@ -336,7 +336,7 @@ impl Stream for GroupWatch {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
-            if let Some(event) = self.to_tell.pop_front() {
+            if let Some(event) = self.to_report.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
             match ready!(Pin::new(&mut self.following).poll_next(context)) {

@@ -95,7 +95,7 @@ impl Observe {
                 (QueuePosition::new(since, key), (value, lease))
             })
             .collect();
-        self.tell();
+        self.report();
     }
 
     fn follow(&mut self, kind: EventKind, row: KeyValue, prev: Option<KeyValue>) {
@@ -114,7 +114,7 @@ impl Observe {
         }
     }
 
-    fn tell(&mut self) {
+    fn report(&mut self) {
         let now = match self.candidates.first_key_value() {
             Some((QueuePosition { since, key }, (value, lease))) => LeaderEvent::Leads(Leader {
                 key: key.clone(),
@@ -148,7 +148,7 @@ impl Stream for Observe {
                         for event in change.iter().cloned() {
                             self.follow(event.kind, event.kv, event.prev);
                         }
-                        self.tell();
+                        self.report();
                     }
                 }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),

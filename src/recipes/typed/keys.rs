@@ -195,17 +195,17 @@ impl<T, C: Codec<T>> Typed<T, C> {
     /// kv.put("rates/us", "fast").block()?; // by another program
     /// rates.delete("eu").block()?;
     ///
-    /// let mut told = Vec::new();
-    /// while told.len() < 3 {
+    /// let mut seen = Vec::new();
+    /// while seen.len() < 3 {
     ///     for event in changes.next().block().unwrap()?.events {
-    ///         told.push(match event {
+    ///         seen.push(match event {
     ///             Ok(TypedEvent::Put(row)) => format!("{:?} is {}", row.key, row.value),
     ///             Ok(TypedEvent::Delete { key, .. }) => format!("{key:?} is deleted"),
     ///             Err(why) => format!("{:?} has {:?}", why.key, why.value),
     ///         });
     ///     }
     /// }
-    /// assert_eq!(told, [r#"b"eu" is 100"#, r#"b"us" has b"fast""#, r#"b"eu" is deleted"#]);
+    /// assert_eq!(seen, [r#"b"eu" is 100"#, r#"b"us" has b"fast""#, r#"b"eu" is deleted"#]);
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -14,7 +14,9 @@ use std::time::Duration;
 use super::{DIR, Happening, World, WorldRestoredFrom, new_node, place};
 use crate::env::{Entropy, Env};
 use crate::model::{JoinAnswer, JoinAsk, Joined};
-use crate::node::{Contact, contacts, disk_to_join, is_joining, told_of, was_told, whose};
+use crate::node::{
+    Contact, contacts, disk_to_join, is_joining, save_answer, saved_contacts, whose,
+};
 use crate::sim::clock::SimClock;
 use crate::sim::disk::SimDisk;
 use crate::sim::plan::{between, index, one_in};
@@ -156,7 +158,7 @@ impl World {
         node.disk = disk.clone();
         node.entropy = entropy;
         let disk = self.disk_of(at);
-        was_told(&self.env_at(at), Path::new(DIR), &joined).expect("its disk is sound");
+        save_answer(&self.env_at(at), Path::new(DIR), &joined).expect("its disk is sound");
         let joined = Some(crate::node::Joined { disk, founders: joined.founding });
         self.start_as(at, SimBeginning::Newcomer { contact, members, joined })
     }
@@ -177,7 +179,7 @@ impl World {
         // An unreadable directory is detected and named by the code that opens it.
         let known = whose(&env, Path::new(DIR));
         if !matches!(known, Ok(None)) && !is_joining(&env, Path::new(DIR)) {
-            let told = |known| told_of(&env, Path::new(DIR), known);
+            let told = |known| saved_contacts(&env, Path::new(DIR), known);
             let members = known.ok().flatten().map(told).unwrap_or_default();
             let joined = None;
             return Some(SimBeginning::Newcomer { contact: contact.clone(), members, joined });

@@ -222,14 +222,14 @@ fn dialer_with_a_wrong_certificate_is_rejected_on_every_lane() {
         for lane in LANES {
             let error = dial_once(&bad, lane, one.handle.address());
             let error = error.expect_err("let in with a wrong certificate").to_string();
-            let told = match wrong {
+            let is_reported = match wrong {
                 Wrong::AnotherMember => error.contains(wrong.words()),
                 // The dialer itself detects that it has reached the wrong cluster.
                 Wrong::OtherCluster => error.contains("not of cluster \"mill\""),
                 // The dialer receives a TLS alert.
                 _ => error.contains("does not accept this member's certificate"),
             };
-            assert!(told, "{wrong:?} on {lane:?}: {error}");
+            assert!(is_reported, "{wrong:?} on {lane:?}: {error}");
         }
         assert!(!one.inbox.has(|heard| matches!(heard, Heard::Connected(..))), "{wrong:?}");
         let good = dial_once(&office.right(2), Lane::Bulk, one.handle.address());

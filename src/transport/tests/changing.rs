@@ -119,23 +119,23 @@ fn removed_member_is_informed_at_once_and_on_every_return() {
     left.apply(LogIndex(50), &MemberChange::Remove(node(2)));
     one.peer_versions.knows(left);
     one.network.set_peers(&BTreeMap::new());
-    let told = |member: &Member, peer: u64| {
-        member.inbox.wait("told", |heard| {
+    let await_rejection = |member: &Member, peer: u64| {
+        member.inbox.wait("a rejection of the removed member", |heard| {
             heard.iter().any(|one| {
                 matches!(one, Heard::Refused(who, why) if *who == node(peer)
                     && why.removed == Some(node(2)) && why.why.contains("was removed"))
             })
         });
     };
-    told(&one, 2);
-    told(&two, 1);
+    await_rejection(&one, 2);
+    await_rejection(&two, 1);
     let again = Member::start(
         bind(settings()),
         Hello { incarnation: Incarnation(2), ..founded(2, 1) },
         &[(1, one.handle.address())],
         &Arc::default(),
     );
-    told(&again, 1);
+    await_rejection(&again, 1);
     assert!(!again.inbox.has(|heard| matches!(heard, Heard::Connected(..))));
 }
 

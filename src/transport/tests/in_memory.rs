@@ -39,7 +39,7 @@ fn members_connect_exchange_messages_and_disconnect() {
     hub.leave(node(2), two.network.seat());
     assert_eq!(one.send(2, 5), SendOutcome::Unreachable);
     assert_eq!(two.send(1, 6), SendOutcome::Unreachable);
-    let told = |peer, number: u64, message| {
+    let expected = |peer, number: u64, message| {
         let peer_hello = hello(peer, 3 - peer);
         [
             Heard::Connected(node(peer), peer_hello),
@@ -48,8 +48,8 @@ fn members_connect_exchange_messages_and_disconnect() {
         ][..number as usize]
             .to_vec()
     };
-    assert_eq!(one.heard(), told(2, 3, 3));
-    assert_eq!(two.heard(), told(1, 3, 2));
+    assert_eq!(one.heard(), expected(2, 3, 3));
+    assert_eq!(two.heard(), expected(1, 3, 2));
 }
 
 #[test]
@@ -135,9 +135,9 @@ fn members_reach_only_listed_peers_and_removed_ones_disconnect() {
     one.network.set_peers(&named(&[3]));
     assert_eq!(one.send(2, 5), SendOutcome::Unreachable);
     for guest in [&one, &two] {
-        let told =
+        let is_rejection =
             |heard: &Heard| matches!(heard, Heard::Refused(_, why) if why.removed == Some(node(2)));
-        assert!(guest.inbox.has(told), "{:?}", guest.heard());
+        assert!(guest.inbox.has(is_rejection), "{:?}", guest.heard());
     }
     assert_eq!(one.send(3, 6), SendOutcome::Queued);
 }

@@ -69,8 +69,8 @@ fn joiner_with_a_wrong_token_never_reaches_the_node() {
 #[test]
 fn joiner_is_redirected_from_a_follower_to_the_leader() {
     let (one, two) = (member(), member());
-    let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr();
-    let at = [nobody.expect("bound"), one.handle.address()];
+    let unused = TcpListener::bind("127.0.0.1:0").expect("a free port").local_addr();
+    let at = [unused.expect("bound"), one.handle.address()];
     let joining = start_join(with_token("t"), &at, DEADLINE);
     let leader = two.handle.address().to_string();
     one.inbox.wait_for_ask().1.send(JoinAnswer::NotLeader(Some(leader)));
@@ -92,7 +92,7 @@ fn join_ends_on_rejection_or_timeout() {
     let joining = start_join(with_token("t"), &at, Duration::from_secs(5));
     drop(one.inbox.wait_for_ask());
     one.handle.stop();
-    let error = end(joining).expect_err("nobody is there").to_string();
+    let error = end(joining).expect_err("no member is there").to_string();
     assert!(error.contains("before the deadline; last failure: "), "{error}");
 }
 

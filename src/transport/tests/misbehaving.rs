@@ -129,9 +129,9 @@ fn both_ends_learn_the_reason_of_a_rejection() {
         ("now has disk dead0000..", lost(hello(1, 2)), founded(hello(2, 1))),
     ];
     for (words, mine, theirs) in cases {
-        let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let peers = [(2, nobody.local_addr().expect("bound"))];
-        drop(nobody);
+        let unused = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let peers = [(2, unused.local_addr().expect("bound"))];
+        drop(unused);
         let one = Member::start(bind(settings()), mine, &peers, &Arc::default());
         let mut stream = connect(one.handle.address());
         let said = [preface(0), hello_frame(&theirs), message_frame(&ping(1))].concat();

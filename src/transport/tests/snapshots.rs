@@ -72,8 +72,8 @@ fn echo(mut stream: TcpStream) {
 
 #[test]
 fn queue_before_a_connection_is_bounded_and_dropped_on_failure() {
-    let nobody = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let peers = [(2, nobody.local_addr().expect("bound"))];
+    let unused = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let peers = [(2, unused.local_addr().expect("bound"))];
     let snapshot_queue = pipe::QueueLimit { bytes: 4 << 20, messages: 100 };
     let settings =
         TcpSettings { snapshot_queue, handshake_timeout: Duration::from_millis(500), ..settings() };

@@ -115,7 +115,7 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
-        "a start below the compacted revision is told so, the compacted revision itself is not",
+        "a start below the compacted revision is rejected, the compacted revision itself is not",
         &[
             ("put a 1", ""),
             ("put a 2", ""),
@@ -156,7 +156,7 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
-        "a watch that fell behind and was overtaken by compaction is told where",
+        "a watch that fell behind and was overtaken by compaction reports where",
         &[
             ("watch w a", "created at 1"),
             ("put a 1", ""),
@@ -196,7 +196,7 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
-        "a watch in the future tells its progress without pretending to have been there",
+        "a watch in the future reports its progress without pretending to have been there",
         &[
             ("watch w a from 9", "created at 1"),
             ("put a 1", ""),
@@ -279,7 +279,7 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
-        "what a later state has forgotten is told as compacted, but only to those who need it",
+        "what a later state has forgotten is reported as compacted, but only to those who need it",
         &[
             ("put a 1", ""),
             ("watch w a", "created at 2"),
@@ -314,7 +314,7 @@ const CASES: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
-        "what was applied and not told before a later state came is not lost",
+        "what was applied and not delivered before a later state came is not lost",
         &[
             ("watch w a", "created at 1"),
             ("apply put a 1", ""),
@@ -393,7 +393,7 @@ impl Script {
             "installed" => self.world.store().installed(&self.world.hub),
             "close" => self.world.hub.close("a test"),
             "watch" => return self.watch(rest),
-            "recv" => return tell(self.watchers.get_mut(rest).unwrap()),
+            "recv" => return describe(self.watchers.get_mut(rest).unwrap()),
             "resume" => return self.watchers[rest].resume().to_string(),
             "progress" => self.watchers.get_mut(rest).unwrap().request_progress(),
             "drop" => drop(self.watchers.remove(rest)),
@@ -416,9 +416,9 @@ impl Script {
             }
         }
         let watcher = self.world.hub.watch(request);
-        let told = format!("created at {}", watcher.created_at());
+        let created = format!("created at {}", watcher.created_at());
         self.watchers.insert(name.into(), watcher);
-        told
+        created
     }
 }
 
@@ -446,7 +446,7 @@ fn ops(line: &str) -> Vec<Op> {
     line.split("; ").map(op).collect()
 }
 
-fn tell(watcher: &mut Watcher) -> String {
+fn describe(watcher: &mut Watcher) -> String {
     match watcher.try_recv() {
         Poll::Pending => "nothing".into(),
         Poll::Ready(None) => "end".into(),
@@ -458,14 +458,14 @@ fn tell(watcher: &mut Watcher) -> String {
         }
         Poll::Ready(Some(Err(WatchError::Denied))) => "denied".into(),
         Poll::Ready(Some(Ok(batch))) => {
-            let events: Vec<String> = batch.events.iter().map(tell_event).collect();
+            let events: Vec<String> = batch.events.iter().map(describe_event).collect();
             let events = if events.is_empty() { "none".into() } else { events.join(", ") };
             format!("{events} | through {}", batch.revision)
         }
     }
 }
 
-fn tell_event(event: &Event) -> String {
+fn describe_event(event: &Event) -> String {
     let text = |bytes: &[u8]| bytes.escape_ascii().to_string();
     let before = event.prev.as_ref().map(|prev| format!(" before {}", text(&prev.value)));
     let what = match event.kind {

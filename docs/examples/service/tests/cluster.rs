@@ -128,10 +128,10 @@ async fn probes_and_metrics_answer() {
     }
     let leader = leader_among(&instances, &[0, 1, 2]).await;
     for (member, instance) in instances.iter().enumerate() {
-        let told = get(instance.at("/leader")).await.json();
-        assert_eq!(told["elected"], json!(instances[leader].url));
-        assert_eq!(told["elected_here"], json!(member == leader));
-        assert!(told["consensus"].is_string(), "{told}");
+        let reported = get(instance.at("/leader")).await.json();
+        assert_eq!(reported["elected"], json!(instances[leader].url));
+        assert_eq!(reported["elected_here"], json!(member == leader));
+        assert!(reported["consensus"].is_string(), "{reported}");
     }
 }
 

@@ -187,7 +187,7 @@ fn removed_leader_steps_down_and_another_is_elected_at_once() {
     assert_eq!(world.removed_leaders, 1);
     assert_eq!(world.at(2).role(), RaftRole::Follower);
     world.settle();
-    let leader = world.leader().expect("it was told to campaign, without waiting");
+    let leader = world.leader().expect("it was asked to campaign, without waiting");
     assert_ne!(leader, node(2));
     assert!(world.propose(leader, b"A").is_some());
     settle_with_heartbeats(&mut world);
@@ -222,8 +222,8 @@ fn remaining_member_learns_from_the_removed_leader_that_it_is_alone() {
         for flying in std::mem::take(&mut world.flying) {
             let message = flying.message();
             let is_write = message.entries.iter().any(|entry| entry.data == "A");
-            let tells = is_write || (message.commit > 2 && world.at(2).is_leader());
-            if flying.to != node(1) || !tells {
+            let informs = is_write || (message.commit > 2 && world.at(2).is_leader());
+            if flying.to != node(1) || !informs {
                 world.deliver(flying);
             }
         }

@@ -195,7 +195,7 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
     let mut killing =
         Box::pin(std::future::pending()) as std::pin::Pin<Box<dyn Future<Output = ()>>>;
     loop {
-        let told = tokio::select! {
+        let is_signal = tokio::select! {
             news = heard.recv() => match news {
                 Some((node, News::Line(line))) => {
                     say(node, &line);
@@ -223,7 +223,7 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
                 false
             }
         };
-        if told && !is_stopping {
+        if is_signal && !is_stopping {
             is_stopping = true;
             orders.send_replace(Some(Signal::TERM));
             killing = Box::pin(tokio::time::sleep(STOP_PATIENCE));

@@ -313,8 +313,8 @@ fn missing_token_is_an_error_where_other_lines_have_tokens() {
         assert_eq!(place.run(arguments).status.code(), Some(0), "{arguments}");
     }
     // A model without tokens ignores them.
-    let told = acquired.replace("\"owner\":1", "\"owner\":1,\"token\":7");
-    assert_eq!(place.run_with("- --model mutex", &told).status.code(), Some(0));
+    let fenced = acquired.replace("\"owner\":1", "\"owner\":1,\"token\":7");
+    assert_eq!(place.run_with("- --model mutex", &fenced).status.code(), Some(0));
 }
 
 #[test]

@@ -104,15 +104,16 @@ fn short_demo_proves_its_claims_and_cleans_up() {
     assert!(figures["recovery_ms"]["min"].as_u64().unwrap() > 0, "{figures}");
 
     // A duplicate name in an object would hide the first value.
-    assert!(events.iter().all(|told| told["at"].is_f64()), "{events:#?}");
+    assert!(events.iter().all(|object| object["at"].is_f64()), "{events:#?}");
 
-    let told = |event: &str| events.iter().filter(|told| told["event"] == event).count() as u64;
-    assert_eq!(told("begins"), 1);
-    assert_eq!(told("leader_killed"), figures["leader_kills"].as_u64().unwrap());
-    assert_eq!(told("holder_killed"), figures["holder_kills"].as_u64().unwrap());
-    assert_eq!(told("holder_stopped"), told("resumed"));
-    assert_eq!(told("read"), 3);
-    assert!(told("ledger_refused") > 0 && told("store_refused") > 0);
+    let count =
+        |event: &str| events.iter().filter(|object| object["event"] == event).count() as u64;
+    assert_eq!(count("begins"), 1);
+    assert_eq!(count("leader_killed"), figures["leader_kills"].as_u64().unwrap());
+    assert_eq!(count("holder_killed"), figures["holder_kills"].as_u64().unwrap());
+    assert_eq!(count("holder_stopped"), count("resumed"));
+    assert_eq!(count("read"), 3);
+    assert!(count("ledger_refused") > 0 && count("store_refused") > 0);
 
     assert_eq!(place.entries(), Vec::<PathBuf>::new());
     assert_eq!(processes_at_work_in(place.0.path()), Vec::<String>::new());

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn error_tells_whether_the_change_was_applied() {
+    fn error_reports_whether_the_change_was_applied() {
         let unknown = |why: &str| Error::Unknown(why.to_owned());
         for (error, effect) in [
             (Error::Unreachable(Vec::new()), Effect::NotApplied),

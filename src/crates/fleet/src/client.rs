@@ -327,7 +327,7 @@ fn events(slots: &Slots, slot: String, wait: Duration) -> Result<Reply, Miss> {
         }
         None
     });
-    let (batches, end) = told(batches, ended.flatten());
+    let (batches, end) = batches_or_end(batches, ended.flatten());
     let batches = batches.map_err(Miss::Refused)?;
     slots.put(slot, end.map_or(Holding::Watch(watch), Holding::Over));
     let until = batches.last().map_or(0, |batch| batch.revision.get());
@@ -342,7 +342,10 @@ fn events(slots: &Slots, slot: String, wait: Duration) -> Result<Reply, Miss> {
 
 /// Returns the batches that arrived before the end of a watch, and stores the end for the next call. If there are no
 /// batches, returns the end at once.
-fn told<B>(batches: Vec<B>, end: Option<String>) -> (Result<Vec<B>, String>, Option<String>) {
+fn batches_or_end<B>(
+    batches: Vec<B>,
+    end: Option<String>,
+) -> (Result<Vec<B>, String>, Option<String>) {
     match end {
         Some(why) if batches.is_empty() => (Err(why), None),
         end => (Ok(batches), end),
@@ -416,9 +419,9 @@ mod tests {
     #[test]
     fn watch_events_received_before_the_end_are_reported_before_the_end() {
         let over = || Some("it has ended".to_owned());
-        assert_eq!(told(vec![1, 2], over()), (Ok(vec![1, 2]), over()));
-        assert_eq!(told(vec![1, 2], None), (Ok(vec![1, 2]), None));
-        assert_eq!(told::<u64>(vec![], over()), (Err("it has ended".to_owned()), None));
+        assert_eq!(batches_or_end(vec![1, 2], over()), (Ok(vec![1, 2]), over()));
+        assert_eq!(batches_or_end(vec![1, 2], None), (Ok(vec![1, 2]), None));
+        assert_eq!(batches_or_end::<u64>(vec![], over()), (Err("it has ended".to_owned()), None));
         let slots = Slots::default();
         slots.put("s".to_owned(), Holding::Over("it has ended".to_owned()));
         let ask = || events(&slots, "s".to_owned(), Duration::ZERO);

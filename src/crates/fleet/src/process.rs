@@ -385,7 +385,7 @@ impl Process {
             }
             Ears::Port(_) => self.signal(Signal::TERM)?,
         }
-        let what = "a process that was told to stop still runs";
+        let what = "a process that was asked to stop still runs";
         let state = self.heard.wait_while(limit, HarnessError::Hangs, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);

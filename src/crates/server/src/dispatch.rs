@@ -111,8 +111,8 @@ impl Dispatch {
             return Box::pin(async move { Ok(gateway::answer(&grpc, request).await) });
         }
         // Callers of plain HTTP never authenticate.
-        let is_nobody = self.http.member.client().access().is_enabled();
-        let Ok(held) = is_nobody.then(|| self.grpc.connection.anonymous_permit()).transpose()
+        let needs_permit = self.http.member.client().access().is_enabled();
+        let Ok(held) = needs_permit.then(|| self.grpc.connection.anonymous_permit()).transpose()
         else {
             return Box::pin(async { Ok(plain::too_many()) });
         };

@@ -70,7 +70,7 @@ fn blocked_executor_of_the_program_does_not_stop_served_calls() {
         assert!(server.opened().await);
         (node, server)
     });
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     let url = url(&server);
     let client = thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -79,12 +79,12 @@ fn blocked_executor_of_the_program_does_not_stop_served_calls() {
             let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
             client.put(put).await.unwrap();
             let range = RangeRequest { key: "k".into(), ..RangeRequest::default() };
-            tell.send(client.range(range).await.unwrap().into_inner().count).unwrap();
+            sender.send(client.range(range).await.unwrap().into_inner().count).unwrap();
         });
     });
     let count = runtime.block_on(async {
         // Blocks the only thread of the program's executor.
-        told.recv_timeout(LONG)
+        receiver.recv_timeout(LONG)
     });
     assert_eq!(count, Ok(1));
     client.join().unwrap();

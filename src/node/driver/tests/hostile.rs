@@ -64,7 +64,11 @@ fn duplicate_of_a_rejected_request_is_rejected_for_a_while() {
     three.put(0, "other", 1).unwrap();
     three.deliver(0, 2, message());
     three.pass(200);
-    assert_eq!(three.shared(0).reader.get(b"k").0, None, "its node was told that it never happens");
+    assert_eq!(
+        three.shared(0).reader.get(b"k").0,
+        None,
+        "its node has reported that it is never applied"
+    );
     three.pass(1_000);
     three.deliver(0, 2, message());
     three.pass(200);

@@ -91,5 +91,5 @@ fn callers_awaiting_a_transfer_are_bounded() {
     let is_busy = |result: &&CallResult<()>| **result == Err(CallError::Busy);
     assert_eq!(results.lock().unwrap().iter().filter(is_busy).count(), 400 - 256);
     three.pass(3_000);
-    assert_eq!(results.lock().unwrap().len(), 400, "everybody is told in the end");
+    assert_eq!(results.lock().unwrap().len(), 400, "every caller is answered in the end");
 }

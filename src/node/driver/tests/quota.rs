@@ -83,7 +83,7 @@ fn nearly_full() -> Three {
 fn leader_rejects_growth_admitted_by_a_node_with_another_quota() {
     let mut three = nearly_full();
     let before = three.clock.now();
-    assert!(is_quota(&three.put(1, "more", 100_000)), "told, and not left to wait");
+    assert!(is_quota(&three.put(1, "more", 100_000)), "rejected, and not left to wait");
     assert!(three.clock.now().since(before) < Duration::from_millis(100));
     three.delete(1, "k1").unwrap();
     assert_eq!(three.shared(1).reader.get(b"more").0, None);
@@ -105,13 +105,13 @@ fn retried_growth_is_rejected_once_no_attempt_can_apply() {
     let mut call = None;
     unheard_of(&mut three, |three| call = Some(three.call(1, put("more", 100_000), 2_000)));
     assert!(is_quota(&three.finish(call.unwrap())));
-    let (sender, mut told) = tokio::sync::oneshot::channel();
+    let (sender, mut answer) = tokio::sync::oneshot::channel();
     let handed = txn(vec![Op::delete("k1"), Op::put("more", vec![b'v'; 100_000])]);
     unheard_of(&mut three, |three| {
         three.shared(1).propose_until_applied(handed, crate::node::ReplyTo::Waiting(sender));
     });
     three.pass(2_000);
-    assert!(is_quota(&told.try_recv().unwrap()));
+    assert!(is_quota(&answer.try_recv().unwrap()));
     assert!(three.shared(1).reader.get(b"k1").0.is_some());
     three.delete(1, "k1").unwrap();
 }
@@ -127,7 +127,7 @@ fn logged_growth_is_reported_as_applied_despite_a_full_quota() {
     // request does not have the entry.
     three.hub.cut(id(0), id(2));
     three.hub.cut(id(2), id(1));
-    let (sender, mut told) = tokio::sync::oneshot::channel();
+    let (sender, mut answer) = tokio::sync::oneshot::channel();
     let handed = put("more", 100_000);
     three.shared(1).propose_until_applied(handed, crate::node::ReplyTo::Waiting(sender));
     three.pass(50);
@@ -144,9 +144,9 @@ fn logged_growth_is_reported_as_applied_despite_a_full_quota() {
     // The entry is not committed while the other log does not respond, and the request is sent to the new leader
     // again.
     (0..20).for_each(|_| three.step_without_log(Some(1)));
-    assert!(leads(&three) && told.try_recv().is_err());
+    assert!(leads(&three) && answer.try_recv().is_err());
     three.pass(500);
-    assert_eq!(told.try_recv().unwrap().unwrap().revision(), before.next());
+    assert_eq!(answer.try_recv().unwrap().unwrap().revision(), before.next());
     assert!(three.shared(1).reader.get(b"more").0.is_some());
 }
 

@@ -126,13 +126,13 @@ fn shutdown_closes_valid_sessions_and_leaves_expired_ones_to_their_delay() {
 fn overdue_renewal_is_reported_at_a_tick_and_withdrawn_on_renewal() {
     let mut three = Three::led_by(0, |_, _| {});
     let claim = three.open(1, 3000, 0, false);
-    let mut told = claim.state.watch();
+    let mut states = claim.state.watch();
     three.pass(1500);
     assert!(matches!(three.standing(&claim.state), SessionState::Active(_)));
-    assert!(!told.has_changed().unwrap());
+    assert!(!states.has_changed().unwrap());
     three.cut_off(1);
-    three.until("it is never overdue", |_| told.has_changed().unwrap());
-    assert_eq!(*told.borrow_and_update(), ReportedState::RenewalOverdue);
+    three.until("it is never overdue", |_| states.has_changed().unwrap());
+    assert_eq!(*states.borrow_and_update(), ReportedState::RenewalOverdue);
     let SessionState::RenewalOverdue(until) = three.standing(&claim.state) else {
         panic!("not overdue")
     };
@@ -140,8 +140,8 @@ fn overdue_renewal_is_reported_at_a_tick_and_withdrawn_on_renewal() {
     // A tick comes every 25 milliseconds.
     assert!(left < ms(900) && left >= ms(870), "{left:?}");
     three.hub.heal_all();
-    three.until("it does not recover", |_| told.has_changed().unwrap());
-    assert_eq!(*told.borrow_and_update(), ReportedState::Active);
+    three.until("it does not recover", |_| states.has_changed().unwrap());
+    assert_eq!(*states.borrow_and_update(), ReportedState::Active);
     let SessionState::Active(later) = three.standing(&claim.state) else { panic!("overdue") };
     assert!(later > until);
 }

@@ -52,7 +52,7 @@ impl Subscriber for Warnings {
 
 /// Runs three nodes, led by the first, with a threshold of 100 ms. Returns the lines that they log about slow
 /// requests.
-fn told(tell: impl FnOnce(&mut Three)) -> Vec<String> {
+fn slow_lines(act: impl FnOnce(&mut Three)) -> Vec<String> {
     let slow = |_: usize, settings: &mut Settings| {
         settings.slow_request = Duration::from_millis(100);
         settings.slow_apply = Duration::from_millis(100);
@@ -60,7 +60,7 @@ fn told(tell: impl FnOnce(&mut Three)) -> Vec<String> {
     let mut three = Three::led_by(0, slow);
     three.pass(2_000);
     let warnings = Warnings::default();
-    tracing::subscriber::with_default(warnings.clone(), || tell(&mut three));
+    tracing::subscriber::with_default(warnings.clone(), || act(&mut three));
     let lines = warnings.0.lock().unwrap();
     lines.iter().filter(|line| line.starts_with("slow ")).cloned().collect()
 }
@@ -80,7 +80,7 @@ fn slow_requests(three: &Three, node: usize) -> u64 {
 #[test]
 fn slow_request_names_the_local_disk() {
     for node in [0, 1] {
-        let lines = told(|three| put_beside_a_slow_disk(three, node, node, 300));
+        let lines = slow_lines(|three| put_beside_a_slow_disk(three, node, node, 300));
         let [line] = &lines[..] else { panic!("one line: {lines:?}") };
         let words = "slow request (put): took 3";
         assert!(line.starts_with(words), "{line}");
@@ -95,7 +95,7 @@ fn slow_request_names_the_local_disk() {
 
 #[test]
 fn slow_request_names_the_disks_of_the_peers() {
-    let lines = told(|three| {
+    let lines = slow_lines(|three| {
         let call = three.call(0, put("k", 10), 5_000);
         for _ in 0..60 {
             three.clock.0.fetch_add(5, Ordering::Relaxed);
@@ -112,7 +112,7 @@ fn slow_request_names_the_disks_of_the_peers() {
 
 #[test]
 fn slow_request_without_a_leader_is_reported_as_waiting() {
-    let lines = told(|three| {
+    let lines = slow_lines(|three| {
         for peer in [1, 2] {
             three.hub.cut(id(peer), id(0));
             three.hub.cut(id(0), id(peer));
@@ -131,7 +131,7 @@ fn slow_request_without_a_leader_is_reported_as_waiting() {
 
 #[test]
 fn abandoned_request_names_the_hanging_disk() {
-    let lines = told(|three| {
+    let lines = slow_lines(|three| {
         let mut call = three.call(0, put("k", 10), 300);
         for _ in 0..80 {
             if let Poll::Ready(result) = poll(&mut call) {
@@ -149,7 +149,7 @@ fn abandoned_request_names_the_hanging_disk() {
 
 #[test]
 fn fast_requests_are_not_logged() {
-    let lines = told(|three| {
+    let lines = slow_lines(|three| {
         let all = |three: &Three| (0..3).map(|node| slow_requests(three, node)).sum::<u64>();
         // Requests from before the first election.
         let before = all(three);
@@ -164,7 +164,7 @@ fn fast_requests_are_not_logged() {
 
 #[test]
 fn burst_of_slow_requests_logs_one_counted_line_per_second() {
-    let lines = told(|three| {
+    let lines = slow_lines(|three| {
         let before = slow_requests(three, 0);
         for round in 0..2 {
             let calls: Vec<Call> = (0..500)
@@ -209,7 +209,7 @@ fn end_read(three: &mut Three, mut read: Read) {
 
 #[test]
 fn slow_read_names_the_leader_or_this_replica() {
-    let lines = told(|three| {
+    let lines = slow_lines(|three| {
         let read = begin_read(three, 1);
         three.hub.cut(id(0), id(1));
         three.pass(300);
@@ -219,7 +219,7 @@ fn slow_read_names_the_leader_or_this_replica() {
     let [line] = &lines[..] else { panic!("one line: {lines:?}") };
     assert!(line.contains("mostly asking the leader"), "{line}");
     // The earlier write is committed, but this node's disk and replica do not have it yet.
-    let lines = told(|three| {
+    let lines = slow_lines(|three| {
         let write = three.call(0, put("k", 10), 5_000);
         (0..6).for_each(|_| three.step_without_log(Some(1)));
         let read = begin_read(three, 1);

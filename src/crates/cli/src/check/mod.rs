@@ -449,7 +449,7 @@ fn judge<C: Written>(
     }
     let mut out = io::stdout().lock();
     if options.json {
-        writeln!(out, "{}", report::told(options, lines, &verdict))?;
+        writeln!(out, "{}", report::to_json(options, lines, &verdict))?;
     } else {
         for (what, words) in report::said(options, lines, &verdict) {
             writeln!(out, "{what:>12} {words}")?;

@@ -92,7 +92,7 @@ pub(super) fn said<C: Written>(
 }
 
 /// Returns the JSON object for programs.
-pub(super) fn told<C: Written>(
+pub(super) fn to_json<C: Written>(
     options: &CheckOptions,
     lines: &Lines<C, C::Reply>,
     verdict: &Verdict,

@@ -95,7 +95,7 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
     let prefix = Bytes::from([name, &b"/"[..]].concat());
     let end = prefix_end(&prefix);
     // The leader's row that was printed last.
-    let mut told: Option<KeyValue> = None;
+    let mut shown: Option<KeyValue> = None;
     let mut has_heard = false;
     loop {
         let request =
@@ -114,19 +114,19 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
         let revision = answer.header.map(|header| header.revision).unwrap_or_default();
         let leader = queue_entries(name, answer.kvs).into_iter().next();
         if let Some(row) = &leader
-            && leader != told
+            && leader != shown
         {
             let kvs = vec![row.clone()];
             let answer = pb::RangeResponse { header: answer.header, kvs, more: false, count: 0 };
             output.show(&answer)?;
-            told.clone_from(&leader);
+            shown.clone_from(&leader);
         }
         // If there is a leader, watch its row for new values and deletion; otherwise watch for new candidates.
         let watched = match leader {
             Some(row) => (row.key, Bytes::new()),
             None => (prefix.clone(), end.clone()),
         };
-        follow(client, output, watched, revision + 1, &mut told).await?;
+        follow(client, output, watched, revision + 1, &mut shown).await?;
     }
 }
 
@@ -137,7 +137,7 @@ async fn follow(
     output: Output,
     (key, range_end): (Bytes, Bytes),
     from: i64,
-    told: &mut Option<KeyValue>,
+    shown: &mut Option<KeyValue>,
 ) -> Result<(), Failure> {
     let create = pb::WatchCreateRequest {
         key,
@@ -177,7 +177,7 @@ async fn follow(
             if event.r#type == i32::from(EventType::Delete) || !range_end.is_empty() {
                 return Ok(());
             }
-            *told = Some(row.clone());
+            *shown = Some(row.clone());
             let kvs = vec![row];
             output.show(&pb::RangeResponse {
                 header: answer.header,

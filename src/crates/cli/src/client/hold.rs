@@ -202,7 +202,7 @@ async fn run(
     mut lost: std::pin::Pin<&mut impl Future<Output = String>>,
 ) -> Result<u8, Failure> {
     let mut valid_until = session.valid_until();
-    let mut is_told = false;
+    let mut end_requested = false;
     loop {
         let end = *valid_until.borrow_and_update();
         let last = killed_at(session, end);
@@ -217,7 +217,7 @@ async fn run(
                 }
                 // If the command ended by itself, its descendants may continue. If the command was asked to end, its
                 // descendants are killed.
-                if is_told {
+                if end_requested {
                     child.kill().await;
                 }
                 return code;
@@ -241,7 +241,7 @@ async fn run(
             }
             signal = signals.next() => {
                 // Other signals need not end the command: many programs reload their configuration on SIGHUP.
-                is_told |= [Signal::INT, Signal::TERM, Signal::QUIT].contains(&signal);
+                end_requested |= [Signal::INT, Signal::TERM, Signal::QUIT].contains(&signal);
                 child.pass_on(signal);
             }
             Ok(()) = valid_until.changed() => {}

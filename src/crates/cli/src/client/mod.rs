@@ -96,7 +96,7 @@ pub(crate) enum Command {
 impl Command {
     /// Returns whether the command has the exit codes that tell whether something was changed. Commands with other
     /// exit codes document them in their help.
-    fn tells_changes(&self) -> bool {
+    fn reports_changes(&self) -> bool {
         !matches!(
             self,
             Command::Lock(_) | Command::Semaphore(_) | Command::Elect(_) | Command::Import(_)
@@ -143,10 +143,10 @@ fn run(command: Command, globals: &Globals) -> Result<ExitCode, Failure> {
     settings.login = terminal::known(settings.login, "BOWLINE_PASSWORD")?;
     let client = Client::new(settings);
     let tasks = tokio::task::LocalSet::new();
-    let tells_changes = command.tells_changes();
+    let reports_changes = command.reports_changes();
     let work = dispatch(command, Arc::clone(&client), output);
     let result = runtime.block_on(tasks.run_until(work)).map_err(|failure| {
-        if tells_changes && client.has_changed() { failure.after_a_change() } else { failure }
+        if reports_changes && client.has_changed() { failure.after_a_change() } else { failure }
     });
     // The shutdown does not wait for threads that are blocked reading standard input.
     runtime.shutdown_background();

@@ -88,7 +88,7 @@ pub(crate) fn verify_main(options: &VerifyOptions, format: Format) -> ExitCode {
     let bar = Bar::begin("reads", format != Format::Simple);
     let verified = backup::verify_with(&options.file, &mut |done, total| bar.at(done, total));
     bar.end();
-    told(verified, |info| report::of_backup(&info, format))
+    print_result(verified, |info| report::of_backup(&info, format))
 }
 
 pub(crate) fn recover_main(options: &RecoverOptions) -> ExitCode {
@@ -106,7 +106,7 @@ pub(crate) fn recover_main(options: &RecoverOptions) -> ExitCode {
     let recovered =
         backup::recover_with(&options.dir, &options.out, &mut |done, total| bar.at(done, total));
     bar.end();
-    told(recovered, |recovered| report::of_recovered(&recovered, options.output.json))
+    print_result(recovered, |recovered| report::of_recovered(&recovered, options.output.json))
 }
 
 /// Asks at the terminal for confirmation.
@@ -130,11 +130,11 @@ pub(crate) fn inspect_main(options: &InspectOptions) -> ExitCode {
     let bar = Bar::begin("reads", options.output.json);
     let info = backup::inspect_with(&options.dir, &mut |done, total| bar.at(done, total));
     bar.end();
-    told(info, |info| report::of_directory(&info, options.output.json))
+    print_result(info, |info| report::of_directory(&info, options.output.json))
 }
 
 /// Prints the result and returns the exit code.
-fn told<T>(result: Result<T, BackupError>, report: impl FnOnce(T) -> Report) -> ExitCode {
+fn print_result<T>(result: Result<T, BackupError>, report: impl FnOnce(T) -> Report) -> ExitCode {
     match result {
         Ok(result) => {
             let report = report(result);

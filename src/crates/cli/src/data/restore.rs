@@ -10,7 +10,7 @@ use bowline::backup::{self, RestoreOptions};
 use clap::Args;
 
 use super::report::{self, Bar};
-use super::{Output, told};
+use super::{Output, print_result};
 
 /// Default increase of the revision.
 const REVISION_JUMP_DEFAULT: u64 = 1_000_000_000;
@@ -187,5 +187,5 @@ pub(crate) fn restore_main(options: &RestoreArguments, as_json: bool) -> ExitCod
     let restored =
         backup::restore_with(&options.file, &config, &how, &mut |done, total| bar.at(done, total));
     bar.end();
-    told(restored, |restored| report::of_restored(&restored, &options.name, as_json))
+    print_result(restored, |restored| report::of_restored(&restored, &options.name, as_json))
 }

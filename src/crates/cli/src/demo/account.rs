@@ -129,8 +129,8 @@ impl Shared {
     }
 
     /// Shows an event of one process, or of the whole demo.
-    pub(crate) fn tell(&self, member: Option<&str>, event: &str, fields: &Value) {
-        if let Err(error) = self.timeline.tell(member, event, fields) {
+    pub(crate) fn report(&self, member: Option<&str>, event: &str, fields: &Value) {
+        if let Err(error) = self.timeline.report(member, event, fields) {
             self.fail(Trouble::Output(error));
         }
     }
@@ -170,7 +170,7 @@ impl Shared {
             account.recovered_after
         });
         if let Some(after) = recovered {
-            self.tell(Some(member), "recovered", &json!({"after_ms": ms(after)}));
+            self.report(Some(member), "recovered", &json!({"after_ms": ms(after)}));
         }
     }
 }

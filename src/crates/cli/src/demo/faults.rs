@@ -119,14 +119,14 @@ fn stop_holder(Round { away, seat, .. }: Round, stage: &mut Stage<'_>) -> Result
     let (op, held) = stage.linger(seat, Point::BeforeLedger)?;
     let stopped = Instant::now();
     stage.signal(seat, Signal::STOP)?;
-    stage.tell(Some(seat), "holder_stopped", &json!({"op": op, "token": held}));
+    stage.report(Some(seat), "holder_stopped", &json!({"op": op, "token": held}));
     let token = stage.until_some("another holder while one is paused", |stage| {
         stage.shared.ledger().highest().filter(|token| *token > held)
     })?;
-    stage.tell(None, "overtaken", &json!({"token": token}));
+    stage.report(None, "overtaken", &json!({"token": token}));
     stage.pass(away)?;
     stage.shared.lock().evidence.late.insert(op.clone());
-    stage.tell(Some(seat), "resumed", &json!({"after_ms": ms(stopped.elapsed())}));
+    stage.report(Some(seat), "resumed", &json!({"after_ms": ms(stopped.elapsed())}));
     stage.signal(seat, Signal::CONT)?;
     stage.go_on();
     stage.until(&format!("the end of increment {op}"), |stage| stage.shared.lock().has_ended(&op))

@@ -136,16 +136,16 @@ fn run(options: &Options) -> Result<bool, Trouble> {
     let (nodes, seconds) = (options.nodes, options.seconds);
     let dir = place.dir().display().to_string();
     let begins = json!({"nodes": nodes, "seconds": seconds, "seed": seed, "dir": dir});
-    stage.tell(None, "begins", &begins);
+    stage.report(None, "begins", &begins);
 
-    let told = story(&mut stage, options, seed);
+    let outcome = story(&mut stage, options, seed);
     // All processes are ended here, whatever the result is.
-    let complaints = if told.is_ok() { stage.end() } else { Vec::new() };
+    let complaints = if outcome.is_ok() { stage.end() } else { Vec::new() };
     stage.kill_all();
     let timeline = &stage.shared.timeline;
     timeline.end_progress();
     let mut account = stage.shared.lock();
-    let claims = match told {
+    let claims = match outcome {
         Ok(()) => {
             let evidence = &mut account.evidence;
             let ledger = stage.shared.ledger().read_back();

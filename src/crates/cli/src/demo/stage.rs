@@ -126,8 +126,8 @@ impl<'a> Stage<'a> {
     }
 
     /// Shows an event of one process, or of the whole demo.
-    pub(crate) fn tell(&self, seat: Option<usize>, event: &str, fields: &Value) {
-        self.shared.tell(seat.map(|seat| &*self.members[seat].name), event, fields);
+    pub(crate) fn report(&self, seat: Option<usize>, event: &str, fields: &Value) {
+        self.shared.report(seat.map(|seat| &*self.members[seat].name), event, fields);
     }
 
     /// Waits until `find` returns a value. `what` describes the value for the error text.
@@ -204,11 +204,11 @@ impl<'a> Stage<'a> {
             return Ok(());
         }
         if let Some(term) = before {
-            self.tell(Some(seat), "leads_no_more", &json!({"term": term}));
+            self.report(Some(seat), "leads_no_more", &json!({"term": term}));
         }
         if let Some(term) = now {
             self.shared.lock().terms_led.insert(term);
-            self.tell(Some(seat), "leads", &json!({"term": term}));
+            self.report(Some(seat), "leads", &json!({"term": term}));
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ impl<'a> Stage<'a> {
             stage.members[seat].process.clone().filter(|process| process.is_ready())
         })?;
         let Member { name, life, .. } = &self.members[seat];
-        self.tell(Some(seat), "started", &json!({"life": life}));
+        self.report(Some(seat), "started", &json!({"life": life}));
         for number in 1..=WORKERS {
             let name = format!("{name}.{life}.w{number}");
             let (shared, process) = (Arc::clone(&self.shared), Arc::clone(&process));
@@ -317,7 +317,7 @@ impl<'a> Stage<'a> {
         let process = member.process.take().expect("only running processes are killed");
         process.end().map_err(|error| self.fell(seat, &error.to_string()))?;
         self.go_on();
-        self.tell(Some(seat), event, fields);
+        self.report(Some(seat), event, fields);
         self.pass(away)?;
         self.begin(seat)?;
         self.finish(seat)?;
@@ -334,7 +334,7 @@ impl<'a> Stage<'a> {
     /// Waits until all workers rest.
     pub(crate) fn rest(&mut self) -> Result<(), Trouble> {
         let worked = self.worked();
-        self.tell(None, "resting", &json!({}));
+        self.report(None, "resting", &json!({}));
         self.shared.change(|account| (account.resting, account.worked) = (true, worked));
         self.until("all workers to stop", |stage| stage.shared.lock().workers == 0)
     }
@@ -349,7 +349,7 @@ impl<'a> Stage<'a> {
                 store = self.read(seat)?;
             }
             let fields = json!({"increments": store.rows.len(), "count": store.count});
-            self.tell(Some(seat), "read", &fields);
+            self.report(Some(seat), "read", &fields);
             self.shared.lock().evidence.stores.push(store);
         }
         Ok(())

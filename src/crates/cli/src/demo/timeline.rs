@@ -105,15 +105,20 @@ impl Timeline {
     }
 
     /// Shows an event of one member, or of the whole demo.
-    pub(crate) fn tell(&self, member: Option<&str>, event: &str, fields: &Value) -> io::Result<()> {
+    pub(crate) fn report(
+        &self,
+        member: Option<&str>,
+        event: &str,
+        fields: &Value,
+    ) -> io::Result<()> {
         let at = self.began.elapsed();
         if self.json {
-            let mut told = fields.clone();
-            (told["at"], told["event"]) = (rounded(at).into(), event.into());
+            let mut object = fields.clone();
+            (object["at"], object["event"]) = (rounded(at).into(), event.into());
             if let Some(member) = member {
-                told["member"] = member.into();
+                object["member"] = member.into();
             }
-            return self.print(&format!("{told}\n"));
+            return self.print(&format!("{object}\n"));
         }
         let known = EVENTS.iter().find(|(name, ..)| *name == event);
         let (_, tone, sentence) = known.expect("the event is in the table");

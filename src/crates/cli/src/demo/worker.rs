@@ -77,7 +77,7 @@ impl Worker {
                     break;
                 }
                 Err(Stop::Lost(why)) => {
-                    self.tell("lost", &json!({"worker": self.name, "why": why}));
+                    self.report("lost", &json!({"worker": self.name, "why": why}));
                     thread::sleep(PAUSE);
                 }
             }
@@ -89,8 +89,8 @@ impl Worker {
         self.name.split('.').next().unwrap_or_default()
     }
 
-    fn tell(&self, event: &str, fields: &Value) {
-        self.shared.tell(Some(self.member()), event, fields);
+    fn report(&self, event: &str, fields: &Value) {
+        self.shared.report(Some(self.member()), event, fields);
     }
 
     fn ask(&self, call: Call) -> Result<Answer, Stop> {
@@ -118,7 +118,7 @@ impl Worker {
         };
         self.shared.change(|account| account.granted(&self.name));
         match self.increment(op, token) {
-            Err(Stop::Lost(why)) => self.tell("lost", &json!({"worker": self.name, "why": why})),
+            Err(Stop::Lost(why)) => self.report("lost", &json!({"worker": self.name, "why": why})),
             made => made?,
         }
         match self.call("release the lock", Call::Release { slot })? {
@@ -146,7 +146,7 @@ impl Worker {
         if !entry.accepted {
             self.shared.change(|account| account.evidence.refused.insert(op.to_owned()));
             let fields = json!({"op": op, "token": token, "highest": entry.highest});
-            self.tell("ledger_refused", &fields);
+            self.report("ledger_refused", &fields);
         }
         self.stay(Point::BeforeStore, op, token)?;
         self.commit(op, token, count + 1, modified)
@@ -197,7 +197,7 @@ impl Worker {
                         return Err(Trouble::Halted(why).into());
                     }
                     Reply::Held { .. } => {
-                        self.tell("store_refused", &json!({"op": op}));
+                        self.report("store_refused", &json!({"op": op}));
                         if doubt.is_none() {
                             self.shared.history.failed(begun);
                         }
@@ -220,7 +220,7 @@ impl Worker {
             }
         }
         let why = doubt.unwrap_or_else(|| "too busy at every attempt".to_owned());
-        self.tell("unknown", &json!({"op": op, "why": why}));
+        self.report("unknown", &json!({"op": op, "why": why}));
         self.shared.change(|account| account.doubtful.insert(op));
         Ok(())
     }

@@ -42,15 +42,15 @@ fn unreachable_endpoint_is_skipped() {
     put.args(["put", "k", "v"]);
     assert_eq!(run(put, b"").done(), "OK\n");
 
-    let mut nobody = command_at(CLOSED);
-    nobody.args(["get", "k"]);
-    let nobody = run(nobody, b"");
-    assert_eq!(nobody.code, 4, "{nobody:?}");
-    assert!(nobody.err.contains(&format!("{CLOSED}: ")), "{}", nobody.err);
+    let mut unreachable = command_at(CLOSED);
+    unreachable.args(["get", "k"]);
+    let unreachable = run(unreachable, b"");
+    assert_eq!(unreachable.code, 4, "{unreachable:?}");
+    assert!(unreachable.err.contains(&format!("{CLOSED}: ")), "{}", unreachable.err);
     assert!(
-        nobody.err.contains("hint: pass the servers' addresses with --endpoints"),
+        unreachable.err.contains("hint: pass the servers' addresses with --endpoints"),
         "{}",
-        nobody.err
+        unreachable.err
     );
 }
 

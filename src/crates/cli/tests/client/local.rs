@@ -143,9 +143,9 @@ fn up_command_starts_a_cluster_and_keeps_its_data() {
     assert_eq!(ask(&endpoints, &["get", "k"]), "k\nv\n");
     kill_process(Pid::from_child(&again.child), Signal::TERM).unwrap();
     assert_eq!(again.child.wait().unwrap().code(), Some(0));
-    let mut nobody = command_at(&endpoints);
-    nobody.args(["get", "k"]);
-    assert_eq!(run(nobody, b"").code, 4, "no server runs");
+    let mut unreachable = command_at(&endpoints);
+    unreachable.args(["get", "k"]);
+    assert_eq!(run(unreachable, b"").code, 4, "no server runs");
 }
 
 /// The certificates are created at each start, and earlier ones become useless.

@@ -163,10 +163,10 @@ fn signals_are_forwarded_and_the_child_dies_with_the_holder() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let trap = "trap 'echo got; exit 5' TERM; echo ready; while :; do sleep 0.02; done";
-    let mut told = Going::start(lock(&server, &["m", "--", "sh", "-c", trap]));
-    assert_eq!(told.line(), "ready\n");
-    signal(&told, Signal::TERM);
-    assert_eq!((told.line(), code(&mut told)), ("got\n".to_owned(), 5));
+    let mut signalled = Going::start(lock(&server, &["m", "--", "sh", "-c", trap]));
+    assert_eq!(signalled.line(), "ready\n");
+    signal(&signalled, Signal::TERM);
+    assert_eq!((signalled.line(), code(&mut signalled)), ("got\n".to_owned(), 5));
 
     // The command is killed with SIGKILL, so it cannot release the lock.
     let begun = Instant::now();
@@ -193,11 +193,11 @@ fn stopped_child_ends_on_request() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let stops = ["m", "--", "sh", "-c", "echo $$; kill -STOP $$; exec sleep 1000"];
-    let mut told = Going::start(lock(&server, &stops));
-    let pid = told.line();
+    let mut signalled = Going::start(lock(&server, &stops));
+    let pid = signalled.line();
     stands_still(&pid);
-    signal(&told, Signal::TERM);
-    assert_eq!(code(&mut told), 143);
+    signal(&signalled, Signal::TERM);
+    assert_eq!(code(&mut signalled), 143);
     assert!(!runs(&pid));
 }
 
@@ -254,10 +254,10 @@ fn descendants_of_a_terminated_child_are_ended() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let leaves = "setsid sh -c 'echo $$; exec sleep 1000' & exec sleep 1000";
-    let mut told = Going::start(lock(&server, &["m", "--", "sh", "-c", leaves]));
-    let left = told.line();
-    signal(&told, Signal::TERM);
-    assert_eq!(code(&mut told), 143);
+    let mut signalled = Going::start(lock(&server, &["m", "--", "sh", "-c", leaves]));
+    let left = signalled.line();
+    signal(&signalled, Signal::TERM);
+    assert_eq!(code(&mut signalled), 143);
     assert!(!runs(&left));
 }
 
@@ -545,7 +545,7 @@ fn holder_learns_of_its_loss_through_another_server() {
     lock.env_remove("BOWLINE_COMMAND_TIMEOUT").env_remove("BOWLINE_DIAL_TIMEOUT");
     // The connection's keepalive does not detect the failure, so only a renewal can.
     lock.args(["--keepalive-time", "600s", "lock", "m", "--ttl", "9", "--", "sh", "-c"]);
-    lock.arg("echo $BOWLINE_LOCK_KEY; sleep 100; echo 'not told'");
+    lock.arg("echo $BOWLINE_LOCK_KEY; sleep 100; echo 'not reached'");
     let mut holds = Going::start(lock);
     let key = holds.line();
     assert!(key.starts_with("m/"), "{key}");

@@ -414,9 +414,9 @@ fn asks_who(etcd: &Asked) {
     etcd.ours(&["put", "k", "v"], b"").done();
     etcd.ours(&["user", "add", "root:rp"], b"").done();
     assert_eq!(etcd.ours(&["auth", "enable"], b"").done(), "Authentication Enabled\n");
-    let nobody = etcd.ours(&["get", "k"], b"");
-    assert_eq!(nobody.code, 1);
-    assert!(nobody.err.contains("hint: authentication is enabled"), "{}", nobody.err);
+    let anonymous = etcd.ours(&["get", "k"], b"");
+    assert_eq!(anonymous.code, 1);
+    assert!(anonymous.err.contains("hint: authentication is enabled"), "{}", anonymous.err);
     let wrong = etcd.ours(&["--user", "root:wrong", "get", "k"], b"");
     assert_eq!(wrong.code, 1, "{wrong:?}");
     assert_eq!(etcd.ours(&["--user", "root:rp", "get", "k"], b"").done(), "k\nv\n");

@@ -42,13 +42,13 @@ func watched(w *world) {
 	rows := map[string]*clientv3.Event{}
 	var seen []int64
 	var highest int64
-	silent, told := false, false
+	silent, reported := false, false
 	enough := func() bool {
 		if !w.going() && !silent {
 			all.Wait()
 			silent = true
 		}
-		return silent && highest >= last && told
+		return silent && highest >= last && reported
 	}
 	for !enough() {
 		options := []clientv3.OpOption{
@@ -67,7 +67,7 @@ func watched(w *world) {
 				if response.Header.Revision < highest {
 					log.Fatal("the progress has gone back")
 				}
-				told = true
+				reported = true
 			}
 			for _, event := range response.Events {
 				key := string(event.Kv.Key)

@@ -294,11 +294,11 @@ async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
     };
     let (ask, asked) = tokio::sync::mpsc::channel(8);
     let asked = tokio_stream::wrappers::ReceiverStream::new(asked);
-    let mut told = watch.watch(by(&rob, asked)).await.unwrap().into_inner();
+    let mut responses = watch.watch(by(&rob, asked)).await.unwrap().into_inner();
     // The ranges extend to the end of all keys, as in GHSA-xg4h-6gfc-h4m8.
     for (key, end) in [("secret", ""), ("app/", "\0"), ("app/a", "\0"), ("", "\0")] {
         ask.send(create(key, end)).await.unwrap();
-        let rejection = told.message().await.unwrap().unwrap();
+        let rejection = responses.message().await.unwrap().unwrap();
         assert!(
             rejection.created && rejection.canceled && rejection.watch_id == -1,
             "{rejection:?}"
@@ -306,10 +306,10 @@ async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
         assert_eq!(rejection.cancel_reason, "etcdserver: permission denied");
     }
     ask.send(create("app/", "app0")).await.unwrap();
-    assert!(!told.message().await.unwrap().unwrap().canceled);
+    assert!(!responses.message().await.unwrap().unwrap().canceled);
     let mut kv = KvClient::new(channel.clone());
     kv.put(by(&root, put("app/a"))).await.unwrap();
-    assert_eq!(told.message().await.unwrap().unwrap().events.len(), 1);
+    assert_eq!(responses.message().await.unwrap().unwrap().events.len(), 1);
     // A change of another user has no effect on rob. Then rob loses the role.
     let mut auth = AuthClient::new(channel);
     let role = |user: &str, role: &str| pb::AuthUserRevokeRoleRequest {
@@ -318,10 +318,10 @@ async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
     };
     auth.user_revoke_role(by(&root, role("ann", "app"))).await.unwrap();
     kv.put(by(&root, put("app/a"))).await.unwrap();
-    assert_eq!(told.message().await.unwrap().unwrap().events.len(), 1);
+    assert_eq!(responses.message().await.unwrap().unwrap().events.len(), 1);
     auth.user_revoke_role(by(&root, role("rob", "look"))).await.unwrap();
     kv.put(by(&root, put("app/a"))).await.unwrap();
-    let ended = told.message().await.unwrap().unwrap();
+    let ended = responses.message().await.unwrap().unwrap();
     assert!(ended.canceled && ended.events.is_empty(), "{ended:?}");
     assert_eq!(ended.cancel_reason, "etcdserver: permission denied");
 }
@@ -337,8 +337,8 @@ async fn lock_requires_permission_for_its_key_prefix() {
     let denied = "etcdserver: permission denied";
     says(locks.lock(by(&rob, lock("app/l"))).await, Code::PermissionDenied, denied);
     says(locks.lock(by(&ann, lock("other"))).await, Code::PermissionDenied, denied);
-    let nobody = "etcdserver: user name is empty";
-    says(locks.lock(by("", lock("app/l"))).await, Code::InvalidArgument, nobody);
+    let no_user = "etcdserver: user name is empty";
+    says(locks.lock(by("", lock("app/l"))).await, Code::InvalidArgument, no_user);
 }
 
 #[tokio::test]

@@ -262,13 +262,13 @@ impl Pair {
             self.ask(Ask::Put(more)).await;
             newest += 1;
         }
-        self.ours.watches.told_all(newest).await;
-        let theirs = self.theirs.watches.told_like(&self.ours.watches).await;
+        self.ours.watches.receive_all(newest).await;
+        let theirs = self.theirs.watches.receive_like(&self.ours.watches).await;
         let ours = self.ours.watches.take();
-        self.same(&"what watches were told", &theirs, &ours);
+        self.same(&"what the watches received", &theirs, &ours);
         let has_ended = |id: &i64| {
-            let last = ours.get(id).and_then(|told| told.last());
-            last.is_some_and(|told| told.starts_with("WatchResponse"))
+            let last = ours.get(id).and_then(|received| received.last());
+            last.is_some_and(|received| received.starts_with("WatchResponse"))
         };
         self.open.retain(|id| !has_ended(id));
     }

@@ -449,14 +449,14 @@ async fn unfinished_logins_and_unread_health_watches_are_cheap() {
     for _ in 0..many {
         let mut health = HealthClient::new(watches.clone());
         match health.watch(HealthCheckRequest::default()).await {
-            Ok(told) => watching.push(told.into_inner()),
+            Ok(health) => watching.push(health.into_inner()),
             Err(refused) => assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}"),
         }
     }
     assert_eq!(watching.len(), 128);
-    for told in &mut watching {
-        let told = tokio::time::timeout(IN_TIME, told.message()).await.expect("in time");
-        assert_eq!(told.unwrap().unwrap().status, 1);
+    for health in &mut watching {
+        let health = tokio::time::timeout(IN_TIME, health.message()).await.expect("in time");
+        assert_eq!(health.unwrap().unwrap().status, 1);
     }
     is_answered().await;
     let during = server.memory_bytes();
@@ -771,11 +771,11 @@ async fn unread_progress_requests_do_not_slow_other_clients() {
     // A client that finally reads gets its responses.
     let requests = flood.await.unwrap();
     let heard = async {
-        let (mut created, mut told) = (false, 0u32);
-        while !created || told == 0 {
+        let (mut created, mut progress) = (false, 0u32);
+        while !created || progress == 0 {
             let response = heard.message().await.unwrap().unwrap();
             created |= response.created;
-            told += u32::from(response.watch_id == -1);
+            progress += u32::from(response.watch_id == -1);
         }
     };
     tokio::time::timeout(Duration::from_secs(30), heard).await.expect("in time");

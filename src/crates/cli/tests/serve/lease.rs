@@ -115,16 +115,16 @@ async fn keep_alive_stream_answers_in_order() {
         }
         sender
     });
-    let (mut told, mut revision) = (Vec::new(), 0);
-    while told.len() < asked.len() {
+    let (mut answered, mut revision) = (Vec::new(), 0);
+    while answered.len() < asked.len() {
         let answer = answers.message().await.unwrap().unwrap();
         assert_eq!(answer.ttl, if ids.contains(&answer.id) { 100 } else { 0 });
         let newest = answer.header.unwrap().revision;
         assert!(newest >= revision, "{newest} after {revision}");
-        told.push(answer.id);
+        answered.push(answer.id);
         revision = newest;
     }
-    assert_eq!(told, asked);
+    assert_eq!(answered, asked);
     // The response stream ends when the request stream ends.
     drop(asks.await.unwrap());
     assert!(answers.message().await.unwrap().is_none());

@@ -210,10 +210,10 @@ async fn timed_out_lock_calls_of_one_lease_hold_nothing() {
         tokio_stream::pending::<pb::WatchRequest>(),
     );
     let mut watch = pb::watch_client::WatchClient::new(channel.clone());
-    let mut told = watch.watch(requests).await.unwrap().into_inner();
+    let mut responses = watch.watch(requests).await.unwrap().into_inner();
     let is_taken_back = async {
         loop {
-            let response = told.message().await.unwrap().unwrap();
+            let response = responses.message().await.unwrap().unwrap();
             // The event is a DELETE event.
             if response.events.iter().any(|event| event.r#type == 1) {
                 return;
@@ -231,8 +231,8 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
     let channel = server.channel().await;
     let mut elections = ElectionClient::new(channel.clone());
     let asked = || v3electionpb::LeaderRequest { name: "e".into() };
-    let nobody = elections.leader(asked()).await.unwrap_err();
-    assert_eq!(nobody.message(), "election: no leader");
+    let error = elections.leader(asked()).await.unwrap_err();
+    assert_eq!(error.message(), "election: no leader");
     let mut observed = elections.observe(asked()).await.unwrap().into_inner();
     let campaign = |lease, value: &'static str| v3electionpb::CampaignRequest {
         name: "e".into(),
@@ -275,8 +275,8 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
     let late = elections.proclaim(proclaim(&leader)).await.unwrap_err();
     assert_eq!(late.message(), "election: not leader");
     elections.resign(resign).await.expect("a second resignation succeeds");
-    let nobody = elections.resign(v3electionpb::ResignRequest { leader: None }).await.unwrap_err();
-    assert_eq!(nobody.message(), "\"leader\" field must be provided");
+    let error = elections.resign(v3electionpb::ResignRequest { leader: None }).await.unwrap_err();
+    assert_eq!(error.message(), "\"leader\" field must be provided");
 }
 
 /// etcd's clients format a lease ID as Go does, with a sign: both formats must mean the same queue entry.
@@ -314,8 +314,8 @@ async fn observer_that_requires_a_leader_is_notified_of_its_absence() {
         assert_eq!(observed.message().await.unwrap().unwrap().kv.unwrap().value, "v");
     }
     servers.truncate(1);
-    let told = tokio::time::timeout(Duration::from_secs(60), wants.message());
-    let lost = told.await.expect("the stream is open").unwrap_err();
+    let answer = tokio::time::timeout(Duration::from_secs(60), wants.message());
+    let lost = answer.await.expect("the stream is open").unwrap_err();
     assert_eq!((lost.code(), lost.message()), (Code::Unavailable, "etcdserver: no leader"));
     let goes_on = tokio::time::timeout(Duration::ZERO, waits.message()).await;
     assert!(goes_on.is_err(), "{goes_on:?}");

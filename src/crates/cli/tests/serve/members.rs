@@ -134,8 +134,8 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     for server in [&first, &other, &last] {
         let mut cluster = ClusterClient::new(server.channel().await);
         for (member, port) in list(&mut cluster).await.into_iter().zip(clients) {
-            let told = vec![format!("http://127.0.0.1:{port}")];
-            until(&mut cluster, member.id, |member| member.client_ur_ls == told).await;
+            let urls = vec![format!("http://127.0.0.1:{port}")];
+            until(&mut cluster, member.id, |member| member.client_ur_ls == urls).await;
         }
     }
     // The other two members continue without the first.

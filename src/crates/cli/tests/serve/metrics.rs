@@ -343,7 +343,7 @@ fn process_and_health_metrics_are_served() {
 }
 
 /// Starts a server for which every request is slow, and puts until the server logs a slow put. Returns the log.
-async fn told_of_a_slow_put(more: &[&str]) -> String {
+async fn log_of_a_slow_put(more: &[&str]) -> String {
     let dir = tempdir().unwrap();
     let flags = [&["--log-level=debug", "--warning-unary-request-duration=1ns"], more].concat();
     let server = Server::alone(&dir, &flags);
@@ -363,7 +363,7 @@ const SLOW_PUT: &str = "slow request (put): took";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn debug_log_reports_a_slow_request_inside_its_call() {
-    let said = told_of_a_slow_put(&[]).await;
+    let said = log_of_a_slow_put(&[]).await;
     let line = said.lines().find(|line| line.contains(SLOW_PUT));
     let line = line.unwrap_or_else(|| panic!("no line: {said}"));
     for words in [
@@ -379,7 +379,7 @@ async fn debug_log_reports_a_slow_request_inside_its_call() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn json_log_has_one_object_per_line() {
-    let said = told_of_a_slow_put(&["--log-format=json"]).await;
+    let said = log_of_a_slow_put(&["--log-format=json"]).await;
     let of = |line: &str| -> serde_json::Value {
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
     };

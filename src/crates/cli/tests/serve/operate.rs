@@ -255,10 +255,10 @@ fn joining_server_without_peers_stops_on_request() {
         assert!(begun.elapsed() < LIMIT, "it does not contact the other member");
         std::thread::sleep(Duration::from_millis(20));
     };
-    let told = Instant::now();
+    let signalled = Instant::now();
     let (status, _) = server.stop();
     assert!(status.success(), "{status}");
-    assert!(told.elapsed() < STOPS_WITHIN, "it took {:?}", told.elapsed());
+    assert!(signalled.elapsed() < STOPS_WITHIN, "it took {:?}", signalled.elapsed());
 }
 
 #[tokio::test]
@@ -272,10 +272,10 @@ async fn server_stops_while_it_hashes_a_password() {
     let mut auth = pb::auth_client::AuthClient::new(channel);
     let adds = tokio::spawn(async move { auth.user_add(add).await.map(drop) });
     until_begun(&server, "UserAdd", 1).await;
-    let told = Instant::now();
+    let signalled = Instant::now();
     let (status, said) = server.stop();
     assert!(status.success() && said.contains("stopped cleanly"), "{status}: {said}");
-    assert!(told.elapsed() < STOPS_WITHIN, "it took {:?}", told.elapsed());
+    assert!(signalled.elapsed() < STOPS_WITHIN, "it took {:?}", signalled.elapsed());
     adds.await.unwrap().unwrap_err();
 }
 

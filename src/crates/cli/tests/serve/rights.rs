@@ -268,7 +268,7 @@ fn rows_of_servers() -> Vec<Row> {
 /// Returns the calls that concern users. Calls that would change something name a user or role that does not exist.
 fn rows_of_users(caller: &str) -> Vec<Row> {
     use Needs::{Nothing, Root, User};
-    let nobody = || "nobody".to_owned();
+    let unknown = || "nobody".to_owned();
     let permission = authpb::Permission { key: b"secret".to_vec(), ..Default::default() };
     vec![
         row("/etcdserverpb.Auth/AuthEnable", Root, pb::AuthEnableRequest {}),
@@ -286,12 +286,12 @@ fn rows_of_users(caller: &str) -> Vec<Row> {
         row("/etcdserverpb.Auth/UserGet", Root, pb::AuthUserGetRequest { name: "root".into() }),
         row("/etcdserverpb.Auth/UserGet", User, pb::AuthUserGetRequest { name: caller.into() }),
         row("/etcdserverpb.Auth/UserList", Root, pb::AuthUserListRequest {}),
-        row("/etcdserverpb.Auth/UserDelete", Root, pb::AuthUserDeleteRequest { name: nobody() }),
+        row("/etcdserverpb.Auth/UserDelete", Root, pb::AuthUserDeleteRequest { name: unknown() }),
         row(
             "/etcdserverpb.Auth/UserChangePassword",
             Root,
             pb::AuthUserChangePasswordRequest {
-                name: nobody(),
+                name: unknown(),
                 password: "x".into(),
                 ..Default::default()
             },
@@ -299,26 +299,26 @@ fn rows_of_users(caller: &str) -> Vec<Row> {
         row(
             "/etcdserverpb.Auth/UserGrantRole",
             Root,
-            pb::AuthUserGrantRoleRequest { user: nobody(), role: "root".into() },
+            pb::AuthUserGrantRoleRequest { user: unknown(), role: "root".into() },
         ),
         row(
             "/etcdserverpb.Auth/UserRevokeRole",
             Root,
-            pb::AuthUserRevokeRoleRequest { name: nobody(), role: "root".into() },
+            pb::AuthUserRevokeRoleRequest { name: unknown(), role: "root".into() },
         ),
         row("/etcdserverpb.Auth/RoleAdd", Root, pb::AuthRoleAddRequest { name: "app".into() }),
         row("/etcdserverpb.Auth/RoleGet", Root, pb::AuthRoleGetRequest { role: "root".into() }),
         row("/etcdserverpb.Auth/RoleList", Root, pb::AuthRoleListRequest {}),
-        row("/etcdserverpb.Auth/RoleDelete", Root, pb::AuthRoleDeleteRequest { role: nobody() }),
+        row("/etcdserverpb.Auth/RoleDelete", Root, pb::AuthRoleDeleteRequest { role: unknown() }),
         row(
             "/etcdserverpb.Auth/RoleGrantPermission",
             Root,
-            pb::AuthRoleGrantPermissionRequest { name: nobody(), perm: Some(permission) },
+            pb::AuthRoleGrantPermissionRequest { name: unknown(), perm: Some(permission) },
         ),
         row(
             "/etcdserverpb.Auth/RoleRevokePermission",
             Root,
-            pb::AuthRoleRevokePermissionRequest { role: nobody(), ..Default::default() },
+            pb::AuthRoleRevokePermissionRequest { role: unknown(), ..Default::default() },
         ),
         // This call must be the last one, because as root it disables authentication.
         row("/etcdserverpb.Auth/AuthDisable", Root, pb::AuthDisableRequest {}),
@@ -347,9 +347,9 @@ async fn hear(channel: &Channel, path: &str, token: &str, message: Bytes) -> Res
     drop(more);
     let answer = answer?;
     if path == "/etcdserverpb.Watch/Watch" {
-        let told = pb::WatchResponse::decode(answer.unwrap()).unwrap();
-        if told.canceled {
-            return Err(Status::permission_denied(told.cancel_reason));
+        let response = pb::WatchResponse::decode(answer.unwrap()).unwrap();
+        if response.canceled {
+            return Err(Status::permission_denied(response.cancel_reason));
         }
     }
     Ok(())

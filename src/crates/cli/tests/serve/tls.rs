@@ -342,7 +342,7 @@ async fn certificate_names_the_user_of_a_call_without_a_token() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());
     let server = mutual(&mut office, &dir, &["--bcrypt-cost=4"]);
     let [root, ann, eve] = ["root", "ann", "eve"].map(|name| office.client(name));
-    let nobody = office.issue(GOOD);
+    let nameless = office.issue(GOOD);
     let address = server.address.clone();
     let as_root = office.channel(&address, Some(&root)).await;
     guard(&as_root).await;
@@ -361,8 +361,8 @@ async fn certificate_names_the_user_of_a_call_without_a_token() {
     let not_found = (Code::FailedPrecondition, "etcdserver: user name not found".to_owned());
     let hash = MaintenanceClient::new(as_eve).hash(pb::HashRequest {}).await.map(drop);
     assert_eq!(refused(hash), not_found, "etcd reports the missing user here, too");
-    let as_nobody = office.channel(&address, Some(&nobody)).await;
-    assert_eq!(refused(put_key(&as_nobody, "app/a").await), no_user);
+    let without_user = office.channel(&address, Some(&nameless)).await;
+    assert_eq!(refused(put_key(&without_user, "app/a").await), no_user);
     // A token has precedence over the certificate, whichever of them permits more, and an invalid token is not ignored.
     let token = {
         let request = pb::AuthenticateRequest { name: "ann".into(), password: "ann's".into() };

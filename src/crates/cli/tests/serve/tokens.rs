@@ -30,20 +30,22 @@ fn put(key: &'static str) -> pb::PutRequest {
 /// A watch stream that was opened with a token.
 pub(crate) struct Watches {
     ask: mpsc::Sender<pb::WatchRequest>,
-    told: Streaming<pb::WatchResponse>,
+    responses: Streaming<pb::WatchResponse>,
 }
 
 impl Watches {
     pub(crate) async fn open(channel: &Channel, token: &str) -> Self {
         let (ask, asked) = mpsc::channel(8);
         let mut watch = WatchClient::new(channel.clone());
-        let told = watch.watch(by(token, ReceiverStream::new(asked))).await.unwrap().into_inner();
-        Self { ask, told }
+        let responses =
+            watch.watch(by(token, ReceiverStream::new(asked))).await.unwrap().into_inner();
+        Self { ask, responses }
     }
 
     pub(crate) async fn next(&mut self) -> pb::WatchResponse {
-        let told = tokio::time::timeout(Duration::from_secs(60), self.told.message()).await;
-        told.expect("a response in time").unwrap().expect("the stream is open")
+        let response =
+            tokio::time::timeout(Duration::from_secs(60), self.responses.message()).await;
+        response.expect("a response in time").unwrap().expect("the stream is open")
     }
 
     /// Creates another watch. Returns its ID, or the reason why it was rejected.
@@ -52,13 +54,13 @@ impl Watches {
         let create = pb::WatchCreateRequest { key, ..Default::default() };
         let request_union = Some(RequestUnion::CreateRequest(create));
         self.ask.send(pb::WatchRequest { request_union }).await.unwrap();
-        let told = self.next().await;
-        assert!(told.created, "{told:?}");
-        match told.canceled {
-            false => Ok(told.watch_id),
+        let response = self.next().await;
+        assert!(response.created, "{response:?}");
+        match response.canceled {
+            false => Ok(response.watch_id),
             true => {
-                assert_eq!(told.watch_id, -1, "{told:?}");
-                Err(told.cancel_reason)
+                assert_eq!(response.watch_id, -1, "{response:?}");
+                Err(response.cancel_reason)
             }
         }
     }
@@ -114,16 +116,16 @@ async fn invalid_token_opens_no_watch_and_open_watches_follow_permissions() {
     assert_eq!(watches.create("app/c").await, Err(VOID.to_owned()));
     for (key, id) in [("app/a", first), ("app/b", second)] {
         kv.put(by(&root, put(key))).await.unwrap();
-        let told = watches.next().await;
-        assert_eq!((told.watch_id, told.events.len(), told.canceled), (id, 1, false));
+        let response = watches.next().await;
+        assert_eq!((response.watch_id, response.events.len(), response.canceled), (id, 1, false));
     }
     // A new user with the same name does not get the deleted one's permissions.
     delete_user(&channel, &root, "rob").await;
     assert_eq!(watches.create("app/c").await, Err(VOID.to_owned()));
     kv.put(by(&root, put("app/a"))).await.unwrap();
-    let told = watches.next().await;
-    assert_eq!((told.watch_id, told.canceled, told.events.len()), (first, true, 0));
-    assert_eq!(told.cancel_reason, DENIED);
+    let response = watches.next().await;
+    assert_eq!((response.watch_id, response.canceled, response.events.len()), (first, true, 0));
+    assert_eq!(response.cancel_reason, DENIED);
 }
 
 #[tokio::test]
@@ -144,8 +146,8 @@ async fn expired_token_opens_no_watch_on_an_open_stream() {
         assert_eq!(refused.message(), VOID);
         assert!(begun.elapsed() < LIMIT, "every token expired too early");
     }
-    let told = watches.next().await;
-    assert_eq!((told.watch_id, told.events.len()), (0, 1), "the first watch continues");
+    let response = watches.next().await;
+    assert_eq!((response.watch_id, response.events.len()), (0, 1), "the first watch continues");
 }
 
 /// Clients (jetcd) log in again after an error about a watch, but not after an error about the stream.
@@ -168,8 +170,8 @@ async fn stream_opened_before_auth_rejects_anonymous_watches() {
     let mut watches = Watches::open(&server.channel().await, "").await;
     watches.create("app/a").await.unwrap();
     guarded(&server).await;
-    let nobody = "etcdserver: user name is empty";
-    assert_eq!(watches.create("app/a").await, Err(nobody.to_owned()));
+    let no_user = "etcdserver: user name is empty";
+    assert_eq!(watches.create("app/a").await, Err(no_user.to_owned()));
 }
 
 #[tokio::test]
@@ -186,21 +188,21 @@ async fn invalid_token_renews_only_its_own_leases_on_an_open_stream() {
     let mut streams = Vec::new();
     for _ in 0..2 {
         let (ask, asked) = mpsc::channel(8);
-        let told = leases.lease_keep_alive(by(&rob, ReceiverStream::new(asked))).await.unwrap();
-        streams.push((ask, told.into_inner()));
+        let response = leases.lease_keep_alive(by(&rob, ReceiverStream::new(asked))).await.unwrap();
+        streams.push((ask, response.into_inner()));
     }
     async fn renew(
-        (ask, told): &mut (
+        (ask, responses): &mut (
             mpsc::Sender<pb::LeaseKeepAliveRequest>,
             Streaming<pb::LeaseKeepAliveResponse>,
         ),
         id: i64,
     ) -> Result<i64, (Code, String)> {
         ask.send(pb::LeaseKeepAliveRequest { id }).await.unwrap();
-        let told = tokio::time::timeout(Duration::from_secs(60), told.message()).await;
-        let told = told.expect("a response in time");
+        let response = tokio::time::timeout(Duration::from_secs(60), responses.message()).await;
+        let response = response.expect("a response in time");
         let said = |status: Status| (status.code(), status.message().to_owned());
-        Ok(told.map_err(said)?.expect("the stream is open").ttl)
+        Ok(response.map_err(said)?.expect("the stream is open").ttl)
     }
     for stream in &mut streams {
         assert_eq!(renew(stream, 7).await, Ok(600));

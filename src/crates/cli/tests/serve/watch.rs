@@ -180,13 +180,13 @@ async fn filters_drop_event_kinds_for_a_watch_of_all_keys() {
     put(&mut kv, "k", "v").await;
     let delete = pb::DeleteRangeRequest { key: "k".into(), ..Default::default() };
     kv.delete_range(delete).await.unwrap();
-    let mut told: Vec<_> = Vec::new();
+    let mut received: Vec<_> = Vec::new();
     for _ in 0..2 {
         let response = stream.next().await;
-        told.push((response.watch_id, kinds(&response)));
+        received.push((response.watch_id, kinds(&response)));
     }
-    told.sort_by_key(|(id, _)| *id);
-    assert_eq!(told, [(no_puts, vec![(Delete, 3)]), (no_deletes, vec![(Put, 2)])]);
+    received.sort_by_key(|(id, _)| *id);
+    assert_eq!(received, [(no_puts, vec![(Delete, 3)]), (no_deletes, vec![(Put, 2)])]);
 }
 
 #[tokio::test]
@@ -204,16 +204,16 @@ async fn progress_follows_all_earlier_events() {
         newest = put(&mut kv, "k", "v").await;
     }
     stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
-    let mut told = 0;
+    let mut received = 0;
     loop {
         let response = stream.next().await;
         if response.watch_id == -1 {
             assert!(response.events.is_empty() && response.header.unwrap().revision >= newest);
             break;
         }
-        told += response.events.len();
+        received += response.events.len();
     }
-    assert_eq!(told, 150, "all watches had received all events");
+    assert_eq!(received, 150, "all watches had received all events");
 
     let notified = pb::WatchCreateRequest { progress_notify: true, ..on("other", "") };
     let id = stream.create(notified).await.watch_id;
@@ -325,8 +325,8 @@ async fn progress_covers_watches_created_during_the_request() {
         stream
     };
     let mut stream = open().await;
-    let (mut streams, mut created, mut bookmark, mut told) = (1, 0, None, 0);
-    while told < 80 || bookmark.is_none() {
+    let (mut streams, mut created, mut bookmark, mut received) = (1, 0, None, 0);
+    while received < 80 || bookmark.is_none() {
         let response = stream.next().await;
         created += usize::from(response.created);
         if response.watch_id == -1 {
@@ -335,7 +335,7 @@ async fn progress_covers_watches_created_during_the_request() {
                 // repeated.
                 assert!(streams < 20, "the first watch is finished first every time");
                 stream = open().await;
-                (streams, created, bookmark, told) = (streams + 1, 0, None, 0);
+                (streams, created, bookmark, received) = (streams + 1, 0, None, 0);
                 continue;
             }
             bookmark = Some(response.header.unwrap().revision);
@@ -343,7 +343,7 @@ async fn progress_covers_watches_created_during_the_request() {
         for (_, revision) in kinds(&response) {
             let is_new = bookmark.is_none_or(|bookmark| revision > bookmark);
             assert!(is_new, "event {revision} after progress up to {bookmark:?}");
-            told += 1;
+            received += 1;
         }
     }
 }
@@ -397,8 +397,8 @@ async fn overlong_key_is_rejected_for_its_watch_only() {
         assert_eq!(refused.cancel_reason, "etcdserver: request is too large");
     }
     let revision = put(&mut kv, "k", "v").await;
-    let told = stream.next().await;
-    assert_eq!((told.watch_id, kinds(&told)), (id, vec![(Put, revision)]));
+    let received = stream.next().await;
+    assert_eq!((received.watch_id, kinds(&received)), (id, vec![(Put, revision)]));
 }
 
 #[tokio::test]
@@ -437,16 +437,16 @@ async fn progress_never_precedes_uncovered_events() {
             }
         });
     }
-    let (mut newest, mut bookmark, mut bookmarks, mut told) = (0, 0, 0, 0);
+    let (mut newest, mut bookmark, mut bookmarks, mut received) = (0, 0, 0, 0);
     // The progress response must arrive no matter how much is written.
     stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
-    while bookmarks < 200 || told < 2000 {
+    while bookmarks < 200 || received < 2000 {
         let response = stream.next().await;
         let revision = response.header.unwrap().revision;
         for (_, event) in kinds(&response) {
             assert!(event > bookmark, "event {event} after progress up to {bookmark}");
         }
-        told += response.events.len();
+        received += response.events.len();
         if response.watch_id == -1 {
             assert!(revision >= newest, "progress up to {revision} after event {newest}");
             (bookmark, bookmarks) = (revision, bookmarks + 1);
@@ -514,9 +514,9 @@ async fn watch_history_comes_in_one_response_or_its_fragments() {
     }
     let mut whole = watch_past(taking(channel.clone(), usize::MAX), false).await;
     assert!(whole.message().await.unwrap().unwrap().created);
-    let told = whole.message().await.unwrap().unwrap();
-    assert_eq!((told.events.len(), told.fragment), (10, false));
-    assert_eq!(told.header.unwrap().revision, 11);
+    let received = whole.message().await.unwrap().unwrap();
+    assert_eq!((received.events.len(), received.fragment), (10, false));
+    assert_eq!(received.header.unwrap().revision, 11);
 
     let mut fragments = watch_past(taking(channel.clone(), 2 << 20), true).await;
     assert!(fragments.message().await.unwrap().unwrap().created);
@@ -559,16 +559,16 @@ async fn unread_watch_responses_take_bounded_memory() {
         put(&mut kv, "other", "v").await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     for stream in &mut streams {
         let mut events = 0;
         while events < 15 {
             let next = tokio::time::timeout(Duration::from_secs(60), stream.message());
             events += next.await.expect("the stream is open").unwrap().unwrap().events.len();
         }
-        told.push(events);
+        received.push(events);
     }
-    assert_eq!(told, [15; 60]);
+    assert_eq!(received, [15; 60]);
     let more = server.peak_memory_growth_bytes(before) >> 20;
     assert!(more < 500, "{more} MiB more: 60 responses of 15 MiB would be 900");
 }

@@ -185,7 +185,7 @@ impl Accepting {
         let mut stopped = stop.clone();
         let is_ready = tokio::select! {
             () = ready => true,
-            () = told(&mut stopped) => false,
+            () = stop_requested(&mut stopped) => false,
         };
         if is_ready {
             others.into_iter().map(accept).for_each(|door| drop(doors.spawn(door)));
@@ -270,7 +270,7 @@ async fn accept(
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             Some(_) = connections.join_next() => continue,
-            () = told(&mut stop) => break,
+            () = stop_requested(&mut stop) => break,
         };
         match accepted {
             Ok(stream) => {
@@ -336,7 +336,7 @@ async fn handle(
     let accepted = tokio::select! {
         accepted = tokio::time::timeout(HANDSHAKE_MAX, handshake(stream, tls, mode.plain)) => accepted,
         () = pending_connection.evicted() => return,
-        () = told(&mut stop) => return,
+        () = stop_requested(&mut stop) => return,
     };
     drop(pending_connection);
     match accepted {
@@ -373,13 +373,13 @@ async fn serve(
         let mut http = pin!(http);
         tokio::select! {
             ended = http.as_mut() => ended?,
-            () = told(&mut stop) => {
+            () = stop_requested(&mut stop) => {
                 http.as_mut().graceful_shutdown();
                 http.await?;
             }
         }
         match upgraded.take() {
-            Some(call) => call.run(told(&mut stop)).await,
+            Some(call) => call.run(stop_requested(&mut stop)).await,
             None => Ok(()),
         }
     };
@@ -394,7 +394,7 @@ async fn serve(
 }
 
 /// Waits until the server is to stop.
-async fn told(stop: &mut watch::Receiver<bool>) {
+async fn stop_requested(stop: &mut watch::Receiver<bool>) {
     // A dropped sender means stop as well.
     drop(stop.wait_for(|stop| *stop).await);
 }

@@ -258,7 +258,7 @@ impl CallMetrics {
     }
 
     /// Counts a health check over plain HTTP and its result.
-    pub(crate) fn health_told(&self, is_healthy: bool) {
+    pub(crate) fn count_health_check(&self, is_healthy: bool) {
         let count = if is_healthy { &self.healthy } else { &self.unhealthy };
         count.fetch_add(1, Ordering::Relaxed);
     }

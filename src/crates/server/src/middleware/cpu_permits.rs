@@ -197,20 +197,20 @@ mod tests {
             self: Pin<&mut Self>,
             _: &mut Context<'_>,
         ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-            let told = self.0.recv_timeout(Duration::from_secs(20));
-            Poll::Ready(told.err().map(|_| Err(Status::internal("no other task ran"))))
+            let signal = self.0.recv_timeout(Duration::from_secs(20));
+            Poll::Ready(signal.err().map(|_| Err(Status::internal("no other task ran"))))
         }
     }
 
     /// Runs a future that blocks the only worker thread until another task has run.
     fn beside(
         holds: impl Future<Output = Result<(), Status>> + Send + 'static,
-        says: impl Fn() + Send + 'static,
+        sender: impl Fn() + Send + 'static,
     ) {
         let runtime = Builder::new_multi_thread().worker_threads(1).build().unwrap();
         runtime.block_on(async {
             let held = tokio::spawn(async move {
-                tokio::spawn(async move { says() });
+                tokio::spawn(async move { sender() });
                 holds.await
             });
             held.await.unwrap().unwrap();
@@ -219,15 +219,17 @@ mod tests {
 
     #[test]
     fn other_tasks_run_during_long_work() {
-        let (says, told) = channel();
+        let (sender, signal) = channel();
         let holds = async move {
-            let told = told.recv_timeout(Duration::from_secs(20));
-            told.map_err(|_| Status::internal("no other task ran"))
+            let signal = signal.recv_timeout(Duration::from_secs(20));
+            signal.map_err(|_| Status::internal("no other task ran"))
         };
-        beside(async { CpuPermits::new().run(true, holds).await }, move || says.send(()).unwrap());
-        let (says, told) = channel();
-        let body = PermittedBody::new(Body::new(Holds(told)), &CpuPermits::new());
-        beside(async move { body.collect().await.map(drop) }, move || says.send(()).unwrap());
+        beside(async { CpuPermits::new().run(true, holds).await }, move || {
+            sender.send(()).unwrap()
+        });
+        let (sender, signal) = channel();
+        let body = PermittedBody::new(Body::new(Holds(signal)), &CpuPermits::new());
+        beside(async move { body.collect().await.map(drop) }, move || sender.send(()).unwrap());
     }
 
     /// Returns the maximum number of tasks that ran concurrently under these permits.

@@ -202,10 +202,10 @@ mod tests {
             });
             async move { Response::new(Body::new(http_body_util::StreamBody::new(answers))) }
         });
-        let told = response.await.into_body().collect().await.unwrap();
-        let status = Status::from_header_map(told.trailers().unwrap()).unwrap();
+        let collected = response.await.into_body().collect().await.unwrap();
+        let status = Status::from_header_map(collected.trailers().unwrap()).unwrap();
         assert!(is_over(&status), "{status:?}");
-        assert_eq!(told.to_bytes(), "one");
+        assert_eq!(collected.to_bytes(), "one");
         assert_eq!(Arc::strong_count(&held), 1);
     }
 }

@@ -145,7 +145,7 @@ async fn follow(
         .await;
     };
     let keys = KeyRange::key(leader.key.clone());
-    tell(member, answers, leader, revision).await;
+    send_leader(member, answers, leader, revision).await;
     let mut watch =
         member.acting_still(who).watch(keys).from(revision.next()).await.map_err(refused)?;
     loop {
@@ -155,7 +155,7 @@ async fn follow(
                     if event.kind == EventKind::Delete {
                         return Ok(());
                     }
-                    tell(member, answers, event.kv, batch.revision).await;
+                    send_leader(member, answers, event.kv, batch.revision).await;
                 }
             }
             // The caller reads the current state instead of the compacted history.
@@ -166,7 +166,7 @@ async fn follow(
     }
 }
 
-async fn tell(
+async fn send_leader(
     member: &Member,
     answers: &ResponseSender<LeaderResponse>,
     row: KeyValue,

@@ -87,11 +87,11 @@ impl Health for HealthService {
         let known = SERVICES.contains(&request.into_inner().service.as_str());
         let mut seen = self.seen.clone();
         Ok(Response::new(ResponseStream::by(|answers| async move {
-            let mut told = None;
+            let mut sent = None;
             loop {
                 let now = *seen.borrow_and_update();
                 let now = if known { now } else { ServingStatus::ServiceUnknown };
-                if told.replace(now) != Some(now) && answers.send(Ok(response(now))).await.is_err()
+                if sent.replace(now) != Some(now) && answers.send(Ok(response(now))).await.is_err()
                 {
                     return Ok(());
                 }

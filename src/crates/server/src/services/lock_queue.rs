@@ -84,7 +84,7 @@ struct KeyState {
     /// call last joined it. `None` if the key existed before, so that it belongs to another client.
     own: Option<(Revision, Revision)>,
     /// Whether a call was answered with the key, so that it belongs to the client now.
-    is_told: bool,
+    is_answered: bool,
 }
 
 impl KeyState {
@@ -94,7 +94,7 @@ impl KeyState {
         let QueueEntry { created, revision, .. } = entered.entry;
         self.own = match self.own {
             _ if entered.is_new => {
-                self.is_told = false;
+                self.is_answered = false;
                 Some((created, revision))
             }
             Some((own, _)) if own == created => Some((created, revision)),
@@ -105,7 +105,7 @@ impl KeyState {
     /// Records that a call has ended. If it is the last, returns the revisions of the key to delete, if any.
     fn is_over(&mut self) -> Option<(Revision, Revision)> {
         self.entered -= 1;
-        self.own.filter(|_| self.entered == 0 && !self.is_told)
+        self.own.filter(|_| self.entered == 0 && !self.is_answered)
     }
 }
 
@@ -275,14 +275,14 @@ async fn run_with_key(
         outcome = wait(member, call, &entered) => Some(outcome),
         () = caller.closed() => None,
     };
-    let is_told = outcome.is_some_and(|outcome| {
+    let is_answered = outcome.is_some_and(|outcome| {
         let is_first = outcome.is_ok();
         let entry = outcome.map(|revision| QueueEntry { revision, ..entered.entry.clone() });
         caller.send(entry).is_ok() && is_first
     });
     let mut state = key_lock.0.lock().await;
     let is_own = state.own.is_some_and(|(created, _)| created == entered.entry.created);
-    state.is_told |= is_told && is_own;
+    state.is_answered |= is_answered && is_own;
     over(member, &entered.entry, &mut state).await;
 }
 

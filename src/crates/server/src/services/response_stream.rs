@@ -133,14 +133,15 @@ mod tests {
                 tokio::join!(rows, others);
                 Err(Status::aborted("last"))
             });
-            let mut told: Vec<_> = driven.collect().await;
-            assert_eq!(told.pop().unwrap().unwrap_err().message(), "last");
-            let told: Vec<i32> = told.into_iter().map(Result::unwrap).collect();
-            let rows: Vec<_> = told.iter().filter(|told| **told >= 10).copied().collect();
+            let mut received: Vec<_> = driven.collect().await;
+            assert_eq!(received.pop().unwrap().unwrap_err().message(), "last");
+            let received: Vec<i32> = received.into_iter().map(Result::unwrap).collect();
+            let rows: Vec<_> =
+                received.iter().filter(|received| **received >= 10).copied().collect();
             assert_eq!(rows, [10, 11, 12, 20, 21, 22, 30, 31, 32]);
             for first in [10, 20, 30] {
-                let at = told.iter().position(|told| *told == first).unwrap();
-                assert_eq!(told[at..at + 3], [first, first + 1, first + 2], "{told:?}");
+                let at = received.iter().position(|received| *received == first).unwrap();
+                assert_eq!(received[at..at + 3], [first, first + 1, first + 2], "{received:?}");
             }
         }
     }

@@ -62,14 +62,14 @@ impl Snapshots {
     pub(crate) async fn take(self: &Arc<Self>) -> Result<Sent, Status> {
         let sending = Arc::clone(&self.sending).try_acquire_owned();
         let sending = sending.map_err(|_| Reason::TooManyRequests)?;
-        let (tell, taken) = oneshot::channel();
+        let (reply, taken) = oneshot::channel();
         let snapshots = Arc::clone(self);
         let take = async move {
-            let result = snapshots.write(&tell).await;
+            let result = snapshots.write(&reply).await;
             // Sending fails only if the caller no longer waits.
             let version = snapshots.member.announced().cluster();
             let sent = |(file, bytes)| Sent { file, bytes, version, _sending: sending };
-            drop(tell.send(result.map(sent)));
+            drop(reply.send(result.map(sent)));
         };
         tokio::spawn(take.in_current_span());
         taken

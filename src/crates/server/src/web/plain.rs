@@ -98,7 +98,7 @@ impl PlainHttp {
             let read = if is_local { read.local() } else { read };
             read.await.err().map(|error| format!("RANGE ERROR:{error}"))
         };
-        self.calls.health_told(reason.is_none());
+        self.calls.count_health_check(reason.is_none());
         let (status, health) = match &reason {
             None => (StatusCode::OK, "true"),
             Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "false"),

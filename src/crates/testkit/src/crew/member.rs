@@ -128,7 +128,7 @@ impl Member {
     }
 
     /// Sends a command.
-    pub fn tell(&mut self, words: &str) {
+    pub fn send(&mut self, words: &str) {
         writeln!(self.to, "{words}").expect("the member listens");
     }
 
@@ -142,7 +142,7 @@ impl Member {
 
     /// Sends a command and waits for the answer.
     pub fn ask(&mut self, words: &str) -> String {
-        self.tell(words);
+        self.send(words);
         self.answer()
     }
 

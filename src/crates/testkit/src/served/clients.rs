@@ -185,14 +185,14 @@ async fn compact(channel: &Channel) {
     drop(kv.compact(pb::CompactionRequest { revision, physical: false }).await);
 }
 
-type WhenTold = tokio::sync::watch::Receiver<Option<Span>>;
+type SpanReceiver = tokio::sync::watch::Receiver<Option<Span>>;
 
 async fn client(
     load: Load,
     number: u64,
     channel: Channel,
     ready: Arc<Barrier>,
-    mut span: WhenTold,
+    mut span: SpanReceiver,
 ) -> Measured {
     let mut own = Own::prepared(load, number, channel).await;
     ready.wait().await;

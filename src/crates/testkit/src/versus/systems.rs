@@ -128,7 +128,7 @@ impl Systems {
             member.ask(&format!("keys {}", self.keys));
         }
         let member = &mut self.embedded.members[leader];
-        member.tell(&order(Work::Fill, FILLERS, Duration::ZERO));
+        member.send(&order(Work::Fill, FILLERS, Duration::ZERO));
         let _ = member.measured();
         let Self { runtime, served, etcd, redis, keys, .. } = self;
         runtime.block_on(async {
@@ -172,10 +172,10 @@ impl Systems {
         callers: u64,
     ) -> Result<(Measured, Duration), String> {
         let leader = self.embedded.leader()?;
-        self.embedded.members[leader].tell(&order(work, callers, self.time / WARM));
+        self.embedded.members[leader].send(&order(work, callers, self.time / WARM));
         let _ = self.embedded.members[leader].measured();
         let cpu = self.embedded.cpu();
-        self.embedded.members[leader].tell(&order(work, callers, self.time));
+        self.embedded.members[leader].send(&order(work, callers, self.time));
         let measured = self.embedded.members[leader].measured();
         let cpu = self.embedded.cpu().saturating_sub(cpu);
         self.embedded.members[leader].ask("compact");
@@ -238,7 +238,7 @@ impl Systems {
         let begun = std::time::Instant::now();
         let (fallen, plan) = self.embedded.take(leader);
         fallen.kill();
-        self.embedded.members[0].tell("next-write");
+        self.embedded.members[0].send("next-write");
         let _ = self.embedded.members[0].measured();
         let time = begun.elapsed();
         self.embedded.restart(plan)?;
@@ -287,7 +287,7 @@ impl Systems {
         let share = callers / self.embedded.members.len();
         for member in &mut self.embedded.members {
             member.ask(&format!("keys {keys}"));
-            member.tell(&format!("trace {share} {}", all.as_millis()));
+            member.send(&format!("trace {share} {}", all.as_millis()));
         }
         std::thread::sleep(before);
         let killed = Trace::now_ms();

@@ -109,7 +109,7 @@ mod tests {
         text.split_whitespace().map(row).collect()
     }
 
-    fn told(source: &str, target: &str, rules: Rules) -> String {
+    fn summary(source: &str, target: &str, rules: Rules) -> String {
         let source: Vec<_> =
             rows(source).into_iter().map(|row| Row { name: row.key.clone(), row }).collect();
         let all = Difference::of(&source, &rows(target), rules, |revision| revision == 7);
@@ -154,7 +154,7 @@ mod tests {
             ("a=1", "a=1@5", plain, "refused a"),
             ("", "a=1 b=1", plain, "beside a,b"),
         ] {
-            assert_eq!(told(source, target, rules), what, "{source} | {target} | {rules:?}");
+            assert_eq!(summary(source, target, rules), what, "{source} | {target} | {rules:?}");
         }
     }
 }

@@ -26,10 +26,10 @@ use tonic::{Code, Status};
 use super::change::Change;
 use super::copy::Import;
 use super::pieces::Pieces;
+use super::report::{Copied, InSync, Live, Mirrored};
 use super::side::Away;
 use super::source::Watch;
 use super::target::Made;
-use super::told::{Copied, InSync, Live, Mirrored};
 use crate::client::connect::{CallKind, Link};
 use crate::client::failure::{Failure, passes};
 use crate::client::print::Output;
@@ -87,7 +87,7 @@ pub(crate) struct Follower<'a> {
     /// Newest revision of the source seen so far.
     head: i64,
     /// Source revision for which "in sync" was last reported.
-    said: Option<i64>,
+    reported: Option<i64>,
     /// While the mirror is behind the source: its position, and the time since which the position has not changed.
     behind: Option<(i64, Instant)>,
     until_caught_up: bool,
@@ -111,7 +111,7 @@ impl<'a> Follower<'a> {
             mirrored: 0,
             left_out_changes: 0,
             head: 0,
-            said: None,
+            reported: None,
             behind: None,
             until_caught_up,
         }
@@ -130,10 +130,10 @@ impl<'a> Follower<'a> {
     /// Mirrors until stopped, caught up, or failed.
     pub(crate) async fn run(&mut self, stop: &Stop) -> Result<End, Failure> {
         let import = self.import;
-        let (tell, heads) = watch::channel(0);
+        let (head_sender, heads) = watch::channel(0);
         let ended = tokio::select! {
             ended = self.follow(heads, stop.clone()) => ended,
-            failure = ask_heads(import, &tell) => Err(failure),
+            failure = ask_heads(import, &head_sender) => Err(failure),
             () = stopped_long_ago(stop.clone()) => Ok(End::Stopped),
         };
         self.live.end();
@@ -215,7 +215,7 @@ impl<'a> Follower<'a> {
                     if self.is_silent() {
                         return Ok(Heard::Lost);
                     }
-                    self.tell()?;
+                    self.report()?;
                 }
             }
             if self.until_caught_up && self.is_in_sync() {
@@ -244,10 +244,10 @@ impl<'a> Follower<'a> {
     }
 
     /// Reports the progress. At a terminal, each call reports; otherwise only when the mirror is in sync.
-    fn tell(&mut self) -> Result<(), Failure> {
+    fn report(&mut self) -> Result<(), Failure> {
         self.live.at(self.position, self.head);
-        if self.is_in_sync() && self.said != Some(self.head) {
-            self.said = Some(self.head);
+        if self.is_in_sync() && self.reported != Some(self.head) {
+            self.reported = Some(self.head);
             let output = self.output;
             let in_sync = InSync { revision: self.head };
             self.live.aside(|| output.show(&in_sync))?;
@@ -401,7 +401,7 @@ fn lost(import: &Import, status: Status) -> Result<Heard, Failure> {
 
 /// Polls the source's revision. Returns if the source turns out to be another cluster, or if its revision has
 /// decreased.
-async fn ask_heads(import: &Import, tell: &watch::Sender<i64>) -> Failure {
+async fn ask_heads(import: &Import, head_sender: &watch::Sender<i64>) -> Failure {
     let (key, side) = (import.source.first_key(), &import.source.side);
     loop {
         let had = side.reached();
@@ -412,7 +412,7 @@ async fn ask_heads(import: &Import, tell: &watch::Sender<i64>) -> Failure {
             if let Err(failure) = side.recognise(&header, had) {
                 return failure;
             }
-            tell.send_replace(header.revision);
+            head_sender.send_replace(header.revision);
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -10,7 +10,7 @@
 //!   change       sends changes as transactions that take effect at most once
 //!   copy         copies and verifies all keys at one revision
 //!   follow       mirrors later changes, revision by revision
-//!   told         output
+//!   report       output
 //! ```
 
 use std::cell::Cell;
@@ -40,10 +40,10 @@ mod fence;
 mod follow;
 mod parts;
 mod pieces;
+mod report;
 mod side;
 mod source;
 mod target;
-mod told;
 
 use copy::Import;
 use difference::Rules;
@@ -268,7 +268,7 @@ async fn plan(import: &Import, way: &Way, output: Output) -> Result<(), Failure>
 
 /// Contacts both clusters for the first time. After this succeeds, each may be unreachable for a while.
 async fn meet(import: &Import, way: &Way, dry_run: bool) -> Result<(), Failure> {
-    tell_apart(import, dry_run).await?;
+    check_distinct(import, dry_run).await?;
     if way.mirror {
         import.source.may_be_watched().await?;
     }
@@ -367,7 +367,7 @@ impl Import {
 }
 
 /// Rejects copying a cluster onto itself. For this check, both clusters are contacted for the first time.
-async fn tell_apart(import: &Import, dry_run: bool) -> Result<(), Failure> {
+async fn check_distinct(import: &Import, dry_run: bool) -> Result<(), Failure> {
     let before = import.source.header().await?;
     let target = import.target.side.header(&import.target.fence.key).await?;
     let after = import.source.header().await?;
@@ -406,15 +406,15 @@ fn stop_signal() -> Result<Stop, Failure> {
     let failed = |error| Failure::Local("cannot handle signals".to_owned(), error);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
-    let (tell, stop) = watch::channel(None);
+    let (sender, stop) = watch::channel(None);
     tokio::task::spawn_local(async move {
         let code = tokio::select! {
             _ = interrupt.recv() => EXIT_INTERRUPTED,
             _ = terminate.recv() => EXIT_TERMINATED,
         };
-        tell.send_replace(Some(code));
+        sender.send_replace(Some(code));
         // The sender is kept alive, so that receivers do not see a closed channel.
-        tell.closed().await;
+        sender.closed().await;
     });
     Ok(stop)
 }

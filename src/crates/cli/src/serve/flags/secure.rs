@@ -76,9 +76,9 @@ pub(super) fn client_tls(
             ));
         }
     }
-    let asks_nobody =
+    let none_asks =
         doors.iter().all(|door| door.scope == ListenerScope::Health || !door.url.is_secure);
-    if authorities.is_some() && asks_nobody {
+    if authorities.is_some() && none_asks {
         let name = if names_users { "client-cert-auth" } else { "trusted-ca-file" };
         return Err(FlagError::Together(format!(
             "--{name} requires client certificates, but none of --listen-client-urls is https://: use https:// \

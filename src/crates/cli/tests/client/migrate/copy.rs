@@ -68,10 +68,10 @@ fn conflicting_keys_are_named_and_kept_without_overwrite() {
     assert!(planned.text().contains("conflict   1 keys"), "{planned:?}");
     assert_eq!(target.revision(), before, "nothing was written");
 
-    let told = imported(&source, &target, &["--overwrite"]).done();
+    let output = imported(&source, &target, &["--overwrite"]).done();
     assert!(
-        told.contains("beside     1 keys that exist only at the target: \"k/other\"\n"),
-        "{told}"
+        output.contains("beside     1 keys that exist only at the target: \"k/other\"\n"),
+        "{output}"
     );
     assert_eq!(target.get("k/other").as_deref(), Some("mine"));
     imported(&source, &target, &["--delete"]).done();
@@ -112,11 +112,11 @@ fn import_rejects_the_same_cluster_and_a_missing_source() {
     // The target names have another prefix, so they are different keys.
     imported(&source, &source, &["--prefix", "a/", "--dest-prefix", "b/"]).done();
     assert_eq!(source.get("b/k").as_deref(), Some("v"));
-    let mut nobody = command_at(&target.address());
-    nobody.args(["import", "--from", "127.0.0.1:1"]);
-    let nobody = run(nobody, b"");
-    assert_eq!(nobody.code, 4, "{nobody:?}");
-    assert!(nobody.err.contains("127.0.0.1:1: "), "{}", nobody.err);
+    let mut unreachable = command_at(&target.address());
+    unreachable.args(["import", "--from", "127.0.0.1:1"]);
+    let unreachable = run(unreachable, b"");
+    assert_eq!(unreachable.code, 4, "{unreachable:?}");
+    assert!(unreachable.err.contains("127.0.0.1:1: "), "{}", unreachable.err);
     source.compact();
     let forgotten = imported(&source, &target, &["--rev", "1"]);
     assert_eq!(forgotten.code, 1, "{forgotten:?}");

@@ -116,15 +116,15 @@ fn mirror_applies_each_revision_once_in_order_despite_kills() {
         // Each revision of the source corresponds to one revision of the target: no revision is lost, repeated or
         // split.
         let [one, two] = ["one", "two"].map(|key| history(&target, key, began, b"599"));
-        let told = |events: &[Event]| {
+        let received = |events: &[Event]| {
             let rows = events.iter().map(|event| event.kv.as_ref().unwrap());
-            let told =
+            let received =
                 rows.map(|row| (String::from_utf8(row.value.to_vec()).unwrap(), row.mod_revision));
-            told.filter(|(value, _)| value != "0").collect::<Vec<_>>()
+            received.filter(|(value, _)| value != "0").collect::<Vec<_>>()
         };
-        let counts: Vec<_> = told(&one).into_iter().map(|(value, _)| value).collect();
+        let counts: Vec<_> = received(&one).into_iter().map(|(value, _)| value).collect();
         assert_eq!(counts, (1..600).map(|at| at.to_string()).collect::<Vec<_>>());
-        assert_eq!(told(&one), told(&two));
+        assert_eq!(received(&one), received(&two));
     }
 }
 

@@ -83,19 +83,19 @@ async fn watch(mut client: Client) -> Done {
     assert!(next(&mut stream).await.created());
     client.put("w/1", "2", None).await?;
     client.delete("w/1", None).await?;
-    let mut told = Vec::new();
-    while told.len() < 3 {
+    let mut received = Vec::new();
+    while received.len() < 3 {
         let response = next(&mut stream).await;
         assert_eq!(response.watch_id(), 7);
         for event in response.events() {
             let before = event.prev_kv().map(|row| row.value().to_vec());
-            told.push((event.event_type(), before));
+            received.push((event.event_type(), before));
         }
     }
     let before = |value: &[u8]| Some(value.to_vec());
     let all = [(EventType::Put, None), (EventType::Put, before(b"1"))];
-    assert_eq!(told[..2], all);
-    assert_eq!(told[2], (EventType::Delete, before(b"2")));
+    assert_eq!(received[..2], all);
+    assert_eq!(received[2], (EventType::Delete, before(b"2")));
     // A second watch is created on the same stream. The progress of both is requested, and both are cancelled.
     stream.watch("other", Some(WatchOptions::new().with_watch_id(8))).await?;
     assert!(next(&mut stream).await.created());

@@ -24,7 +24,7 @@ pub(crate) struct Watches {
     requests: mpsc::Sender<pb::WatchRequest>,
     answers: Streaming<pb::WatchResponse>,
     /// The events of each watch since the last [`Self::take`], one event a line, and a line when the watch ended.
-    told: BTreeMap<i64, Vec<String>>,
+    received: BTreeMap<i64, Vec<String>>,
 }
 
 impl Watches {
@@ -40,7 +40,8 @@ impl Watches {
         let everything = RequestUnion::CreateRequest(everything);
         requests.send(pb::WatchRequest { request_union: Some(everything) }).await.unwrap();
         let answers = WatchClient::new(channel).watch(ReceiverStream::new(sent)).await.unwrap();
-        let mut watches = Self { requests, answers: answers.into_inner(), told: BTreeMap::new() };
+        let mut watches =
+            Self { requests, answers: answers.into_inner(), received: BTreeMap::new() };
         assert!(watches.answer(|answer| answer.created).await.is_ok());
         watches
     }
@@ -65,11 +66,11 @@ impl Watches {
     }
 
     fn keep(&mut self, mut answer: pb::WatchResponse) {
-        let told = self.told.entry(answer.watch_id).or_default();
-        told.extend(answer.events.drain(..).map(|event| format!("{event:?}")));
+        let received = self.received.entry(answer.watch_id).or_default();
+        received.extend(answer.events.drain(..).map(|event| format!("{event:?}")));
         if answer.canceled {
             unlike(&mut answer.header);
-            told.push(format!("{answer:?}"));
+            received.push(format!("{answer:?}"));
         }
     }
 
@@ -90,19 +91,19 @@ impl Watches {
     }
 
     /// Waits until all watches have received every event up to `newest`, which a progress response confirms.
-    pub(crate) async fn told_all(&mut self, newest: i64) {
+    pub(crate) async fn receive_all(&mut self, newest: i64) {
         self.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
-        let told = |answer: &pb::WatchResponse| answer.watch_id == NO_WATCH && !answer.created;
-        let answer = self.answer(told).await.unwrap();
+        let received = |answer: &pb::WatchResponse| answer.watch_id == NO_WATCH && !answer.created;
+        let answer = self.answer(received).await.unwrap();
         assert_eq!(answer.header.unwrap().revision, newest, "progress");
     }
 
     /// Waits until each watch has received at least as many events as the same watch of another stream: in etcd 3.4,
     /// the response to a progress request can arrive too early. Returns the events.
-    pub(crate) async fn told_like(&mut self, other: &Self) -> BTreeMap<i64, Vec<String>> {
+    pub(crate) async fn receive_like(&mut self, other: &Self) -> BTreeMap<i64, Vec<String>> {
         let lacks = |own: &Self| {
-            let count = |id| own.told.get(id).map_or(0, Vec::len);
-            other.told.iter().any(|(id, told)| count(id) < told.len())
+            let count = |id| own.received.get(id).map_or(0, Vec::len);
+            other.received.iter().any(|(id, received)| count(id) < received.len())
         };
         while lacks(self) {
             match self.answer(|_| true).await {
@@ -116,8 +117,8 @@ impl Watches {
 
     /// Returns the events since the last call.
     pub(crate) fn take(&mut self) -> BTreeMap<i64, Vec<String>> {
-        let mut told = std::mem::take(&mut self.told);
-        told.retain(|_, told| !told.is_empty());
-        told
+        let mut received = std::mem::take(&mut self.received);
+        received.retain(|_, received| !received.is_empty());
+        received
     }
 }

@@ -89,7 +89,7 @@ struct Desk {
     next_id: i64,
     next_serial: Serial,
     /// Notifications from the watches: each reports its end, and one response per progress request.
-    told: (mpsc::UnboundedSender<task::Told>, mpsc::UnboundedReceiver<task::Told>),
+    reports: (mpsc::UnboundedSender<task::WatchReport>, mpsc::UnboundedReceiver<task::WatchReport>),
     progress: Progress,
     barrier: Arc<ProgressBarrier>,
 }
@@ -116,7 +116,7 @@ impl Desk {
         answers: ResponseSender<pb::WatchResponse>,
     ) -> Self {
         let (watches, progress, barrier) = (HashMap::new(), Progress::default(), Arc::default());
-        let (next_id, next_serial, told) = (0, Serial::default(), mpsc::unbounded_channel());
+        let (next_id, next_serial, reports) = (0, Serial::default(), mpsc::unbounded_channel());
         Self {
             member,
             budget,
@@ -125,7 +125,7 @@ impl Desk {
             watches,
             next_id,
             next_serial,
-            told,
+            reports,
             progress,
             barrier,
         }
@@ -149,7 +149,7 @@ impl Desk {
                     }
                     None => more = false,
                 },
-                Some(told) = self.told.1.recv() => self.hear(told).await,
+                Some(report) = self.reports.1.recv() => self.receive(report).await,
             }
         }
     }
@@ -234,13 +234,13 @@ impl Desk {
             (serial, id),
             &request,
             (self.answers.clone(), Arc::clone(&self.barrier)),
-            self.told.0.clone(),
+            self.reports.0.clone(),
         );
         let task = tokio::spawn(task.run(watch, orders).in_current_span());
         let is_asked = self.progress.begun(serial);
         let others_stop = is_asked && self.barrier.go_on();
         if is_asked && !others_stop {
-            drop(commands.send(Command::Tell));
+            drop(commands.send(Command::ReportProgress));
         }
         self.watches.insert(id, Begun { serial, commands, task });
         if others_stop {
@@ -284,19 +284,21 @@ impl Desk {
     fn ask(&mut self) {
         if self.progress.ask(self.watches.values().map(|begun| begun.serial)) {
             for begun in self.watches.values() {
-                drop(begun.commands.send(Command::Tell));
+                drop(begun.commands.send(Command::ReportProgress));
             }
         }
     }
 
-    async fn hear(&mut self, told: task::Told) {
-        let reached = match told {
-            task::Told::UpTo { serial, revision } => self.progress.told(serial, revision),
-            task::Told::NotYet { serial } => {
+    async fn receive(&mut self, report: task::WatchReport) {
+        let reached = match report {
+            task::WatchReport::UpTo { serial, revision } => {
+                self.progress.answered(serial, revision)
+            }
+            task::WatchReport::NotYet { serial } => {
                 self.progress.has_no_answer(serial);
                 None
             }
-            task::Told::Ended { serial, id } => {
+            task::WatchReport::Ended { serial, id } => {
                 if self.watches.get(&id).is_some_and(|begun| begun.serial == serial) {
                     self.watches.remove(&id);
                 }

@@ -59,7 +59,7 @@ impl Progress {
     }
 
     /// Records the answer of a watch. If it was the last missing answer, returns the result of the round.
-    pub(crate) fn told(&mut self, serial: Serial, revision: Revision) -> Option<Revision> {
+    pub(crate) fn answered(&mut self, serial: Serial, revision: Revision) -> Option<Revision> {
         if let Some(question) = &mut self.open
             && question.left.remove(&serial)
         {
@@ -120,19 +120,19 @@ mod tests {
     #[test]
     fn progress_is_the_minimum_over_all_watches() {
         let mut progress = asked(&[A, B, C]);
-        assert_eq!(progress.told(B, Revision(7)), None);
-        assert_eq!(progress.told(B, Revision(1)), None, "the watch has answered");
-        assert_eq!(progress.told(A, Revision(5)), None);
-        assert_eq!(progress.told(C, Revision(6)), Some(Revision(5)));
-        assert_eq!(progress.told(C, Revision(9)), None, "no request is pending");
+        assert_eq!(progress.answered(B, Revision(7)), None);
+        assert_eq!(progress.answered(B, Revision(1)), None, "the watch has answered");
+        assert_eq!(progress.answered(A, Revision(5)), None);
+        assert_eq!(progress.answered(C, Revision(6)), Some(Revision(5)));
+        assert_eq!(progress.answered(C, Revision(9)), None, "no request is pending");
     }
 
     #[test]
     fn watch_that_starts_during_a_progress_query_takes_part() {
         let mut progress = asked(&[A]);
         assert!(progress.begun(B));
-        assert_eq!(progress.told(A, Revision(7)), None);
-        assert_eq!(progress.told(B, Revision(6)), Some(Revision(6)));
+        assert_eq!(progress.answered(A, Revision(7)), None);
+        assert_eq!(progress.answered(B, Revision(6)), Some(Revision(6)));
         assert!(!progress.begun(C), "no request is pending");
     }
 
@@ -140,7 +140,7 @@ mod tests {
     fn ended_watch_is_not_awaited_by_a_progress_query() {
         let mut progress = asked(&[A, B]);
         assert_eq!(progress.ended(C), None, "the ID now belongs to B");
-        assert_eq!(progress.told(A, Revision(7)), None);
+        assert_eq!(progress.answered(A, Revision(7)), None);
         assert_eq!(progress.ended(B), Some(Revision(7)));
         let mut progress = asked(&[A]);
         assert_eq!(progress.ended(A), None, "no watch is left");
@@ -155,7 +155,7 @@ mod tests {
         assert!(!progress.ask([A, B].into_iter()));
         progress.has_no_answer(B);
         assert!(!progress.is_open() && progress.wants_again());
-        assert_eq!(progress.told(A, Revision(7)), None);
+        assert_eq!(progress.answered(A, Revision(7)), None);
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
             assert!(!progress.ask([A, B].into_iter()));
             assert!(!progress.wants_again());
         }
-        assert_eq!(progress.told(A, Revision(7)), Some(Revision(7)));
+        assert_eq!(progress.answered(A, Revision(7)), Some(Revision(7)));
         assert!(progress.wants_again() && !progress.wants_again());
         assert!(progress.ask([A, B].into_iter()));
         assert!(!Progress::default().ask([].into_iter()), "there is no watch to ask");

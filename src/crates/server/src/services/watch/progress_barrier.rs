@@ -37,7 +37,7 @@ impl ProgressBarrier {
     ///
     /// # Errors
     /// If the watches must stop at an earlier revision, returns that revision and the response.
-    pub(crate) fn tell(
+    pub(crate) fn send(
         &self,
         slot: ResponseSlot<'_, pb::WatchResponse>,
         revision: Revision,
@@ -75,17 +75,17 @@ impl ProgressBarrier {
         revision: Revision,
         bookmark: pb::WatchResponse,
     ) -> bool {
-        let mut is_said = false;
+        let mut is_sent = false;
         self.0.send_if_modified(|state| {
-            is_said = state.newest <= revision;
-            state.stop = (!is_said).then_some(state.newest);
-            if is_said {
+            is_sent = state.newest <= revision;
+            state.stop = (!is_sent).then_some(state.newest);
+            if is_sent {
                 state.newest = revision;
                 slot.send(vec![Ok(bookmark)]);
             }
             true
         });
-        is_said
+        is_sent
     }
 
     /// Lets all watches continue. Returns whether they were stopped before.
@@ -93,9 +93,9 @@ impl ProgressBarrier {
         self.0.send_if_modified(|state| state.stop.take().is_some())
     }
 
-    /// Waits until events after `told` may be sent.
-    pub(crate) async fn leads_beyond(&self, told: Revision) {
-        let is_open = |state: &State| state.stop.is_none_or(|stop| told < stop);
+    /// Waits until events after `sent` may be sent.
+    pub(crate) async fn leads_beyond(&self, sent: Revision) {
+        let is_open = |state: &State| state.stop.is_none_or(|stop| sent < stop);
         drop(self.0.subscribe().wait_for(is_open).await);
     }
 }
@@ -109,30 +109,30 @@ mod tests {
 
     #[tokio::test]
     async fn progress_notification_covers_exactly_the_sent_events() {
-        let told: Vec<_> =
+        let sent: Vec<_> =
             ResponseStream::by(|answers: ResponseSender<pb::WatchResponse>| async move {
                 let barrier = ProgressBarrier::default();
                 let (answers, barrier) = (&answers, &barrier);
-                let tell = async |revision: i64| {
+                let send = async |revision: i64| {
                     let slot = answers.slot().await.unwrap();
                     let whole = pb::WatchResponse { watch_id: revision, ..Default::default() };
-                    let told =
-                        barrier.tell(slot, Revision(revision as u64), whole, |all| vec![Ok(all)]);
-                    told.map_err(|(stop, _)| stop)
+                    let sent =
+                        barrier.send(slot, Revision(revision as u64), whole, |all| vec![Ok(all)]);
+                    sent.map_err(|(stop, _)| stop)
                 };
                 let bookmark = async |revision: u64| {
                     let mark = pb::WatchResponse { watch_id: -1, ..Default::default() };
                     barrier.bookmark(answers.slot().await.unwrap(), Revision(revision), mark)
                 };
-                assert_eq!(tell(5).await, Ok(()));
+                assert_eq!(send(5).await, Ok(()));
                 assert!(bookmark(5).await);
-                assert_eq!(tell(8).await, Ok(()));
+                assert_eq!(send(8).await, Ok(()));
                 assert!(
                     !bookmark(6).await,
                     "the progress would follow an event that it does not cover"
                 );
-                assert_eq!(tell(9).await, Err(Revision(8)));
-                assert_eq!(tell(7).await, Ok(()), "an event before that position");
+                assert_eq!(send(9).await, Err(Revision(8)));
+                assert_eq!(send(7).await, Ok(()), "an event before that position");
                 tokio::select! {
                     biased;
                     () = barrier.leads_beyond(Revision(8)) => panic!("all are to stop there"),
@@ -140,18 +140,18 @@ mod tests {
                 }
                 barrier.begin(Revision(10));
                 assert!(!bookmark(8).await, "a watch began at 10");
-                assert_eq!(tell(11).await, Err(Revision(10)));
+                assert_eq!(send(11).await, Err(Revision(10)));
                 let ((), said) = tokio::join!(barrier.leads_beyond(Revision(10)), bookmark(10));
                 assert!(said);
-                assert_eq!(tell(11).await, Ok(()));
+                assert_eq!(send(11).await, Ok(()));
                 assert!(!bookmark(10).await);
                 assert!(barrier.go_on() && !barrier.go_on());
-                assert_eq!(tell(12).await, Ok(()), "no watch waits for progress any more");
+                assert_eq!(send(12).await, Ok(()), "no watch waits for progress any more");
                 Ok(())
             })
             .map(|answer| answer.unwrap().watch_id)
             .collect()
             .await;
-        assert_eq!(told, [5, -1, 8, 7, -1, 11, 12]);
+        assert_eq!(sent, [5, -1, 8, 7, -1, 11, 12]);
     }
 }

@@ -21,16 +21,16 @@ use bowline_proto::etcdserverpb as pb;
 /// Command of the stream to a watch.
 pub(crate) enum Command {
     /// Report the progress after everything so far has been sent. There is at most one such command at a time.
-    Tell,
+    ReportProgress,
     /// End the watch, and send a response about its end.
     Cancel,
 }
 
 /// Notification of a watch to the stream.
-pub(crate) enum Told {
-    /// Answer to [`Command::Tell`]: everything up to this revision is in the queue.
+pub(crate) enum WatchReport {
+    /// Answer to [`Command::ReportProgress`]: everything up to this revision is in the queue.
     UpTo { serial: Serial, revision: Revision },
-    /// Answer to [`Command::Tell`]: the watch waits for a future revision.
+    /// Answer to [`Command::ReportProgress`]: the watch waits for a future revision.
     NotYet { serial: Serial },
     /// The watch has ended by itself.
     Ended {
@@ -49,7 +49,7 @@ pub(crate) struct Task {
     id: i64,
     answers: ResponseSender<pb::WatchResponse>,
     barrier: Arc<ProgressBarrier>,
-    told: mpsc::UnboundedSender<Told>,
+    reports: mpsc::UnboundedSender<WatchReport>,
     /// First requested revision; 0 for new changes only.
     start: Revision,
     /// Response that must not be sent before all watches have reached an earlier revision.
@@ -71,7 +71,7 @@ pub(crate) struct Task {
 /// A response that was held back.
 struct Held {
     /// Everything up to this revision was sent.
-    told: Revision,
+    sent: Revision,
     /// Last revision of the response.
     up_to: Revision,
     rest: pb::WatchResponse,
@@ -97,7 +97,7 @@ impl Task {
         (serial, id): (Serial, i64),
         request: &pb::WatchCreateRequest,
         (answers, barrier): (ResponseSender<pb::WatchResponse>, Arc<ProgressBarrier>),
-        told: mpsc::UnboundedSender<Told>,
+        reports: mpsc::UnboundedSender<WatchReport>,
     ) -> Self {
         use pb::watch_create_request::FilterType::{Nodelete, Noput};
         let has = |wanted| request.filters().any(|filter| filter == wanted);
@@ -114,7 +114,7 @@ impl Task {
             id,
             answers,
             barrier,
-            told,
+            reports,
             start: revision(request.start_revision).unwrap_or_default(),
             held: None,
             asked: false,
@@ -133,7 +133,7 @@ impl Task {
         loop {
             let next = tokio::select! {
                 order = orders.recv() => match order {
-                    Some(Command::Tell) => {
+                    Some(Command::ReportProgress) => {
                         self.be_asked(&mut watch).await;
                         Next::On
                     }
@@ -146,14 +146,14 @@ impl Task {
                     None => return,
                 },
                 () = self.may_go_on(), if self.held.is_some() => {
-                    self.tell_held().await;
+                    self.send_held().await;
                     Next::On
                 }
                 outcome = next(&mut come, &mut watch), if self.held.is_none() => match outcome {
                     Some(Ok(batch)) => {
                         let gathered = gather(&self.member, &self.budget, &mut watch, batch).await;
                         come = gathered.next;
-                        self.tell(gathered.batch, gathered.held).await
+                        self.deliver(gathered.batch, gathered.held).await
                     }
                     Some(Err(error)) => self.end(error).await,
                     None => Next::Ended,
@@ -168,16 +168,16 @@ impl Task {
             };
             if let Next::Ended = next {
                 drop(orders);
-                drop(self.told.send(Told::Ended { serial: self.serial, id: self.id }));
+                drop(self.reports.send(WatchReport::Ended { serial: self.serial, id: self.id }));
                 return;
             }
         }
     }
 
-    async fn tell(&mut self, batch: WatchBatch, reservation: Option<Reservation>) -> Next {
+    async fn deliver(&mut self, batch: WatchBatch, reservation: Option<Reservation>) -> Next {
         let revision = batch.revision;
         if batch.events.is_empty() {
-            self.say_how_far(revision).await;
+            self.report_reached(revision).await;
             return Next::On;
         }
         let mut events = translate(batch.events, self.no_puts, self.no_deletes);
@@ -191,69 +191,69 @@ impl Task {
             return Next::On;
         }
         self.silent = false;
-        self.say_up_to(revision, pb::WatchResponse { events, ..self.response() }).await;
+        self.send_up_to(revision, pb::WatchResponse { events, ..self.response() }).await;
         Next::On
     }
 
     /// Handles the stream's request for the progress.
     async fn be_asked(&mut self, watch: &mut Watch) {
-        self.tell_held().await;
+        self.send_held().await;
         self.asked = true;
         match &self.held {
-            Some(held) => self.be_heard(held.told),
+            Some(held) => self.report_progress(held.sent),
             None => watch.request_progress(),
         }
     }
 
     /// If the stream has requested the progress, answers that everything up to `revision` was sent. A revision before
     /// the start of the watch is not reported, because a client would resume from it.
-    fn be_heard(&mut self, revision: Revision) {
+    fn report_progress(&mut self, revision: Revision) {
         let serial = self.serial;
         if std::mem::take(&mut self.asked) {
-            drop(self.told.send(match self.start <= revision {
-                true => Told::UpTo { serial, revision },
-                false => Told::NotYet { serial },
+            drop(self.reports.send(match self.start <= revision {
+                true => WatchReport::UpTo { serial, revision },
+                false => WatchReport::NotYet { serial },
             }));
         }
     }
 
     /// Reports that everything up to a revision was sent. Reports to the stream and to the client, if they have
     /// requested it.
-    async fn say_how_far(&mut self, revision: Revision) {
-        self.be_heard(revision);
+    async fn report_reached(&mut self, revision: Revision) {
+        self.report_progress(revision);
         if std::mem::take(&mut self.due) && self.start <= revision {
-            self.say_up_to(revision, self.response()).await;
+            self.send_up_to(revision, self.response()).await;
         }
     }
 
     /// Waits until the held response, or a part of it, may be sent.
     async fn may_go_on(&self) {
         if let Some(held) = &self.held {
-            self.barrier.leads_beyond(held.told).await;
+            self.barrier.leads_beyond(held.sent).await;
         }
     }
 
-    async fn tell_held(&mut self) {
+    async fn send_held(&mut self) {
         if let Some(Held { up_to, rest, .. }) = self.held.take() {
-            self.say_up_to(up_to, rest).await;
+            self.send_up_to(up_to, rest).await;
         }
     }
 
     /// Sends a response that covers everything up to a revision. If only a part may be sent now, holds back the rest.
-    async fn say_up_to(&mut self, revision: Revision, whole: pb::WatchResponse) {
+    async fn send_up_to(&mut self, revision: Revision, whole: pb::WatchResponse) {
         // If the client is gone, the stream and this task are about to be dropped.
         let Ok(slot) = self.answers.slot().await else { return };
         let row = |whole| self.row(revision, whole);
-        let Err((told, whole)) = self.barrier.tell(slot, revision, whole, row) else { return };
-        let (first, rest) = split(whole, told);
-        self.held = Some(Held { told, up_to: revision, rest });
+        let Err((sent, whole)) = self.barrier.send(slot, revision, whole, row) else { return };
+        let (first, rest) = split(whole, sent);
+        self.held = Some(Held { sent, up_to: revision, rest });
         if !first.events.is_empty()
             && let Ok(slot) = self.answers.slot().await
         {
-            let row = |first| self.row(told, first);
-            self.barrier.tell(slot, told, first, row).expect("`told` is not after the stop");
+            let row = |first| self.row(sent, first);
+            self.barrier.send(slot, sent, first, row).expect("`sent` is not after the stop");
         }
-        self.be_heard(told);
+        self.report_progress(sent);
     }
 
     /// Returns the messages of a response. All of them are sent in one row, because clients lose fragments if another
