@@ -132,7 +132,7 @@ impl Session {
         .await
     }
 
-    async fn until<T>(&self, mut judge: impl FnMut(SessionState) -> Option<T>) -> T {
+    async fn until<T>(&self, mut condition: impl FnMut(SessionState) -> Option<T>) -> T {
         let mut states = self.shared_session().watch();
         let mut change = pin!(async move {
             while states.changed().await.is_ok() {}
@@ -142,7 +142,7 @@ impl Session {
         });
         poll_fn(|context| {
             let _: Poll<()> = change.as_mut().poll(context);
-            judge(self.state()).map_or(Poll::Pending, Poll::Ready)
+            condition(self.state()).map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }

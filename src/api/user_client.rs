@@ -97,19 +97,19 @@ impl Client {
     pub(crate) fn may_do(&self, command: &Command) -> Result<(), Rejection> {
         match &self.caller {
             None => Ok(()),
-            Some(caller) => Ok(self.shared.reader.judge(caller, command)?),
+            Some(caller) => Ok(self.shared.reader.authorize(caller, command)?),
         }
     }
 
     /// Authorizes the delivery of a watch batch.
     pub(crate) fn may_watch(&self, keys: &KeyRange) -> Result<(), WatchError> {
-        let judged = self.may(|access, caller| {
+        let permitted = self.may(|access, caller| {
             // A watch must survive changes to other users. Use the current revision of the access
             // table, so that a change to another user does not end the watch.
             let caller = Caller { revision: access.revision(), ..caller.clone() };
             access.may_read(&caller, keys)
         });
-        judged.map_err(|_| WatchError::Denied)
+        permitted.map_err(|_| WatchError::Denied)
     }
 
     /// Wraps a command with the caller on whose behalf it is proposed.

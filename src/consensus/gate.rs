@@ -148,7 +148,7 @@ pub(super) trait Standpoint {
 
 /// Checks whether `message`, from a connection verified to be that of `from`, may be processed by
 /// raft.
-pub(super) fn judge(
+pub(super) fn check(
     message: &Message,
     from: NodeId,
     here: &impl Standpoint,
@@ -168,37 +168,37 @@ pub(super) fn judge(
     if here.is_removed(from) && !leads_me {
         return Err(GateRejection::Removed);
     }
-    judge_kind(message)?;
-    judge_numbers(message, here.term())?;
-    judge_fields(message)?;
+    check_kind(message)?;
+    check_numbers(message, here.term())?;
+    check_fields(message)?;
     match message.get_msg_type() {
         MessageType::MsgAppend => {
-            judge_leader(message, from, here)?;
-            judge_append(message, here)
+            check_leader(message, from, here)?;
+            check_append(message, here)
         }
         MessageType::MsgHeartbeat => {
-            judge_leader(message, from, here)?;
-            judge_heartbeat(message, here)
+            check_leader(message, from, here)?;
+            check_heartbeat(message, here)
         }
         MessageType::MsgSnapshot => {
-            judge_leader(message, from, here)?;
-            judge_snapshot(message, here)
+            check_leader(message, from, here)?;
+            check_snapshot(message, here)
         }
-        MessageType::MsgAppendResponse => judge_append_response(message, here),
-        MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => judge_vote_request(message),
+        MessageType::MsgAppendResponse => check_append_response(message, here),
+        MessageType::MsgRequestVote | MessageType::MsgRequestPreVote => check_vote_request(message),
         MessageType::MsgTimeoutNow => {
             // Only the current leader of this member may send a message of this kind in this term.
             // A delayed message of another leader has an earlier term.
             if message.term > here.term().get() {
                 return Err(GateRejection::Term { term: message.term, mine: here.term() });
             }
-            judge_leader(message, from, here)
+            check_leader(message, from, here)
         }
         _ => Ok(()),
     }
 }
 
-fn judge_kind(message: &Message) -> Result<(), GateRejection> {
+fn check_kind(message: &Message) -> Result<(), GateRejection> {
     match message.get_msg_type() {
         MessageType::MsgAppend
         | MessageType::MsgAppendResponse
@@ -224,7 +224,7 @@ fn judge_kind(message: &Message) -> Result<(), GateRejection> {
     }
 }
 
-fn judge_numbers(message: &Message, mine: Term) -> Result<(), GateRejection> {
+fn check_numbers(message: &Message, mine: Term) -> Result<(), GateRejection> {
     let term = message.term;
     if term == 0 || term >= NUMBER_MAX || term > mine.get().saturating_add(TERM_LEAP_MAX) {
         return Err(GateRejection::Term { term, mine });
@@ -245,7 +245,7 @@ fn judge_numbers(message: &Message, mine: Term) -> Result<(), GateRejection> {
 }
 
 /// Checks the fields that no message has, or that only some kinds have.
-fn judge_fields(message: &Message) -> Result<(), GateRejection> {
+fn check_fields(message: &Message) -> Result<(), GateRejection> {
     let kind = message.get_msg_type();
     let context_fits = match kind {
         MessageType::MsgHeartbeat | MessageType::MsgHeartbeatResponse => {
@@ -270,7 +270,7 @@ fn judge_fields(message: &Message) -> Result<(), GateRejection> {
 }
 
 /// Checks a message that only a leader sends.
-fn judge_leader(
+fn check_leader(
     message: &Message,
     from: NodeId,
     here: &impl Standpoint,
@@ -283,7 +283,7 @@ fn judge_leader(
     }
 }
 
-fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
+fn check_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     // Every log starts with a synthetic entry of index 1 and term 1. If a message contains index 0,
     // or term 0 at an index beyond the log, raft would assume that both logs agree at this index.
     if message.index == 0 {
@@ -318,7 +318,7 @@ fn judge_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRej
     Ok(())
 }
 
-fn judge_heartbeat(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
+fn check_heartbeat(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     // A leader's commit index for a follower never exceeds what that follower has acknowledged in
     // its term.
     let (promised, last) = (LogIndex(message.commit), here.last());
@@ -328,7 +328,7 @@ fn judge_heartbeat(message: &Message, here: &impl Standpoint) -> Result<(), Gate
     Ok(())
 }
 
-fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
+fn check_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     let (id, configuration) =
         snapshot::from_raft(message.get_snapshot()).ok_or(GateRejection::Snapshot)?;
     let SnapshotId { index, term, .. } = id;
@@ -348,7 +348,7 @@ fn judge_snapshot(message: &Message, here: &impl Standpoint) -> Result<(), GateR
     Ok(())
 }
 
-fn judge_append_response(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
+fn check_append_response(message: &Message, here: &impl Standpoint) -> Result<(), GateRejection> {
     if message.reject {
         // Every log contains the synthetic entry of index 1 and term 1, so both the rejected index
         // and the hint are greater than 1.
@@ -370,7 +370,7 @@ fn judge_append_response(message: &Message, here: &impl Standpoint) -> Result<()
     Ok(())
 }
 
-fn judge_vote_request(message: &Message) -> Result<(), GateRejection> {
+fn check_vote_request(message: &Message) -> Result<(), GateRejection> {
     let numbers = [
         ("index", message.index, message.index >= 1),
         ("log term", message.log_term, message.log_term >= 1 && message.log_term < message.term),

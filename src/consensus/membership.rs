@@ -276,7 +276,7 @@ mod tests {
             let restored = Configuration::from_raft(&configuration.to_raft());
             assert_eq!(restored, Some(configuration.clone()));
         }
-        assert!(members.judge(promote).is_err());
+        assert!(members.validate(promote).is_err());
     }
 
     #[test]

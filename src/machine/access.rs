@@ -17,7 +17,7 @@ use crate::model::{
 };
 
 /// Checks whether the caller may execute a command.
-pub(super) fn judge(
+pub(super) fn authorize(
     access: &Access,
     caller: &Caller,
     command: &Command,
@@ -26,21 +26,21 @@ pub(super) fn judge(
     if access.is_root(caller).is_ok() {
         return Ok(());
     }
-    let judge = AccessJudge {
+    let authorizer = Authorizer {
         access,
         caller,
         leases,
         asked: Cell::new(0),
         readable: OnceCell::new(),
         writable: OnceCell::new(),
-        judged: RefCell::default(),
+        checked_leases: RefCell::default(),
     };
     match command {
-        Command::Put(put) => judge.put(put),
-        Command::Delete(delete) => judge.delete(delete),
-        Command::Txn(txn) => judge.txn(txn),
+        Command::Put(put) => authorizer.put(put),
+        Command::Delete(delete) => authorizer.delete(delete),
+        Command::Txn(txn) => authorizer.txn(txn),
         Command::Grant { .. } => access.is_user(caller),
-        Command::Revoke(lease) => access.is_user(caller).and_then(|()| judge.lease(*lease)),
+        Command::Revoke(lease) => access.is_user(caller).and_then(|()| authorizer.lease(*lease)),
         Command::Compact(_)
         | Command::Announce(_)
         | Command::Move { .. }
@@ -76,7 +76,7 @@ pub(super) fn leases_of(command: &Command) -> BTreeSet<LeaseId> {
 /// Number of checks after which the rights of the caller are merged into one set.
 const ASKED_FEW: u32 = 4;
 
-struct AccessJudge<'a> {
+struct Authorizer<'a> {
     access: &'a Access,
     caller: &'a Caller,
     leases: &'a LeaseTable,
@@ -87,10 +87,10 @@ struct AccessJudge<'a> {
     writable: OnceCell<Result<OpenKeys, AuthError>>,
     /// Leases that were already checked: the caller may write all their keys. Each lease is checked
     /// only once per command.
-    judged: RefCell<BTreeSet<LeaseId>>,
+    checked_leases: RefCell<BTreeSet<LeaseId>>,
 }
 
-impl AccessJudge<'_> {
+impl Authorizer<'_> {
     fn open(&self, right: Right) -> Result<&OpenKeys, AuthError> {
         let open = match right {
             Right::Read => &self.readable,
@@ -120,7 +120,7 @@ impl AccessJudge<'_> {
     /// or revoking it affects all of them.
     fn lease(&self, lease: LeaseId) -> Result<(), AuthError> {
         let open = self.open(Right::Write)?;
-        let is_new = self.judged.borrow_mut().insert(lease);
+        let is_new = self.checked_leases.borrow_mut().insert(lease);
         if is_new && !self.leases.keys(lease).all(|key| open.has(key)) {
             return Err(AuthError::Denied);
         }

@@ -106,7 +106,7 @@ impl DedupTable {
     }
 
     /// Decides the treatment of a request in a proposal whose window has been recorded.
-    pub(super) fn judge(&mut self, id: RequestId) -> DedupVerdict {
+    pub(super) fn check(&mut self, id: RequestId) -> DedupVerdict {
         let Some(life) = self.nodes.get_mut(&id.node) else { return DedupVerdict::Closed };
         if life.incarnation != id.incarnation || life.open.is_closed(id.seq) {
             return DedupVerdict::Closed;
@@ -125,8 +125,8 @@ impl DedupTable {
 
     /// Records the reply to a new request.
     pub(super) fn remember(&mut self, id: RequestId, outcome: &Outcome) {
-        let life = self.nodes.get_mut(&id.node).expect("judged new");
-        assert_eq!(life.incarnation, id.incarnation, "judged new");
+        let life = self.nodes.get_mut(&id.node).expect("checked as new");
+        assert_eq!(life.incarnation, id.incarnation, "checked as new");
         life.remember(id.seq, outcome);
     }
 
@@ -390,7 +390,7 @@ mod tests {
     }
 
     fn is_new(dedup: &mut DedupTable, id: RequestId) -> bool {
-        matches!(dedup.judge(id), DedupVerdict::New)
+        matches!(dedup.check(id), DedupVerdict::New)
     }
 
     #[test]
@@ -402,21 +402,21 @@ mod tests {
             dedup.remember(id(1, seq), &put(seq + 1, 0));
         }
         assert!(
-            matches!(dedup.judge(id(1, 2)), DedupVerdict::Answered(again) if again == put(3, 0))
+            matches!(dedup.check(id(1, 2)), DedupVerdict::Answered(again) if again == put(3, 0))
         );
         hear(&mut dedup, 1, 4, &[2..3]);
-        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
-        assert!(matches!(dedup.judge(id(1, 2)), DedupVerdict::Answered(_)));
-        assert!(matches!(dedup.judge(id(1, 3)), DedupVerdict::Closed));
-        assert!(matches!(dedup.judge(id(1, 4)), DedupVerdict::Answered(_)));
+        assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Closed));
+        assert!(matches!(dedup.check(id(1, 2)), DedupVerdict::Answered(_)));
+        assert!(matches!(dedup.check(id(1, 3)), DedupVerdict::Closed));
+        assert!(matches!(dedup.check(id(1, 4)), DedupVerdict::Answered(_)));
         assert_eq!(dedup.nodes[&node()].dedup.len(), 2);
         // An older window that arrives late opens no request again.
         hear(&mut dedup, 1, 2, &[1..2]);
-        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
+        assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Closed));
         assert_eq!(dedup.answer(id(1, 1)), Some(Err(Rejection::Closed)));
         assert_eq!(dedup.answer(id(1, 2)), Some(put(3, 0)));
         assert_eq!(dedup.answer(id(1, 9)), None);
-        assert!(matches!(dedup.judge(id(1, 0)), DedupVerdict::Closed));
+        assert!(matches!(dedup.check(id(1, 0)), DedupVerdict::Closed));
     }
 
     #[test]
@@ -425,10 +425,10 @@ mod tests {
         hear(&mut dedup, 1, 1, &[]);
         dedup.remember(id(1, 1), &put(2, 0));
         hear(&mut dedup, 2, 1, &[]);
-        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
+        assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Closed));
         assert!(is_new(&mut dedup, id(2, 1)));
         hear(&mut dedup, 1, 1, &[]);
-        assert!(matches!(dedup.judge(id(1, 5)), DedupVerdict::Closed));
+        assert!(matches!(dedup.check(id(1, 5)), DedupVerdict::Closed));
         assert_eq!(dedup.answer(id(1, 1)), Some(Err(Rejection::Closed)));
         assert_eq!(dedup.answer(id(3, 1)), None);
     }
@@ -441,16 +441,16 @@ mod tests {
             assert!(is_new(&mut dedup, id(1, seq)));
             dedup.remember(id(1, seq), &put(seq + 1, 0));
         }
-        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Answered(_)));
+        assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Answered(_)));
         assert!(is_new(&mut dedup, id(1, WINDOW + 1)));
         dedup.remember(id(1, WINDOW + 1), &put(9, 0));
-        assert!(matches!(dedup.judge(id(1, 1)), DedupVerdict::Closed));
-        assert!(matches!(dedup.judge(id(1, 2)), DedupVerdict::Answered(_)));
+        assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Closed));
+        assert!(matches!(dedup.check(id(1, 2)), DedupVerdict::Answered(_)));
         assert!(is_new(&mut dedup, id(1, u64::MAX)));
         dedup.remember(id(1, u64::MAX), &put(9, 0));
         assert_eq!(dedup.nodes[&node()].dedup.len(), 1);
         hear(&mut dedup, 1, u64::MAX, &[]);
-        assert!(matches!(dedup.judge(id(1, u64::MAX)), DedupVerdict::Answered(_)));
+        assert!(matches!(dedup.check(id(1, u64::MAX)), DedupVerdict::Answered(_)));
     }
 
     #[test]
@@ -508,7 +508,7 @@ mod tests {
             let node = NodeId::new(number).unwrap();
             dedup.hear(node, Incarnation(1), &AckWindow::default());
             let id = RequestId { node, incarnation: Incarnation(1), seq: 1 };
-            let closed = matches!(dedup.judge(id), DedupVerdict::Closed);
+            let closed = matches!(dedup.check(id), DedupVerdict::Closed);
             assert_eq!(closed, number > NODES_MAX as u64);
         }
     }

@@ -81,12 +81,13 @@ impl Machine {
         let (command, is_acting) = match command {
             Command::As(caller, command) => {
                 let leases = self.store.shared().leases();
-                access::judge(&self.access, &caller, &command, &leases).map_err(Rejection::from)?;
+                access::authorize(&self.access, &caller, &command, &leases)
+                    .map_err(Rejection::from)?;
                 (*command, true)
             }
             command => (command, false),
         };
-        self.alarms.judge(&command, is_acting)?;
+        self.alarms.check(&command, is_acting)?;
         turn.hold.begin(is_wide(&command));
         let newest = self.newest();
         match command {
@@ -105,7 +106,7 @@ impl Machine {
             }
             Command::Txn(txn) => {
                 let before = turn.hold.snapshot(newest.revision);
-                let path = TxnPath::judge(&txn, &before)?;
+                let path = TxnPath::evaluate(&txn, &before)?;
                 if !mutant!(B60) {
                     path.check(&txn, &before, newest)?;
                 }
@@ -299,7 +300,7 @@ impl Machine {
                     let mut late = None;
                     mutant!(B58, {
                         let now = turn.hold.snapshot(mutation.revision());
-                        late = Some(TxnPath::judge(txn, &now)?);
+                        late = Some(TxnPath::evaluate(txn, &now)?);
                     });
                     let path = late.as_ref().unwrap_or(path);
                     TxnResult::Txn(self.txn(turn, mutation, txn, path)?)

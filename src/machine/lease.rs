@@ -243,7 +243,7 @@ impl LeaseTable {
             self.bytes -= bound(key);
         }
         if let Some(id) = now {
-            let lease = self.leases.get_mut(&id).expect("judged before the put");
+            let lease = self.leases.get_mut(&id).expect("checked before the put");
             if lease.keys.insert(key.into()) {
                 self.sum = self.sum.wrapping_add(attachment(id, key));
                 self.bytes += bound(key);

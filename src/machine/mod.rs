@@ -295,7 +295,7 @@ impl Machine {
         self.expect_next(index)?;
         let mut done = Applied::default();
         if let Some(change) = change
-            && self.members.judge(change).is_ok()
+            && self.members.validate(change).is_ok()
         {
             let mut members = Members::clone(&self.members);
             members.apply(index, change);
@@ -349,7 +349,7 @@ impl Machine {
         }
         for (seq, command) in requests {
             let id = RequestId { node, incarnation, seq };
-            let outcome = match self.dedup.judge(id) {
+            let outcome = match self.dedup.check(id) {
                 DedupVerdict::Closed => Err(Rejection::Closed),
                 DedupVerdict::Answered(outcome) => outcome,
                 DedupVerdict::New => {

@@ -157,7 +157,7 @@ impl Reader {
         let _kept = self.shared.register(&state, oldest);
         drop(state);
         let now = Snapshot::new(&self.shared, generation, published.revision);
-        let path = TxnPath::judge(txn, &now)?;
+        let path = TxnPath::evaluate(txn, &now)?;
         path.check(txn, &now, published)?;
         read_path(txn, &path, now, published)
     }
@@ -373,14 +373,14 @@ impl Reader {
     ///
     /// # Errors
     /// Returns an [`AuthError`] if the caller lacks the right.
-    pub fn judge(&self, caller: &Caller, command: &Command) -> Result<(), AuthError> {
-        access::judge(&self.access(), caller, command, &self.shared.leases())
+    pub fn authorize(&self, caller: &Caller, command: &Command) -> Result<(), AuthError> {
+        access::authorize(&self.access(), caller, command, &self.shared.leases())
     }
 
     /// Returns the number of lease keys for which the caller's rights must be checked before this
     /// command is executed. The number counts the keys of the leases that the command revokes or
     /// attaches keys to. Returns 0 for a caller with all rights.
-    pub fn judged_by(&self, caller: &Caller, command: &Command) -> usize {
+    pub fn keys_to_authorize(&self, caller: &Caller, command: &Command) -> usize {
         let attached = access::leases_of(command);
         if attached.is_empty() || self.access().is_root(caller).is_ok() {
             return 0;

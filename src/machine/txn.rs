@@ -39,7 +39,7 @@ impl From<Replaced> for Unfit {
 }
 
 impl TxnPath {
-    pub(super) fn judge(txn: &Txn, before: &Snapshot<'_>) -> Result<Self, Replaced> {
+    pub(super) fn evaluate(txn: &Txn, before: &Snapshot<'_>) -> Result<Self, Replaced> {
         let mut succeeded = true;
         for compare in &txn.compares {
             if !before.holds(compare)? {
@@ -48,7 +48,7 @@ impl TxnPath {
             }
         }
         let nested = branch(txn, succeeded).iter().filter_map(|op| match op {
-            Op::Txn(nested) => Some(Self::judge(nested, before)),
+            Op::Txn(nested) => Some(Self::evaluate(nested, before)),
             Op::Range(_) | Op::Put(_) | Op::Delete(_) => None,
         });
         Ok(Self { succeeded, nested: nested.collect::<Result<_, _>>()? })

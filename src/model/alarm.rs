@@ -141,7 +141,7 @@ impl Alarms {
     ///
     /// # Errors
     /// Returns [`Rejection::Alarm`] if an alarm forbids the command.
-    pub(crate) fn judge(&self, command: &Command, is_acting: bool) -> Result<(), Rejection> {
+    pub(crate) fn check(&self, command: &Command, is_acting: bool) -> Result<(), Rejection> {
         // In the usual case there is no alarm, so the command need not be examined.
         if self.is_empty() {
             return Ok(());
@@ -302,20 +302,20 @@ mod tests {
         let refused = |kind| Err(Rejection::Alarm(kind));
         for is_acting in [false, true] {
             for command in &grows {
-                let judged = |alarms: &Alarms| alarms.judge(command, is_acting);
-                assert_eq!(judged(&Alarms::default()), Ok(()), "{command:?}");
-                assert_eq!(judged(&no_space), refused(NoSpace), "{command:?}");
-                assert_eq!(judged(&corrupt), refused(Corrupt), "{command:?}");
-                assert_eq!(judged(&both), refused(Corrupt), "{command:?}");
+                let check = |alarms: &Alarms| alarms.check(command, is_acting);
+                assert_eq!(check(&Alarms::default()), Ok(()), "{command:?}");
+                assert_eq!(check(&no_space), refused(NoSpace), "{command:?}");
+                assert_eq!(check(&corrupt), refused(Corrupt), "{command:?}");
+                assert_eq!(check(&both), refused(Corrupt), "{command:?}");
             }
             for command in &shrinks {
-                assert_eq!(no_space.judge(command, is_acting), Ok(()), "{command:?}");
+                assert_eq!(no_space.check(command, is_acting), Ok(()), "{command:?}");
                 let due = if is_acting { refused(Corrupt) } else { Ok(()) };
-                assert_eq!(corrupt.judge(command, is_acting), due, "{command:?}");
-                assert_eq!(both.judge(command, is_acting), due, "{command:?}");
+                assert_eq!(corrupt.check(command, is_acting), due, "{command:?}");
+                assert_eq!(both.check(command, is_acting), due, "{command:?}");
             }
             for command in &stays {
-                assert_eq!(both.judge(command, is_acting), Ok(()), "{command:?}");
+                assert_eq!(both.check(command, is_acting), Ok(()), "{command:?}");
             }
         }
     }

@@ -390,7 +390,7 @@ impl Members {
     /// # Errors
     /// Returns the reason why it is not.
     #[doc(hidden)]
-    pub fn judge(&self, change: &MemberChange) -> Result<(), MembershipError> {
+    pub fn validate(&self, change: &MemberChange) -> Result<(), MembershipError> {
         let known = |id: &NodeId| match self.get(*id) {
             Some(member) => Ok(member),
             // The id belongs to the voter that is being replaced.
@@ -465,7 +465,7 @@ impl Members {
     /// Panics if the change is invalid.
     #[doc(hidden)]
     pub fn apply(&mut self, index: LogIndex, change: &MemberChange) {
-        assert_eq!(self.judge(change), Ok(()), "a step was taken that may not be");
+        assert_eq!(self.validate(change), Ok(()), "a step was taken that may not be");
         match change.clone() {
             MemberChange::Add { id, disk, name, address, replaces } => {
                 let member = Member {
@@ -482,7 +482,7 @@ impl Members {
                 self.next = id.get() + 1;
             }
             MemberChange::Take { id, disk, name, address } => {
-                let member = self.rows.get_mut(&id).expect("judged");
+                let member = self.rows.get_mut(&id).expect("validated");
                 *member = Member { disk, name, address, since: index, ..member.clone() };
             }
             MemberChange::Promote(id) => self.promote(id),
@@ -503,7 +503,7 @@ impl Members {
     }
 
     fn promote(&mut self, id: NodeId) {
-        let member = self.rows.get_mut(&id).expect("judged");
+        let member = self.rows.get_mut(&id).expect("validated");
         member.role = MemberRole::Voter;
         member.replaces = None;
     }
@@ -600,8 +600,8 @@ mod tests {
         assert_eq!(voters(&members), [1, 2, 3, 4]);
         members.apply(LogIndex(9), &MemberChange::Remove(id(4)));
         assert!(members.is_removed(id(4)) && !members.is_removed(id(5)));
-        assert_eq!(members.judge(&add(4, None)), Err(MembershipError::NotNext(id(4))));
-        assert_eq!(members.judge(&add(5, None)), Ok(()));
+        assert_eq!(members.validate(&add(4, None)), Err(MembershipError::NotNext(id(4))));
+        assert_eq!(members.validate(&add(5, None)), Ok(()));
     }
 
     #[test]
@@ -625,7 +625,10 @@ mod tests {
         assert_eq!(voters(&members), [1, 2, 3], "it does not count before it is there");
         assert_eq!((members.kept_at("h:4"), members.kept_at("h:1")), (Some(id(4)), None));
         members.announce(id(1), &attributes("a", "h:1"));
-        assert_eq!(members.judge(&take(4, "a")), Err(MembershipError::NameTaken("a".to_owned())));
+        assert_eq!(
+            members.validate(&take(4, "a")),
+            Err(MembershipError::NameTaken("a".to_owned()))
+        );
         members.apply(LogIndex(9), &take(4, "d"));
         let taken = members.get(id(4)).unwrap();
         assert_eq!(
@@ -634,7 +637,7 @@ mod tests {
         );
         assert_eq!((members.kept_at("h:4"), members.named("d")), (None, Some(id(4))));
         for gone in [4, 1, 9] {
-            assert_eq!(members.judge(&take(gone, "e")), Err(MembershipError::Unknown(id(gone))));
+            assert_eq!(members.validate(&take(gone, "e")), Err(MembershipError::Unknown(id(gone))));
         }
         members.apply(LogIndex(10), &MemberChange::Promote(id(4)));
         assert_eq!(
@@ -683,7 +686,7 @@ mod tests {
     fn replacement_is_joint_until_it_is_left() {
         let mut members = three();
         members.apply(LogIndex(2), &add(4, Some(2)));
-        assert_eq!(members.judge(&MemberChange::LeaveJoint), Err(MembershipError::NotJoint));
+        assert_eq!(members.validate(&MemberChange::LeaveJoint), Err(MembershipError::NotJoint));
         members.apply(LogIndex(3), &MemberChange::Replace { old: id(2), new: id(4) });
         assert_eq!(voters(&members), [1, 3, 4]);
         assert_eq!(members.outgoing().iter().map(|id| id.get()).collect::<Vec<_>>(), [1, 2, 3]);
@@ -695,7 +698,7 @@ mod tests {
             (MemberChange::Remove(id(9)), MembershipError::Unknown(id(9))),
             (MemberChange::Promote(id(4)), MembershipError::Voter(id(4))),
         ] {
-            assert_eq!(members.judge(&change), Err(why), "{change:?}");
+            assert_eq!(members.validate(&change), Err(why), "{change:?}");
         }
         members.apply(LogIndex(4), &MemberChange::LeaveJoint);
         assert!(members.is_removed(id(2)) && !members.is_joint());
@@ -713,16 +716,16 @@ mod tests {
             address: String::new(),
             replaces: None,
         };
-        assert_eq!(members.judge(&named("a")), Err(MembershipError::NameTaken("a".to_owned())));
-        assert_eq!(members.judge(&named("b")), Ok(()));
-        assert_eq!(members.judge(&add(4, Some(9))), Err(MembershipError::Unknown(id(9))));
+        assert_eq!(members.validate(&named("a")), Err(MembershipError::NameTaken("a".to_owned())));
+        assert_eq!(members.validate(&named("b")), Ok(()));
+        assert_eq!(members.validate(&add(4, Some(9))), Err(MembershipError::Unknown(id(9))));
         let promote = MemberChange::Promote(id(1));
-        assert_eq!(members.judge(&promote), Err(MembershipError::Voter(id(1))));
+        assert_eq!(members.validate(&promote), Err(MembershipError::Voter(id(1))));
         for gone in [1, 2] {
             members.apply(LogIndex(2), &MemberChange::Remove(id(gone)));
         }
         let last = MemberChange::Remove(id(3));
-        assert_eq!(members.judge(&last), Err(MembershipError::LastVoter(id(3))));
+        assert_eq!(members.validate(&last), Err(MembershipError::LastVoter(id(3))));
         members.apply(LogIndex(3), &add(4, Some(3)));
         members.apply(LogIndex(4), &add(5, None));
         members.apply(LogIndex(5), &MemberChange::Replace { old: id(3), new: id(4) });

@@ -237,14 +237,14 @@ impl Shared {
         };
         tracing::trace!(parent: &trace.span, bytes, "request admitted");
         let span = trace.span.clone();
-        mutant!(M36, command = self.judged_here(command));
+        mutant!(M36, command = self.evaluated_here(command));
         self.push(Input::Write(Write { command, deadline, bytes, reply, trace }));
         Ok(span)
     }
 
     /// Used by a mutant: evaluates the conditions of a transaction on this replica, and returns the
     /// transaction without them.
-    fn judged_here(&self, command: Command) -> Command {
+    fn evaluated_here(&self, command: Command) -> Command {
         let Command::Txn(Txn { compares, success, failure }) = command else { return command };
         let held = self.reader.read_txn(&Txn { compares, ..Txn::default() });
         let holds = held.is_ok_and(|reply| reply.succeeded);
@@ -362,11 +362,11 @@ impl Shared {
     /// Counts the request that ends now after `took` if it is slow. If it should be logged, returns
     /// the number of slow requests that were not logged since the last line.
     pub(crate) fn is_slow(&self, took: Duration, now: Moment) -> Option<u64> {
-        let judged = self.slow.judge(took, now);
-        if judged != Slow::No {
+        let slowness = self.slow.classify(took, now);
+        if slowness != Slow::No {
             self.meters.slow_requests_total.one();
         }
-        match judged {
+        match slowness {
             Slow::Line { passed_over } => Some(passed_over),
             Slow::No | Slow::Counted => None,
         }

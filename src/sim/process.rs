@@ -25,7 +25,7 @@ use crate::node::{
     Assembled, Assembly, Bells, CallResult, Contact, Drift, History, Input, Joined, LogTurn, Look,
     Next, ReplyTo, Settings, SharedLessor, SnapshotTurn, StartError, StopReason,
 };
-use crate::transport::inspect::judge;
+use crate::transport::inspect::check_hello;
 use crate::transport::{Introducer, JoinReply, Receiver, Refused};
 use crate::wal::{EntryKind, LogReader};
 
@@ -229,7 +229,7 @@ impl SimProcess {
     }
 
     pub(crate) fn judge_hello(&self, theirs: &Hello) -> Result<(), Refused> {
-        Ok(judge(&self.hello(theirs.from), theirs, &self.introducer.known())?)
+        Ok(check_hello(&self.hello(theirs.from), theirs, &self.introducer.known())?)
     }
 
     pub(crate) fn deliver(&self, from: NodeId, message: PeerMessage) {

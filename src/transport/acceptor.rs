@@ -189,7 +189,7 @@ async fn receive(
                 frames.rest();
                 continue;
             }
-            () = seat.judge_again.notified() => {
+            () = seat.recheck.notified() => {
                 if let Err(rejection) = admit(context, hello, &stream) {
                     return exchange::turn_away(&mut stream, &[], hello.from, rejection.into()).await;
                 }
@@ -331,7 +331,7 @@ struct Seated {
     /// Start of the current period, and the number of replacements in it.
     contests: (Moment, u32),
     replaced: Arc<Notify>,
-    judge_again: Arc<Notify>,
+    recheck: Arc<Notify>,
     ended: oneshot::Receiver<()>,
 }
 
@@ -382,7 +382,7 @@ struct Seat {
     /// Notified when a newer connection has replaced this one.
     replaced: Arc<Notify>,
     /// Notified when the membership has changed.
-    judge_again: Arc<Notify>,
+    recheck: Arc<Notify>,
     /// Dropped at the end of the connection. The connection that replaces this one waits for the
     /// drop.
     _ended: oneshot::Sender<()>,
@@ -412,10 +412,10 @@ impl Incoming {
         }
         state.last_number += 1;
         let number = state.last_number;
-        let (replaced, judge_again) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (replaced, recheck) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         // Check the new connection once more, because the membership may have changed since its
         // hello was checked.
-        judge_again.notify_one();
+        recheck.notify_one();
         let (sender, ended) = oneshot::channel();
         let before = state.seated.remove(&(hello.from, lane));
         let contests = match &before {
@@ -429,18 +429,18 @@ impl Incoming {
             life,
             contests,
             replaced: replaced.clone(),
-            judge_again: judge_again.clone(),
+            recheck: recheck.clone(),
             ended,
         };
         state.seated.insert((hello.from, lane), seated);
-        let seat = Seat { number, contests: contests.1, replaced, judge_again, _ended: sender };
+        let seat = Seat { number, contests: contests.1, replaced, recheck, _ended: sender };
         (seat, before.map(|before| before.ended))
     }
 
     /// Makes every connection check its peer again, because the membership has changed.
-    pub(super) fn judge_again(&self) {
+    pub(super) fn recheck(&self) {
         for seated in self.state().seated.values() {
-            seated.judge_again.notify_one();
+            seated.recheck.notify_one();
         }
     }
 

@@ -100,7 +100,7 @@ struct Versions {
 
 impl Versions {
     /// Checks that both ends support a common version. The greatest one is used.
-    fn judge(self, theirs: Versions) -> Result<(), String> {
+    fn check(self, theirs: Versions) -> Result<(), String> {
         if self.least.max(theirs.least) <= self.greatest.min(theirs.greatest) {
             return Ok(());
         }
@@ -143,7 +143,7 @@ impl Preface {
     /// Reads the preface of the other end and checks that it supports a common version.
     pub(super) async fn read_answer(stream: &mut Wire) -> Result<(), Result<String, Broken>> {
         let preface = Self::read(stream).await.map_err(Err)?;
-        VERSIONS.judge(preface.versions).map_err(Ok)
+        VERSIONS.check(preface.versions).map_err(Ok)
     }
 
     pub(super) async fn read(stream: &mut Wire) -> Result<Self, Broken> {
@@ -232,7 +232,7 @@ pub(super) async fn accept(
 ) -> Result<Met, Broken> {
     let admission = &context.admission;
     let answer = Preface::new(preface.lane).bytes();
-    if let Err(why) = VERSIONS.judge(preface.versions) {
+    if let Err(why) = VERSIONS.check(preface.versions) {
         refuse(stream, &answer, FrameKind::Refused, &why).await;
         return Err(Broken::Garbage(why));
     }
@@ -383,12 +383,12 @@ mod tests {
     #[test]
     fn peers_need_a_common_version() {
         let of = |least, greatest| Versions { least, greatest };
-        assert_eq!(of(1, 3).judge(of(3, 5)), Ok(()));
-        assert_eq!(of(3, 5).judge(of(1, 3)), Ok(()));
-        let rejection = of(1, 2).judge(of(3, 5)).expect_err("too far apart");
+        assert_eq!(of(1, 3).check(of(3, 5)), Ok(()));
+        assert_eq!(of(3, 5).check(of(1, 3)), Ok(()));
+        let rejection = of(1, 2).check(of(3, 5)).expect_err("too far apart");
         assert!(rejection.contains("1 to 2") && rejection.contains("3 to 5"), "{rejection}");
-        assert!(of(3, 5).judge(of(1, 2)).is_err());
-        assert!(of(3, 5).judge(of(9, 0)).is_err());
+        assert!(of(3, 5).check(of(1, 2)).is_err());
+        assert!(of(3, 5).check(of(9, 0)).is_err());
     }
 
     #[test]

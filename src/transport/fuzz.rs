@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use super::context::Context;
 use super::exchange::{self, Broken, Met, Preface};
 use super::frame::{self, Frame, FrameKind, FrameReader, HEADER_BYTES};
-use super::handshake::{Admission, judge};
+use super::handshake::{Admission, check_hello};
 use super::join;
 use super::script::Script;
 use super::security::Security;
@@ -261,13 +261,13 @@ pub(crate) fn handshake(data: &[u8]) -> Came {
         });
         let Wire::Script(script) = wire else { unreachable!("as made above") };
         let (said, unread) = (script.said().clone(), script.unread().clone());
-        judge_what_was_said(&said, &words, dials);
+        check_exchange(&said, &words, dials);
         let Ok((who, _)) = result else { continue };
         came = Came::Through;
         match who {
             Met::Member(theirs, _) => {
                 let mine = introducer.hello(theirs.from);
-                assert_eq!(judge(&mine, &theirs, &introducer.known()), Ok(()));
+                assert_eq!(check_hello(&mine, &theirs, &introducer.known()), Ok(()));
                 assert!(!dials || theirs.from == peer, "another than was dialed");
                 let before = met.insert(theirs.from, (theirs.disk, theirs.incarnation));
                 assert!(
@@ -305,7 +305,7 @@ fn next(bytes: &mut BytesMut) -> Option<Frame> {
 
 /// Checks the output: a dialer that does not begin with the magic gets no reply, and all others get
 /// complete frames.
-fn judge_what_was_said(said: &[u8], heard: &[u8], dials: bool) {
+fn check_exchange(said: &[u8], heard: &[u8], dials: bool) {
     const MAGIC: &[u8] = b"bowline\0";
     if !dials && !heard.starts_with(MAGIC) {
         assert!(said.is_empty(), "a stranger was answered");

@@ -157,7 +157,11 @@ pub(crate) enum HelloRejection {
 ///
 /// # Errors
 /// Returns the first reason for a rejection.
-pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), HelloRejection> {
+pub(crate) fn check_hello(
+    mine: &Hello,
+    theirs: &Hello,
+    known: &Known,
+) -> Result<(), HelloRejection> {
     let (me, them) = (mine.from, theirs.from);
     if theirs.cluster != mine.cluster {
         return Err(HelloRejection::OtherCluster(OtherCluster::new(mine, theirs)));
@@ -186,13 +190,13 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
                 return Err(HelloRejection::UnknownMember { me, them });
             }
         }
-        Known::Members(members) => judge_member(theirs, me, members)?,
+        Known::Members(members) => check_member(theirs, me, members)?,
         Known::Unsettled(members) if members.is_removed(them) => {}
-        Known::Unsettled(members) => judge_member(theirs, me, members)?,
+        Known::Unsettled(members) => check_member(theirs, me, members)?,
     }
     match (&mine.standing, &theirs.standing) {
         (FoundingState::Blank, FoundingState::Founded(founding)) => match founding.get(&me) {
-            Some(disk) => judge_disk(me, *disk, mine.disk),
+            Some(disk) => check_disk(me, *disk, mine.disk),
             None => Err(HelloRejection::OtherFounding { me, them }),
         },
         _ => Ok(()),
@@ -200,7 +204,7 @@ pub(crate) fn judge(mine: &Hello, theirs: &Hello, known: &Known) -> Result<(), H
 }
 
 /// Checks that the sender of `theirs` is a member with its recorded disk.
-fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), HelloRejection> {
+fn check_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), HelloRejection> {
     let them = theirs.from;
     if let Some(member) = members.get(them) {
         // The reserved member may have been claimed in a log entry that this member has not applied
@@ -208,7 +212,7 @@ fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), Hel
         let comes_later =
             matches!(theirs.standing, FoundingState::Founded(_)) && theirs.since > member.since;
         return match member.is_taken() || !comes_later {
-            true => judge_disk(them, member.disk, theirs.disk),
+            true => check_disk(them, member.disk, theirs.disk),
             false => Ok(()),
         };
     }
@@ -229,7 +233,7 @@ fn judge_member(theirs: &Hello, me: NodeId, members: &Members) -> Result<(), Hel
     Err(HelloRejection::UnknownMember { me, them })
 }
 
-fn judge_disk(member: NodeId, expected: DiskId, found: DiskId) -> Result<(), HelloRejection> {
+fn check_disk(member: NodeId, expected: DiskId, found: DiskId) -> Result<(), HelloRejection> {
     if expected == found {
         return Ok(());
     }
@@ -324,7 +328,7 @@ impl Admission {
         proven: Option<&str>,
     ) -> Result<(), HelloRejection> {
         let known = self.introducer.known();
-        judge(mine, theirs, &known).map_err(|rejection| match rejection {
+        check_hello(mine, theirs, &known).map_err(|rejection| match rejection {
             HelloRejection::OtherCluster(other) => {
                 HelloRejection::OtherCluster(other.of(self.own_name(), self.names(&known)))
             }
@@ -428,7 +432,7 @@ mod tests {
     fn members_connect_whether_blank_or_founded() {
         for mine in [blank(1, 2), founded(1, 2)] {
             for theirs in [blank(2, 1), founded(2, 1)] {
-                assert_eq!(judge(&mine, &theirs, &known_to(&mine)), Ok(()));
+                assert_eq!(check_hello(&mine, &theirs, &known_to(&mine)), Ok(()));
             }
         }
     }
@@ -445,7 +449,7 @@ mod tests {
         };
         let added = |id: u64, since| Hello { since: LogIndex(since), ..founded(id, 1) };
         let check = |all: &Members, theirs: &Hello| {
-            judge(&founded(1, theirs.from.get()), theirs, &members(all.clone()))
+            check_hello(&founded(1, theirs.from.get()), theirs, &members(all.clone()))
         };
         // An unknown peer is accepted, unless the entry that added it has been applied here.
         assert_eq!(check(&all, &added(4, 50)), Ok(()));
@@ -488,7 +492,11 @@ mod tests {
         assert_eq!(check(&all, &founded(2, 1)), gone);
         assert_eq!(check(&all, &Hello { since: LogIndex(999), ..founded(2, 1) }), gone);
         let unsettled = Known::Unsettled(Arc::new(all.clone()));
-        assert_eq!(judge(&founded(1, 2), &founded(2, 1), &unsettled), Ok(()), "may be needed");
+        assert_eq!(
+            check_hello(&founded(1, 2), &founded(2, 1), &unsettled),
+            Ok(()),
+            "may be needed"
+        );
         // A member of another cluster with the same names, in which member 2 is not the one that
         // was removed.
         let other = [(node(1), disk(71)), (node(2), disk(72))].into();
@@ -548,7 +556,7 @@ mod tests {
             ),
         ];
         for (mine, theirs, words) in cases {
-            let rejection = judge(&mine, &theirs, &known_to(&mine)).expect_err(words);
+            let rejection = check_hello(&mine, &theirs, &known_to(&mine)).expect_err(words);
             assert!(rejection.to_string().contains(words), "{rejection}");
         }
     }

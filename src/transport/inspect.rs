@@ -4,7 +4,7 @@
 use bytes::Bytes;
 
 use super::frame::{FrameKind, FrameReader, body_bytes_max, put_frame};
-pub(crate) use super::handshake::judge;
+pub(crate) use super::handshake::check_hello;
 pub(crate) use super::peers::LANES;
 use crate::codec::encode_message;
 use crate::model::{Lane, PeerMessage};

@@ -51,7 +51,7 @@ struct MemorySeat {
 
 impl MemorySeat {
     /// Checks that both members accept each other.
-    fn judge(
+    fn check(
         &self,
         mine: &Hello,
         other: &MemorySeat,
@@ -176,7 +176,7 @@ impl MemoryState {
             return false;
         }
         let (hello_a, hello_b) = (seat_a.admission.hello(b), seat_b.admission.hello(a));
-        match seat_a.judge(&hello_a, seat_b, &hello_b) {
+        match seat_a.check(&hello_a, seat_b, &hello_b) {
             Ok(()) => {
                 seat_a.receiver.connected(b, hello_b);
                 seat_b.receiver.connected(a, hello_a);
@@ -205,7 +205,7 @@ impl MemoryState {
     }
 
     /// Repeats the checks between `me`, which has changed, and each other member.
-    fn judge_again(&mut self, me: NodeId) {
+    fn recheck(&mut self, me: NodeId) {
         for other in self.others(me) {
             if !self.linked.contains(&pair(me, other)) {
                 self.meet(me, other);
@@ -217,7 +217,7 @@ impl MemoryState {
                 continue;
             }
             let hellos = (mine.admission.hello(other), theirs.admission.hello(me));
-            if let Err(rejection) = mine.judge(&hellos.0, theirs, &hellos.1) {
+            if let Err(rejection) = mine.check(&hellos.0, theirs, &hellos.1) {
                 self.part(me, other);
                 self.refuse(me, other, rejection.into());
             }
@@ -299,7 +299,7 @@ impl Network for MemoryNetwork {
         }
         let seat = state.seats.get_mut(&self.me).expect("just looked");
         seat.peers = Some(peers.keys().copied().collect());
-        state.judge_again(self.me);
+        state.recheck(self.me);
     }
 }
 

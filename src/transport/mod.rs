@@ -27,7 +27,7 @@
 //! breaks, the whole queue is dropped. The consensus retransmits what it needs.
 //!
 //! **Identity.** Each connection begins with a [`preface`](exchange), which negotiates the protocol
-//! version, and a hello in each direction. [`handshake::judge`] compares the hellos before any byte
+//! version, and a hello in each direction. [`handshake::check_hello`] compares the hellos before any byte
 //! of a message is read. A rejected peer receives the reason as text, and both sides report the
 //! reason. A hello alone proves no identity. With certificates ([`tls`], feature `tls`), both ends
 //! prove which member they are before the preface. Without certificates, every process that reaches

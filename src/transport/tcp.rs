@@ -367,7 +367,7 @@ impl Network for TcpNetwork {
             context.presence.forget(*removed);
         }
         self.peers = all;
-        context.incoming.judge_again();
+        context.incoming.recheck();
     }
 }
 

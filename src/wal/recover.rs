@@ -100,7 +100,7 @@ pub(super) fn recover(
             blank = Some((number, file, file_bytes));
             break;
         };
-        judge_header(folder, number, &header, own, disk)?;
+        validate_header(folder, number, &header, own, disk)?;
         disk = Some(header.disk);
         if file_bytes < u64::from(header.length) {
             return Err(corrupt(folder, number, file_bytes, "the file is too short"));
@@ -145,7 +145,7 @@ pub(super) fn peek(folder: &SegmentFolder) -> Result<Option<(Identity, DiskId)>,
     match head.map_err(LogError::io("read", &folder.path_of(first)))? {
         None => Err(corrupt(folder, first, 0, "the segment's header is damaged")),
         Some((header, _)) => {
-            judge_header(folder, first, &header, header.identity, None)?;
+            validate_header(folder, first, &header, header.identity, None)?;
             Ok(Some((header.identity, header.disk)))
         }
     }
@@ -173,7 +173,7 @@ fn finish(
         (stopped_at, why) = (0, "the segment's header is damaged");
     }
     let mut torn = None;
-    let mut judge = |number: u32, file: &dyn File, from: u32| -> Result<bool, LogError> {
+    let mut check_rest = |number: u32, file: &dyn File, from: u32| -> Result<bool, LogError> {
         let seed = format::seed(*disk, number);
         let rest = scan::search(file, seed, u64::from(from))
             .map_err(LogError::io("read", &folder.path_of(number)))?;
@@ -189,12 +189,12 @@ fn finish(
         Ok(!used)
     };
     if tail.next_length.is_none() {
-        judge(tail.number, &*tail.file, tail.end)?;
+        check_rest(tail.number, &*tail.file, tail.end)?;
     }
     let next = match blank {
         None => None,
         Some((number, file, bytes)) => {
-            let blank = judge(number, &*file, 0)?;
+            let blank = check_rest(number, &*file, 0)?;
             let length = u32::try_from(bytes).unwrap_or(u32::MAX);
             Some(NextFile { file, length, blank })
         }
@@ -211,7 +211,7 @@ fn read_header(file: &dyn File, file_bytes: u64) -> io::Result<Option<(Header, u
     Ok(Header::decode(&bytes))
 }
 
-fn judge_header(
+fn validate_header(
     folder: &SegmentFolder,
     number: u32,
     header: &Header,

@@ -69,7 +69,7 @@ impl Manifest {
     }
 
     /// Checks whether the store of the copy can have lost data. If so, returns the reason.
-    pub(super) fn judge(&self, env: &Env, origin: CopyRestoredFrom) -> Result<(), &'static str> {
+    pub(super) fn check(&self, env: &Env, origin: CopyRestoredFrom) -> Result<(), &'static str> {
         if self.origin != origin {
             return Err("the manifest belongs to another member");
         }

@@ -154,7 +154,7 @@ pub(crate) fn open(
     let boot = env.clock.boot();
     let found = env.disk.create_dir(&dir).and_then(|()| Manifest::read(&*env.disk, &dir));
     let trusted = match &found {
-        Ok(Some(manifest)) => match (manifest.judge(env, origin), manifest.copy) {
+        Ok(Some(manifest)) => match (manifest.check(env, origin), manifest.copy) {
             (_, None) => None,
             (Ok(()), Some(number)) => Some((number, manifest.stop)),
             (Err(why), Some(_)) => {

@@ -59,7 +59,7 @@ impl Consensus {
     /// returns the same error.
     pub(crate) fn step(&mut self, from: NodeId, bytes: Bytes) -> Result<Stepped, GateRejection> {
         let mut message = wire::decode(&bytes)?;
-        if let Err(rejection) = gate::judge(&message, from, self) {
+        if let Err(rejection) = gate::check(&message, from, self) {
             if let GateRejection::LogLost { promised, last } = rejection {
                 self.fault.get_or_insert(ConsensusFault::LogLost { promised, last });
             }

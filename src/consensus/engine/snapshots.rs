@@ -104,7 +104,7 @@ impl Consensus {
         if self.install.is_some() {
             return Stepped::Done;
         }
-        let (id, _) = snapshot::from_raft(message.get_snapshot()).expect("the gate has judged it");
+        let (id, _) = snapshot::from_raft(message.get_snapshot()).expect("the gate has checked it");
         Stepped::Offer(Offer { from, id, message: Box::new(message) })
     }
 
@@ -123,11 +123,11 @@ impl Consensus {
             (message.from, message.term) = (leader.get(), self.term().get());
         }
         let from = NodeId::new(message.from).expect("a leader or the sender");
-        if !self.needs_install(&message) || gate::judge(&message, from, self).is_err() {
+        if !self.needs_install(&message) || gate::check(&message, from, self).is_err() {
             return Taken::Needless;
         }
         let (id, configuration) =
-            snapshot::from_raft(message.get_snapshot()).expect("the gate has judged it");
+            snapshot::from_raft(message.get_snapshot()).expect("the gate has checked it");
         if let Err(error) = self.with_raft(|raw| raw.step(message)) {
             tracing::debug!(%error, "raft rejected a snapshot");
         }

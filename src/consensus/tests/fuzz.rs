@@ -329,7 +329,9 @@ pub(crate) fn gate(data: &[u8]) -> Came {
             }
             21 => {
                 let change = change(&mut feed);
-                if it.machine.members.judge(&change).is_ok() && change != MemberChange::LeaveJoint {
+                if it.machine.members.validate(&change).is_ok()
+                    && change != MemberChange::LeaveJoint
+                {
                     let _ = it.consensus.propose_membership(&change);
                 }
             }

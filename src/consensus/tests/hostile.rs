@@ -61,14 +61,14 @@ fn step(world: &mut World, from: u64, message: &Message) -> Result<Stepped, Gate
     result
 }
 
-type Judge = fn(&GateRejection) -> bool;
+type RejectionCheck = fn(&GateRejection) -> bool;
 
 #[test]
 fn messages_that_would_break_raft_are_rejected_without_effect() {
     use GateRejection as R;
     use MessageType as M;
     type Change = fn(&mut Message);
-    let cases: Vec<(&str, M, Change, Judge)> = vec![
+    let cases: Vec<(&str, M, Change, RejectionCheck)> = vec![
         ("in another's name", M::MsgHeartbeat, |m| m.from = 3, |r| matches!(r, R::Sender { .. })),
         ("in nobody's name", M::MsgHeartbeat, |m| m.from = 0, |r| matches!(r, R::Sender { .. })),
         ("term 0 passes for local", M::MsgAppend, |m| m.term = 0, |r| matches!(r, R::Term { .. })),
@@ -309,11 +309,11 @@ fn messages_that_would_break_raft_are_rejected_without_effect() {
             |r| matches!(r, R::Number { name: "reject hint", .. }),
         ),
     ];
-    for (name, kind, change, judge) in cases {
+    for (name, kind, change, is_expected) in cases {
         let mut world = world();
         let before = world.at(2).status();
         let rejection = step(&mut world, 1, &message(kind, change)).expect_err(name);
-        assert!(judge(&rejection), "{name}: {rejection:?}");
+        assert!(is_expected(&rejection), "{name}: {rejection:?}");
         assert!(!rejection.is_fatal(), "{name}");
         assert_eq!(world.at(2).status(), before, "{name}");
     }

@@ -28,7 +28,7 @@ impl Machine {
         assert_eq!(entry.index, self.applied.index.next(), "R-APPLIED");
         if entry.kind == wal::EntryKind::Membership {
             let change = member_change(entry)?;
-            if self.members.judge(&change).is_ok() {
+            if self.members.validate(&change).is_ok() {
                 self.members.apply(entry.index, &change);
             }
         }

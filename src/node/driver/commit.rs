@@ -180,7 +180,7 @@ impl Driver {
         self.to_leader.reads.applied(batch.last);
         self.to_leader.steps.applied(batch.last);
         self.release_at_least(visible);
-        self.judge_renewals();
+        self.evaluate_renewals();
         let times = BatchTimes { came: batch.came, visible: visible_at };
         self.answer_applied(batch.closed, times, batch.entries);
     }

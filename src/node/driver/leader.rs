@@ -323,7 +323,7 @@ impl Driver {
             B22,
             if matches!(query.question, Question::Renew(_)) {
                 leading.renewals.entry(LogIndex(0)).or_default().push(query);
-                return self.judge_renewals();
+                return self.evaluate_renewals();
             }
         );
         match self.renew_at_once(&query.question) {
@@ -373,6 +373,6 @@ impl Driver {
                 }
             }
         }
-        self.judge_renewals();
+        self.evaluate_renewals();
     }
 }

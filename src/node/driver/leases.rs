@@ -44,7 +44,7 @@ impl Driver {
 
     /// Processes the confirmed renewals whose index is applied. At this index, this replica
     /// contains every lease that the senders of the renewals know.
-    pub(super) fn judge_renewals(&mut self) {
+    pub(super) fn evaluate_renewals(&mut self) {
         let (applied, now) = (self.machine.applied(), self.shared.now());
         let Some(leading) = &mut self.leader else { return };
         let first = leading.renewals.first_key_value();

@@ -90,7 +90,7 @@ impl Driver {
 
     /// As the leader: starts a requested membership change, or answers with a rejection.
     pub(super) fn take_step(&mut self, origin: QueryOrigin, membership_request: MembershipRequest) {
-        match self.judge_step(&membership_request) {
+        match self.validate_step(&membership_request) {
             Err(MemberAnswer::Done { id, index }) => self.step_is_made(origin, id, index),
             Err(answer) => self.answer_step(origin, answer),
             Ok((id, change)) => match self.under_way() {
@@ -110,7 +110,7 @@ impl Driver {
 
     /// Returns the membership change for a request, and the affected member. If no change is needed
     /// or possible, returns the answer to the request instead.
-    fn judge_step(
+    fn validate_step(
         &mut self,
         membership_request: &MembershipRequest,
     ) -> Result<(NodeId, MemberChange), MemberAnswer> {
@@ -177,7 +177,7 @@ impl Driver {
             return Ok((id, change));
         }
         let refused = MemberAnswer::Refused;
-        members.judge(&change).map_err(refused)?;
+        members.validate(&change).map_err(refused)?;
         // The only voter is being replaced, so leadership cannot be transferred first: no other
         // voter exists.
         if let MemberChange::Add { replaces: Some(old), .. } = &change
@@ -227,7 +227,7 @@ impl Driver {
                 own if own == *new => MemberChange::Promote(own),
                 old => MemberChange::Replace { old, new: *new },
             };
-            let fit = members.judge(&change).is_ok()
+            let fit = members.validate(&change).is_ok()
                 && consensus.is_caught_up(*new)
                 && consensus.would_lose_quorum(&change).is_none();
             fit.then_some((*new, change))

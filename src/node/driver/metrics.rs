@@ -31,11 +31,11 @@ impl Driver {
         let now = self.shared.now();
         let took = now.since(times.came);
         self.shared.meters.apply_seconds.add(took);
-        let judged = self.shared.slow_applies.judge(took, now);
-        if judged != Slow::No {
+        let slowness = self.shared.slow_applies.classify(took, now);
+        if slowness != Slow::No {
             self.shared.meters.slow_applies_total.one();
         }
-        if let Slow::Line { passed_over } = judged {
+        if let Slow::Line { passed_over } = slowness {
             let (applying, notifying) = (times.visible.since(times.came), now.since(times.visible));
             tracing::warn!(
                 node = self.my_name(),

@@ -203,7 +203,7 @@ const BEHIND: u64 = 512;
 
 impl Health {
     /// Derives the health from the facts of a driver.
-    pub(crate) fn judge(
+    pub(crate) fn evaluate(
         sample: HealthSample,
         stopped: Option<StopReason>,
         now: Moment,
@@ -395,8 +395,8 @@ mod tests {
         }
     }
 
-    fn judge(sample: HealthSample) -> (&'static str, String) {
-        let health = Health::judge(sample, None, at(10_010), T);
+    fn evaluate(sample: HealthSample) -> (&'static str, String) {
+        let health = Health::evaluate(sample, None, at(10_010), T);
         (health.status.as_str(), health.to_string())
     }
 
@@ -496,9 +496,9 @@ mod tests {
             ),
         ];
         for (sample, word, sentence) in cases {
-            assert_eq!(judge(sample), (word, sentence.to_owned()));
+            assert_eq!(evaluate(sample), (word, sentence.to_owned()));
         }
-        let gone = Health::judge(well(), Some(StopReason::Shutdown), at(99_999), T);
+        let gone = Health::evaluate(well(), Some(StopReason::Shutdown), at(99_999), T);
         assert_eq!(gone.to_string(), "the node has stopped: shutdown was requested");
         assert!(!gone.is_alive() && !gone.is_serving());
     }
@@ -509,7 +509,7 @@ mod tests {
             let touched = Some(at(10_000 - age));
             let sample =
                 HealthSample { touched, electing: true, leader: None, quorum_connected, ..well() };
-            Health::judge(sample, None, at(10_000), T)
+            Health::evaluate(sample, None, at(10_000), T)
         };
         for (age, quorum_connected, has_leader) in [
             (1_000, false, true),
@@ -524,21 +524,21 @@ mod tests {
             assert!(health.electing);
         }
         let never = HealthSample { quorum_connected: true, ..HealthSample::initial(at(10_000)) };
-        let never = Health::judge(never, None, at(10_000), T);
+        let never = Health::evaluate(never, None, at(10_000), T);
         assert!(!never.has_leader && never.status == HealthStatus::NoQuorum);
-        let stopped = Health::judge(well(), Some(StopReason::Shutdown), at(10_000), T);
+        let stopped = Health::evaluate(well(), Some(StopReason::Shutdown), at(10_000), T);
         assert!(!stopped.has_leader);
     }
 
     #[test]
     fn process_pause_is_not_a_leader_loss() {
-        let health = Health::judge(well(), None, at(60_000), T);
+        let health = Health::evaluate(well(), None, at(60_000), T);
         assert!(health.has_leader && health.status == HealthStatus::Stuck);
     }
 
     #[test]
     fn silence_is_measured_up_to_the_query() {
-        let health = |now| Health::judge(well(), None, at(now), T);
+        let health = |now| Health::evaluate(well(), None, at(now), T);
         assert_eq!(health(10_900).status, HealthStatus::Healthy);
         assert_eq!(
             health(10_901).status,

@@ -55,7 +55,7 @@ impl NodeState {
     /// Returns the current health of the node.
     pub(in crate::node) fn health(&self, now: Moment, election_timeout: Duration) -> Health {
         let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Health::judge(sample, self.stop_reason(), now, election_timeout)
+        Health::evaluate(sample, self.stop_reason(), now, election_timeout)
     }
 
     /// Returns the error for a call whose deadline has passed without an effect. While the cluster

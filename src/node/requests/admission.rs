@@ -99,7 +99,7 @@ impl Admission {
         if let Command::As(caller, inner) = command {
             // Each replica scans all of these keys before it knows whether the caller has the
             // rights.
-            keys += reader.judged_by(caller, inner);
+            keys += reader.keys_to_authorize(caller, inner);
         }
         if let Some(more) = growth(command, &|key| reader.value_len(key)) {
             self.check_growth(more, reader)?;
@@ -138,7 +138,7 @@ impl Admission {
     /// later, when its rights are checked.
     fn scanned_keys(&self, command: &Command, reader: &Reader) -> Result<usize, Rejection> {
         if let Command::As(caller, inner) = command
-            && reader.judge(caller, inner).is_err()
+            && reader.authorize(caller, inner).is_err()
         {
             return Ok(0);
         }

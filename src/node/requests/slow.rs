@@ -51,7 +51,7 @@ impl SlowLog {
     }
 
     /// Decides whether to log a request that ends now after `took`.
-    pub(crate) fn judge(&self, took: Duration, now: Moment) -> Slow {
+    pub(crate) fn classify(&self, took: Duration, now: Moment) -> Slow {
         if took < self.threshold {
             return Slow::No;
         }
@@ -88,12 +88,12 @@ mod tests {
         let at = |ms: u64| Moment::since_boot(Duration::from_millis(ms));
         let slow = Duration::from_millis(300);
         log.knows_leader(at(1));
-        assert_eq!(log.judge(Duration::from_millis(299), at(5_000)), Slow::No);
-        assert_eq!(log.judge(slow, at(5_000)), Slow::Line { passed_over: 0 });
-        assert_eq!(log.judge(slow, at(5_001)), Slow::Counted);
-        assert_eq!(log.judge(slow, at(5_999)), Slow::Counted);
-        assert_eq!(log.judge(slow, at(6_000)), Slow::Line { passed_over: 2 });
-        assert_eq!(log.judge(slow, at(7_000)), Slow::Line { passed_over: 0 });
+        assert_eq!(log.classify(Duration::from_millis(299), at(5_000)), Slow::No);
+        assert_eq!(log.classify(slow, at(5_000)), Slow::Line { passed_over: 0 });
+        assert_eq!(log.classify(slow, at(5_001)), Slow::Counted);
+        assert_eq!(log.classify(slow, at(5_999)), Slow::Counted);
+        assert_eq!(log.classify(slow, at(6_000)), Slow::Line { passed_over: 2 });
+        assert_eq!(log.classify(slow, at(7_000)), Slow::Line { passed_over: 0 });
     }
 
     #[test]
@@ -101,10 +101,10 @@ mod tests {
         let log = SlowLog::new(Duration::from_millis(300));
         let at = |ms: u64| Moment::since_boot(Duration::from_millis(ms));
         let slow = Duration::from_millis(300);
-        assert_eq!(log.judge(slow, at(5_000)), Slow::Counted, "nobody leads yet");
+        assert_eq!(log.classify(slow, at(5_000)), Slow::Counted, "nobody leads yet");
         log.knows_leader(at(6_000));
-        assert_eq!(log.judge(slow, at(6_299)), Slow::Counted, "it was asked for before");
+        assert_eq!(log.classify(slow, at(6_299)), Slow::Counted, "it was asked for before");
         log.knows_leader(at(9_000));
-        assert_eq!(log.judge(slow, at(6_300)), Slow::Line { passed_over: 0 }, "another leader");
+        assert_eq!(log.classify(slow, at(6_300)), Slow::Line { passed_over: 0 }, "another leader");
     }
 }

@@ -227,7 +227,7 @@ impl DoubleBarrier {
             let whole = KeyRange::prefix(prefix.clone());
             let opening = wait_until_local(client, whole, until, |rows| {
                 let round = Round::read(rows, prefix)?;
-                round.judge(entry.since(), self.participants)
+                round.evaluate(entry.since(), self.participants)
             });
             let opening = match opening.await {
                 Err(DoubleBarrierError::KeyDeleted) => return Err(has_left(entry.session())),
@@ -395,7 +395,7 @@ impl Round {
     }
 
     /// Returns the next step for the entry created at `mine`, or `None` if it must wait.
-    fn judge(
+    fn evaluate(
         &self,
         mine: Revision,
         participants: usize,
@@ -510,25 +510,25 @@ mod tests {
             ),
         ];
         for (name, last, participants, mine, verdict) in cases {
-            assert_eq!(round(last, participants).judge(Revision(mine), 3), verdict, "{name}");
+            assert_eq!(round(last, participants).evaluate(Revision(mine), 3), verdict, "{name}");
         }
     }
 
     #[test]
     fn first_participant_sets_the_barrier_size() {
         let stored = Err(DoubleBarrierError::SizeMismatch { stored: "3".to_owned() });
-        assert_eq!(round(0, &[4, 5]).judge(Revision(5), 2), stored);
-        assert_eq!(round(7, &[5, 9]).judge(Revision(9), 4), stored);
+        assert_eq!(round(0, &[4, 5]).evaluate(Revision(5), 2), stored);
+        assert_eq!(round(7, &[5, 9]).evaluate(Revision(9), 4), stored);
     }
 
     #[test]
     fn leaving_participant_with_another_size_is_ignored() {
         let mut three = round(0, &[4, 5, 7, 9]);
         three.participants[1].1 = Bytes::from_static(b"2");
-        assert_eq!(three.judge(Revision(9), 3), Ok(opens(0, 0, 9)), "it is not one too many");
-        assert_eq!(three.judge(Revision(7), 3), Ok(opens(0, 0, 9)));
+        assert_eq!(three.evaluate(Revision(9), 3), Ok(opens(0, 0, 9)), "it is not one too many");
+        assert_eq!(three.evaluate(Revision(7), 3), Ok(opens(0, 0, 9)));
         three.participants.pop();
-        assert_eq!(three.judge(Revision(7), 3), Ok(None), "one is missing");
+        assert_eq!(three.evaluate(Revision(7), 3), Ok(None), "one is missing");
     }
 
     #[test]
@@ -536,6 +536,6 @@ mod tests {
         let alone =
             Round { participants: vec![(Revision(4), Bytes::from_static(b"0"))], ..round(0, &[]) };
         let full = Err(DoubleBarrierError::Full { participants: 0 });
-        assert_eq!(alone.judge(Revision(4), 0), full);
+        assert_eq!(alone.evaluate(Revision(4), 0), full);
     }
 }

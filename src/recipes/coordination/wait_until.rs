@@ -10,17 +10,17 @@ use crate::model::{KeyRange, KeyValue};
 
 use crate::recipes::call::Until;
 
-/// Waits until `judge` returns a value for the rows of `range`.
+/// Waits until `condition` returns a value for the rows of `range`.
 ///
 /// While the cluster is unavailable, retries until the deadline `until`.
 pub(crate) async fn wait_until<T, E: From<Error>>(
     client: &Client,
     range: KeyRange,
     until: &Until,
-    judge: impl FnMut(&[KeyValue]) -> Result<Option<T>, E>,
+    condition: impl FnMut(&[KeyValue]) -> Result<Option<T>, E>,
 ) -> Result<T, E> {
     be_recent(client, &range, until).await?;
-    wait_until_local(client, range, until, judge).await
+    wait_until_local(client, range, until, condition).await
 }
 
 /// Like [`wait_until`], for callers whose own change was just applied on this node, so that the
@@ -29,12 +29,12 @@ pub(crate) async fn wait_until_local<T, E: From<Error>>(
     client: &Client,
     range: KeyRange,
     until: &Until,
-    mut judge: impl FnMut(&[KeyValue]) -> Result<Option<T>, E>,
+    mut condition: impl FnMut(&[KeyValue]) -> Result<Option<T>, E>,
 ) -> Result<T, E> {
     let mut watch = client.watch(range.clone()).await?;
     loop {
         let rows = client.range(range.clone()).local().await?.kvs;
-        if let Some(found) = judge(&rows)? {
+        if let Some(found) = condition(&rows)? {
             return Ok(found);
         }
         if let Some(Err(_)) | None = until.within(watch.next()).await? {

@@ -299,7 +299,7 @@ impl GuardTxn {
             if let Some(timeout) = deadline {
                 call = call.deadline(timeout);
             }
-            let reply = judged(call.commit().await?, is_any);
+            let reply = inner_reply(call.commit().await?, is_any);
             // If this task has meanwhile handed the lock off inside the node, do not report that
             // the task still holds the lock.
             return if entry.is_held_by(&waiter) { reply } else { Err(GuardError::NotHeld) };
@@ -318,7 +318,7 @@ impl GuardTxn {
         let shared = &client.shared;
         let deadline = shared.deadline(deadline);
         match shared.write_hooked(txn, leaving, deadline, hook).await.map_err(Error::from)? {
-            Reply::Txn(reply) => judged(reply, is_any),
+            Reply::Txn(reply) => inner_reply(reply, is_any),
             other => unreachable!("unexpected reply to a transaction: {other:?}"),
         }
     }
@@ -407,7 +407,7 @@ fn unsure(bound: Vec<BoundKey>) -> Vec<BoundKey> {
     bound.into_iter().map(|bound| BoundKey { is_sure: false, ..bound }).collect()
 }
 
-fn judged(reply: TxnReply, is_any: bool) -> Result<TxnReply, GuardError> {
+fn inner_reply(reply: TxnReply, is_any: bool) -> Result<TxnReply, GuardError> {
     // The results of the release follow this result.
     match reply.results.into_iter().next() {
         Some(TxnResult::Txn(inner)) if reply.succeeded => {

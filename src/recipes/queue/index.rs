@@ -97,7 +97,7 @@ impl ItemIndex {
                 return;
             }
         }
-        self.judge(id);
+        self.update_free(id);
     }
 
     /// Processes a change of a row.
@@ -117,7 +117,7 @@ impl ItemIndex {
             KeyPart::Claim => self.unclaim(&id),
             KeyPart::Idle => return self.leave_line(&id),
         }
-        self.judge(id);
+        self.update_free(id);
     }
 
     fn unclaim(&mut self, id: &Bytes) {
@@ -135,7 +135,7 @@ impl ItemIndex {
         }
     }
 
-    fn judge(&mut self, id: Bytes) {
+    fn update_free(&mut self, id: Bytes) {
         let Some(item) = self.items.get(&id) else { return };
         let place = place(&id, *item);
         if self.claimed.contains_key(&id) || self.delayed.contains(&id) {

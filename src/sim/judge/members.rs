@@ -196,7 +196,7 @@ impl Judge {
         let mut deciders = Deciders::of(&known);
         for (index, change) in changes {
             // An invalid change has no effect.
-            if rows.judge(&change).is_err() {
+            if rows.validate(&change).is_err() {
                 continue;
             }
             rows.apply(index, &change);

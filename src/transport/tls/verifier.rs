@@ -278,29 +278,29 @@ mod tests {
         let root = Issuer::self_signed(params("root", 1, true), key()).expect("signed");
         let between = Issuer::signed_by(params("between", 2, true), key(), &root).expect("signed");
         let leaf = params("leaf", 3, false).signed_by(&key(), &between).expect("signed");
-        let judge = |crls: Vec<CertRevocationList<'static>>, used: Use| {
+        let verify = |crls: Vec<CertRevocationList<'static>>, used: Use| {
             let anchor = anchor_from_trusted_cert(root.der()).expect("an anchor").to_owned();
             let provider = Arc::new(ring::default_provider());
             let verifier =
                 Verifier { anchors: vec![anchor], crls, wanted: Wanted::Signature, provider };
-            let judged =
+            let verified =
                 verifier.check(leaf.der(), &[between.der().clone()], UnixTime::now(), used);
-            judged.map(drop)
+            verified.map(drop)
         };
         let refused = |why: CertificateError| Err(Error::InvalidCertificate(why));
         for used in [Use::Client, Use::Server] {
-            assert_eq!(judge(Vec::new(), used), Ok(()));
-            assert_eq!(judge(vec![list(&root, &[]), list(&between, &[])], used), Ok(()));
+            assert_eq!(verify(Vec::new(), used), Ok(()));
+            assert_eq!(verify(vec![list(&root, &[]), list(&between, &[])], used), Ok(()));
             // The leaf's number on the root's list refers to another certificate.
-            assert_eq!(judge(vec![list(&root, &[3]), list(&between, &[2])], used), Ok(()));
+            assert_eq!(verify(vec![list(&root, &[3]), list(&between, &[2])], used), Ok(()));
             let by_root = vec![list(&root, &[2]), list(&between, &[])];
-            assert_eq!(judge(by_root, used), refused(CertificateError::Revoked));
+            assert_eq!(verify(by_root, used), refused(CertificateError::Revoked));
             let by_between = vec![list(&root, &[]), list(&between, &[3])];
-            assert_eq!(judge(by_between, used), refused(CertificateError::Revoked));
+            assert_eq!(verify(by_between, used), refused(CertificateError::Revoked));
             // Each authority needs a list.
             for one in [list(&root, &[]), list(&between, &[])] {
                 let unknown = refused(CertificateError::UnknownRevocationStatus);
-                assert_eq!(judge(vec![one], used), unknown);
+                assert_eq!(verify(vec![one], used), unknown);
             }
         }
     }

@@ -70,7 +70,7 @@ impl Lives {
         let points = Arc::new(StopAt { disk, left: AtomicU64::new(left), reached });
         match open_with(&self.disk, Arc::clone(&points) as Arc<dyn Points>, 2048) {
             Ok(mut opened) => {
-                self.judge(&opened);
+                self.check(&opened);
                 let number = 1 + self.rng.below(30);
                 drop(self.work(&mut opened, number));
             }
@@ -91,7 +91,7 @@ impl Lives {
         }
     }
 
-    fn judge(&mut self, opened: &Opened) {
+    fn check(&mut self, opened: &Opened) {
         let seed = self.seed;
         let found = Said::of(opened);
         let shown = (self.acked..self.history.len()).rev();

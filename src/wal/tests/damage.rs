@@ -49,7 +49,7 @@ struct Outcomes {
 
 impl Outcomes {
     /// Opens a damaged log and checks the outcome.
-    fn judge(&mut self, written: &Written, disk: SimDisk, vouched: bool, what: &str) {
+    fn check(&mut self, written: &Written, disk: SimDisk, vouched: bool, what: &str) {
         let disk = Arc::new(disk);
         match try_open(&disk) {
             Err(LogError::Corrupt { .. }) => self.refused += 1,
@@ -93,7 +93,7 @@ fn flipped_bit_is_rejected_harmless_or_in_the_unacknowledged_tail() {
                     disk.flip_bit(file, at * 8 + at % 8);
                 }
                 let what = format!("byte {at} of {}, vouched {vouched}", file.display());
-                outcomes.judge(&written, disk, vouched, &what);
+                outcomes.check(&written, disk, vouched, &what);
             }
         }
         assert!(outcomes.refused > 1000 && outcomes.whole > 100, "{outcomes:?}");
@@ -120,7 +120,7 @@ fn truncated_or_lost_file_is_rejected_unless_unused() {
     for length in 0..written.disk.read(spare).unwrap().len() {
         let disk = written.disk.copy();
         disk.replace(spare, &vec![0; length]);
-        outcomes.judge(&written, disk, true, "the unused segment is cut short");
+        outcomes.check(&written, disk, true, "the unused segment is cut short");
     }
     assert_eq!(outcomes.refused, 0);
 }
@@ -195,7 +195,7 @@ fn swapped_or_stale_sectors_are_detected() {
                 let disk = written.disk.copy();
                 disk.replace(&written.files[to], &bytes);
                 let what = format!("{from}:{out_of} stands at {to}:{at}");
-                outcomes.judge(&written, disk, true, &what);
+                outcomes.check(&written, disk, true, &what);
             }
         }
     }

@@ -61,7 +61,7 @@ impl ServerCertVerifier for Verifier {
                 Ok(ServerCertVerified::assertion())
             }
             Err(error) if is_authority(&error) => Err(Error::General(NOT_LISTED.to_owned())),
-            judged => judged,
+            verified => verified,
         }
     }
 

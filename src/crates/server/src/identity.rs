@@ -77,7 +77,7 @@ impl Identity {
 
     /// Returns an identity with credentials but without a user, which is identified when a message [needs
     /// it](Self::again).
-    pub(crate) fn unjudged(headers: &HeaderMap, certified: Option<&Arc<str>>) -> Self {
+    pub(crate) fn unchecked(headers: &HeaderMap, certified: Option<&Arc<str>>) -> Self {
         Self { shown: Shown::of(headers, certified), ..Self::default() }
     }
 

@@ -39,7 +39,7 @@ impl Permission {
 
     /// Checks the caller against the table by which the caller was identified.
     pub(crate) fn check(self, who: &Identity, access: &Access) -> Result<(), Status> {
-        let judged = match self {
+        let checked = match self {
             Self::None | Self::PerWatch => Ok(()),
             Self::User => access.is_user(&who.caller()),
             Self::Root => match access.is_root(&who.caller()) {
@@ -50,9 +50,9 @@ impl Permission {
                 {
                     return Err(Reason::UserNotFound.into());
                 }
-                judged => judged,
+                checked => checked,
             },
         };
-        judged.map_err(access_refused)
+        checked.map_err(access_refused)
     }
 }

@@ -302,7 +302,7 @@ fn attaching_a_lease_counts_all_its_keys() {
             350..400,
         ),
         ("without it", by("ann", Put::new("k000", "")), 2_000..2_001),
-        ("by root, who is not judged", by(ROOT, put("k000")), 2_000..2_001),
+        ("by root, whose rights are not checked", by(ROOT, put("k000")), 2_000..2_001),
     ] {
         let count = let_in(command);
         assert!(expected.contains(&count), "{what}: {count}");

@@ -266,11 +266,13 @@ fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
         }
         ModelName::Revisions => {
             let rules = Total { first: options.first_revision, others: options.others };
-            judge::<KvCall>(options, &read(options, from)?, |history| total::check(&rules, history))
+            evaluate::<KvCall>(options, &read(options, from)?, |history| {
+                total::check(&rules, history)
+            })
         }
         ModelName::Watch => {
             let rules = WatchRecord { others: options.others };
-            judge::<RecordedWatchCall>(options, &read(options, from)?, |history| {
+            evaluate::<RecordedWatchCall>(options, &read(options, from)?, |history| {
                 watch::check(&rules, history)
             })
         }
@@ -282,14 +284,14 @@ fn check(options: &CheckOptions) -> Result<ExitCode, CheckError> {
                 lock_delay: options.lock_delay,
                 drift_percent: options.drift,
             };
-            judge::<HoldCall>(options, &read(options, from)?, |history| {
+            evaluate::<HoldCall>(options, &read(options, from)?, |history| {
                 intervals::holds(&rules, history)
             })
         }
         ModelName::Leases => {
             let rules =
                 Leases { drift_percent: options.drift, slack: options.slack, late: options.late };
-            judge::<LeaseCall>(options, &read(options, from)?, |history| {
+            evaluate::<LeaseCall>(options, &read(options, from)?, |history| {
                 intervals::leases(&rules, history)
             })
         }
@@ -375,7 +377,7 @@ fn transactions<C: Written>(
         let steps = steps(&operation.call);
         steps.is_empty() || steps.iter().any(|step| matches!(step, TxnStep::Read(_)))
     };
-    judge(options, &lines, |history| match check(history) {
+    evaluate(options, &lines, |history| match check(history) {
         Verdict::Ok if !history.iter().any(|one| is_answered(one) && is_read(one)) => {
             nothing_said(Undecided::Unread)
         }
@@ -397,7 +399,7 @@ where
     let stop = || limit.is_some_and(|limit| begun.elapsed() >= limit);
     let budget =
         Budget { steps: options.steps, configurations: options.configurations, stop: Some(&stop) };
-    judge::<M::Call>(options, &lines, |history| linear::check(model, history, budget))
+    evaluate::<M::Call>(options, &lines, |history| linear::check(model, history, budget))
 }
 
 fn read<C: Written>(
@@ -429,7 +431,7 @@ fn missing(
 }
 
 /// Checks a history and reports the verdict.
-fn judge<C: Written>(
+fn evaluate<C: Written>(
     options: &CheckOptions,
     lines: &Lines<C, C::Reply>,
     check: impl FnOnce(&History<C, C::Reply>) -> Verdict,

@@ -133,14 +133,14 @@ impl Watching {
                     .stdin(Stdio::null())
                     .kill_on_drop(true)
                     .status();
-                judge(program, run.await)?;
+                check_status(program, run.await)?;
             }
         }
         Ok(())
     }
 }
 
-fn judge(program: &OsString, run: io::Result<ExitStatus>) -> Result<(), Failure> {
+fn check_status(program: &OsString, run: io::Result<ExitStatus>) -> Result<(), Failure> {
     let name = program.as_bytes().escape_ascii();
     match run {
         Ok(status) if status.success() => Ok(()),

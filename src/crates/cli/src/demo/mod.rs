@@ -12,7 +12,7 @@
 //!
 //! The parent embeds no node. The parent compares three independent sources: the replies that the workers got, the
 //! writes that reached the ledger, and the store that each member reports at the end. Bowline's checkers
-//! ([`bowline_check`]) judge the history of the counter and the tokens in the ledger.
+//! ([`bowline_check`]) check the history of the counter and the tokens in the ledger.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -152,7 +152,7 @@ fn run(options: &Options) -> Result<bool, Trouble> {
             evidence.ledger = ledger.map_err(Trouble::environment("cannot read the ledger"))?;
             evidence.history = stage.shared.history.history();
             evidence.complaints = complaints;
-            proof::judge(evidence)
+            proof::evaluate(evidence)
         }
         Err(Trouble::Halted(why)) => proof::halted(why),
         Err(other) => return Err(other),

@@ -82,7 +82,7 @@ pub(crate) enum Finding {
 
 impl Claim {
     /// Returns a claim that is proven if there is no counterexample.
-    fn judged(claim: &'static str, by: String, mut because: Vec<String>) -> Self {
+    fn evaluated(claim: &'static str, by: String, mut because: Vec<String>) -> Self {
         if because.is_empty() {
             return Self { claim, finding: Finding::Proven { by } };
         }
@@ -109,15 +109,15 @@ const WENT_ON: &str = "work continued after every fault";
 const LATE: &str = "late writes of paused holders were rejected by the ledger and by the store";
 
 /// Checks all claims.
-pub(crate) fn judge(evidence: &Evidence) -> Vec<Claim> {
+pub(crate) fn evaluate(evidence: &Evidence) -> Vec<Claim> {
     let Evidence { acknowledged, refused, late, ledger, stores, kills, complaints, .. } = evidence;
     let (many, first) = (acknowledged.len(), stores.first().cloned().unwrap_or_default());
     let (rows, late) = (first.rows.len(), late.len());
     let accepted = ledger.iter().filter(|entry| entry.accepted).count();
     let rejected = ledger.len() - accepted;
     vec![
-        Claim::judged(WENT_ON, format!("{many} acknowledged, {kills} kills"), idle(evidence)),
-        Claim::judged(
+        Claim::evaluated(WENT_ON, format!("{many} acknowledged, {kills} kills"), idle(evidence)),
+        Claim::evaluated(
             "every acknowledged increment is in the store, exactly once",
             format!(
                 "{many} acknowledged, all present; {} more whose response was lost",
@@ -125,22 +125,22 @@ pub(crate) fn judge(evidence: &Evidence) -> Vec<Claim> {
             ),
             lost_or_doubled(evidence),
         ),
-        Claim::judged(
+        Claim::evaluated(
             "the counter equals the number of increments",
             format!("{}, one by one", first.count),
             miscounted(evidence),
         ),
-        Claim::judged(
+        Claim::evaluated(
             "no rejected increment is in the store",
             format!("{} rejected, none in the store", refused.len()),
             rejected_and_applied(evidence),
         ),
-        Claim::judged(
+        Claim::evaluated(
             "the fencing tokens in the ledger only increased",
             format!("{accepted} accepted by the ledger, {rejected} rejected"),
             fallen_tokens(evidence),
         ),
-        Claim::judged(
+        Claim::evaluated(
             "each increment in the store was in the ledger first, in the same order",
             format!("{rows} in both"),
             not_in_the_ledger(evidence),
@@ -152,23 +152,23 @@ pub(crate) fn judge(evidence: &Evidence) -> Vec<Claim> {
                     because: "no holder was paused beyond its lease".to_owned(),
                 },
             },
-            _ => Claim::judged(
+            _ => Claim::evaluated(
                 LATE,
                 format!("{late} attempted, {late} rejected by both"),
                 accepted_late(evidence),
             ),
         },
-        Claim::judged(
+        Claim::evaluated(
             "all members have the same data",
             format!("{} read", stores.len()),
             differing(evidence),
         ),
-        Claim::judged(
+        Claim::evaluated(
             "the lock queue is empty",
             "no key below its prefix".to_owned(),
             each_row(stores, |store| &store.in_line, |key| Some(format!("{key} is left over"))),
         ),
-        Claim::judged(
+        Claim::evaluated(
             "every process that was not killed exited cleanly",
             "leadership transferred, no threads left".to_owned(),
             complaints.clone(),
@@ -417,13 +417,13 @@ mod tests {
     }
 
     fn disproven(evidence: &Evidence) -> Vec<&'static str> {
-        let claims = judge(evidence);
+        let claims = evaluate(evidence);
         claims.iter().filter(|claim| claim.is_disproven()).map(|claim| claim.claim).collect()
     }
 
     #[test]
     fn valid_demo_run_is_proven() {
-        for claim in judge(&sound()) {
+        for claim in evaluate(&sound()) {
             assert!(matches!(claim.finding, Finding::Proven { .. }), "{claim:?}");
         }
     }
@@ -567,13 +567,13 @@ mod tests {
         evidence.late.clear();
         assert_eq!(disproven(&evidence), Vec::<&str>::new());
         let untested = |claim: &Claim| matches!(claim.finding, Finding::Untested { .. });
-        assert_eq!(judge(&evidence).iter().filter(|claim| untested(claim)).count(), 1);
+        assert_eq!(evaluate(&evidence).iter().filter(|claim| untested(claim)).count(), 1);
     }
 
     #[test]
     fn many_counterexamples_are_abbreviated() {
         let against = (0..12).map(|number| number.to_string()).collect();
-        let claim = Claim::judged("c", String::new(), against);
+        let claim = Claim::evaluated("c", String::new(), against);
         let Finding::Disproven { because } = claim.finding else { panic!("{claim:?}") };
         assert_eq!(because, ["0", "1", "2", "3", "4", "and 7 more"]);
     }

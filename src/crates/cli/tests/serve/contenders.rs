@@ -16,7 +16,7 @@ use tonic::transport::Channel;
 
 use crate::crew::Crew;
 use crate::go::{Scene, counts, program};
-use crate::ledger::{Count, count, judge, row};
+use crate::ledger::{Count, count, row, verify};
 use bowline_proto::{etcdserverpb as pb, v3lockpb};
 use bowline_testkit::process::etcdctl_is_installed;
 use pb::lease_client::LeaseClient;
@@ -252,7 +252,7 @@ fn all_client_kinds_share_one_lock_queue_during_server_kills() {
     let mut all = counts(&said);
     all.extend(ring.counts.lock().unwrap().iter().map(|(_, count)| *count));
     let (counter, _, _) = runtime.block_on(row(&crew.channel(), COUNTER));
-    judge(all, counter).unwrap();
+    verify(all, counter).unwrap();
     drop(inside);
     // A shutdown waits for only one second.
     let mut hanging = node.shutdown().block().hanging;
@@ -294,5 +294,5 @@ fn two_terminals_alternate_on_one_lock_during_server_kills() {
     let counts = ring.counts.lock().unwrap().iter().map(|(_, count)| *count).collect();
     let (counter, _, _) = runtime.block_on(row(&crew.channel(), COUNTER));
     drop(inside);
-    judge(counts, counter).unwrap();
+    verify(counts, counter).unwrap();
 }

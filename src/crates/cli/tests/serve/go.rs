@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::crew::Crew;
-use crate::ledger::{Count, judge, row};
+use crate::ledger::{Count, row, verify};
 use bowline_testkit::process::skip;
 
 /// How long a program may take for its next step: time for several elections on a busy machine.
@@ -152,7 +152,7 @@ fn play(nodes: usize) {
         let channel = crew.channel();
         for (said, counter) in [(mutex, "shared-counter"), (cron, "cron-jobs")] {
             let (counter, _, _) = row(&channel, counter).await;
-            judge(counts(&said), counter).unwrap();
+            verify(counts(&said), counter).unwrap();
         }
     });
 }

@@ -21,7 +21,7 @@ pub(crate) struct Count {
 }
 
 /// Checks the counts of all holders: none was lost, and none was made by a holder out of order.
-pub(crate) fn judge(mut counts: Vec<Count>, counter: i64) -> Result<(), String> {
+pub(crate) fn verify(mut counts: Vec<Count>, counter: i64) -> Result<(), String> {
     counts.sort_unstable();
     for (at, count) in counts.iter().enumerate() {
         if count.value != at as i64 + 1 {
@@ -84,7 +84,7 @@ pub(crate) async fn count(channel: &Channel, key: &str, counter: &str) -> Count 
 fn ledger_with_lost_duplicate_or_reordered_entries_is_rejected() {
     let count = |put, value, created| Count { put, value, created };
     let good = vec![count(3, 1, 2), count(9, 3, 5), count(7, 2, 5)];
-    assert_eq!(judge(good.clone(), 3), Ok(()));
+    assert_eq!(verify(good.clone(), 3), Ok(()));
     for bad in [
         vec![count(3, 1, 2), count(7, 1, 5), count(9, 2, 5)],
         vec![count(3, 1, 2), count(7, 3, 5), count(9, 4, 5)],
@@ -92,6 +92,6 @@ fn ledger_with_lost_duplicate_or_reordered_entries_is_rejected() {
         vec![count(7, 1, 5), count(8, 2, 2), count(9, 3, 6)],
         vec![count(3, 1, 2), count(9, 2, 5)],
     ] {
-        judge(bad.clone(), 3).expect_err(&format!("{bad:?}"));
+        verify(bad.clone(), 3).expect_err(&format!("{bad:?}"));
     }
 }

@@ -230,7 +230,7 @@ async fn login_header_is_not_newer_than_the_checked_user_table() {
     let channel = crate::auth::guarded(&server).await;
     let root = login(&channel, "root").await.unwrap();
     let (mut kv, mut auth) = (KvClient::new(channel.clone()), AuthClient::new(channel.clone()));
-    let mut judged_before = 0;
+    let mut authorized_before = 0;
     for round in 0..100 {
         let name = format!("user{round}");
         let add = pb::AuthUserAddRequest {
@@ -252,13 +252,13 @@ async fn login_header_is_not_newer_than_the_checked_user_table() {
             let (answered, written) =
                 (revision(answered.into_inner().header), revision(put.header));
             assert!(answered < written, "{answered}, but the user was deleted before {written}");
-            judged_before += 1;
+            authorized_before += 1;
         }
-        if judged_before == 5 {
+        if authorized_before == 5 {
             return;
         }
     }
-    panic!("{judged_before} logins began before the deletion");
+    panic!("{authorized_before} logins began before the deletion");
 }
 
 fn ranges(serializable: &[bool]) -> Vec<pb::RequestOp> {

@@ -93,27 +93,27 @@ pub(crate) struct AuthRecheck {
     needed: Permission,
     /// Whether authentication was on; enabling it does not change its revision.
     were_on: bool,
-    judged: Instant,
+    checked_at: Instant,
 }
 
 impl AuthRecheck {
     /// Returns the state for a caller that was checked just now.
     pub(crate) fn about(member: &Arc<Member>, who: &Identity, needed: Permission) -> Self {
         let were_on = member.client().access().is_enabled();
-        let (member, who, judged) = (Arc::clone(member), who.clone(), Instant::now());
-        Self { member, who, needed, were_on, judged }
+        let (member, who, checked_at) = (Arc::clone(member), who.clone(), Instant::now());
+        Self { member, who, needed, were_on, checked_at }
     }
 
     fn look(&mut self) -> Result<(), Status> {
         let access = self.member.client().access();
         let is_as_it_was =
             (self.were_on, self.who.revision()) == (access.is_enabled(), access.revision());
-        if is_as_it_was && self.judged.elapsed() < HOLDS_FOR {
+        if is_as_it_was && self.checked_at.elapsed() < HOLDS_FOR {
             return Ok(());
         }
         self.were_on = access.is_enabled();
         self.who = self.who.again(&access, self.member.tokens())?;
-        self.judged = Instant::now();
+        self.checked_at = Instant::now();
         self.needed.check(&self.who, &access)
     }
 }

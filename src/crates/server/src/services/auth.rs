@@ -52,7 +52,7 @@ impl AuthService {
         let who = who.again(&access, self.member.tokens())?;
         match access.is_root(&who.caller()) {
             Err(AuthError::Denied) if also(&access) => {}
-            judged => judged.map_err(access_refused)?,
+            checked => checked.map_err(access_refused)?,
         }
         Ok((header, access))
     }

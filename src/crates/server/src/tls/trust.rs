@@ -24,7 +24,7 @@ const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 pub(crate) struct Trust {
     server: Arc<ServerConfig>,
     /// `None` if clients need no certificate.
-    judge: Option<Arc<ClientVerifier>>,
+    client_verifier: Option<Arc<ClientVerifier>>,
     fingerprint: String,
 }
 
@@ -45,7 +45,7 @@ impl Trust {
             .map_err(|error| content(&key_path)(format!("no private key: {error}")))?;
         let cipher_suites = settings.suites.clone();
         let provider = Arc::new(CryptoProvider { cipher_suites, ..crypto::provider() });
-        let judge = match (&files.authorities, &settings.authorities) {
+        let client_verifier = match (&files.authorities, &settings.authorities) {
             (Some(pem), Some(path)) => {
                 let roots = authorities(pem).map_err(content(path))?;
                 let revoked = files.revoked.as_deref().unwrap_or_default();
@@ -67,10 +67,10 @@ impl Trust {
         let builder = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&settings.versions)
             .map_err(unusable)?;
-        let builder = match &judge {
-            Some(judge) => {
-                builder.with_client_cert_verifier(Arc::clone(judge) as Arc<dyn ClientCertVerifier>)
-            }
+        let builder = match &client_verifier {
+            Some(client_verifier) => builder.with_client_cert_verifier(
+                Arc::clone(client_verifier) as Arc<dyn ClientCertVerifier>
+            ),
             None => builder.with_no_client_auth(),
         };
         let fingerprint =
@@ -80,7 +80,7 @@ impl Trust {
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         server.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).into();
-        Ok(Self { server: Arc::new(server), judge, fingerprint })
+        Ok(Self { server: Arc::new(server), client_verifier, fingerprint })
     }
 
     /// Returns the configuration for a handshake.
@@ -95,11 +95,11 @@ impl Trust {
 
     /// Returns whether a client with this certificate chain would be admitted now.
     pub(crate) fn lets_in(&self, shown: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
-        let Some(judge) = &self.judge else { return Ok(()) };
+        let Some(client_verifier) = &self.client_verifier else { return Ok(()) };
         let [cert, between @ ..] = shown else {
             return Err(rustls::Error::NoCertificatesPresented);
         };
-        judge.verify_client_cert(cert, between, UnixTime::now()).map(drop)
+        client_verifier.verify_client_cert(cert, between, UnixTime::now()).map(drop)
     }
 }
 

@@ -63,18 +63,18 @@ pub(super) fn histories(data: &[u8]) -> Came {
         4 => searched(&QueueModel, text),
         5 => searched(&Kv::default(), text),
         6 => searched(&ElectionModel::default(), text),
-        7 => judged(text, false, |history| total::check(&Total::default(), history)),
-        8 => judged_turned(text, false, backwards, |history| {
+        7 => checked(text, false, |history| total::check(&Total::default(), history)),
+        8 => checked_reversed(text, false, backwards, |history| {
             watch::check(&WatchRecord::default(), history)
         }),
-        9 => judged(text, false, |history| intervals::holds(&Holds::default(), history)),
+        9 => checked(text, false, |history| intervals::holds(&Holds::default(), history)),
         10 => {
             let rules = Leases { late: Some(5), drift_percent: 10, slack: 1 };
-            judged(text, false, |history| intervals::leases(&rules, history))
+            checked(text, false, |history| intervals::leases(&rules, history))
         }
         15 => jepsens(text),
-        11 | 12 => judged(text, false, |history| cycles::lists(history, level)),
-        _ => judged(text, false, |history| cycles::registers(history, level)),
+        11 | 12 => checked(text, false, |history| cycles::lists(history, level)),
+        _ => checked(text, false, |history| cycles::registers(history, level)),
     }
 }
 
@@ -222,10 +222,10 @@ where
     M::Reply: Clone,
 {
     let budget = || Budget { steps: STEPS, configurations: 20_000, stop: None };
-    judged(text, true, |history| linear::check(model, history, budget()))
+    checked(text, true, |history| linear::check(model, history, budget()))
 }
 
-fn judged<C: Written + Clone>(
+fn checked<C: Written + Clone>(
     text: &[u8],
     stands_alone: bool,
     check: impl Fn(&History<C, C::Reply>) -> Verdict,
@@ -233,7 +233,7 @@ fn judged<C: Written + Clone>(
 where
     C::Reply: Clone,
 {
-    judged_turned(text, stands_alone, |history| history.reverse(), check)
+    checked_reversed(text, stands_alone, |history| history.reverse(), check)
 }
 
 /// Sorts the latest operations first. Operations at the same moment keep the order of their lines.
@@ -242,7 +242,7 @@ fn backwards<C, R>(history: &mut History<C, R>) {
 }
 
 /// Checks a history, and checks it again after `turn` has reordered it in a way that must not matter.
-fn judged_turned<C: Written + Clone>(
+fn checked_reversed<C: Written + Clone>(
     text: &[u8],
     stands_alone: bool,
     turn: impl Fn(&mut History<C, C::Reply>),
