@@ -119,7 +119,7 @@ mod tests {
         bowline_testkit::fuzz_tests! {
             TARGETS,
             records_of_the_log_in_any_order_are_refused_or_a_log: "log_records",
-            a_damaged_log_is_refused_or_says_what_it_once_said: "log_directory",
+            damaged_log_is_rejected_or_reads_as_written: "log_directory",
             a_snapshot_of_any_bytes_is_refused_or_a_state: "snapshots",
             a_stream_is_the_frames_that_are_cut_out_of_it: "frames",
             only_who_belongs_comes_through_the_handshake: "handshake",

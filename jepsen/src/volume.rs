@@ -350,9 +350,9 @@ fn run(command: &mut Command) -> Result<(), HarnessError> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    let text = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
     let tool = command.get_program().to_string_lossy().into_owned();
-    Err(HarnessError::Tool { tool, status: output.status.to_string(), said })
+    Err(HarnessError::Tool { tool, status: output.status.to_string(), output: text })
 }
 
 /// Unmounts and removes what a killed run has left.

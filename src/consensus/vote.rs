@@ -139,11 +139,11 @@ mod tests {
                 Message { msg_type: kind, from, term, index, reject, ..Message::default() };
             Durable::in_message(&wire::encode(&message))
         };
-        let says = |has| Some(Durable { of: NodeId::new(2).unwrap(), term: Term(7), has });
-        assert_eq!(durable(MessageType::MsgAppendResponse, false), says(Some(LogIndex(9))));
-        assert_eq!(durable(MessageType::MsgAppendResponse, true), says(None));
-        assert_eq!(durable(MessageType::MsgHeartbeatResponse, false), says(None));
-        assert_eq!(durable(MessageType::MsgRequestVoteResponse, false), says(None));
+        let expected = |has| Some(Durable { of: NodeId::new(2).unwrap(), term: Term(7), has });
+        assert_eq!(durable(MessageType::MsgAppendResponse, false), expected(Some(LogIndex(9))));
+        assert_eq!(durable(MessageType::MsgAppendResponse, true), expected(None));
+        assert_eq!(durable(MessageType::MsgHeartbeatResponse, false), expected(None));
+        assert_eq!(durable(MessageType::MsgRequestVoteResponse, false), expected(None));
         // A pre-vote request does not start its term.
         assert_eq!(durable(MessageType::MsgRequestPreVote, false), None);
     }

@@ -267,7 +267,7 @@ fn interrupted_write_leaves_the_old_or_the_new_snapshot() {
             assert!(wrong.is_empty(), "seed {seed}, step {step}: {wrong:?}");
             let found = found.expect("the older one, at least");
             match &written {
-                Ok(id) => assert_eq!(found, *id, "seed {seed}: durable when it is said to be"),
+                Ok(id) => assert_eq!(found, *id, "seed {seed}: durable when reported durable"),
                 Err(_) => assert!(found == before || found.index == LogIndex(9)),
             }
             assert!(world.names().iter().all(|name| name.ends_with(".snapshot")));

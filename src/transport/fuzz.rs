@@ -260,8 +260,8 @@ pub(crate) fn handshake(data: &[u8]) -> Came {
             Ok::<_, Broken>((met, Some(())))
         });
         let Wire::Script(script) = wire else { unreachable!("as made above") };
-        let (said, unread) = (script.said().clone(), script.unread().clone());
-        check_exchange(&said, &words, dials);
+        let (sent, unread) = (script.sent().clone(), script.unread().clone());
+        check_exchange(&sent, &words, dials);
         let Ok((who, _)) = result else { continue };
         came = Came::Through;
         match who {
@@ -305,16 +305,16 @@ fn next(bytes: &mut BytesMut) -> Option<Frame> {
 
 /// Checks the output: a dialer that does not begin with the magic gets no reply, and all others get
 /// complete frames.
-fn check_exchange(said: &[u8], heard: &[u8], dials: bool) {
+fn check_exchange(sent: &[u8], heard: &[u8], dials: bool) {
     const MAGIC: &[u8] = b"bowline\0";
     if !dials && !heard.starts_with(MAGIC) {
-        assert!(said.is_empty(), "a stranger was answered");
+        assert!(sent.is_empty(), "a stranger was answered");
     }
-    if said.is_empty() {
+    if sent.is_empty() {
         return;
     }
-    assert!(said.starts_with(MAGIC) && said.len() >= 16);
-    let mut rest = BytesMut::from(&said[16..]);
+    assert!(sent.starts_with(MAGIC) && sent.len() >= 16);
+    let mut rest = BytesMut::from(&sent[16..]);
     let mut kinds = Vec::new();
     while !rest.is_empty() {
         kinds.push(next(&mut rest).expect("whole frames").kind);

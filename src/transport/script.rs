@@ -7,20 +7,20 @@ use bytes::{BufMut, Bytes};
 /// A scripted other end: its output is fixed in advance, and it records its input.
 pub(super) struct Script {
     unread: Mutex<Bytes>,
-    said: Mutex<Vec<u8>>,
+    sent: Mutex<Vec<u8>>,
 }
 
 impl Script {
     pub(super) fn new(words: Vec<u8>) -> Self {
-        Self { unread: Mutex::new(words.into()), said: Mutex::default() }
+        Self { unread: Mutex::new(words.into()), sent: Mutex::default() }
     }
 
     pub(super) fn unread(&self) -> MutexGuard<'_, Bytes> {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn said(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn sent(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads at most `room` bytes, or nothing at the end of the input.
@@ -32,7 +32,7 @@ impl Script {
     }
 
     pub(super) fn write(&self, bytes: &[u8]) -> usize {
-        self.said().extend_from_slice(bytes);
+        self.sent().extend_from_slice(bytes);
         bytes.len()
     }
 }

@@ -175,7 +175,7 @@ impl TcpSettings {
     pub(crate) fn check_peer(&self, peer: NodeId, address: &str) -> Result<(), TransportError> {
         let what = format!("address of member {peer}");
         check_address(&what, address)?;
-        if !self.may_leave_loopback() && !says_loopback(address) {
+        if !self.may_leave_loopback() && !is_loopback_text(address) {
             return Err(TransportError::Insecure { what, address: address.to_owned() });
         }
         Ok(())
@@ -474,7 +474,7 @@ pub(super) fn is_loopback(ip: IpAddr) -> bool {
 
 /// Returns whether an address is a loopback address or `localhost`. The name may still resolve to
 /// another address, so the resolved address is checked again.
-fn says_loopback(address: &str) -> bool {
+fn is_loopback_text(address: &str) -> bool {
     match address.parse::<SocketAddr>() {
         Ok(address) => is_loopback(address.ip()),
         Err(_) => address.rsplit_once(':').is_some_and(|(host, _)| host == "localhost"),
@@ -495,10 +495,10 @@ mod tests {
     #[test]
     fn only_loopback_needs_no_permission() {
         for address in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
-            assert!(says_loopback(address), "{address}");
+            assert!(is_loopback_text(address), "{address}");
         }
         for address in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.com:1", "localhost.evil:1"] {
-            assert!(!says_loopback(address), "{address}");
+            assert!(!is_loopback_text(address), "{address}");
         }
     }
 

@@ -44,14 +44,14 @@ fn path(number: u64) -> PathBuf {
 
 /// The contents of a log.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Said {
+struct LogContent {
     base: Base,
     entries: Vec<Entry>,
     hard_state: HardState,
     founding: Option<Founding>,
 }
 
-impl Said {
+impl LogContent {
     /// Reads all contents of an open log.
     fn of(opened: &Opened) -> Self {
         let (reader, recovered) = (&opened.reader, &opened.recovered);
@@ -87,18 +87,18 @@ impl Said {
     }
 
     fn after(&self, group: &Group) -> Self {
-        let mut said = self.clone();
+        let mut content = self.clone();
         if let Some(first) = group.entries.first() {
-            said.entries.retain(|entry| entry.index < first.index);
-            said.entries.extend(group.entries.iter().cloned());
+            content.entries.retain(|entry| entry.index < first.index);
+            content.entries.extend(group.entries.iter().cloned());
         }
-        said.hard_state = group.hard_state.clone().unwrap_or(said.hard_state);
-        said.founding = group.founding.clone().or(said.founding);
-        said
+        content.hard_state = group.hard_state.clone().unwrap_or(content.hard_state);
+        content.founding = group.founding.clone().or(content.founding);
+        content
     }
 
     /// Returns whether `found` has the same contents, except for entries truncated from its front.
-    fn is_shown_by(&self, found: &Said) -> bool {
+    fn is_shown_by(&self, found: &LogContent) -> bool {
         let behind = |entry: &&Entry| entry.index > found.base.index;
         let entries: Vec<_> = self.entries.iter().filter(behind).cloned().collect();
         let term = self.entries.iter().find(|entry| entry.index == found.base.index);
@@ -331,10 +331,10 @@ impl Forge {
 /// accept the next entry.
 fn settle(disk: &Arc<SimDisk>) -> Came {
     let Ok(mut opened) = try_open(disk) else { return Came::Refused };
-    let said = Said::of(&opened);
-    let next = said.last().checked_add(1).filter(|next| *next < 1 << 62);
-    let newest = said.entries.last().map_or(said.base.term, |last| last.term);
-    let term = said.hard_state.term.max(newest);
+    let content = LogContent::of(&opened);
+    let next = content.last().checked_add(1).filter(|next| *next < 1 << 62);
+    let newest = content.entries.last().map_or(content.base.term, |last| last.term);
+    let term = content.hard_state.term.max(newest);
     let written = next.filter(|_| term.get() > 0).map(|index| {
         let data = Bytes::from_static(b"next");
         let entry = Entry { index: LogIndex(index), term, kind: EntryKind::Data, data };
@@ -342,12 +342,12 @@ fn settle(disk: &Arc<SimDisk>) -> Came {
         let committed =
             opened.writer.commit(std::slice::from_ref(&group)).expect("a disk in order");
         assert_eq!(committed.waiting, 0);
-        said.after(&group)
+        content.after(&group)
     });
     drop(opened);
     disk.crash();
-    let found = Said::of(&try_open(disk).expect("what was opened once"));
-    assert_eq!(found, written.unwrap_or(said));
+    let found = LogContent::of(&try_open(disk).expect("what was opened once"));
+    assert_eq!(found, written.unwrap_or(content));
     Came::Through
 }
 
@@ -358,13 +358,13 @@ fn settle(disk: &Arc<SimDisk>) -> Came {
 pub(crate) fn directory(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let disk = Arc::new(SimDisk::new(3));
-    let mut history = vec![Said::default()];
+    let mut history = vec![LogContent::default()];
     let mut images: Vec<Vec<(PathBuf, Vec<u8>)>> = Vec::new();
     let mut opened = try_open(&disk).expect("an empty directory");
     for number in 1..=1 + feed.below(8) {
-        let said = history.last().expect("never empty");
-        let group = group(&mut feed, number, said);
-        let after = said.after(&group);
+        let content = history.last().expect("never empty");
+        let group = group(&mut feed, number, content);
+        let after = content.after(&group);
         let committed = opened.writer.commit(std::slice::from_ref(&group)).expect("in order");
         assert_eq!(committed.waiting, 0);
         match feed.byte() % 8 {
@@ -395,24 +395,24 @@ pub(crate) fn directory(data: &[u8]) -> Came {
             return Came::Refused;
         }
     };
-    let found = Said::of(&opened);
+    let found = LogContent::of(&opened);
     drop(opened);
-    let shown = history.iter().rposition(|said| said.is_shown_by(&found));
-    assert!(shown.is_some(), "it never said this: {found:?}\n{history:?}");
+    let shown = history.iter().rposition(|content| content.is_shown_by(&found));
+    assert!(shown.is_some(), "the log never had this content: {found:?}\n{history:?}");
     assert!(!is_whole || shown == Some(history.len() - 1), "{found:?}");
     settle(&disk)
 }
 
-fn group(feed: &mut Feed<'_>, number: u64, said: &Said) -> Group {
+fn group(feed: &mut Feed<'_>, number: u64, content: &LogContent) -> Group {
     let mut group = Group { number, ..Group::default() };
-    let HardState { mut term, mut vote, commit } = said.hard_state.clone();
+    let HardState { mut term, mut vote, commit } = content.hard_state.clone();
     if feed.once_in(4) {
         term = term.next();
         vote = NodeId::new(feed.below(4));
     }
-    let mut index = said.last() + 1;
+    let mut index = content.last() + 1;
     if feed.once_in(4) {
-        index -= feed.below(said.last() - commit.get() + 1);
+        index -= feed.below(content.last() - commit.get() + 1);
     }
     for _ in 0..feed.below(4) {
         let len = feed.byte();
@@ -421,9 +421,9 @@ fn group(feed: &mut Feed<'_>, number: u64, said: &Said) -> Group {
         group.entries.push(Entry { index: LogIndex(index), term, kind, data: data.into() });
         index += 1;
     }
-    let last = group.entries.last().map_or(said.last(), |last| last.index.get());
+    let last = group.entries.last().map_or(content.last(), |last| last.index.get());
     let commit = LogIndex(commit.get() + feed.below(last - commit.get() + 1));
-    if term != said.hard_state.term || feed.once_in(3) {
+    if term != content.hard_state.term || feed.once_in(3) {
         group.hard_state = Some(HardState { term, vote, commit });
     }
     if feed.once_in(16) {

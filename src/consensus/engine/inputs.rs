@@ -117,10 +117,10 @@ impl Consensus {
     /// acknowledgement was lost, the next heartbeat repeats it.
     fn withhold_answer(&mut self) {
         let messages = &mut self.raw.raft.msgs;
-        let says_so = |answer: &mut Message| {
+        let is_acceptance = |answer: &mut Message| {
             answer.get_msg_type() == MessageType::MsgAppendResponse && !answer.reject
         };
-        drop(messages.pop_if(says_so));
+        drop(messages.pop_if(is_acceptance));
     }
 
     /// Limits the commit index in a vote message. Vote messages carry a commit index because a

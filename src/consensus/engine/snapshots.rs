@@ -144,7 +144,7 @@ impl Consensus {
     /// # Errors
     /// Returns an error if raft's configuration has other members. This member must stop.
     pub(crate) fn installed(&mut self, members: &Members) -> Result<(), ConsensusFault> {
-        let install = self.install.take().expect("a turn has said to install one");
+        let install = self.install.take().expect("a turn has requested the install");
         assert_eq!(install.stage, InstallStage::Proven, "the log has not proven it");
         let index = install.id.index;
         let found = Configuration::of(members);

@@ -534,10 +534,10 @@ fn entry(feed: &mut Feed<'_>, place: &mut (u64, u64), newest: u64) -> Entry {
 fn answer(feed: &mut Feed<'_>, it: &Subject) -> Option<Message> {
     use MessageType as M;
     let newest = it.sent.len().checked_sub(1)?;
-    let said = &it.sent[newest.saturating_sub(usize::from(feed.byte() % 4))];
+    let original = &it.sent[newest.saturating_sub(usize::from(feed.byte() % 4))];
     let mut answer =
-        Message { from: said.to, to: said.from, term: said.term, ..Message::default() };
-    let kind = match said.get_msg_type() {
+        Message { from: original.to, to: original.from, term: original.term, ..Message::default() };
+    let kind = match original.get_msg_type() {
         M::MsgRequestVote => M::MsgRequestVoteResponse,
         M::MsgRequestPreVote => M::MsgRequestPreVoteResponse,
         M::MsgHeartbeat => M::MsgHeartbeatResponse,
@@ -548,19 +548,19 @@ fn answer(feed: &mut Feed<'_>, it: &Subject) -> Option<Message> {
     match kind {
         M::MsgAppendResponse if feed.once_in(4) => {
             answer.reject = true;
-            answer.index = said.index;
-            answer.reject_hint = feed.below(said.index.min(255) + 1);
-            answer.log_term = said.log_term;
+            answer.index = original.index;
+            answer.reject_hint = feed.below(original.index.min(255) + 1);
+            answer.log_term = original.log_term;
         }
         M::MsgAppendResponse => {
-            let metadata = said.get_snapshot().get_metadata();
-            answer.index = said.entries.last().map_or(said.index, |last| last.index);
+            let metadata = original.get_snapshot().get_metadata();
+            answer.index = original.entries.last().map_or(original.index, |last| last.index);
             answer.index = answer.index.max(metadata.index);
-            answer.commit = said.commit.min(answer.index);
+            answer.commit = original.commit.min(answer.index);
         }
         M::MsgHeartbeatResponse => {
-            answer.commit = said.commit;
-            answer.context = said.context.clone();
+            answer.commit = original.commit;
+            answer.context = original.context.clone();
         }
         _ => {}
     }

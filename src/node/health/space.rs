@@ -54,7 +54,7 @@ impl SpaceTable {
     /// Expires old reports. Returns whether this node should repeat its own report.
     pub(crate) fn tick(&mut self, now: Moment) -> bool {
         let forgotten = self.every * FORGOTTEN_AFTER;
-        self.peers.retain(|_, said| now.since(*said) < forgotten);
+        self.peers.retain(|_, reported| now.since(*reported) < forgotten);
         let due = self.low && now >= self.next;
         if due {
             self.next = now + self.every;
@@ -117,8 +117,8 @@ mod tests {
         let mut table = table();
         assert!(!table.tick(at(0)));
         table.own(true, at(100));
-        let said: Vec<u64> = (100..2000).filter(|ms| table.tick(at(*ms))).collect();
-        assert_eq!(said, [100, 600, 1100, 1600]);
+        let reports: Vec<u64> = (100..2000).filter(|ms| table.tick(at(*ms))).collect();
+        assert_eq!(reports, [100, 600, 1100, 1600]);
         table.own(false, at(2000));
         assert!(!(2000..4000).any(|ms| table.tick(at(ms))));
     }

@@ -106,7 +106,7 @@ impl Steps {
             // The request will be sent again.
             MemberAnswer::NotLeader(_) => {}
             MemberAnswer::Refused(rejection) => {
-                if says_never(&wanted.membership_request, &rejection) {
+                if shows_never_made(&wanted.membership_request, &rejection) {
                     self.attempts.retain(|_, other| other.request != request || other.term >= term);
                 }
                 wanted.waits = rejection == MembershipError::Pending;
@@ -162,7 +162,7 @@ impl Steps {
             .iter()
             .filter_map(|(number, wanted)| Some((*number, what(wanted)?)))
             .collect();
-        let mut take = |(number, said)| Some((number, self.open.remove(&number)?, said));
+        let mut take = |(number, outcome)| Some((number, self.open.remove(&number)?, outcome));
         found.into_iter().filter_map(&mut take).collect()
     }
 
@@ -185,7 +185,7 @@ impl Steps {
 /// requests it does not, because a change that was made and then undone looks as if it had never
 /// been made. For example, a member was promoted and then removed, or a node has joined on a
 /// reservation and was then removed.
-fn says_never(membership_request: &MembershipRequest, rejection: &MembershipError) -> bool {
+fn shows_never_made(membership_request: &MembershipRequest, rejection: &MembershipError) -> bool {
     match membership_request {
         // The rejection shows that the member exists. A removed member never comes back, so the
         // member was not removed.

@@ -463,7 +463,7 @@ mod tests {
     fn fetch_resumes_at_the_disk_offset_and_requests_lost_parts_again() {
         let mut snapshots = snapshots();
         assert!(snapshots.fetch(node(2), id(9), at(0)) && !snapshots.fetch(node(3), id(9), at(0)));
-        assert_eq!(snapshots.ask(), None, "the disk has not said how much is here");
+        assert_eq!(snapshots.ask(), None, "the size of the partial file is not known");
         snapshots.received(id(9), 100, at(0));
         let offsets = |snapshots: &mut Snapshots| -> Vec<u64> {
             std::iter::from_fn(|| snapshots.ask().map(|(_, _, offset)| offset)).collect()

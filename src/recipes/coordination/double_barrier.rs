@@ -406,14 +406,14 @@ impl Round {
         if mine <= self.last {
             return Ok(Some(ArrivalVerdict::Passed(self.last)));
         }
-        let (_, said) = &self.participants[0];
-        if *said != participants.to_string().as_bytes() {
-            let stored = String::from_utf8_lossy(said).into_owned();
+        let (_, first_count) = &self.participants[0];
+        if *first_count != participants.to_string().as_bytes() {
+            let stored = String::from_utf8_lossy(first_count).into_owned();
             return Err(DoubleBarrierError::SizeMismatch { stored });
         }
         // An entry with a different number of participants is not counted. Its participant is about
         // to leave.
-        let counted = || self.participants.iter().filter(|(_, other)| other == said);
+        let counted = || self.participants.iter().filter(|(_, other)| other == first_count);
         if counted().filter(|(since, _)| *since < mine).count() >= participants {
             return Err(DoubleBarrierError::Full { participants });
         }

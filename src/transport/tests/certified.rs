@@ -152,7 +152,7 @@ fn dial_once(files: &PeerTls, lane: Lane, to: SocketAddr) -> Result<Hello, Broke
         assert!(matches!(security, Security::Tls(_)));
         let tcp = tokio::net::TcpStream::connect(to).await?;
         let mut wire = security.dial(tcp, std::future::pending()).await?;
-        let admission = Admission::new(node(2), Spoken::new(hello(2, 1)));
+        let admission = Admission::new(node(2), TestIntroducer::new(hello(2, 1)));
         exchange::dial(&mut wire, node(1), lane, &admission).await
     })
 }
@@ -169,12 +169,12 @@ fn data_arriving_with_the_end_of_the_handshake_is_read() {
         let security = settings.security(&Env::real(), None).expect("good files");
         let tcp = tokio::net::TcpStream::connect(one.handle.address()).await.expect("open");
         let wire = security.dial(tcp, std::future::pending()).await.expect("right certificates");
-        let said = [preface(0), hello_frame(&hello(2, 1))].concat();
-        wire.write_all(&said).await.expect("written");
+        let bytes = [preface(0), hello_frame(&hello(2, 1))].concat();
+        wire.write_all(&bytes).await.expect("written");
         let answer = hello_frame(&hello(1, 2)).len() + 16;
         wire.read_exact(&mut vec![0; answer]).await.expect("a hello");
-        let said = [framed(FrameKind::Alive, b""), message_frame(&ping(1))].concat();
-        wire.write_all(&said).await.expect("written");
+        let bytes = [framed(FrameKind::Alive, b""), message_frame(&ping(1))].concat();
+        wire.write_all(&bytes).await.expect("written");
         one.inbox.wait_for_message(node(2), &ping(1));
     });
 }
@@ -319,11 +319,11 @@ fn peer_that_hangs_up_is_not_reported_as_plaintext() {
     let address = listener.local_addr().expect("bound").to_string();
     std::thread::spawn(move || while listener.accept().is_ok() {});
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let (inbox, said): (Arc<Inbox>, Warnings) = Default::default();
+    let (inbox, warnings): (Arc<Inbox>, Warnings) = Default::default();
     let (_stop, stopping) = tokio::sync::watch::channel(false);
     let settings = with(office.right(1));
     let security = settings.security(&Env::real(), None).expect("good files");
-    let admission = Admission::new(node(1), Spoken::new(hello(1, 2)));
+    let admission = Admission::new(node(1), TestIntroducer::new(hello(1, 2)));
     let ended = std::sync::mpsc::channel().0;
     let context = context::Context::new(
         Env::real(),
@@ -335,10 +335,10 @@ fn peer_that_hangs_up_is_not_reported_as_plaintext() {
         ended,
     );
     let (new, _) = context.peers.set(&[(node(2), vec![address.clone()])].into(), &context.settings);
-    tracing::subscriber::with_default(said.clone(), || {
+    tracing::subscriber::with_default(warnings.clone(), || {
         let keep = dialer::keep(Arc::new(context), new[0].clone(), Lane::Control);
         let warned = async {
-            while said.0.lock().expect("no fall").is_empty() {
+            while warnings.0.lock().expect("no fall").is_empty() {
                 tokio::task::yield_now().await;
             }
         };
@@ -349,7 +349,7 @@ fn peer_that_hangs_up_is_not_reported_as_plaintext() {
             }
         });
     });
-    let lines = said.0.lock().expect("no fall").join("; ");
+    let lines = warnings.0.lock().expect("no fall").join("; ");
     let seen = ["closed", "reset"]
         .map(|how| format!("the other end {how} the connection during the TLS handshake"));
     assert!(seen.iter().any(|seen| lines.contains(seen)) && lines.contains(&address), "{lines}");
@@ -490,7 +490,7 @@ fn certificate_revoked_during_a_handshake_is_rejected_at_its_end() {
             let tcp = tokio::net::TcpStream::connect(one.handle.address()).await?;
             security.dial(tcp, std::future::pending()).await
         };
-        let admission = Admission::new(node(2), Spoken::new(hello(2, 1)));
+        let admission = Admission::new(node(2), TestIntroducer::new(hello(2, 1)));
         // This peer proves its identity and then stalls.
         let dawdler = dial().await.expect("a right certificate");
         dawdler.write_all(&preface(0)[..8]).await.expect("written");
@@ -503,8 +503,8 @@ fn certificate_revoked_during_a_handshake_is_rejected_at_its_end() {
         while refused().await.is_ok() {
             assert!(began.elapsed() < DEADLINE, "the list was not read");
         }
-        let said = [&preface(0)[8..], &hello_frame(&hello(2, 1))].concat();
-        dawdler.write_all(&said).await.expect("written");
+        let bytes = [&preface(0)[8..], &hello_frame(&hello(2, 1))].concat();
+        dawdler.write_all(&bytes).await.expect("written");
         let answer = hello_frame(&hello(1, 2)).len() + 16;
         dawdler.read_exact(&mut vec![0; answer]).await.expect("a hello");
         dawdler.write_all(&framed(FrameKind::Alive, b"")).await.expect("written");
@@ -555,10 +555,10 @@ impl tracing::Subscriber for Warnings {
 #[test]
 fn invalid_reloaded_files_are_logged_once_per_change() {
     let office = Office::new("shop");
-    let (files, said) = (office.right(2), Warnings::default());
+    let (files, warnings) = (office.right(2), Warnings::default());
     let unaccepted = "other members will reject this member: its own certificate";
-    tracing::subscriber::with_default(said.clone(), || {
-        let take = || std::mem::take(&mut *said.0.lock().expect("no fall"));
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let take = || std::mem::take(&mut *warnings.0.lock().expect("no fall"));
         let tls = tls::Tls::load(&Env::real(), files.clone(), Some("m2")).expect("good files");
         let refreshed = || {
             (0..3).for_each(|_| tls.refresh());
@@ -634,7 +634,7 @@ fn unusable_tls_files_fail_the_start() {
             &Env::real(),
             node(1),
             &BTreeMap::new(),
-            Spoken::new(hello(1, 2)),
+            TestIntroducer::new(hello(1, 2)),
             Arc::new(Inbox::default()),
         );
         let error = started.err().expect(words).to_string();

@@ -282,7 +282,7 @@ fn failed_handshake_tries_the_next_address_of_the_name() {
             Env::real(),
             settings(),
             Security::None,
-            handshake::Admission::new(node(1), Spoken::new(hello(1, 2))),
+            handshake::Admission::new(node(1), TestIntroducer::new(hello(1, 2))),
             inbox.clone(),
             stopping,
             std::sync::mpsc::channel().0,

@@ -56,8 +56,8 @@ fn crowd_from_one_address_does_not_lock_others_out() {
             let _ = crowd[number].write_all(&words);
         }
         read_to_close(&mut crowd[0]);
-        let said = [preface(0), hello_frame(&hello(2, 1)), framed(FrameKind::Alive, b"")].concat();
-        member.write_all(&said).expect("written");
+        let bytes = [preface(0), hello_frame(&hello(2, 1)), framed(FrameKind::Alive, b"")].concat();
+        member.write_all(&bytes).expect("written");
         one.inbox.wait_for_connection(node(2));
     }
 }
@@ -171,9 +171,9 @@ fn ten_thousand_silent_connections_are_cheap() {
             .env(CHILD, "1")
             .output()
             .expect("started");
-        let said = String::from_utf8_lossy(&child.stdout).into_owned();
-        assert!(child.status.success(), "{said}{}", String::from_utf8_lossy(&child.stderr));
-        print!("{said}");
+        let printed = String::from_utf8_lossy(&child.stdout).into_owned();
+        assert!(child.status.success(), "{printed}{}", String::from_utf8_lossy(&child.stderr));
+        print!("{printed}");
         return;
     }
     let dir = tempfile::tempdir().expect("a directory");

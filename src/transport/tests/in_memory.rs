@@ -3,14 +3,14 @@
 use super::*;
 
 struct Guest {
-    peer_versions: Arc<Spoken>,
+    peer_versions: Arc<TestIntroducer>,
     inbox: Arc<Inbox>,
     network: MemoryNetwork,
 }
 
 fn join(hub: &MemoryHub, of: Hello) -> Guest {
     let inbox: Arc<Inbox> = Arc::default();
-    let (me, peer_versions) = (of.from, Spoken::new(of));
+    let (me, peer_versions) = (of.from, TestIntroducer::new(of));
     let network = hub.join(me, peer_versions.clone(), inbox.clone());
     Guest { peer_versions, inbox, network }
 }

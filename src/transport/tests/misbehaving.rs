@@ -134,8 +134,8 @@ fn both_ends_learn_the_reason_of_a_rejection() {
         drop(unused);
         let one = Member::start(bind(settings()), mine, &peers, &Arc::default());
         let mut stream = connect(one.handle.address());
-        let said = [preface(0), hello_frame(&theirs), message_frame(&ping(1))].concat();
-        stream.write_all(&said).expect("written");
+        let bytes = [preface(0), hello_frame(&theirs), message_frame(&ping(1))].concat();
+        stream.write_all(&bytes).expect("written");
         let (kind, why) = read_frame(&mut stream, 16);
         let why = String::from_utf8(why).expect("text");
         assert!(kind == 2 && why.contains(words), "{kind} {why}");

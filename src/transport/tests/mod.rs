@@ -191,14 +191,14 @@ fn founding() -> FoundingState {
 }
 
 /// An introducer with configurable replies.
-struct Spoken {
+struct TestIntroducer {
     /// The number in the name of this member, if the member knows its name.
     called: Option<u64>,
     hello: Mutex<Hello>,
     known: Mutex<Known>,
 }
 
-impl Spoken {
+impl TestIntroducer {
     /// Creates an introducer that sends `of` to all peers and knows members 1 to 3 with their
     /// founding disks.
     fn new(of: Hello) -> Arc<Self> {
@@ -221,7 +221,7 @@ impl Spoken {
     }
 }
 
-impl Introducer for Spoken {
+impl Introducer for TestIntroducer {
     fn hello(&self, to: NodeId) -> Hello {
         let hello = self.hello.lock().unwrap_or_else(PoisonError::into_inner);
         Hello { to, ..hello.clone() }
@@ -266,7 +266,7 @@ fn settings() -> TcpSettings {
 
 struct Member {
     inbox: Arc<Inbox>,
-    peer_versions: Arc<Spoken>,
+    peer_versions: Arc<TestIntroducer>,
     network: TcpNetwork,
     handle: TcpHandle,
 }
@@ -286,7 +286,7 @@ impl Member {
         inbox: &Arc<Inbox>,
     ) -> Self {
         let me = of.from;
-        let mut peer_versions = Spoken::new(of);
+        let mut peer_versions = TestIntroducer::new(of);
         Arc::get_mut(&mut peer_versions).expect("nobody else has it").called = called;
         let peers: BTreeMap<NodeId, Vec<String>> =
             peers.iter().map(|(id, address)| (node(*id), vec![address.to_string()])).collect();
@@ -395,13 +395,13 @@ fn introduce(to: SocketAddr, lane: u8, hello: &Hello) -> TcpStream {
 
 /// Waits until the other end has closed the connection, and returns the data received before.
 fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
-    let mut said = Vec::new();
+    let mut received = Vec::new();
     let mut piece = [0; 4096];
     loop {
         match stream.read(&mut piece) {
-            Ok(0) => return said,
-            Ok(len) => said.extend_from_slice(&piece[..len]),
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return said,
+            Ok(0) => return received,
+            Ok(len) => received.extend_from_slice(&piece[..len]),
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return received,
             Err(error) => panic!("not closed in time: {error}"),
         }
     }

@@ -14,7 +14,7 @@ struct Lives {
     rng: Rng,
     disk: Arc<SimDisk>,
     /// The contents of the log after each group. Groups up to `acked` must never be lost.
-    history: Vec<Said>,
+    history: Vec<LogContent>,
     acked: usize,
     /// Entries up to here may be truncated.
     cut: LogIndex,
@@ -54,7 +54,7 @@ impl Lives {
     fn new(seed: u64) -> Self {
         let rng = Rng::new(seed);
         let disk = Arc::new(SimDisk::new(rng.next_u64()));
-        let (history, seen) = (vec![Said::default()], Seen::default());
+        let (history, seen) = (vec![LogContent::default()], Seen::default());
         let cut = LogIndex(1);
         Self { seed, rng, disk, history, acked: 0, cut, incarnation: 0, seen }
     }
@@ -93,7 +93,7 @@ impl Lives {
 
     fn check(&mut self, opened: &Opened) {
         let seed = self.seed;
-        let found = Said::of(opened);
+        let found = LogContent::of(opened);
         let shown = (self.acked..self.history.len()).rev();
         let shown = shown.into_iter().find(|i| self.history[*i].is_shown_by(&found, self.cut));
         let shown = shown.unwrap_or_else(|| {
@@ -117,15 +117,15 @@ impl Lives {
                 self.history.push(self.history[self.history.len() - 1].after(group));
             }
             for _ in 0..1 + self.rng.below(3) {
-                let said = self.history.last().unwrap();
+                let content = self.history.last().unwrap();
                 let group = if self.rng.below(15) == 0 {
-                    any_based_group(&self.rng, number, said)
+                    any_based_group(&self.rng, number, content)
                 } else {
-                    any_group(&self.rng, number, said)
+                    any_group(&self.rng, number, content)
                 };
-                let kept = |base: Base| said.term(base.index.get()) == Some(base.term);
+                let kept = |base: Base| content.term(base.index.get()) == Some(base.term);
                 self.seen.resets += u32::from(group.base.is_some_and(|base| !kept(base)));
-                self.history.push(said.after(&group));
+                self.history.push(content.after(&group));
                 groups.push(group);
             }
             self.meddle_with_the_disk();
@@ -144,12 +144,12 @@ impl Lives {
                 }
             }
             if self.rng.below(6) == 0 {
-                let said = &self.history[self.acked];
-                let behind = said.last() - said.base.index.get();
-                let up_to = said.base.index.get() + self.rng.below(behind + 1);
+                let content = &self.history[self.acked];
+                let behind = content.last() - content.base.index.get();
+                let up_to = content.base.index.get() + self.rng.below(behind + 1);
                 let up_to = LogIndex(up_to);
                 let first = opened.reader.first();
-                self.cut = self.cut.max(up_to.min(said.hard_state.commit));
+                self.cut = self.cut.max(up_to.min(content.hard_state.commit));
                 opened.writer.cut(up_to)?;
                 self.seen.cuts += u32::from(opened.reader.first() > first);
             }
@@ -158,9 +158,9 @@ impl Lives {
                 opened.writer.idle()?;
                 self.seen.healed += u32::from(low && opened.writer.space() == Space::Plenty);
             }
-            let said = &self.history[self.acked];
-            assert_eq!(opened.reader.last().get(), said.last());
-            assert!(opened.reader.first() <= self.cut.max(said.base.index).next());
+            let content = &self.history[self.acked];
+            assert_eq!(opened.reader.last().get(), content.last());
+            assert!(opened.reader.first() <= self.cut.max(content.base.index).next());
         }
         Ok(())
     }
@@ -209,7 +209,7 @@ fn log_opens_after_a_crash_at_any_step() {
         for seed in 0..6 {
             let disk = Arc::new(SimDisk::new(seed * 1000 + steps));
             disk.stop_after(steps);
-            let mut acked = Said::default();
+            let mut acked = LogContent::default();
             let mut life = || -> Result<(), LogError> {
                 let mut opened = try_open(&disk)?;
                 for number in 2..12 {
@@ -223,9 +223,9 @@ fn log_opens_after_a_crash_at_any_step() {
             finished = life().is_ok();
             disk.crash();
             let opened = reopen(&disk);
-            let said = Said::of(&opened);
-            assert!(said.entries.starts_with(&acked.entries), "steps {steps} seed {seed}");
-            assert!(said.entries.len() <= acked.entries.len() + 1);
+            let content = LogContent::of(&opened);
+            assert!(content.entries.starts_with(&acked.entries), "steps {steps} seed {seed}");
+            assert!(content.entries.len() <= acked.entries.len() + 1);
         }
         if finished {
             assert!(steps > 60, "the life was too short to show anything: {steps}");
@@ -261,7 +261,7 @@ fn torn_tail_is_truncated_and_reported_and_new_writes_stay() {
         if opened.recovered.last == LogIndex(3) {
             continue;
         }
-        assert_eq!(Said::of(&opened), Said::default().after(&first));
+        assert_eq!(LogContent::of(&opened), LogContent::default().after(&first));
         if let Some(tail) = &opened.recovered.torn {
             assert!(tail.segment == path(1) && tail.offset > 72 && tail.bytes > 0, "{tail:?}");
             torn += 1;
@@ -271,7 +271,7 @@ fn torn_tail_is_truncated_and_reported_and_new_writes_stay() {
         disk.crash();
         let opened = reopen(&disk);
         assert_eq!(opened.recovered.torn, None);
-        assert_eq!(Said::of(&opened), Said::default().after(&first).after(&second));
+        assert_eq!(LogContent::of(&opened), LogContent::default().after(&first).after(&second));
     }
     assert!(torn > 5, "{torn} torn tails in 60 crashes");
 }

@@ -50,7 +50,7 @@ fn truncation_removes_whole_segments_and_keeps_later_entries() {
         reader.entries(base, LogIndex(101), 1000),
         Err(LogError::OutOfRange { first: found, .. }) if found == first
     ));
-    let said = Said {
+    let content = LogContent {
         base: Base { index: base, term: Term(1) },
         entries: read_all(&reader),
         hard_state: hard_state(1, Some(1), 101),
@@ -58,7 +58,7 @@ fn truncation_removes_whole_segments_and_keeps_later_entries() {
     };
     disk.crash();
     let mut opened = reopen(&disk);
-    assert_eq!(Said::of(&opened), said);
+    assert_eq!(LogContent::of(&opened), content);
     assert_eq!(segments(&disk)[0], there[0]);
     commit(&mut opened, group(1, vec![entry(102, 1, b"goes on")]));
     assert_eq!(opened.reader.last(), LogIndex(102));
@@ -269,7 +269,7 @@ fn missing_front_is_damage_unless_truncated() {
     let mut opened = reopen(&disk);
     cut(&mut opened, 30);
     let first = segments(&disk)[0];
-    let said_first = opened.reader.first();
+    let found_first = opened.reader.first();
     drop(opened);
     for left in 0..1_u32 << (first - 1) {
         let disk = Arc::new(disk.copy());
@@ -277,8 +277,8 @@ fn missing_front_is_damage_unless_truncated() {
             disk.replace(&path(number), &copy.read(&path(number)).unwrap());
         }
         let opened = reopen(&disk);
-        assert_eq!(opened.reader.first(), said_first, "{left:b}");
-        assert_eq!(read_all(&opened.reader), entries[said_first.get() as usize - 2..]);
+        assert_eq!(opened.reader.first(), found_first, "{left:b}");
+        assert_eq!(read_all(&opened.reader), entries[found_first.get() as usize - 2..]);
         assert_eq!(segments(&disk)[0], first);
     }
     // Removes one segment more than was truncated.
@@ -363,7 +363,7 @@ fn flipped_bit_in_a_truncated_log_is_rejected_or_harmless() {
     opened.writer.idle().unwrap();
     drop(opened);
     let disk = disk.copy();
-    let said = Said::of(&reopen(&Arc::new(disk.copy())));
+    let content = LogContent::of(&reopen(&Arc::new(disk.copy())));
     let (mut refused, mut harmless) = (0, 0);
     for number in segments(&disk) {
         for at in 0..disk.read(&path(number)).unwrap().len() {
@@ -371,7 +371,7 @@ fn flipped_bit_in_a_truncated_log_is_rejected_or_harmless() {
             disk.flip_bit(&path(number), at * 8 + at % 8);
             match try_open(&disk) {
                 Ok(opened) => {
-                    assert_eq!(Said::of(&opened), said, "{number}:{at}");
+                    assert_eq!(LogContent::of(&opened), content, "{number}:{at}");
                     harmless += 1;
                 }
                 Err(LogError::Corrupt { .. }) => refused += 1,
@@ -389,7 +389,8 @@ fn crash_during_truncations_and_installs_loses_no_later_entries() {
         for seed in 0..4 {
             let disk = Arc::new(SimDisk::new(seed * 1000 + steps));
             disk.stop_after(steps);
-            let (mut acked, mut next, mut cut) = (Said::default(), Said::default(), LogIndex(1));
+            let (mut acked, mut next, mut cut) =
+                (LogContent::default(), LogContent::default(), LogIndex(1));
             let mut life = || -> Result<(), LogError> {
                 let mut opened = try_open(&disk)?;
                 for number in 2..40 {
@@ -413,10 +414,10 @@ fn crash_during_truncations_and_installs_loses_no_later_entries() {
             };
             finished = life().is_ok();
             disk.crash();
-            let said = Said::of(&reopen(&disk));
+            let content = LogContent::of(&reopen(&disk));
             assert!(
-                next.is_shown_by(&said, cut) || acked.is_shown_by(&said, cut),
-                "steps {steps} seed {seed}: {said:?} instead of {acked:?}"
+                next.is_shown_by(&content, cut) || acked.is_shown_by(&content, cut),
+                "steps {steps} seed {seed}: {content:?} instead of {acked:?}"
             );
         }
         if finished {

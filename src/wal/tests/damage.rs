@@ -6,8 +6,8 @@ use super::*;
 /// the names of its files.
 struct Written {
     disk: SimDisk,
-    before: Said,
-    last: Said,
+    before: LogContent,
+    last: LogContent,
     files: Vec<PathBuf>,
 }
 
@@ -17,7 +17,7 @@ fn written(vouched: bool) -> Written {
     let disk = Arc::new(SimDisk::new(3));
     let rng = Rng::new(5);
     let mut opened = reopen(&disk);
-    let (mut before, mut last) = (Said::default(), Said::default());
+    let (mut before, mut last) = (LogContent::default(), LogContent::default());
     for number in 1..=GROUPS {
         let mut group = any_group(&rng, number, &last);
         if number == GROUPS {
@@ -55,18 +55,22 @@ impl Outcomes {
             Err(LogError::Corrupt { .. }) => self.refused += 1,
             Err(error) => panic!("{what}: {error}"),
             Ok(opened) => {
-                let said = Said::of(&opened);
-                if said == written.last {
+                let content = LogContent::of(&opened);
+                if content == written.last {
                     self.whole += 1;
                 } else {
                     assert!(!vouched, "{what}: a synced group is silently gone");
-                    assert_eq!(said, written.before, "{what}");
+                    assert_eq!(content, written.before, "{what}");
                     assert!(opened.recovered.torn.is_some(), "{what}: cut without a report");
                     self.cut += 1;
                 }
                 disk.crash();
                 drop(opened);
-                assert_eq!(Said::of(&reopen(&disk)), said, "{what}: a second start differs");
+                assert_eq!(
+                    LogContent::of(&reopen(&disk)),
+                    content,
+                    "{what}: a second start differs"
+                );
             }
         }
     }

@@ -39,7 +39,7 @@ fn committed_group_survives_a_crash_completely() {
     let proof = opened.writer.commit(std::slice::from_ref(&group)).unwrap().whole();
     assert_eq!(proof.number(), 4);
     disk.crash();
-    assert_eq!(Said::of(&reopen(&disk)), Said::default().after(&group));
+    assert_eq!(LogContent::of(&reopen(&disk)), LogContent::default().after(&group));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn readers_see_durable_entries_and_get_at_least_one() {
 fn a_replaced_suffix_stays_replaced() {
     let disk = Arc::new(SimDisk::new(1));
     let mut opened = reopen(&disk);
-    let mut said = Said::default();
+    let mut content = LogContent::default();
     let groups = [
         group(1, (2..20).map(|i| entry(i, 1, b"old")).collect()),
         group(2, vec![entry(10, 2, b"new"), entry(11, 2, b"new")]),
@@ -72,13 +72,13 @@ fn a_replaced_suffix_stays_replaced() {
     ];
     for group in &groups {
         let _proof = opened.writer.commit(std::slice::from_ref(group)).unwrap();
-        said = said.after(group);
-        assert_eq!(opened.reader.last().get(), said.last());
+        content = content.after(group);
+        assert_eq!(opened.reader.last().get(), content.last());
     }
     disk.crash();
     let opened = reopen(&disk);
     assert_eq!(opened.recovered.last, LogIndex(11));
-    assert_eq!(Said::of(&opened), said);
+    assert_eq!(LogContent::of(&opened), content);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn oversized_group_gets_a_longer_segment() {
     let _proof = opened.writer.commit(&[big.clone(), small.clone()]).unwrap();
     disk.crash();
     let opened = reopen(&disk);
-    assert_eq!(Said::of(&opened), Said::default().after(&big).after(&small));
+    assert_eq!(LogContent::of(&opened), LogContent::default().after(&big).after(&small));
 }
 
 #[test]
@@ -98,19 +98,19 @@ fn log_works_on_a_real_disk() {
     let dir = tempfile::tempdir().unwrap();
     let env = Env { disk: Arc::new(RealDisk), ..Env::real() };
     let options = LogOptions { segment_bytes: 64 << 10, ..LogOptions::default() };
-    let mut said = Said::default();
+    let mut content = LogContent::default();
     let rng = Rng::new(9);
     for start in 1..=3 {
         let mut opened = open(&env, &dir.path().join("a/b"), identity(), options).unwrap();
         assert_eq!(opened.recovered.incarnation, Incarnation(start));
-        assert_eq!(Said::of(&opened), said);
+        assert_eq!(LogContent::of(&opened), content);
         assert!(matches!(
             open(&env, &dir.path().join("a/b"), identity(), options),
             Err(LogError::Locked { .. })
         ));
         for number in 1..100 {
-            let group = any_group(&rng, number, &said);
-            said = said.after(&group);
+            let group = any_group(&rng, number, &content);
+            content = content.after(&group);
             let _proof = opened.writer.commit(&[group]).unwrap();
         }
         opened.writer.idle().unwrap();

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use super::*;
 use crate::env::{BootClock, Disk, Entropy, NoPoints, Points};
 use crate::sim::{Rng, SimDisk};
-use model::{Said, any_group};
+use model::{LogContent, any_group};
 
 const DIR: &str = "log";
 

@@ -5,7 +5,7 @@ use super::*;
 
 /// The contents of a log as plain data.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(super) struct Said {
+pub(super) struct LogContent {
     pub(super) base: Base,
     /// All entries after the base.
     pub(super) entries: Vec<Entry>,
@@ -13,7 +13,7 @@ pub(super) struct Said {
     pub(super) founding: Option<Founding>,
 }
 
-impl Said {
+impl LogContent {
     pub(super) fn of(opened: &Opened) -> Self {
         let (reader, recovered) = (&opened.reader, &opened.recovered);
         assert_eq!(reader.last(), recovered.last);
@@ -40,24 +40,24 @@ impl Said {
     }
 
     pub(super) fn after(&self, group: &Group) -> Self {
-        let mut said = self.clone();
-        if let Some(base) = group.base.filter(|base| base.index > said.base.index) {
-            if said.term(base.index.get()) == Some(base.term) {
-                said.entries.drain(..(base.index.get() - said.base.index.get()) as usize);
+        let mut content = self.clone();
+        if let Some(base) = group.base.filter(|base| base.index > content.base.index) {
+            if content.term(base.index.get()) == Some(base.term) {
+                content.entries.drain(..(base.index.get() - content.base.index.get()) as usize);
             } else {
-                said.entries.clear();
+                content.entries.clear();
             }
-            said.base = base;
-            said.hard_state.commit = said.hard_state.commit.max(base.index);
+            content.base = base;
+            content.hard_state.commit = content.hard_state.commit.max(base.index);
         }
         for entry in &group.entries {
-            let at = entry.index.get() - said.base.index.get() - 1;
-            said.entries.truncate(at as usize);
-            said.entries.push(entry.clone());
+            let at = entry.index.get() - content.base.index.get() - 1;
+            content.entries.truncate(at as usize);
+            content.entries.push(entry.clone());
         }
-        said.hard_state = group.hard_state.clone().unwrap_or(said.hard_state);
-        said.founding = group.founding.clone().or(said.founding);
-        said
+        content.hard_state = group.hard_state.clone().unwrap_or(content.hard_state);
+        content.founding = group.founding.clone().or(content.founding);
+        content
     }
 
     /// Returns whether `found` has the same contents, except for entries up to `cut`, which may be
@@ -91,17 +91,17 @@ pub(super) fn read_all(reader: &LogReader) -> Vec<Entry> {
 }
 
 /// Returns a random valid next group.
-pub(super) fn any_group(rng: &Rng, number: u64, said: &Said) -> Group {
+pub(super) fn any_group(rng: &Rng, number: u64, content: &LogContent) -> Group {
     let mut group = group(number, Vec::new());
-    let state = &said.hard_state;
+    let state = &content.hard_state;
     let (mut term, mut vote) = (state.term.get(), state.vote);
     if rng.below(4) == 0 {
         term += 1;
         vote = (rng.below(2) == 0).then(|| node(1 + rng.below(3)));
     }
-    let mut index = said.last() + 1;
+    let mut index = content.last() + 1;
     if rng.below(4) == 0 {
-        let open = said.last() - state.commit.get();
+        let open = content.last() - state.commit.get();
         index -= rng.below(open + 1);
     }
     for _ in 0..rng.below(5) {
@@ -110,7 +110,7 @@ pub(super) fn any_group(rng: &Rng, number: u64, said: &Said) -> Group {
         group.entries.push(entry(index, term, &data));
         index += 1;
     }
-    let last = group.entries.last().map_or(said.last(), |last| last.index.get());
+    let last = group.entries.last().map_or(content.last(), |last| last.index.get());
     let commit = state.commit.get() + rng.below(last - state.commit.get() + 1);
     if term != state.term.get() || rng.below(3) == 0 {
         group.hard_state = Some(HardState { term: Term(term), vote, commit: LogIndex(commit) });
@@ -123,25 +123,25 @@ pub(super) fn any_group(rng: &Rng, number: u64, said: &Said) -> Group {
 
 /// Returns a group with a base that the log either has or does not have. The group has no entries,
 /// or has entries that follow the base.
-pub(super) fn any_based_group(rng: &Rng, number: u64, said: &Said) -> Group {
-    let state = &said.hard_state;
+pub(super) fn any_based_group(rng: &Rng, number: u64, content: &LogContent) -> Group {
+    let state = &content.hard_state;
     let base = if rng.below(2) == 0 {
-        let index = said.base.index.get() + rng.below(said.entries.len() as u64 + 1);
-        base(index, said.term(index).unwrap().get())
+        let index = content.base.index.get() + rng.below(content.entries.len() as u64 + 1);
+        base(index, content.term(index).unwrap().get())
     } else {
         // The base has a term in which this log contains no entry.
         let term = state.term.get() + 1;
-        base(state.commit.get() + 1 + rng.below(said.entries.len() as u64 + 20), term)
+        base(state.commit.get() + 1 + rng.below(content.entries.len() as u64 + 20), term)
     };
     let alone = Group { number, base: Some(base), ..Group::default() };
-    let mut after = said.after(&alone);
+    let mut after = content.after(&alone);
     let term = after.hard_state.term.max(base.term);
     if term > after.hard_state.term {
         after.hard_state = HardState { term, vote: None, ..after.hard_state };
     }
     let mut group = any_group(rng, number, &after);
     group.base = Some(base);
-    let written = group.hard_state.is_some() || after.hard_state.term == said.hard_state.term;
+    let written = group.hard_state.is_some() || after.hard_state.term == content.hard_state.term;
     if !written {
         group.hard_state = Some(after.hard_state);
     }

@@ -78,19 +78,22 @@ fn valid_history_is_ok() {
 fn a_violation_names_its_operations_and_their_lines() {
     let place = Place::new("stale").with("h.jsonl", STALE);
     let output = place.run("h.jsonl --model register");
-    let (code, said, complaint) = parts(&output);
+    let (code, printed, complaint) = parts(&output);
     assert_eq!((code, complaint), (Some(1), ""));
-    assert!(said.starts_with("   violation object \"x\": "), "{said}");
-    assert!(said.contains("\n   operation #0, line 2: {\"process\":1,"), "{said}");
-    assert!(said.contains("\n   operation #2, line 4: {\"process\":2,"), "{said}");
-    assert!(!said.contains("line 3"), "{said}");
+    assert!(printed.starts_with("   violation object \"x\": "), "{printed}");
+    assert!(printed.contains("\n   operation #0, line 2: {\"process\":1,"), "{printed}");
+    assert!(printed.contains("\n   operation #2, line 4: {\"process\":2,"), "{printed}");
+    assert!(!printed.contains("line 3"), "{printed}");
 
     let output = place.run("h.jsonl --model register --json");
     assert_eq!(output.status.code(), Some(1));
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&said["verdict"], &said["object"]), (&"violation".into(), &"x".into()));
-    assert_eq!((&said["reason"][1]["index"], &said["reason"][1]["line"]), (&2.into(), &4.into()));
-    assert_eq!(said["reason"][1]["operation"]["result"], Value::Null);
+    let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&printed["verdict"], &printed["object"]), (&"violation".into(), &"x".into()));
+    assert_eq!(
+        (&printed["reason"][1]["index"], &printed["reason"][1]["line"]),
+        (&2.into(), &4.into())
+    );
+    assert_eq!(printed["reason"][1]["operation"]["result"], Value::Null);
 }
 
 #[test]
@@ -99,8 +102,8 @@ fn a_history_is_read_from_standard_input() {
     let output = place.run_with("- --model register", FINE);
     assert_eq!(parts(&output).0, Some(0));
     let output = place.run_with("- --model register", "{}\n");
-    let (code, said, complaint) = parts(&output);
-    assert_eq!((code, said), (Some(2), ""));
+    let (code, printed, complaint) = parts(&output);
+    assert_eq!((code, printed), (Some(2), ""));
     assert!(
         complaint.starts_with("error: standard input: line 1: the field `invoke` is missing\n"),
         "{complaint}"
@@ -159,8 +162,8 @@ fn unreadable_input_is_named_with_a_hint() {
     ];
     for (arguments, input, expected) in table {
         let output = place.run_with(arguments, input);
-        let (code, said, complaint) = parts(&output);
-        assert_eq!((code, said), (Some(2), ""), "{arguments}");
+        let (code, printed, complaint) = parts(&output);
+        assert_eq!((code, printed), (Some(2), ""), "{arguments}");
         assert!(complaint.starts_with(expected), "{complaint}");
     }
 }
@@ -179,8 +182,8 @@ fn invalid_arguments_list_the_valid_ones() {
     ];
     for (arguments, expected) in table {
         let output = place.run(arguments);
-        let (code, said, complaint) = parts(&output);
-        assert_eq!((code, said), (Some(2), ""), "{arguments}");
+        let (code, printed, complaint) = parts(&output);
+        assert_eq!((code, printed), (Some(2), ""), "{arguments}");
         assert!(complaint.contains(expected), "{arguments}: {complaint}");
     }
     let output = place.run("--help");
@@ -202,17 +205,20 @@ fn budget_exhaustion_is_undecided_and_exits_with_3() {
     history.push_str(r#"{"invoke":101,"complete":102,"outcome":"ok","call":"read","result":-1}"#);
     let place = Place::new("budget").with("h.jsonl", &history);
     let output = place.run("h.jsonl --model register --steps 1000");
-    let (code, said, _) = parts(&output);
+    let (code, printed, _) = parts(&output);
     assert_eq!(code, Some(3));
-    assert!(said.contains("undecided") && said.contains("try again with more --steps"), "{said}");
+    assert!(
+        printed.contains("undecided") && printed.contains("try again with more --steps"),
+        "{printed}"
+    );
     let output = place.run("h.jsonl --model register --steps 1000 --json");
     assert_eq!(output.status.code(), Some(3));
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(said["verdict"], "undecided");
+    let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(printed["verdict"], "undecided");
     let output = place.run("h.jsonl --model register --seconds 0");
-    let (code, said, _) = parts(&output);
+    let (code, printed, _) = parts(&output);
     assert_eq!(code, Some(3));
-    assert!(said.contains("try again with more --seconds"), "{said}");
+    assert!(printed.contains("try again with more --seconds"), "{printed}");
 }
 
 #[test]
@@ -236,25 +242,28 @@ fn history_without_answers_is_undecided() {
     ];
     for (arguments, operations) in cases {
         let output = place.run(arguments);
-        let (code, said, _) = parts(&output);
-        assert_eq!(code, Some(3), "{arguments}: {said}");
+        let (code, printed, _) = parts(&output);
+        assert_eq!(code, Some(3), "{arguments}: {printed}");
         let words = format!("undecided {operations} operations, and no operation was answered");
-        assert!(said.contains(&words) && said.contains("not a pass"), "{arguments}: {said}");
+        assert!(
+            printed.contains(&words) && printed.contains("not a pass"),
+            "{arguments}: {printed}"
+        );
         let output = place.run(&format!("{arguments} --json"));
         assert_eq!(output.status.code(), Some(3), "{arguments}");
-        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(
-            (&said["verdict"], &said["operations"]),
+            (&printed["verdict"], &printed["operations"]),
             (&"undecided".into(), &operations.into())
         );
-        assert_eq!(said["why"], "no operation was answered");
+        assert_eq!(printed["why"], "no operation was answered");
     }
 }
 
 #[test]
 fn map_without_a_process_is_an_error() {
-    let said = "{:type :invoke, :f :write, :value 1, :client 0}\n{:type :ok, :f :write, :value 1, :client 0}";
-    let place = Place::new("process").with("h.edn", said);
+    let printed = "{:type :invoke, :f :write, :value 1, :client 0}\n{:type :ok, :f :write, :value 1, :client 0}";
+    let place = Place::new("process").with("h.edn", printed);
     let output = place.run("h.edn --model register");
     let (code, _, complaint) = parts(&output);
     assert_eq!(code, Some(2));
@@ -268,16 +277,19 @@ fn transactions_are_checked_at_the_requested_level() {
 "#;
     let place = Place::new("levels").with("h.jsonl", skew);
     let output = place.run("h.jsonl --model list-append");
-    let (code, said, _) = parts(&output);
+    let (code, printed, _) = parts(&output);
     assert_eq!(code, Some(1));
-    assert!(said.contains("(G2)") && said.contains("#0 before #1: it read x as []"), "{said}");
+    assert!(
+        printed.contains("(G2)") && printed.contains("#0 before #1: it read x as []"),
+        "{printed}"
+    );
     let output = place.run("h.jsonl --model list-append --level snapshot-isolation");
     assert_eq!(parts(&output), (Some(0), "          ok 2 operations, snapshot-isolation\n", ""));
     let again = format!("{skew}{skew}");
     let output = place.run_with("- --model list-append", &again);
-    let (code, said, _) = parts(&output);
+    let (code, printed, _) = parts(&output);
     assert_eq!(code, Some(3));
-    assert!(said.contains("let each transaction write values of its own"), "{said}");
+    assert!(printed.contains("let each transaction write values of its own"), "{printed}");
 }
 
 #[test]
@@ -300,8 +312,8 @@ fn missing_token_is_an_error_where_other_lines_have_tokens() {
     ];
     for (arguments, line) in table {
         let output = place.run(arguments);
-        let (code, said, complaint) = parts(&output);
-        assert_eq!((code, said), (Some(2), ""), "{arguments}: {complaint}");
+        let (code, printed, complaint) = parts(&output);
+        assert_eq!((code, printed), (Some(2), ""), "{arguments}: {complaint}");
         let file = arguments.split(' ').next().unwrap();
         let expected = format!(
             "error: {file}: line {line}: the field `token` is missing\nwith --fenced, each hold and each leadership must \
@@ -319,14 +331,14 @@ fn missing_token_is_an_error_where_other_lines_have_tokens() {
 
 #[test]
 fn session_order_is_checked_only_with_processes() {
-    let said = r#"{"process":0,"invoke":1,"complete":2,"outcome":"ok","call":"txn","steps":[["append","x",1]]}
+    let printed = r#"{"process":0,"invoke":1,"complete":2,"outcome":"ok","call":"txn","steps":[["append","x",1]]}
 {"invoke":3,"complete":4,"outcome":"ok","call":"txn","steps":[["read","x"]],"results":[[]]}
 "#;
-    let place = Place::new("sessions").with("h.jsonl", said);
+    let place = Place::new("sessions").with("h.jsonl", printed);
     let session = "h.jsonl --model list-append --level session-serializable";
     let output = place.run(session);
-    let (code, said, complaint) = parts(&output);
-    assert_eq!((code, said), (Some(2), ""), "{complaint}");
+    let (code, printed, complaint) = parts(&output);
+    assert_eq!((code, printed), (Some(2), ""), "{complaint}");
     let expected = "error: h.jsonl: line 2: the field `process` is missing\nsession-serializable compares the operations \
         of each process: name the process in each line";
     assert!(complaint.starts_with(expected), "{complaint}");
@@ -362,14 +374,17 @@ fn transactions_without_reads_are_undecided() {
         [("set.edn --model set", 2), ("lists.jsonl --model list-append", 1)]
     {
         let output = place.run(arguments);
-        let (code, said, _) = parts(&output);
-        assert_eq!(code, Some(3), "{arguments}: {said}");
+        let (code, printed, _) = parts(&output);
+        assert_eq!(code, Some(3), "{arguments}: {printed}");
         let words = format!("undecided {operations} operations, and no read was answered");
-        assert!(said.contains(&words) && said.contains("not a pass"), "{arguments}: {said}");
+        assert!(
+            printed.contains(&words) && printed.contains("not a pass"),
+            "{arguments}: {printed}"
+        );
         let output = place.run(&format!("{arguments} --json"));
-        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let printed: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(
-            (&said["verdict"], &said["why"]),
+            (&printed["verdict"], &printed["why"]),
             (&"undecided".into(), &"no read was answered".into())
         );
     }
@@ -480,9 +495,9 @@ fn jepsen_history_is_checked() {
 ";
     let place = Place::new("edn").with("h.edn", edn).with("h", edn);
     let output = place.run("h.edn --model register --page why.html");
-    let (code, said, _) = parts(&output);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("line 1") && said.contains("line 3"), "{said}");
+    let (code, printed, _) = parts(&output);
+    assert_eq!(code, Some(1), "{printed}");
+    assert!(printed.contains("line 1") && printed.contains("line 3"), "{printed}");
     assert!(fs::read_to_string(place.at("why.html")).unwrap().ends_with("</html>\n"));
     let output = place.run("h --edn --model queue");
     let (code, _, complaint) = parts(&output);

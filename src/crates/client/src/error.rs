@@ -109,16 +109,18 @@ impl StatusMeaning {
         if text.contains("not applied") {
             return Self::Refused;
         }
-        let says = |words: &str| text.contains(words);
+        let mentions = |words: &str| text.contains(words);
         match status.code() {
             // The error comes from the connection, not from the server.
             _ if std::error::Error::source(status).is_some() => Self::Unknown,
-            Code::Unavailable if says("etcdserver: no leader") => Self::Elsewhere,
-            Code::Unavailable if says("unhealthy cluster") => Self::Refused,
+            Code::Unavailable if mentions("etcdserver: no leader") => Self::Elsewhere,
+            Code::Unavailable if mentions("unhealthy cluster") => Self::Refused,
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Self::Unknown,
             // etcd uses this code for errors that have no code of their own.
-            Code::Unknown if !says("etcdserver: ") => Self::Unknown,
-            Code::ResourceExhausted | Code::Unknown if says("too many requests") => Self::Elsewhere,
+            Code::Unknown if !mentions("etcdserver: ") => Self::Unknown,
+            Code::ResourceExhausted | Code::Unknown if mentions("too many requests") => {
+                Self::Elsewhere
+            }
             _ => Self::Refused,
         }
     }

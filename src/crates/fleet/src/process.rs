@@ -35,14 +35,14 @@ pub enum HarnessError {
         source: std::io::Error,
     },
     /// An external tool fails.
-    #[error("{tool} failed ({status}): {said}")]
+    #[error("{tool} failed ({status}): {output}")]
     Tool {
         /// Name of the tool.
         tool: String,
         /// Exit status of the tool.
         status: String,
         /// Output of the tool.
-        said: String,
+        output: String,
     },
     /// Fault injection, a tool of the machine, or the harness itself did not complete in time.
     #[error("timed out after {LIMIT:?}: {0}")]
@@ -525,8 +525,8 @@ mod tests {
             let end = end_of(words, true);
             assert!(matches!(end, Err(HarnessError::Ended(_))), "{words}: {end:?}");
         }
-        let said = end_of("echo stopped it was full; exit 1", true);
-        assert_eq!(said.unwrap().as_deref(), Some("it was full"));
+        let outcome = end_of("echo stopped it was full; exit 1", true);
+        assert_eq!(outcome.unwrap().as_deref(), Some("it was full"));
     }
 
     #[test]
@@ -534,8 +534,11 @@ mod tests {
         let stop_of =
             |words: &str| Process::spawn(Command::new("sh").args(["-c", words])).unwrap().stop();
         assert!(stop_of("cat > /dev/null").is_ok());
-        let said = stop_of("echo stopped of grief; cat > /dev/null");
-        assert!(matches!(&said, Err(HarnessError::Stopped(why)) if why == "of grief"), "{said:?}");
+        let outcome = stop_of("echo stopped of grief; cat > /dev/null");
+        assert!(
+            matches!(&outcome, Err(HarnessError::Stopped(why)) if why == "of grief"),
+            "{outcome:?}"
+        );
         assert!(matches!(stop_of("cat > /dev/null; exit 3"), Err(HarnessError::Ended(_))));
     }
 

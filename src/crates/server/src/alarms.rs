@@ -29,7 +29,7 @@ impl Alarms {
     pub(crate) fn active(&self) -> Vec<pb::AlarmMember> {
         let raised = self.member.client().alarms();
         let own = self.own().into_iter().filter(|alarm| !raised.contains(alarm));
-        raised.iter().copied().chain(own).map(said).collect()
+        raised.iter().copied().chain(own).map(to_alarm_member).collect()
     }
 
     /// Returns this member's own alarms. They are not stored, but computed from the member's health.
@@ -68,7 +68,7 @@ impl Alarms {
             AlarmChange::EndAllOf(member) => alarm.member == Some(*member),
             AlarmChange::EndAll => true,
         };
-        (is_meant && self.no_space.end()).then(|| said(alarm))
+        (is_meant && self.no_space.end()).then(|| to_alarm_member(alarm))
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn kind(alarm: pb::AlarmType) -> Option<AlarmKind> {
 }
 
 /// Converts an alarm to the protocol.
-pub(crate) fn said(alarm: Alarm) -> pb::AlarmMember {
+pub(crate) fn to_alarm_member(alarm: Alarm) -> pb::AlarmMember {
     let kind = match alarm.kind {
         AlarmKind::NoSpace => pb::AlarmType::Nospace,
         AlarmKind::Corrupt => pb::AlarmType::Corrupt,

@@ -52,11 +52,11 @@ impl Leaderless {
     }
 }
 
-async fn look(member: Weak<Member>, says: watch::Sender<Option<Instant>>) {
+async fn look(member: Weak<Member>, sender: watch::Sender<Option<Instant>>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let Some(has_leader) = member.upgrade().map(|member| member.has_leader()) else { return };
-        says.send_if_modified(|since| {
+        sender.send_if_modified(|since| {
             let is_news = since.is_some() == has_leader;
             if is_news {
                 *since = (!has_leader).then(Instant::now);

@@ -24,13 +24,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The log of a server, as it is written.
 #[derive(Default)]
-struct Said {
+struct ServerLog {
     /// The text so far, and whether the log has ended.
     state: Mutex<(String, bool)>,
     more: Condvar,
 }
 
-impl Said {
+impl ServerLog {
     fn listen(&self, mut lines: impl BufRead) {
         let mut line = Vec::new();
         while lines.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
@@ -52,7 +52,7 @@ impl Said {
 /// A running member.
 pub struct Server {
     child: Child,
-    said: Arc<Said>,
+    log: Arc<ServerLog>,
     listens: Option<JoinHandle<()>>,
     /// The client address, as `host:port`.
     pub address: String,
@@ -326,27 +326,27 @@ impl Server {
     /// Starts a member by a command, which may be a shell that calls exec.
     pub fn run(mut command: Command, client: u16) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let (lines, said) = (child.stderr.take().unwrap(), Arc::<Said>::default());
-        let heard = Arc::clone(&said);
+        let (lines, log) = (child.stderr.take().unwrap(), Arc::<ServerLog>::default());
+        let heard = Arc::clone(&log);
         let listens = std::thread::spawn(move || heard.listen(BufReader::new(lines)));
-        Self { child, said, listens: Some(listens), address: format!("127.0.0.1:{client}") }
+        Self { child, log, listens: Some(listens), address: format!("127.0.0.1:{client}") }
     }
 
     /// Waits until the server is ready.
     pub fn ready(self) -> Self {
-        self.until_said("ready to serve client requests");
+        self.until_logged("ready to serve client requests");
         self
     }
 
     /// Waits until the log contains the text.
-    pub fn until_said(&self, words: &str) {
-        let said = self.said.until(words);
-        assert!(said.0.contains(words), "{words:?} is not in the log: {}", said.0);
+    pub fn until_logged(&self, words: &str) {
+        let log = self.log.until(words);
+        assert!(log.0.contains(words), "{words:?} is not in the log: {}", log.0);
     }
 
     /// Returns whether the log contains the text.
-    pub fn has_said(&self, words: &str) -> bool {
-        self.said.state.lock().unwrap().0.contains(words)
+    pub fn has_logged(&self, words: &str) -> bool {
+        self.log.state.lock().unwrap().0.contains(words)
     }
 
     /// Waits until a GET of this path succeeds: a server that has just started may not have checked its health yet.
@@ -446,8 +446,8 @@ impl Server {
     pub fn ended(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
         self.listens.take().unwrap().join().unwrap();
-        let said = std::mem::take(&mut self.said.state.lock().unwrap().0);
-        (status, said)
+        let log = std::mem::take(&mut self.log.state.lock().unwrap().0);
+        (status, log)
     }
 }
 

@@ -60,8 +60,8 @@ impl Holding {
         mutant!(B56, since = since.next());
         let is_still = |key: &Bytes| {
             let writes = EntryMetadata::mode_of(key, value) == LockMode::Write;
-            let says = writes.then(|| Compare::value(key.clone()).eq(value.clone()));
-            still_mine(key, since, lease).into_iter().chain(says)
+            let same_value = writes.then(|| Compare::value(key.clone()).eq(value.clone()));
+            still_mine(key, since, lease).into_iter().chain(same_value)
         };
         self.grant.keys.iter().flat_map(is_still).collect()
     }

@@ -379,7 +379,7 @@ fn transactions<C: Written>(
     };
     evaluate(options, &lines, |history| match check(history) {
         Verdict::Ok if !history.iter().any(|one| is_answered(one) && is_read(one)) => {
-            nothing_said(Undecided::Unread)
+            no_claim(Undecided::Unread)
         }
         verdict => verdict,
     })
@@ -440,7 +440,7 @@ fn evaluate<C: Written>(
         Verdict::Ok | Verdict::Undecided { why: Undecided::Unread, .. }
             if !lines.history.iter().any(is_answered) =>
         {
-            nothing_said(Undecided::Nothing)
+            no_claim(Undecided::Nothing)
         }
         verdict => verdict,
     };
@@ -453,7 +453,7 @@ fn evaluate<C: Written>(
     if options.json {
         writeln!(out, "{}", report::to_json(options, lines, &verdict))?;
     } else {
-        for (what, words) in report::said(options, lines, &verdict) {
+        for (what, words) in report::details(options, lines, &verdict) {
             writeln!(out, "{what:>12} {words}")?;
         }
     }
@@ -471,7 +471,7 @@ fn is_answered<C, R>(operation: &Operation<C, R>) -> bool {
 
 /// Returns the verdict for a history without replies. The verdict must not be "passed", because any object could have
 /// produced such a history.
-fn nothing_said(why: Undecided) -> Verdict {
+fn no_claim(why: Undecided) -> Verdict {
     Verdict::Undecided { object: String::new(), why, explored: 0 }
 }
 

@@ -23,7 +23,7 @@ fn more(why: Undecided) -> &'static str {
 }
 
 /// Returns the lines of the report for people. Each line is a pair of a label and a sentence.
-pub(super) fn said<C: Written>(
+pub(super) fn details<C: Written>(
     options: &CheckOptions,
     lines: &Lines<C, C::Reply>,
     verdict: &Verdict,
@@ -53,7 +53,7 @@ pub(super) fn said<C: Written>(
         Verdict::Violation(why) => {
             let Counterexample { rule, object, operations, is_minimal, why, links, dead_end } =
                 &**why;
-            let mut said =
+            let mut details =
                 vec![("violation", format!("object {object:?}: {rule}")), ("why", why.clone())];
             let line = |index: usize| {
                 format!(
@@ -62,7 +62,7 @@ pub(super) fn said<C: Written>(
                     lines::line(&lines.history[index])
                 )
             };
-            said.extend(operations.iter().map(|index| ("operation", line(*index))));
+            details.extend(operations.iter().map(|index| ("operation", line(*index))));
             if links.is_empty()
                 && let Some(dead_end) = dead_end
             {
@@ -74,19 +74,19 @@ pub(super) fn said<C: Written>(
                      can be next",
                     stuck.join(", ")
                 );
-                said.push(("stuck", words));
+                details.push(("stuck", words));
             }
             if !is_minimal {
-                said.push((
+                details.push((
                     "note",
                     "a subset of these operations may be enough for the violation, or other operations may belong to \
                      it".to_owned(),
                 ));
             }
             if let Some(page) = &options.page {
-                said.push(("page", page.display().to_string()));
+                details.push(("page", page.display().to_string()));
             }
-            said
+            details
         }
     }
 }

@@ -110,7 +110,7 @@ pub(crate) struct Settings {
     pub(crate) dial_timeout: Duration,
     pub(crate) command_timeout: Duration,
     /// The command timeout if it was set explicitly, for operations that otherwise have no time limit.
-    pub(crate) said_timeout: Option<Duration>,
+    pub(crate) given_timeout: Option<Duration>,
     pub(crate) keepalive_time: Duration,
     pub(crate) keepalive_timeout: Duration,
     pub(crate) login: Option<Login>,
@@ -177,7 +177,7 @@ impl Globals {
         if tls.cert.is_some() != tls.key.is_some() {
             return Err(Failure::Usage("--cert and --key require each other".to_owned()));
         }
-        let said_timeout = span(self.command_timeout, "COMMAND_TIMEOUT")?;
+        let given_timeout = span(self.command_timeout, "COMMAND_TIMEOUT")?;
         let user = self.user.clone().or_else(|| given("USER"));
         let password = self.password.clone().or_else(|| given("PASSWORD"));
         Ok(Settings {
@@ -185,8 +185,8 @@ impl Globals {
             format,
             hex: flag(self.hex, "HEX")?.unwrap_or(false),
             dial_timeout: span(self.dial_timeout, "DIAL_TIMEOUT")?.unwrap_or(DIAL_TIMEOUT_DEFAULT),
-            command_timeout: said_timeout.unwrap_or(COMMAND_TIMEOUT_DEFAULT),
-            said_timeout,
+            command_timeout: given_timeout.unwrap_or(COMMAND_TIMEOUT_DEFAULT),
+            given_timeout,
             keepalive_time: keepalive.unwrap_or(KEEPALIVE_TIME_LEAST).max(KEEPALIVE_TIME_LEAST),
             keepalive_timeout: span(self.keepalive_timeout, "KEEPALIVE_TIMEOUT")?
                 .unwrap_or(KEEPALIVE_TIMEOUT_DEFAULT),
@@ -286,8 +286,8 @@ mod tests {
         assert_eq!(settled(&silent, &[]).endpoints, [ENDPOINT_DEFAULT]);
         assert_eq!(settled(&silent, &both[..1]).endpoints, ["a:1"]);
         assert_eq!(settled(&silent, &both).endpoints, ["b:1", "c:2"]);
-        let said = Globals { endpoints: Some("d:4".to_owned()), ..Globals::default() };
-        assert_eq!(settled(&said, &both).endpoints, ["d:4"]);
+        let given = Globals { endpoints: Some("d:4".to_owned()), ..Globals::default() };
+        assert_eq!(settled(&given, &both).endpoints, ["d:4"]);
     }
 
     #[test]

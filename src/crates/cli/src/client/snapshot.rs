@@ -84,7 +84,7 @@ pub(crate) async fn run(
     let signals = Signals::new();
     let mut signals =
         signals.map_err(|error| Failure::Local("cannot handle signals".to_owned(), error))?;
-    let limit = client.settings.said_timeout.unwrap_or(NO_LIMIT);
+    let limit = client.settings.given_timeout.unwrap_or(NO_LIMIT);
     let version = tokio::select! {
         saved = tokio::time::timeout(limit, save(client, &file)) => {
             saved.map_err(|_| Failure::Timeout(limit))??

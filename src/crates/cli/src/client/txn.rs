@@ -170,7 +170,7 @@ fn request(line: &str) -> Result<pb::RequestOp, String> {
         let why = error.lines().next().unwrap_or_default();
         format!("{line}: {}", why.trim_start_matches("error: "))
     })?;
-    let said = |failure: Failure| failure.to_string();
+    let to_text = |failure: Failure| failure.to_string();
     let taken = || format!("{line}: standard input may be in use for the transaction: name a file");
     let request = match parsed.request {
         LineRequest::Get(options) if options.reads_input() => return Err(taken()),
@@ -178,9 +178,11 @@ fn request(line: &str) -> Result<pb::RequestOp, String> {
         LineRequest::Put(options) if options.reads_input() => {
             return Err(format!("{line}: missing value, or file for it"));
         }
-        LineRequest::Get(options) => Request::RequestRange(options.request().map_err(said)?),
-        LineRequest::Del(options) => Request::RequestDeleteRange(options.request().map_err(said)?),
-        LineRequest::Put(options) => Request::RequestPut(options.request().map_err(said)?),
+        LineRequest::Get(options) => Request::RequestRange(options.request().map_err(to_text)?),
+        LineRequest::Del(options) => {
+            Request::RequestDeleteRange(options.request().map_err(to_text)?)
+        }
+        LineRequest::Put(options) => Request::RequestPut(options.request().map_err(to_text)?),
     };
     Ok(pb::RequestOp { request: Some(request) })
 }

@@ -96,8 +96,8 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     let (words, header) = match options.command {
         UserCommand::Add { name, new_user_password, no_password, how } => {
-            let said = new_user_password.filter(|password| !password.is_empty());
-            let (name, password) = match (name.split_once(':'), said) {
+            let given = new_user_password.filter(|password| !password.is_empty());
+            let (name, password) = match (name.split_once(':'), given) {
                 // Without a password, a colon is part of the name.
                 _ if no_password => (name, String::new()),
                 (_, Some(password)) => (name, password),

@@ -15,13 +15,13 @@ const GOING_MAX: Duration = Duration::from_secs(300);
 
 /// Result of a command.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct CliOutput {
     pub(crate) code: i32,
     pub(crate) out: Vec<u8>,
     pub(crate) err: String,
 }
 
-impl Said {
+impl CliOutput {
     /// Returns the standard output as text.
     #[track_caller]
     pub(crate) fn text(&self) -> &str {
@@ -56,18 +56,18 @@ pub(crate) fn command_at(endpoints: &str) -> Command {
 }
 
 /// Runs a command with the given standard input.
-pub(crate) fn run(mut command: Command, input: &[u8]) -> Said {
+pub(crate) fn run(mut command: Command, input: &[u8]) -> CliOutput {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     // The write fails if the command exits without reading its input, which does not matter.
     drop(child.stdin.take().unwrap().write_all(input));
     let output = child.wait_with_output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr).into_owned();
-    Said { code: output.status.code().unwrap_or(-1), out: output.stdout, err }
+    CliOutput { code: output.status.code().unwrap_or(-1), out: output.stdout, err }
 }
 
 /// Runs the command with these arguments against a server.
-pub(crate) fn ask<A: AsRef<OsStr>>(server: &Server, arguments: &[A]) -> Said {
+pub(crate) fn ask<A: AsRef<OsStr>>(server: &Server, arguments: &[A]) -> CliOutput {
     let mut command = command(server);
     command.args(arguments);
     run(command, b"")

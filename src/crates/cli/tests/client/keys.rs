@@ -64,10 +64,10 @@ fn transaction_from_a_file_reports_its_branch() {
     assert_eq!(ask(&server, &["txn", file]).done(), "FAILURE\n\nk\na b\n");
     let mut prompted = command(&server);
     prompted.args(["txn", "-i"]);
-    let said = run(prompted, b"\nget k\n\n\n").done();
+    let printed = run(prompted, b"\nget k\n\n\n").done();
     let prompts =
         "compares:\nsuccess requests (get, put, del):\nfailure requests (get, put, del):\n";
-    assert_eq!(said, format!("{prompts}SUCCESS\n\nk\na b\n"));
+    assert_eq!(printed, format!("{prompts}SUCCESS\n\nk\na b\n"));
     let mut wrong = command(&server);
     wrong.arg("txn");
     let wrong = run(wrong, b"mod(\"k\") = \"x\"\n");
@@ -169,8 +169,8 @@ fn contradictory_get_options_are_rejected() {
         ),
         ("get k --min-mod-rev 3 --max-mod-rev 2", "getMinModRev(=3) > getMaxModRev(=2)"),
     ] {
-        let said = ask(&server, &line.split(' ').collect::<Vec<_>>());
-        assert!(said.code == 2 && said.err.contains(why), "{line}: {said:?}");
+        let printed = ask(&server, &line.split(' ').collect::<Vec<_>>());
+        assert!(printed.code == 2 && printed.err.contains(why), "{line}: {printed:?}");
     }
     ask(&server, &["get", "k", "--min-mod-rev", "3", "--max-mod-rev", "3"]).done();
     ask(&server, &["get", "k", "--min-mod-rev", "3"]).done();

@@ -269,8 +269,8 @@ fn shell_completions_cover_commands_and_flags() {
 fn version_matches_etcdctl() {
     let mut version = command_at("127.0.0.1:1");
     version.arg("version");
-    let said = run(version, b"").done();
+    let printed = run(version, b"").done();
     let own = env!("CARGO_PKG_VERSION");
     let expected = format!("etcdctl version: 3.7.3\nAPI version: 3.7\nbowline version: {own}\n");
-    assert_eq!(said, expected);
+    assert_eq!(printed, expected);
 }

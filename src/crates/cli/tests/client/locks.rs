@@ -55,9 +55,9 @@ fn lock_command_runs_its_child_and_passes_its_exit_code() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let echo = "echo $ETCD_LOCK_KEY $BOWLINE_LOCK_KEY $BOWLINE_LEASE $BOWLINE_TOKEN $ETCD_LOCK_REV; exit 7";
-    let said = run(lock(&server, &["m", "--", "sh", "-c", echo]), b"");
-    assert_eq!(said.code, 7, "{said:?}");
-    let words: Vec<_> = said.text().split_whitespace().collect();
+    let printed = run(lock(&server, &["m", "--", "sh", "-c", echo]), b"");
+    assert_eq!(printed.code, 7, "{printed:?}");
+    let words: Vec<_> = printed.text().split_whitespace().collect();
     assert_eq!(words[0], format!("m/{}", words[2]));
     assert_eq!((words[0], words[3]), (words[1], words[4]));
     assert_eq!(ask(&server, &["get", "m/", "--prefix", "--count-only"]).done(), "0\n");
@@ -72,8 +72,8 @@ fn lock_command_runs_its_child_and_passes_its_exit_code() {
         (&["m", "--", "sh", "-c", "kill -KILL $$"], 137),
     ];
     for (arguments, expected) in codes {
-        let said = run(lock(&server, arguments), b"");
-        assert_eq!(said.code, expected, "{said:?}");
+        let printed = run(lock(&server, arguments), b"");
+        assert_eq!(printed.code, expected, "{printed:?}");
     }
     let input = run(lock(&server, &["m", "cat"]), b"what comes in").done();
     assert_eq!(input, "what comes in");

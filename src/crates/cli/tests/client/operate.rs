@@ -79,8 +79,8 @@ fn alarms_are_listed_and_disarmed_through_any_member() {
     let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
     let servers = Server::three(&dirs);
     let raise = |server: usize, alarm: &str| {
-        let (code, said) = servers[server].http("POST", "/v3/maintenance/alarm", alarm);
-        assert_eq!(code, 200, "{said}");
+        let (code, printed) = servers[server].http("POST", "/v3/maintenance/alarm", alarm);
+        assert_eq!(code, 200, "{printed}");
     };
     raise(1, r#"{"action":"ACTIVATE","alarm":"NOSPACE"}"#);
     let refused = ask(&servers[2], &["put", "k", "v"]);
@@ -171,12 +171,12 @@ fn defrag_names_each_endpoint_and_its_duration() {
     let server = Server::alone(&dir, &[]);
     let mut defrag = crate::ask::command_at(&format!("{},127.0.0.1:1", server.address));
     defrag.arg("defrag");
-    let said = crate::ask::run(defrag, b"");
+    let printed = crate::ask::run(defrag, b"");
     let done = format!("Finished defragmenting etcd member[{}]. took ", server.address);
-    assert!(said.text().starts_with(&done) && said.text().ends_with("s\n"), "{said:?}");
+    assert!(printed.text().starts_with(&done) && printed.text().ends_with("s\n"), "{printed:?}");
     let failed = "Failed to defragment etcd member[127.0.0.1:1]. took ";
-    assert!(said.err.starts_with(failed) && said.err.ends_with(")\n"), "{said:?}");
-    assert_ne!(said.code, 0);
+    assert!(printed.err.starts_with(failed) && printed.err.ends_with(")\n"), "{printed:?}");
+    assert_ne!(printed.code, 0);
 }
 
 #[test]
@@ -309,13 +309,13 @@ impl Etcd {
 }
 
 impl Asked {
-    fn ours(&self, arguments: &[&str], input: &[u8]) -> crate::ask::Said {
+    fn ours(&self, arguments: &[&str], input: &[u8]) -> crate::ask::CliOutput {
         let mut command = crate::ask::command_at(&self.address);
         command.args(arguments);
         crate::ask::run(command, input)
     }
 
-    fn theirs(&self, arguments: &[&str], input: &[u8]) -> crate::ask::Said {
+    fn theirs(&self, arguments: &[&str], input: &[u8]) -> crate::ask::CliOutput {
         let mut command = std::process::Command::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(["--endpoints", &self.address]).args(arguments);
         crate::ask::run(command, input)
@@ -420,9 +420,9 @@ fn asks_who(etcd: &Asked) {
     let wrong = etcd.ours(&["--user", "root:wrong", "get", "k"], b"");
     assert_eq!(wrong.code, 1, "{wrong:?}");
     assert_eq!(etcd.ours(&["--user", "root:rp", "get", "k"], b"").done(), "k\nv\n");
-    let said =
+    let printed =
         etcd.ours(&["--user", "root", "--password", "rp", "lock", "m", "--", "echo", "in"], b"");
-    assert_eq!(said.done(), "in\n");
+    assert_eq!(printed.done(), "in\n");
     // A user needs write permission to hold a lock.
     let as_root = |line: &str| {
         let words = line.split(' ').chain(["--user", "root:rp"]).collect::<Vec<_>>();

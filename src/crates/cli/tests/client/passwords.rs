@@ -29,11 +29,11 @@ fn asked(mut command: Command, end: &OwnedFd, words: &str) -> Going {
     command.stdin(end.try_clone().unwrap()).stderr(Stdio::piped());
     let mut going = Going::start(command);
     let mut err = going.child.stderr.take().unwrap();
-    let mut said = String::new();
-    while !said.contains(words) {
+    let mut printed = String::new();
+    while !printed.contains(words) {
         let mut byte = [0];
-        assert_eq!(err.read(&mut byte).unwrap(), 1, "the output has ended: {said}");
-        said.push(char::from(byte[0]));
+        assert_eq!(err.read(&mut byte).unwrap(), 1, "the output has ended: {printed}");
+        printed.push(char::from(byte[0]));
     }
     // Discards the rest of standard error.
     std::thread::spawn(move || std::io::copy(&mut err, &mut std::io::sink()));
@@ -97,16 +97,16 @@ fn empty_password_cannot_be_typed() {
         run(command, input)
     };
     for arguments in [["user", "add", "ann"], ["user", "passwd", "bob"]] {
-        let said = of(&arguments, b"\n\n");
-        assert_eq!(said.code, 2, "{arguments:?}: {said:?}");
-        assert!(said.err.contains("the password is empty"), "{said:?}");
+        let printed = of(&arguments, b"\n\n");
+        assert_eq!(printed.code, 2, "{arguments:?}: {printed:?}");
+        assert!(printed.err.contains("the password is empty"), "{printed:?}");
     }
     let nameless = of(&["user", "add", ":x"], b"");
     assert!(nameless.code == 2 && nameless.err.contains("empty user name"), "{nameless:?}");
     assert_eq!(ask(&server, &["user", "list"]).done(), "bob\n");
     // Without a prompt, a password after a colon is used as given. With --no-password, a colon is part of the name.
     let read = "--interactive=false";
-    let said: [(&[&str], &[u8]); 7] = [
+    let printed: [(&[&str], &[u8]); 7] = [
         (&["user", "add", "a", read], b""),
         (&["user", "add", "b", read], b"\n"),
         (&["user", "add", "c:"], b""),
@@ -115,7 +115,7 @@ fn empty_password_cannot_be_typed() {
         (&["user", "passwd", "bob", read], b""),
         (&["user", "passwd", "bob", read], b"\n"),
     ];
-    for (arguments, input) in said {
+    for (arguments, input) in printed {
         of(arguments, input).done();
     }
     assert_eq!(ask(&server, &["user", "list"]).done(), "a\nb\nbob\nc\nd\ne:x\n");

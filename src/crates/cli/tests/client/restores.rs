@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
-use crate::ask::{Said, ask, run};
+use crate::ask::{CliOutput, ask, run};
 use bowline_testkit::process::{Server, bowline, flags, free_ports};
 
 /// Returns a directory with `a.snap`, a snapshot of three keys, and the snapshot's revision.
@@ -22,7 +22,7 @@ fn snapshot() -> (TempDir, u64) {
     (place, serde_json::from_str::<Value>(&revision).unwrap()["revision"].as_u64().unwrap())
 }
 
-fn in_place(place: &Path, line: &str) -> Said {
+fn in_place(place: &Path, line: &str) -> CliOutput {
     let mut command = bowline();
     command.args(line.split_whitespace()).current_dir(place);
     run(command, b"")

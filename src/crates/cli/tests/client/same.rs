@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::tempdir;
 
-use crate::ask::{Going, Said, command, run};
+use crate::ask::{CliOutput, Going, command, run};
 use bowline_testkit::process::{Server, etcdctl_is_installed};
 
 /// The requests that are rejected.
@@ -29,8 +29,8 @@ fn etcdctl(server: &Server) -> Command {
 }
 
 /// Masks what differs between two clusters, such as long numbers and ids, and elapsed seconds of a TTL of 600.
-fn masked(said: &Said) -> String {
-    let text = String::from_utf8_lossy(&said.out).into_owned();
+fn masked(printed: &CliOutput) -> String {
+    let text = String::from_utf8_lossy(&printed.out).into_owned();
     let mut masked = String::new();
     let mut number = String::new();
     for c in text.chars().chain(['\0']) {
@@ -59,18 +59,19 @@ struct Pair {
 
 impl Pair {
     fn ask(&mut self, input: &str, arguments: &[&str]) {
-        let said = [0, 1].map(|at| {
+        let printed = [0, 1].map(|at| {
             let server = &self.servers[at];
             let mut asked = if at == 0 { etcdctl(server) } else { command(server) };
             let lease = &self.leases[at];
             asked.args(arguments.iter().map(|argument| argument.replace("LEASE", lease)));
             run(asked, input.as_bytes())
         });
-        let [theirs, ours] = &said;
+        let [theirs, ours] = &printed;
         assert_eq!(masked(theirs), masked(ours), "{arguments:?}: {theirs:?} {ours:?}");
         assert_eq!(theirs.code == 0, ours.code == 0, "{arguments:?}: {theirs:?} {ours:?}");
         if arguments.starts_with(&["lease", "grant"]) {
-            self.leases = said.map(|said| said.text().split(' ').nth(1).unwrap().to_owned());
+            self.leases =
+                printed.map(|printed| printed.text().split(' ').nth(1).unwrap().to_owned());
         }
     }
 }
@@ -165,13 +166,13 @@ fn alarms_are_printed_as_in_etcdctl() {
         &["-w", "fields", "alarm", "list"],
         &["alarm", "disarm"],
     ] {
-        let said = [etcdctl(&server), command(&server)].map(|mut asked| {
+        let printed = [etcdctl(&server), command(&server)].map(|mut asked| {
             raise();
             asked.args(arguments);
             run(asked, b"")
         });
-        assert_eq!(said[0].text(), said[1].text(), "{arguments:?}: {said:?}");
-        assert!(said[1].code == 0 && !said[1].out.is_empty(), "{arguments:?}: {said:?}");
+        assert_eq!(printed[0].text(), printed[1].text(), "{arguments:?}: {printed:?}");
+        assert!(printed[1].code == 0 && !printed[1].out.is_empty(), "{arguments:?}: {printed:?}");
     }
     assert_eq!(crate::ask::ask(&server, &["alarm", "list"]).done(), "");
 }

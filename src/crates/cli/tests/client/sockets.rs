@@ -35,7 +35,7 @@ fn clients_connect_over_a_unix_socket() {
     assert!(path.exists());
     let server = start();
     assert_eq!(ask(&["get", "k", "--print-value-only"]), "v\n");
-    let (status, said) = server.stop();
-    assert!(status.success(), "{said}");
+    let (status, printed) = server.stop();
+    assert!(status.success(), "{printed}");
     assert!(!path.exists(), "the file is deleted at the end");
 }

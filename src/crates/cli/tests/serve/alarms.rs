@@ -145,11 +145,15 @@ async fn alarm_rejects_only_forbidden_requests_on_all_servers() {
         ask(&channels[0], Activate, 0, kind).await.unwrap();
         for (server, channel) in channels.iter().enumerate() {
             assert_eq!(listed(channel).await, [alarm(0, kind)]);
-            let said = |status: &Status| (status.code(), status.message().to_owned());
+            let code_and_text = |status: &Status| (status.code(), status.message().to_owned());
             let due = (code, words.to_owned());
             let [adds, takes, looks] = tried(channel, 7).await;
             for tried in &adds {
-                assert_eq!(said(tried.as_ref().unwrap_err()), due, "server {server}: {adds:?}");
+                assert_eq!(
+                    code_and_text(tried.as_ref().unwrap_err()),
+                    due,
+                    "server {server}: {adds:?}"
+                );
             }
             for tried in &takes {
                 let is_due = match (kind, tried) {
@@ -160,7 +164,7 @@ async fn alarm_rejects_only_forbidden_requests_on_all_servers() {
                         status.message().contains("lease not found")
                             || status.message().contains("has been compacted")
                     }
-                    (_, tried) => tried.as_ref().is_err_and(|status| said(status) == due),
+                    (_, tried) => tried.as_ref().is_err_and(|status| code_and_text(status) == due),
                 };
                 assert!(is_due, "server {server}: {takes:?}");
             }

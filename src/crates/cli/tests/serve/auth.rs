@@ -33,7 +33,7 @@ pub(crate) fn by<T>(token: &str, message: T) -> Request<T> {
     request
 }
 
-fn says<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) {
+fn assert_error<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) {
     let status = result.unwrap_err();
     assert_eq!((status.code(), status.message()), (code, words));
 }
@@ -196,9 +196,9 @@ async fn keys_are_accessible_only_with_a_permission() {
     kv.put(by(&root, put("secret"))).await.unwrap();
     kv.put(by(&ann, put("app/a"))).await.unwrap();
     let denied = "etcdserver: permission denied";
-    says(kv.put(by(&rob, put("app/a"))).await, Code::PermissionDenied, denied);
-    says(kv.put(by(&ann, put("secret"))).await, Code::PermissionDenied, denied);
-    says(
+    assert_error(kv.put(by(&rob, put("app/a"))).await, Code::PermissionDenied, denied);
+    assert_error(kv.put(by(&ann, put("secret"))).await, Code::PermissionDenied, denied);
+    assert_error(
         kv.put(by("", put("app/a"))).await,
         Code::InvalidArgument,
         "etcdserver: user name is empty",
@@ -206,10 +206,10 @@ async fn keys_are_accessible_only_with_a_permission() {
     for serializable in [false, true] {
         let read = |key| pb::RangeRequest { serializable, ..get(key) };
         assert_eq!(kv.range(by(&rob, read("app/a"))).await.unwrap().into_inner().count, 1);
-        says(kv.range(by(&rob, read("secret"))).await, Code::PermissionDenied, denied);
-        says(kv.range(by(&bob, read("app/a"))).await, Code::PermissionDenied, denied);
+        assert_error(kv.range(by(&rob, read("secret"))).await, Code::PermissionDenied, denied);
+        assert_error(kv.range(by(&bob, read("app/a"))).await, Code::PermissionDenied, denied);
         let all = pb::RangeRequest { range_end: "\0".into(), count_only: true, ..read("\0") };
-        says(kv.range(by(&ann, all.clone())).await, Code::PermissionDenied, denied);
+        assert_error(kv.range(by(&ann, all.clone())).await, Code::PermissionDenied, denied);
         assert_eq!(kv.range(by(&root, all)).await.unwrap().into_inner().count, 2);
     }
     // One transaction has nested operations, and one only compares.
@@ -222,13 +222,13 @@ async fn keys_are_accessible_only_with_a_permission() {
         success: vec![op(pb::request_op::Request::RequestTxn(inner))],
         ..Default::default()
     };
-    says(kv.txn(by(&ann, outer.clone())).await, Code::PermissionDenied, denied);
+    assert_error(kv.txn(by(&ann, outer.clone())).await, Code::PermissionDenied, denied);
     kv.txn(by(&root, outer)).await.unwrap();
     let compare = pb::Compare { key: "secret".into(), ..Default::default() };
     let peek = pb::TxnRequest { compare: vec![compare], ..Default::default() };
-    says(kv.txn(by(&ann, peek)).await, Code::PermissionDenied, denied);
+    assert_error(kv.txn(by(&ann, peek)).await, Code::PermissionDenied, denied);
     let compact = pb::CompactionRequest { revision: 2, physical: false };
-    says(kv.compact(by(&ann, compact)).await, Code::PermissionDenied, denied);
+    assert_error(kv.compact(by(&ann, compact)).await, Code::PermissionDenied, denied);
     kv.compact(by(&root, compact)).await.unwrap();
 }
 
@@ -240,7 +240,7 @@ async fn lease_calls_require_permission_for_the_attached_keys() {
     let mut leases = LeaseClient::new(channel.clone());
     let mut kv = KvClient::new(channel);
     let grant = pb::LeaseGrantRequest { ttl: 60, id: 7 };
-    says(
+    assert_error(
         leases.lease_grant(by("", grant)).await,
         Code::InvalidArgument,
         "etcdserver: user name is empty",
@@ -249,25 +249,25 @@ async fn lease_calls_require_permission_for_the_attached_keys() {
     kv.put(by(&root, pb::PutRequest { lease: 7, ..put("secret") })).await.unwrap();
     let denied = "etcdserver: permission denied";
     let attach = pb::PutRequest { lease: 7, ..put("app/a") };
-    says(kv.put(by(&ann, attach)).await, Code::PermissionDenied, denied);
+    assert_error(kv.put(by(&ann, attach)).await, Code::PermissionDenied, denied);
     let revoke = pb::LeaseRevokeRequest { id: 7 };
-    says(leases.lease_revoke(by(&ann, revoke)).await, Code::PermissionDenied, denied);
+    assert_error(leases.lease_revoke(by(&ann, revoke)).await, Code::PermissionDenied, denied);
     let named = pb::LeaseTimeToLiveRequest { id: 7, keys: true };
-    says(leases.lease_time_to_live(by(&ann, named)).await, Code::PermissionDenied, denied);
+    assert_error(leases.lease_time_to_live(by(&ann, named)).await, Code::PermissionDenied, denied);
     let left = pb::LeaseTimeToLiveRequest { id: 7, keys: false };
     assert!(leases.lease_time_to_live(by(&ann, left)).await.unwrap().into_inner().ttl > 0);
     let list = pb::LeaseLeasesRequest {};
-    says(leases.lease_leases(by(&ann, list)).await, Code::PermissionDenied, denied);
+    assert_error(leases.lease_leases(by(&ann, list)).await, Code::PermissionDenied, denied);
     let all = leases.lease_leases(by(&root, pb::LeaseLeasesRequest {})).await.unwrap().into_inner();
     assert_eq!(all.leases.len(), 1);
     let again = pb::LeaseKeepAliveRequest { id: 7 };
-    says(
+    assert_error(
         leases.lease_keep_alive(by("", tokio_stream::once(again))).await,
         Code::InvalidArgument,
         "etcdserver: user name is empty",
     );
     let mut hers = leases.lease_keep_alive(by(&ann, tokio_stream::once(again))).await.unwrap();
-    says(hers.get_mut().message().await, Code::PermissionDenied, denied);
+    assert_error(hers.get_mut().message().await, Code::PermissionDenied, denied);
     let mut roots = leases.lease_keep_alive(by(&root, tokio_stream::once(again))).await.unwrap();
     assert!(roots.get_mut().message().await.unwrap().unwrap().ttl > 0);
     kv.put(by(&root, put("secret"))).await.unwrap();
@@ -335,10 +335,10 @@ async fn lock_requires_permission_for_its_key_prefix() {
     let held = locks.lock(by(&ann, lock("app/l"))).await.unwrap().into_inner();
     assert!(held.key.starts_with(b"app/l/"));
     let denied = "etcdserver: permission denied";
-    says(locks.lock(by(&rob, lock("app/l"))).await, Code::PermissionDenied, denied);
-    says(locks.lock(by(&ann, lock("other"))).await, Code::PermissionDenied, denied);
+    assert_error(locks.lock(by(&rob, lock("app/l"))).await, Code::PermissionDenied, denied);
+    assert_error(locks.lock(by(&ann, lock("other"))).await, Code::PermissionDenied, denied);
     let no_user = "etcdserver: user name is empty";
-    says(locks.lock(by("", lock("app/l"))).await, Code::InvalidArgument, no_user);
+    assert_error(locks.lock(by("", lock("app/l"))).await, Code::InvalidArgument, no_user);
 }
 
 #[tokio::test]
@@ -349,20 +349,24 @@ async fn password_change_or_auth_disable_invalidates_tokens() {
     let mut auth = AuthClient::new(channel.clone());
     let mut kv = KvClient::new(channel.clone());
     let failed = "etcdserver: authentication failed, invalid user ID or password";
-    says(login(&channel, "eve").await, Code::InvalidArgument, failed);
+    assert_error(login(&channel, "eve").await, Code::InvalidArgument, failed);
     let (name, password) = ("ann".to_owned(), "new".to_owned());
     let wrong = pb::AuthenticateRequest { name: name.clone(), password: "ann".to_owned() };
-    says(auth.authenticate(wrong).await, Code::InvalidArgument, failed);
+    assert_error(auth.authenticate(wrong).await, Code::InvalidArgument, failed);
     let own = pb::AuthUserGetRequest { name: name.clone() };
     assert_eq!(auth.user_get(by(&ann, own)).await.unwrap().into_inner().roles, ["app"]);
     let change = pb::AuthUserChangePasswordRequest { name, password, ..Default::default() };
     let denied = "etcdserver: permission denied";
-    says(auth.user_change_password(by(&ann, change.clone())).await, Code::PermissionDenied, denied);
+    assert_error(
+        auth.user_change_password(by(&ann, change.clone())).await,
+        Code::PermissionDenied,
+        denied,
+    );
     auth.user_change_password(by(&root, change)).await.unwrap();
     let void = "etcdserver: invalid auth token";
-    says(kv.put(by(&ann, put("app/a"))).await, Code::Unauthenticated, void);
-    says(login(&channel, "ann").await, Code::InvalidArgument, failed);
-    says(
+    assert_error(kv.put(by(&ann, put("app/a"))).await, Code::Unauthenticated, void);
+    assert_error(login(&channel, "ann").await, Code::InvalidArgument, failed);
+    assert_error(
         auth.user_delete(by(&root, pb::AuthUserDeleteRequest { name: "root".into() })).await,
         Code::InvalidArgument,
         "etcdserver: invalid auth management",
@@ -424,7 +428,7 @@ async fn user_with_an_empty_password_cannot_log_in() {
     for name in ["none", "empty", "ann"] {
         for password in [String::new(), format!("{name}'s")] {
             let request = pb::AuthenticateRequest { name: name.to_owned(), password };
-            says(auth.authenticate(request).await, Code::InvalidArgument, failed);
+            assert_error(auth.authenticate(request).await, Code::InvalidArgument, failed);
         }
     }
     // The other users can log in again with a new password.

@@ -82,8 +82,8 @@ impl Socket {
 
 fn put(address: &str, value: &str) {
     let body = json!({"key": "YQ==", "value": value}).to_string();
-    let (code, mut said) = http_with(address, "POST", "/v3/kv/put", "", &body);
-    assert_eq!(code, 200, "{}", said.text());
+    let (code, mut answered) = http_with(address, "POST", "/v3/kv/put", "", &body);
+    assert_eq!(code, 200, "{}", answered.text());
 }
 
 /// Runs the same calls at Bowline and at etcd.
@@ -124,7 +124,7 @@ fn websocket_is_as_in_etcd() {
 }
 
 #[test]
-fn websocket_ends_with_its_call_and_says_so() {
+fn websocket_is_closed_when_its_call_ends() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut unary = Socket::open(&server.address, "/v3/kv/put");
@@ -219,13 +219,13 @@ fn websocket_takes_its_token_from_the_subprotocol() {
         ("user/grant", r#"{"user":"root","role":"root"}"#),
         ("enable", "{}"),
     ] {
-        let (code, said) = server.http("POST", &format!("/v3/auth/{path}"), body);
-        assert_eq!(code, 200, "{path}: {said}");
+        let (code, answered) = server.http("POST", &format!("/v3/auth/{path}"), body);
+        assert_eq!(code, 200, "{path}: {answered}");
     }
     let login = r#"{"name":"root","password":"p"}"#;
-    let (_, said) = server.http("POST", "/v3/auth/authenticate", login);
-    let said: Value = serde_json::from_str(&said).unwrap();
-    let bearer = format!("Bearer, {}", said["token"].as_str().unwrap());
+    let (_, answered) = server.http("POST", "/v3/auth/authenticate", login);
+    let answered: Value = serde_json::from_str(&answered).unwrap();
+    let bearer = format!("Bearer, {}", answered["token"].as_str().unwrap());
     let read = |headers: &[(&'static str, &str)]| {
         let (mut socket, response) =
             Socket::with(&server.address, "/v3/kv/range", headers).unwrap();
@@ -252,8 +252,8 @@ fn invalid_websocket_request_is_rejected() {
         ["", "Sec-WebSocket-Version: 13\r\n", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"]
     {
         let headers = format!("{upgrade}{missing}");
-        let (code, mut said) = http_with(&server.address, "GET", "/v3/watch", &headers, "");
-        assert_eq!(code, 400, "{}", said.text());
+        let (code, mut answered) = http_with(&server.address, "GET", "/v3/watch", &headers, "");
+        assert_eq!(code, 400, "{}", answered.text());
     }
 }
 

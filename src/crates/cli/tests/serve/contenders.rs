@@ -165,11 +165,11 @@ fn lock_once(
     let mut command = Command::new("etcdctl");
     command.env("ETCDCTL_API", "3").args(["--endpoints", addresses, "lock", "--ttl", "30", NAME]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let says = child.stdout.take().unwrap();
+    let stdout = child.stdout.take().unwrap();
     let pid = Pid::from_child(&child);
     *at.lock().unwrap() = Some(child);
     let mut key = String::new();
-    BufReader::new(says).read_line(&mut key).unwrap();
+    BufReader::new(stdout).read_line(&mut key).unwrap();
     let key = key.trim();
     if !key.is_empty() {
         runtime.block_on(ring.hold(TERMINAL, channel, key));
@@ -247,9 +247,9 @@ fn all_client_kinds_share_one_lock_queue_during_server_kills() {
         runtime.block_on(task).unwrap();
     }
     terminal.into_iter().for_each(Terminal::ends);
-    let said = go.map(Scene::end).unwrap_or_default();
+    let lines = go.map(Scene::end).unwrap_or_default();
     assert_eq!(*ring.wrong.lock().unwrap(), None);
-    let mut all = counts(&said);
+    let mut all = counts(&lines);
     all.extend(ring.counts.lock().unwrap().iter().map(|(_, count)| *count));
     let (counter, _, _) = runtime.block_on(row(&crew.channel(), COUNTER));
     verify(all, counter).unwrap();

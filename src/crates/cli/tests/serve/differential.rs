@@ -34,7 +34,7 @@ const WATCHES_MAX: usize = 5;
 const BEHIND: &str = "etcd_debugging_mvcc_slow_watcher_total";
 
 /// A comparable result: a response as text, or an error.
-type Said = Result<String, (Code, String)>;
+type Outcome = Result<String, (Code, String)>;
 
 /// A client of one of the two servers.
 struct Side {
@@ -115,7 +115,7 @@ fn unlike_rows(range: &mut pb::RangeResponse, keys_only: bool) {
     }
 }
 
-fn said<T: Debug>(result: Result<Response<T>, Status>, mask: impl FnOnce(&mut T)) -> Said {
+fn outcome<T: Debug>(result: Result<Response<T>, Status>, mask: impl FnOnce(&mut T)) -> Outcome {
     match result {
         Ok(response) => {
             let mut response = response.into_inner();
@@ -170,40 +170,42 @@ impl Ask {
         }
     }
 
-    async fn of(self, side: &mut Side) -> Said {
+    async fn of(self, side: &mut Side) -> Outcome {
         let Side { kv, lease, .. } = side;
         match self {
             Ask::Range(request) => {
                 let keys_only = request.keys_only;
-                said(kv.range(request).await, |r| unlike_rows(r, keys_only))
+                outcome(kv.range(request).await, |r| unlike_rows(r, keys_only))
             }
             Ask::Stream(request) => {
                 let keys_only = request.keys_only;
-                said(side.stream(request).await, |r| unlike_rows(r, keys_only))
+                outcome(side.stream(request).await, |r| unlike_rows(r, keys_only))
             }
-            Ask::Put(request) => said(kv.put(request).await, |r| unlike(&mut r.header)),
-            Ask::Delete(request) => said(kv.delete_range(request).await, |r| unlike(&mut r.header)),
-            Ask::Txn(request) => said(kv.txn(request).await, |r| unlike(&mut r.header)),
-            Ask::Compact(request) => said(kv.compact(request).await, |r| unlike(&mut r.header)),
+            Ask::Put(request) => outcome(kv.put(request).await, |r| unlike(&mut r.header)),
+            Ask::Delete(request) => {
+                outcome(kv.delete_range(request).await, |r| unlike(&mut r.header))
+            }
+            Ask::Txn(request) => outcome(kv.txn(request).await, |r| unlike(&mut r.header)),
+            Ask::Compact(request) => outcome(kv.compact(request).await, |r| unlike(&mut r.header)),
             Ask::Grant(request) => {
-                said(lease.lease_grant(request).await, |r| unlike(&mut r.header))
+                outcome(lease.lease_grant(request).await, |r| unlike(&mut r.header))
             }
-            Ask::GrantAndRevoke(request) => said(side.grant_and_revoke(request).await, |r| {
+            Ask::GrantAndRevoke(request) => outcome(side.grant_and_revoke(request).await, |r| {
                 unlike(&mut r.header);
                 // The server chooses the lease ID, so it differs.
                 r.id = 0;
             }),
             Ask::Revoke(request) => {
-                said(lease.lease_revoke(request).await, |r| unlike(&mut r.header))
+                outcome(lease.lease_revoke(request).await, |r| unlike(&mut r.header))
             }
-            Ask::ToLive(request) => said(lease.lease_time_to_live(request).await, |r| {
+            Ask::ToLive(request) => outcome(lease.lease_time_to_live(request).await, |r| {
                 unlike(&mut r.header);
                 // The leases were granted at different times, so the remaining TTLs differ.
                 r.ttl = r.ttl.signum();
                 r.keys.sort();
             }),
-            Ask::Renew(id) => said(side.renew(id).await, |r| unlike(&mut r.header)),
-            Ask::Leases => said(lease.lease_leases(pb::LeaseLeasesRequest {}).await, |r| {
+            Ask::Renew(id) => outcome(side.renew(id).await, |r| unlike(&mut r.header)),
+            Ask::Leases => outcome(lease.lease_leases(pb::LeaseLeasesRequest {}).await, |r| {
                 unlike(&mut r.header);
                 r.leases.sort_by_key(|lease| lease.id);
             }),
@@ -320,9 +322,9 @@ impl Pair {
 /// Returns whether a transaction with several errors was rejected for different ones. Bowline checks the size before it
 /// checks for duplicate keys, and for the key of a put before its lease; etcd since 3.7 checks the lease first, and etcd
 /// before 3.6 checks all puts before any range.
-fn are_both_reasons(theirs: &Said, ours: &Said, is_old: bool) -> bool {
-    let why = |said: &Said, reasons: &[&str]| {
-        said.as_ref().is_err_and(|(_, text)| reasons.iter().any(|reason| text.ends_with(reason)))
+fn are_both_reasons(theirs: &Outcome, ours: &Outcome, is_old: bool) -> bool {
+    let why = |outcome: &Outcome, reasons: &[&str]| {
+        outcome.as_ref().is_err_and(|(_, text)| reasons.iter().any(|reason| text.ends_with(reason)))
     };
     let are_puts_first = why(theirs, &["key not found", "requested lease not found"])
         && why(ours, &["is a future revision", "has been compacted"]);

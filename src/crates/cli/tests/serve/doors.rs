@@ -190,7 +190,7 @@ fn member_without_a_quorum_reports_its_health() {
         }
         // All other checks pass.
         assert_eq!(ask("/readyz?exclude=linearizable_read"), 200, "{has_met_the_others}");
-        assert!(!alone.has_said("ready to serve client requests"));
+        assert!(!alone.has_logged("ready to serve client requests"));
         assert!(alone.stop().0.success());
     }
 }
@@ -223,8 +223,8 @@ async fn one_port_serves_tls_and_plaintext() {
         .output()
         .unwrap();
     assert!(!refused.status.success());
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(said.contains("cannot listen for clients on 127.0.0.1"), "{said}");
+    let printed = String::from_utf8(refused.stderr).unwrap();
+    assert!(printed.contains("cannot listen for clients on 127.0.0.1"), "{printed}");
 }
 
 /// Connection pools keep idle connections for longer than the default of the HTTP library, 30 s.
@@ -248,9 +248,9 @@ fn idle_http_connection_is_kept_open() {
 fn version_flag_prints_both_versions() {
     let output = bowline().args(["serve", "--version"]).output().unwrap();
     assert!(output.status.success());
-    let said = String::from_utf8(output.stdout).unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
     let own = env!("CARGO_PKG_VERSION");
-    assert_eq!(said, format!("etcd Version: 3.7.3\nBowline Version: {own}\n"));
+    assert_eq!(printed, format!("etcd Version: 3.7.3\nBowline Version: {own}\n"));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn bootstrapping_member_is_live_and_names_absent_peers() {
     let metrics_urls = format!("--listen-metrics-urls=http://127.0.0.1:{health}");
     let server = Server::start(&flags(0, &peers, client, dir.path()), client, &[&metrics_urls]);
     let absent = format!("waiting for m1 (127.0.0.1:{}), m2 (127.0.0.1:{})", peers[1], peers[2]);
-    server.until_said(&absent);
+    server.until_logged(&absent);
     let ask = |path: &str| {
         let (code, mut body) = http(&format!("127.0.0.1:{health}"), "GET", path, "");
         (code, body.text())

@@ -586,8 +586,11 @@ fn empty_password_is_rejected_over_json() {
     // A rejected streaming call has a stream error as its body, but still an HTTP error code, as in etcd.
     let (code, answer) = server.http("POST", "/v3/election/observe", r#"{"name":"YQ=="}"#);
     let answer: Value = serde_json::from_str(&answer).unwrap();
-    let said = (&answer["error"]["code"], &answer["error"]["message"]);
-    assert_eq!((code, said), (400, (&json!(3), &json!("etcdserver: user name is empty"))));
+    let reported_error = (&answer["error"]["code"], &answer["error"]["message"]);
+    assert_eq!(
+        (code, reported_error),
+        (400, (&json!(3), &json!("etcdserver: user name is empty")))
+    );
 }
 
 /// JSON parsers disagree about which of two values counts, so a deletion could mean two ranges.
@@ -656,8 +659,8 @@ fn duplicate_json_field_ends_a_stream() {
     ] {
         let (_, mut answer) = http(&server.address, "POST", path, body);
         let answer: Value = serde_json::from_str(&answer.line().unwrap()).unwrap();
-        let said = (&answer["error"]["code"], &answer["error"]["http_code"]);
-        assert_eq!(said, (&json!(3), &json!(400)), "{body}: {answer}");
+        let reported_error = (&answer["error"]["code"], &answer["error"]["http_code"]);
+        assert_eq!(reported_error, (&json!(3), &json!(400)), "{body}: {answer}");
         let words = answer["error"]["message"].as_str().unwrap();
         assert!(words.contains("duplicate field") || words.contains("is already set"), "{words}");
     }

@@ -68,11 +68,11 @@ impl Scene {
         command.arg(scene).args(addresses).env("ETCD_CLIENT_DEBUG", "fatal");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let (goes_on, says) = (child.stdin.take(), child.stdout.take().unwrap());
+        let (goes_on, stdout) = (child.stdin.take(), child.stdout.take().unwrap());
         let heard = Arc::new((Mutex::new(Heard::default()), Condvar::new()));
         let ear = Arc::clone(&heard);
         let listens = std::thread::spawn(move || {
-            for line in BufReader::new(says).lines() {
+            for line in BufReader::new(stdout).lines() {
                 ear.0.lock().unwrap().lines.push(line.unwrap());
                 ear.1.notify_all();
             }
@@ -92,8 +92,11 @@ impl Scene {
         drop(heard);
         if stands || ended {
             drop(self.child.kill());
-            let said = said(self.child.stderr.take().unwrap());
-            panic!("the Go program {}: {said}", if ended { "exited" } else { "makes no progress" });
+            let printed = printed(self.child.stderr.take().unwrap());
+            panic!(
+                "the Go program {}: {printed}",
+                if ended { "exited" } else { "makes no progress" }
+            );
         }
     }
 
@@ -102,7 +105,7 @@ impl Scene {
         drop(self.goes_on.take());
         self.listens.take().unwrap().join().unwrap();
         let status = self.child.wait().unwrap();
-        assert!(status.success(), "{}", said(self.child.stderr.take().unwrap()));
+        assert!(status.success(), "{}", printed(self.child.stderr.take().unwrap()));
         let heard = self.heard.0.lock().unwrap();
         heard.lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -115,13 +118,13 @@ impl Drop for Scene {
     }
 }
 
-fn said(stderr: ChildStderr) -> String {
+fn printed(stderr: ChildStderr) -> String {
     io::read_to_string(stderr).unwrap_or_default()
 }
 
 /// Returns the counts among the printed lines.
-pub(crate) fn counts(said: &[Value]) -> Vec<Count> {
-    let counts = said.iter().filter(|line| line.get("put").is_some());
+pub(crate) fn counts(printed: &[Value]) -> Vec<Count> {
+    let counts = printed.iter().filter(|line| line.get("put").is_some());
     let count = |line: &Value| {
         let number = |name: &str| line[name].as_i64().unwrap();
         Count { put: number("put"), value: number("value"), created: number("created") }
@@ -150,9 +153,9 @@ fn play(nodes: usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let channel = crew.channel();
-        for (said, counter) in [(mutex, "shared-counter"), (cron, "cron-jobs")] {
+        for (printed, counter) in [(mutex, "shared-counter"), (cron, "cron-jobs")] {
             let (counter, _, _) = row(&channel, counter).await;
-            verify(counts(&said), counter).unwrap();
+            verify(counts(&printed), counter).unwrap();
         }
     });
 }

@@ -93,10 +93,10 @@ fn say(address: &str, words: &[u8]) -> Vec<u8> {
 
 /// Stops the server, and checks that it stops cleanly and has logged no errors.
 fn is_well(server: Server) {
-    let (status, said) = server.stop();
-    assert!(status.success(), "{said}");
+    let (status, text) = server.stop();
+    assert!(status.success(), "{text}");
     for word in ["panicked", "overflow", "ERROR"] {
-        assert!(!said.contains(word), "{word:?} in {said}");
+        assert!(!text.contains(word), "{word:?} in {text}");
     }
 }
 
@@ -211,19 +211,19 @@ async fn deep_nesting_is_rejected_in_protobuf_and_json() {
         (code, answer.text())
     };
     for depth in [1, 2, 16] {
-        let (code, said) = answer(&transaction(depth));
-        assert_eq!(code, 200, "{depth} deep: {said}");
+        let (code, text) = answer(&transaction(depth));
+        assert_eq!(code, 200, "{depth} deep: {text}");
     }
     for depth in [17, 42, 43, 100, 10_000] {
-        let (code, said) = answer(&transaction(depth));
-        assert_eq!(code, 400, "{depth} deep: {said}");
+        let (code, text) = answer(&transaction(depth));
+        assert_eq!(code, 400, "{depth} deep: {text}");
     }
     let lists = "[".repeat(100_000);
     let objects = r#"{"a":"#.repeat(100_000);
     let unknown = format!(r#"{{"unknown":{}{}}}"#, "[".repeat(100), "]".repeat(100));
     for (body, expected) in [(&lists, 400), (&objects, 400), (&unknown, 200)] {
-        let (code, said) = answer(body);
-        assert_eq!(code, expected, "{}: {said}", &body[..20]);
+        let (code, text) = answer(body);
+        assert_eq!(code, expected, "{}: {text}", &body[..20]);
     }
     answers(&channel).await;
     is_well(server);
@@ -373,11 +373,11 @@ struct Half {
 }
 
 impl Half {
-    /// Returns a message that declares `says` bytes and sends only `sends`.
-    fn of(says: u32, sends: usize) -> Self {
+    /// Returns a message that declares `declared` bytes and sends only `sends`.
+    fn of(declared: u32, sends: usize) -> Self {
         let mut begin = BytesMut::new();
         begin.put_u8(0);
-        begin.put_u32(says);
+        begin.put_u32(declared);
         begin.put_bytes(1, sends);
         Self { begin: Some(begin.freeze()) }
     }
@@ -678,8 +678,8 @@ async fn silent_connections_yield_their_slot_to_active_ones() {
         (0..300).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
     answers(&server.channel().await).await;
     drop(silent);
-    let (status, said) = server.stop();
-    assert!(status.success(), "{said}");
+    let (status, text) = server.stop();
+    assert!(status.success(), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -716,8 +716,8 @@ async fn clients_never_get_the_last_file_descriptors() {
             ),
         }
     }
-    let (status, said) = server.stop();
-    assert!(status.success() && said.contains("no connection slots left"), "{said}");
+    let (status, text) = server.stop();
+    assert!(status.success() && text.contains("no connection slots left"), "{text}");
 }
 
 /// Returns a watch request.
@@ -803,8 +803,8 @@ fn json_of_the_wrong_type_is_a_client_error() {
             let body = json!({ "key": "Zm9v", field: value }).to_string();
             let (code, mut answer) =
                 http_with(&server.address, "POST", "/v3/kv/range", "Grpc-Metadata-X: y\r\n", &body);
-            let said = answer.text();
-            assert!([200, 400].contains(&code), "{body}: {code} {said}");
+            let text = answer.text();
+            assert!([200, 400].contains(&code), "{body}: {code} {text}");
         }
     }
     is_well(server);

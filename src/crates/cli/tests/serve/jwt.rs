@@ -181,8 +181,8 @@ fn unusable_jwt_keys_are_rejected_before_startup() {
             ["listen", "advertise"].map(|at| format!("--{at}-client-urls=http://127.0.0.1:0")),
         );
         let output = command.args(&flags).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(words), "{words:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && printed.contains(words), "{words:?}: {printed}");
         assert!(!data.exists(), "{words:?}: nothing was written");
     }
 }

@@ -30,7 +30,7 @@ fn keys(reply: &pb::RangeResponse) -> Vec<&str> {
     reply.kvs.iter().map(|row| std::str::from_utf8(&row.key).unwrap()).collect()
 }
 
-fn says<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) {
+fn assert_error<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words: &str) {
     let status = result.unwrap_err();
     assert_eq!((status.code(), status.message()), (code, words));
 }
@@ -99,7 +99,7 @@ async fn rejections_have_the_codes_and_texts_of_etcd() {
         ),
     ];
     for (request, code, words) in asks {
-        says(kv.range(request).await, code, words);
+        assert_error(kv.range(request).await, code, words);
     }
     let put = || pb::PutRequest { key: "k".into(), ..Default::default() };
     let puts = [
@@ -132,17 +132,17 @@ async fn rejections_have_the_codes_and_texts_of_etcd() {
         ),
     ];
     for (request, code, words) in puts {
-        says(kv.put(request).await, code, words);
+        assert_error(kv.put(request).await, code, words);
     }
     let compact = |revision| pb::CompactionRequest { revision, physical: true };
     kv.compact(compact(3)).await.unwrap();
     let gone = "etcdserver: mvcc: required revision has been compacted";
-    says(kv.compact(compact(3)).await, OutOfRange, gone);
-    says(kv.compact(compact(-1)).await, OutOfRange, gone);
-    says(kv.range(range(|r| r.revision = 2)).await, OutOfRange, gone);
+    assert_error(kv.compact(compact(3)).await, OutOfRange, gone);
+    assert_error(kv.compact(compact(-1)).await, OutOfRange, gone);
+    assert_error(kv.range(range(|r| r.revision = 2)).await, OutOfRange, gone);
     kv.range(range(|r| r.revision = 3)).await.unwrap();
     let future = "etcdserver: mvcc: required revision is a future revision";
-    says(kv.compact(compact(9)).await, OutOfRange, future);
+    assert_error(kv.compact(compact(9)).await, OutOfRange, future);
 }
 
 fn compare_create(key: &'static str, revision: i64) -> pb::Compare {
@@ -201,10 +201,10 @@ async fn a_transaction_takes_one_branch_and_one_revision() {
 
     let twice = pb::TxnRequest { failure: vec![op_put("x"), op_put("x")], ..Default::default() };
     let words = "etcdserver: duplicate key given in txn request";
-    says(kv.txn(twice).await, Code::InvalidArgument, words);
+    assert_error(kv.txn(twice).await, Code::InvalidArgument, words);
     let many = pb::TxnRequest { success: vec![get(); 129], ..Default::default() };
     let words = "etcdserver: too many operations in txn request";
-    says(kv.txn(many).await, Code::InvalidArgument, words);
+    assert_error(kv.txn(many).await, Code::InvalidArgument, words);
     // A negative number is less than every revision.
     let negative = pb::TxnRequest { compare: vec![compare_create("a", -1)], ..Default::default() };
     assert!(!kv.txn(negative).await.unwrap().into_inner().succeeded);
@@ -220,8 +220,8 @@ async fn server_stops_on_request_and_restarts_from_its_directory() {
         let mut kv = KvClient::new(server.channel().await);
         let reply = put(&mut kv, "k", "v").await;
         assert_eq!(reply.header.unwrap().revision, 1 + round);
-        let (status, said) = server.stop();
-        assert!(status.success(), "{status}: {said}");
+        let (status, log) = server.stop();
+        assert!(status.success(), "{status}: {log}");
     }
 }
 
@@ -244,13 +244,13 @@ async fn three_servers_form_one_store() {
 
 #[test]
 fn invalid_flags_are_rejected_before_startup() {
-    let said = |arguments: &[&str]| {
+    let error_of = |arguments: &[&str]| {
         let output = bowline().arg("serve").args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8(output.stderr).unwrap()
     };
-    assert!(said(&["--nmae", "x"]).contains("unknown flag --nmae"));
-    assert!(said(&["--discovery-srv=x"]).contains("name the members with --initial-cluster"));
+    assert!(error_of(&["--nmae", "x"]).contains("unknown flag --nmae"));
+    assert!(error_of(&["--discovery-srv=x"]).contains("name the members with --initial-cluster"));
     let help = bowline().args(["serve", "--help"]).output().unwrap();
     assert!(String::from_utf8(help.stdout).unwrap().contains("--initial-cluster"));
 }
@@ -274,12 +274,9 @@ fn single_member_may_advertise_all_interfaces() {
     // The loop covers the first start, and a restart with the same data directory.
     for _ in 0..2 {
         let server = Server::start(&flags, client, &[]).ready();
-        let (status, said) = server.stop();
-        assert!(status.success(), "{said}");
-        assert!(
-            said.contains("the advertised address cannot be dialed by other members"),
-            "{said}"
-        );
+        let (status, log) = server.stop();
+        assert!(status.success(), "{log}");
+        assert!(log.contains("the advertised address cannot be dialed by other members"), "{log}");
     }
 }
 
@@ -292,7 +289,7 @@ fn version_and_health_are_served_over_plain_http() {
     assert_eq!(server.http("GET", "/version", ""), (200, versions.to_owned()));
     let (code, body) = server.http("GET", "/health", "");
     assert_eq!((code, &*body), (200, "{\"health\":\"true\",\"reason\":\"\"}"));
-    for (path, said) in [
+    for (path, expected) in [
         ("/livez?verbose", "[+]alive ok\n[+]serializable_read ok\nok\n"),
         ("/livez?verbose=true&exclude=alive&exclude=nothing", "[+]serializable_read ok\nok\n"),
         ("/livez/serializable_read", "ok\n"),
@@ -303,7 +300,7 @@ fn version_and_health_are_served_over_plain_http() {
         ),
         ("/readyz/non_learner?verbose", "[+]non_learner ok\nok\n"),
     ] {
-        assert_eq!(server.http("GET", path, ""), (200, said.to_owned()), "{path}");
+        assert_eq!(server.http("GET", path, ""), (200, expected.to_owned()), "{path}");
     }
     assert_eq!(server.http("GET", "/livez/non_learner", "").0, 404);
     for path in ["/livez", "/readyz"] {
@@ -320,10 +317,10 @@ fn version_and_health_are_served_over_plain_http() {
     ] {
         let mut stream = TcpStream::connect(&server.address).unwrap();
         write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut said = String::new();
-        stream.read_to_string(&mut said).unwrap();
-        assert!(said.starts_with("HTTP/1.1 405 "), "{method} {path}: {said}");
-        assert!(said.contains("\r\nallow: GET\r\n"), "{method} {path}: {said}");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 405 "), "{method} {path}: {answer}");
+        assert!(answer.contains("\r\nallow: GET\r\n"), "{method} {path}: {answer}");
     }
     assert_eq!(server.http("HEAD", "/metrics", "").0, 200);
     let (code, body) = server.http("GET", "/metrics", "");

@@ -19,9 +19,9 @@ fn text(path: &Path) -> &str {
 
 /// Starts a server and stops it when it is ready. Returns what it wrote to standard error.
 fn run(dir: &TempDir, more: &[&str]) -> String {
-    let (status, said) = Server::alone(dir, more).stop();
-    assert!(status.success(), "{said}");
-    said
+    let (status, log) = Server::alone(dir, more).stop();
+    assert!(status.success(), "{log}");
+    log
 }
 
 #[test]
@@ -29,9 +29,8 @@ fn log_is_written_to_stderr_and_files() {
     let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
     let paths = ["a.log", "b.log"].map(|name| logs.path().join(name));
     let outputs = format!("--log-outputs=stderr,{},{}", text(&paths[0]), text(&paths[1]));
-    let said = run(&dir, &[&outputs, "--log-format=json"]);
-    for log in
-        [said, fs::read_to_string(&paths[0]).unwrap(), fs::read_to_string(&paths[1]).unwrap()]
+    let log = run(&dir, &[&outputs, "--log-format=json"]);
+    for log in [log, fs::read_to_string(&paths[0]).unwrap(), fs::read_to_string(&paths[1]).unwrap()]
     {
         for words in [READY, STOPPED] {
             assert_eq!(log.matches(words).count(), 1, "{words:?} in {log}");
@@ -49,9 +48,9 @@ fn log_file_is_appended_and_stderr_gets_only_the_ready_line() {
     let path = logs.path().join("etcd.log");
     let outputs = format!("--log-outputs={}", text(&path));
     for starts in 1..=2 {
-        let said = run(&dir, &[&outputs]);
-        assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(said.contains(READY), "{said}");
+        let log = run(&dir, &[&outputs]);
+        assert_eq!(log.lines().count(), 1, "{log}");
+        assert!(log.contains(READY), "{log}");
         let log = fs::read_to_string(&path).unwrap();
         assert_eq!(log.matches(STOPPED).count(), starts, "{log}");
     }
@@ -72,10 +71,10 @@ fn unopenable_log_file_fails_the_start_with_the_reason() {
     for (path, more, why) in cases {
         let outputs = format!("--log-outputs=stderr,{}", text(path));
         let done = bowline().arg("serve").args(&all).arg(outputs).args(more).output().unwrap();
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!(done.status.code(), Some(1), "{said}");
+        let log = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{log}");
         let words = format!("cannot open the log file {}: {why}", path.display());
-        assert!(said.contains(&words), "{said}");
+        assert!(log.contains(&words), "{log}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the data directory is unchanged");
     }
 }
@@ -91,9 +90,9 @@ fn failed_start_is_logged_to_file_and_stderr() {
         command.arg("serve").args(flags(0, &[peer], client, dir.path()));
         command.arg(format!("--log-outputs={}", text(&path))).arg(format!("--log-format={format}"));
         let done = command.output().unwrap();
-        let said = String::from_utf8(done.stderr).unwrap();
-        assert_eq!(done.status.code(), Some(1), "{said}");
-        for log in [said, fs::read_to_string(&path).unwrap()] {
+        let log = String::from_utf8(done.stderr).unwrap();
+        assert_eq!(done.status.code(), Some(1), "{log}");
+        for log in [log, fs::read_to_string(&path).unwrap()] {
             assert_eq!(log.matches("cannot listen for clients").count(), 1, "{format}: {log}");
         }
     }
@@ -141,6 +140,6 @@ fn log_file_is_rotated_at_its_size_limit() {
 #[test]
 fn full_log_disk_loses_only_log_lines() {
     let dir = tempdir().unwrap();
-    let said = run(&dir, &["--log-outputs=/dev/full,stderr"]);
-    assert!(said.contains(READY) && said.contains(STOPPED), "{said}");
+    let log = run(&dir, &["--log-outputs=/dev/full,stderr"]);
+    assert!(log.contains(READY) && log.contains(STOPPED), "{log}");
 }

@@ -107,13 +107,13 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     loop {
         let promoted = cluster.member_promote(pb::MemberPromoteRequest { id: third.id }).await;
         let Err(not_yet) = promoted else { break };
-        let said = not_yet.message();
-        if is_unknown && said == "etcdserver: can only promote a learner member" {
+        let message_text = not_yet.message();
+        if is_unknown && message_text == "etcdserver: can only promote a learner member" {
             break;
         }
-        is_unknown |= said.contains("request timed out");
+        is_unknown |= message_text.contains("request timed out");
         let may_be = [words, "etcdserver: unhealthy cluster", "request timed out"];
-        assert!(may_be.iter().any(|words| said.contains(words)), "{not_yet:?}");
+        assert!(may_be.iter().any(|words| message_text.contains(words)), "{not_yet:?}");
         assert!(begun.elapsed() < Duration::from_secs(60), "{not_yet:?}");
     }
     let same = pb::MemberUpdateRequest { id: third.id, peer_ur_ls: third.peer_ur_ls.clone() };
@@ -123,10 +123,10 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     let updated = cluster.member_update(moved(third.id)).await.unwrap().into_inner();
     let row = |member: &&pb::Member| member.id == third.id;
     assert_eq!(updated.members.iter().find(row).unwrap().peer_ur_ls, elsewhere());
-    for (id, said) in
+    for (id, message_text) in
         [(second.id, "etcdserver: Peer URLs already exists"), (99, "etcdserver: member not found")]
     {
-        assert_eq!(cluster.member_update(moved(id)).await.unwrap_err().message(), said);
+        assert_eq!(cluster.member_update(moved(id)).await.unwrap_err().message(), message_text);
     }
     // The promoted member has the same URL as before, and counts for the quorum.
     put(&last.channel().await).await;
@@ -151,10 +151,10 @@ fn etcdctl_member_add_prints_the_start_flags() {
     let Some(mut command) = etcdctl(&server) else { return };
     let output = command.args(["member", "add", "m1", "--peer-urls=http://127.0.0.1:1"]).output();
     let output = output.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("ETCD_INITIAL_CLUSTER_STATE=\"existing\""), "{said}");
-    assert!(said.contains("m1=http://127.0.0.1:1"), "{said}");
+    let message_text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{message_text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(message_text.contains("ETCD_INITIAL_CLUSTER_STATE=\"existing\""), "{message_text}");
+    assert!(message_text.contains("m1=http://127.0.0.1:1"), "{message_text}");
     let listed = etcdctl(&server).unwrap().args(["member", "list"]).output().unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     assert_eq!(listed.lines().filter(|line| line.contains("unstarted")).count(), 1, "{listed}");
@@ -175,10 +175,13 @@ async fn last_voter_cannot_be_removed() {
     );
     // The response already shows a voter, though the member is a learner at first.
     let added = add(&mut cluster, 9, false).await.unwrap();
-    let said = added.member.unwrap();
-    assert!(!said.is_learner);
+    let message_text = added.member.unwrap();
+    assert!(!message_text.is_learner);
     assert!(
-        list(&mut cluster).await.iter().any(|member| member.id == said.id && member.is_learner)
+        list(&mut cluster)
+            .await
+            .iter()
+            .any(|member| member.id == message_text.id && member.is_learner)
     );
     put(&channel).await;
 }
@@ -212,7 +215,7 @@ fn founders_with_different_lists_or_tokens_report_the_difference() {
         };
         let servers = [0, 1].map(start);
         for (server, port) in servers.iter().zip(health) {
-            words.iter().for_each(|words| server.until_said(words));
+            words.iter().for_each(|words| server.until_logged(words));
             // The health changes within one tick of the member.
             loop {
                 let address = format!("127.0.0.1:{port}");
@@ -227,10 +230,10 @@ fn founders_with_different_lists_or_tokens_report_the_difference() {
         }
         let minutes = 1 + begun.elapsed().as_secs() / 60;
         for server in servers {
-            let (_, said) = server.stop();
-            let lines = said.matches("peer connection rejected").count();
+            let (_, message_text) = server.stop();
+            let lines = message_text.matches("peer connection rejected").count();
             // The first rejection may come before this member has seen the other's list.
-            assert!(lines as u64 <= 1 + minutes, "{said}");
+            assert!(lines as u64 <= 1 + minutes, "{message_text}");
         }
     }
 }

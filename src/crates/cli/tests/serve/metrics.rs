@@ -350,22 +350,22 @@ async fn log_of_a_slow_put(more: &[&str]) -> String {
     let mut kv = KvClient::new(server.channel().await);
     // At most one line a second is logged, and one of the member's own requests may have been slow.
     let begun = std::time::Instant::now();
-    while !server.has_said(SLOW_PUT) {
+    while !server.has_logged(SLOW_PUT) {
         assert!(begun.elapsed() < std::time::Duration::from_secs(60), "no request was slow");
         kv.put(put("k")).await.unwrap();
     }
-    let (status, said) = server.stop();
+    let (status, log) = server.stop();
     assert!(status.success());
-    said
+    log
 }
 
 const SLOW_PUT: &str = "slow request (put): took";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn debug_log_reports_a_slow_request_inside_its_call() {
-    let said = log_of_a_slow_put(&[]).await;
-    let line = said.lines().find(|line| line.contains(SLOW_PUT));
-    let line = line.unwrap_or_else(|| panic!("no line: {said}"));
+    let log = log_of_a_slow_put(&[]).await;
+    let line = log.lines().find(|line| line.contains(SLOW_PUT));
+    let line = line.unwrap_or_else(|| panic!("no line: {log}"));
     for words in [
         "request{method=\"/etcdserverpb.KV/Put\" id=",
         ":write{kind=\"put\" request=",
@@ -379,22 +379,22 @@ async fn debug_log_reports_a_slow_request_inside_its_call() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn json_log_has_one_object_per_line() {
-    let said = log_of_a_slow_put(&["--log-format=json"]).await;
+    let log = log_of_a_slow_put(&["--log-format=json"]).await;
     let of = |line: &str| -> serde_json::Value {
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
     };
-    let lines: Vec<_> = said.lines().map(of).collect();
+    let lines: Vec<_> = log.lines().map(of).collect();
     for line in &lines {
         for field in ["level", "ts", "caller", "msg"] {
             assert!(line[field].as_str().is_some_and(|text| !text.is_empty()), "{field} of {line}");
         }
     }
-    let says = |words: &str| {
+    let logged = |words: &str| {
         let found = lines.iter().find(|line| line["msg"].as_str().unwrap().contains(words));
-        found.unwrap_or_else(|| panic!("no line with {words:?}: {said}"))
+        found.unwrap_or_else(|| panic!("no line with {words:?}: {log}"))
     };
-    assert_eq!(says("is ready to serve client requests")["level"], "info");
-    let slow = says(SLOW_PUT);
+    assert_eq!(logged("is ready to serve client requests")["level"], "info");
+    let slow = logged(SLOW_PUT);
     assert_eq!((&slow["level"], &slow["outcome"]), (&"warn".into(), &"ok".into()));
     let method = slow["spans"][0].as_str().unwrap();
     assert!(method.starts_with("request{method=\"/etcdserverpb.KV/Put\""), "{slow}");

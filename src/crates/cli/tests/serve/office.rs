@@ -37,7 +37,7 @@ pub(crate) struct Card {
 
 /// The content of a certificate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Says<'a> {
+pub(crate) struct CertificateContent<'a> {
     pub(crate) names: &'a [&'a str],
     pub(crate) hosts: &'a [&'a str],
     pub(crate) uri: Option<&'a str>,
@@ -46,7 +46,7 @@ pub(crate) struct Says<'a> {
 }
 
 /// Valid on this machine for servers and clients, for a long time, without a common name.
-pub(crate) const GOOD: Says<'_> = Says {
+pub(crate) const GOOD: CertificateContent<'_> = CertificateContent {
     names: &[],
     hosts: &["127.0.0.1", "localhost"],
     uri: None,
@@ -109,25 +109,25 @@ impl Office {
     }
 
     /// Issues a certificate with this content.
-    pub(crate) fn issue(&mut self, says: Says<'_>) -> Card {
+    pub(crate) fn issue(&mut self, content: CertificateContent<'_>) -> Card {
         self.issued += 1;
         let number = self.issued;
         let mut params = CertificateParams::new(
-            says.hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>(),
+            content.hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>(),
         )
         .unwrap();
         params.distinguished_name = rcgen::DistinguishedName::new();
-        for name in says.names {
+        for name in content.names {
             params.distinguished_name.push(DnType::CommonName, *name);
         }
-        if let Some(uri) = says.uri {
+        if let Some(uri) = content.uri {
             params.subject_alt_names.push(rcgen::SanType::URI(uri.try_into().unwrap()));
         }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = says.uses.to_vec();
+        params.extended_key_usages = content.uses.to_vec();
         params.serial_number = Some(SerialNumber::from(number));
-        params.not_before = date_time_ymd(says.years.0, 1, 1);
-        params.not_after = date_time_ymd(says.years.1, 1, 1);
+        params.not_before = date_time_ymd(content.years.0, 1, 1);
+        params.not_after = date_time_ymd(content.years.1, 1, 1);
         let key = KeyPair::generate().unwrap();
         let cert = params.signed_by(&key, &self.issuer).unwrap();
         let file = |kind: &str| self.path(&format!("{number}.{kind}.pem"));
@@ -139,12 +139,12 @@ impl Office {
 
     /// Issues a certificate for a client with this common name.
     pub(crate) fn client(&mut self, name: &str) -> Card {
-        self.issue(Says { names: &[name], ..GOOD })
+        self.issue(CertificateContent { names: &[name], ..GOOD })
     }
 
     /// Issues a certificate for a member of the cluster `shop`.
     pub(crate) fn member(&mut self, name: &str) -> Card {
-        self.issue(Says { uri: Some(&format!("bowline://shop/{name}")), ..GOOD })
+        self.issue(CertificateContent { uri: Some(&format!("bowline://shop/{name}")), ..GOOD })
     }
 
     /// Writes a revocation list with exactly these certificates.

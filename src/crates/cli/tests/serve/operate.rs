@@ -87,16 +87,16 @@ async fn members_can_be_listed_hashed_led_and_removed() {
         let mut at_leader = MaintenanceClient::new(servers[leader].channel().await);
         let mut elsewhere = MaintenanceClient::new(servers[(leader + 1) % 3].channel().await);
         let to = |target_id| pb::MoveLeaderRequest { target_id };
-        let said = |done: Result<Response<pb::MoveLeaderResponse>, Status>| {
+        let outcome_of = |done: Result<Response<pb::MoveLeaderResponse>, Status>| {
             done.map_or_else(|refused| refused.message().to_owned(), |_| "done".to_owned())
         };
         let mut heard = vec![
-            said(elsewhere.move_leader(to(follower)).await),
-            said(at_leader.move_leader(to(99)).await),
+            outcome_of(elsewhere.move_leader(to(follower)).await),
+            outcome_of(at_leader.move_leader(to(99)).await),
         ];
         let refused = ["etcdserver: not leader", "etcdserver: bad leader transferee"];
         if heard == refused {
-            heard.push(said(at_leader.move_leader(to(follower)).await));
+            heard.push(outcome_of(at_leader.move_leader(to(follower)).await));
             if heard[2] == "done" {
                 break members;
             }
@@ -273,8 +273,8 @@ async fn server_stops_while_it_hashes_a_password() {
     let adds = tokio::spawn(async move { auth.user_add(add).await.map(drop) });
     until_begun(&server, "UserAdd", 1).await;
     let signalled = Instant::now();
-    let (status, said) = server.stop();
-    assert!(status.success() && said.contains("stopped cleanly"), "{status}: {said}");
+    let (status, log) = server.stop();
+    assert!(status.success() && log.contains("stopped cleanly"), "{status}: {log}");
     assert!(signalled.elapsed() < STOPS_WITHIN, "it took {:?}", signalled.elapsed());
     adds.await.unwrap().unwrap_err();
 }

@@ -97,12 +97,12 @@ fn unsupported_key_type_fails_the_start_and_lists_supported_ones() {
         command.arg(format!("--{name}={}", files.path().join(file).display()));
     }
     let done = command.output().unwrap();
-    let said = String::from_utf8(done.stderr).unwrap();
-    assert_eq!(done.status.code(), Some(1), "{said}");
+    let printed = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(1), "{printed}");
     assert!(
-        said.contains(
+        printed.contains(
             "keys are RSA of 2048 bits or more, ECDSA on P-256, P-384 or P-521, or Ed25519"
         ),
-        "{said}"
+        "{printed}"
     );
 }

@@ -281,8 +281,8 @@ fn configurations_of_public_projects_start_unchanged() {
         };
         ask(&["put", "k", project.name]);
         assert_eq!(ask(&["get", "k", "--print-value-only"]).trim_end(), project.name);
-        let (status, said) = server.stop();
-        assert!(status.success(), "{}: {said}", project.name);
-        assert!(said.contains(project.warning), "{}: {said}", project.name);
+        let (status, log) = server.stop();
+        assert!(status.success(), "{}: {log}", project.name);
+        assert!(log.contains(project.warning), "{}: {log}", project.name);
     }
 }

@@ -245,8 +245,8 @@ async fn killed_or_stopped_server_in_mid_stream_is_an_error_at_the_client() {
         if is_killed {
             drop(server);
         } else {
-            let (status, said) = server.stop();
-            assert!(status.success() && !said.contains("panicked"), "{said}");
+            let (status, log) = server.stop();
+            assert!(status.success() && !log.contains("panicked"), "{log}");
         }
         rest(&mut chunks).await.unwrap_err();
         let failed = loop {

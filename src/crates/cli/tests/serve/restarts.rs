@@ -58,15 +58,15 @@ fn member_with_data_ignores_changed_bootstrap_flags() {
     ] {
         let server = start(&changed(usual.clone(), std::slice::from_ref(&change)));
         has_key(&server);
-        let (status, said) = server.stop();
-        assert!(status.success(), "{change}: {said}");
-        assert_eq!(said.matches(DIFFERS).count(), warnings, "{change}: {said}");
+        let (status, log) = server.stop();
+        assert!(status.success(), "{change}: {log}");
+        assert_eq!(log.matches(DIFFERS).count(), warnings, "{change}: {log}");
     }
     let renamed = ["--name=other".to_owned(), list(&format!("other=http://127.0.0.1:{peer}"))];
-    let said = refused(&changed(usual.clone(), &renamed));
+    let log = refused(&changed(usual.clone(), &renamed));
     assert!(
-        said.contains(r#"the directory belongs to member "m0", but this node is named "other""#),
-        "{said}"
+        log.contains(r#"the directory belongs to member "m0", but this node is named "other""#),
+        "{log}"
     );
     has_key(&start(&usual));
 }
@@ -132,8 +132,8 @@ fn new_member_rejects_a_directory_with_etcd_data() {
         std::fs::create_dir_all(dir.path().join("member").join(part)).unwrap();
     }
     let usual = flags(0, &[peer], client, dir.path());
-    let said = refused(&usual);
-    assert!(said.contains("holds data of etcd") && said.contains("`bowline import`"), "{said}");
+    let log = refused(&usual);
+    assert!(log.contains("holds data of etcd") && log.contains("`bowline import`"), "{log}");
     let ignoring = Server::start(&usual, client, &["--ignore-etcd-data"]).ready();
     put(&ignoring);
     ignoring.stop();
@@ -145,7 +145,7 @@ fn joining_member_needs_another_member_in_its_list() {
     let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let joins = ["--initial-cluster-state=existing".to_owned()];
-    let said = refused(&changed(flags(0, &[peer], client, dir.path()), &joins));
-    assert!(said.contains("name the other members, too, with --initial-cluster"), "{said}");
+    let log = refused(&changed(flags(0, &[peer], client, dir.path()), &joins));
+    assert!(log.contains("name the other members, too, with --initial-cluster"), "{log}");
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "nothing was written");
 }

@@ -442,20 +442,20 @@ async fn each_method_is_open_only_to_the_users_of_the_table() {
                 wrong.push(format!("{caller} at {path}: refused with no code of its own"));
             }
             if method.parent_service().name() == "KV" && method.name() != "RangeStream" {
-                let said = hear_json(&server, method, &token, message);
+                let answer_text = hear_json(&server, method, &token, message);
                 let is_right = match expected {
-                    Some(words) => said.contains(words),
-                    None => rejections.iter().all(|rejection| !said.contains(rejection)),
+                    Some(words) => answer_text.contains(words),
+                    None => rejections.iter().all(|rejection| !answer_text.contains(rejection)),
                 };
                 asked += 1;
                 if !is_right {
-                    wrong.push(format!("{caller} at {path} in JSON, {needs:?}: {said}"));
+                    wrong.push(format!("{caller} at {path} in JSON, {needs:?}: {answer_text}"));
                 }
             }
         }
     }
     assert!(wrong.is_empty(), "{} of {asked}:\n{}", wrong.len(), wrong.join("\n"));
     assert_eq!(named, all, "every method is in the table");
-    let (status, said) = server.stop();
-    assert!(status.success() && !said.contains("panicked"), "{said}");
+    let (status, answer_text) = server.stop();
+    assert!(status.success() && !answer_text.contains("panicked"), "{answer_text}");
 }

@@ -52,8 +52,8 @@ fn ask(mut command: Command, server: &Server, trusted: &Path) -> Result<(), Stri
     command.args(["get", "k", "--command-timeout=20s", "--cacert"]).arg(trusted);
     command.arg(format!("--endpoints=https://{}", server.address)).env("ETCDCTL_API", "3");
     let done = command.output().unwrap();
-    let said = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
-    if done.status.success() { Ok(()) } else { Err(said) }
+    let printed = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    if done.status.success() { Ok(()) } else { Err(printed) }
 }
 
 #[test]
@@ -64,16 +64,16 @@ fn self_signed_certificate_in_the_ca_file_authenticates_its_server() {
     {
         let (dir, own) = (tempdir().unwrap(), certificate(&files, name, is_ca, "127.0.0.1", 2100));
         let server = serve(&dir, &own);
-        ask(bowline(), &server, &own.cert).unwrap_or_else(|said| panic!("{name}: {said}"));
+        ask(bowline(), &server, &own.cert).unwrap_or_else(|printed| panic!("{name}: {printed}"));
         // The certificate is also trusted if the file has others before it.
         let other = certificate(&files, "other", authority(), "127.0.0.1", 2100);
         let both = files.path().join("both.pem");
         let pem = [&other.cert, &own.cert].map(|path| std::fs::read(path).unwrap()).concat();
         std::fs::write(&both, pem).unwrap();
-        ask(bowline(), &server, &both).unwrap_or_else(|said| panic!("{name}: {said}"));
+        ask(bowline(), &server, &both).unwrap_or_else(|printed| panic!("{name}: {printed}"));
         if etcdctl_is_installed() {
             ask(Command::new("etcdctl"), &server, &own.cert)
-                .unwrap_or_else(|said| panic!("{name}: {said}"));
+                .unwrap_or_else(|printed| panic!("{name}: {printed}"));
         }
     }
 }
@@ -89,9 +89,9 @@ fn serving_ca_certificate_is_rejected_unless_trusted_itself() {
     ] {
         let (dir, own) = (tempdir().unwrap(), certificate(&files, "own", authority(), host, until));
         let server = serve(&dir, &own);
-        let said = ask(bowline(), &server, if trusts_own { &own.cert } else { &trusted.cert });
-        let said = said.expect_err(name);
-        let is_refused = said.contains(words) || said.contains(&words.to_lowercase());
-        assert!(is_refused, "{name}: {said}");
+        let printed = ask(bowline(), &server, if trusts_own { &own.cert } else { &trusted.cert });
+        let printed = printed.expect_err(name);
+        let is_refused = printed.contains(words) || printed.contains(&words.to_lowercase());
+        assert!(is_refused, "{name}: {printed}");
     }
 }

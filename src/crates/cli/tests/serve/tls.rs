@@ -13,7 +13,7 @@ use tempfile::{TempDir, tempdir};
 use tonic::transport::Channel;
 use tonic::{Code, Request};
 
-use crate::office::{Card, GOOD, Office, Says, put};
+use crate::office::{Card, CertificateContent, GOOD, Office, put};
 use crate::tools::etcdctl;
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{Server, bowline, flags, free_ports};
@@ -74,7 +74,7 @@ async fn put_key(channel: &Channel, key: &str) -> Result<(), tonic::Status> {
     KvClient::new(channel.clone()).put(request).await.map(drop)
 }
 
-fn said(output: &Output) -> String {
+fn printed(output: &Output) -> String {
     let text = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -96,19 +96,19 @@ fn etcdctl_and_bowline_need_a_client_certificate() {
         with(bowline(), &[&[what, &endpoints, &PATIENT], more].concat())
     };
     let done = ours(&[&trusts, &shows], &["put", "k", "v"]);
-    assert!(done.status.success(), "{}", said(&done));
+    assert!(done.status.success(), "{}", printed(&done));
     let done = ours(&[&trusts, &shows], &["get", "k"]);
-    assert_eq!(said(&done), "k\nv\n");
+    assert_eq!(printed(&done), "k\nv\n");
     let done = ours(&[&trusts], &["get", "k"]);
     // The client's side of the handshake ends before the server rejects it, and the client may have sent a request by
     // then.
     let words = ["CertificateRequired", "the connection broke"];
-    let is_refused = words.iter().any(|words| said(&done).contains(words));
-    assert!(!done.status.success() && is_refused, "{}", said(&done));
+    let is_refused = words.iter().any(|words| printed(&done).contains(words));
+    assert!(!done.status.success() && is_refused, "{}", printed(&done));
     // Bound to a name, because its temporary files are deleted when it is dropped.
     let foreign = Office::new();
     let done = ours(&[&["--cacert", text(&foreign.ca())], &shows], &["get", "k"]);
-    assert!(!done.status.success() && said(&done).contains(UNTRUSTED), "{}", said(&done));
+    assert!(!done.status.success() && printed(&done).contains(UNTRUSTED), "{}", printed(&done));
     let Some(_) = etcdctl(&server) else { return };
     let theirs = |more: &[&[&str]], what: &[&str]| {
         let mut command = Command::new("etcdctl");
@@ -116,9 +116,9 @@ fn etcdctl_and_bowline_need_a_client_certificate() {
         with(command, &[more, &[what]].concat())
     };
     let done = theirs(&[&trusts, &shows, &PATIENT], &["get", "k"]);
-    assert_eq!(said(&done), "k\nv\n");
+    assert_eq!(printed(&done), "k\nv\n");
     let done = theirs(&[&trusts, &["--command-timeout", "3s"]], &["get", "k"]);
-    assert!(!done.status.success(), "{}", said(&done));
+    assert!(!done.status.success(), "{}", printed(&done));
 }
 
 /// HTTP/1 and HTTP/2, JSON, health and metrics: nothing is served without a certificate.
@@ -170,19 +170,28 @@ fn wrong_cards(office: &mut Office, foreign: &mut Office) -> Vec<(&'static str, 
     let revoked = office.client("ann");
     let cards = vec![
         ("the client has presented no certificate", None),
-        ("the client's certificate has expired", Some(Says { years: (2019, 2020), ..GOOD })),
-        ("the client's certificate is not valid yet", Some(Says { years: (2098, 2099), ..GOOD })),
+        (
+            "the client's certificate has expired",
+            Some(CertificateContent { years: (2019, 2020), ..GOOD }),
+        ),
+        (
+            "the client's certificate is not valid yet",
+            Some(CertificateContent { years: (2098, 2099), ..GOOD }),
+        ),
         (
             "the client's certificate is not for clients (extended key usage)",
-            Some(Says { uses: &server_only, ..GOOD }),
+            Some(CertificateContent { uses: &server_only, ..GOOD }),
         ),
         (
             "the client's certificate names none of the hosts of --client-cert-allowed-hostname",
-            Some(Says { hosts: &["elsewhere.example"], ..GOOD }),
+            Some(CertificateContent { hosts: &["elsewhere.example"], ..GOOD }),
         ),
     ];
-    let issue = |(why, says): (&'static str, Option<Says<'_>>)| {
-        (why, says.map(|says| office.issue(Says { names: &["ann"], ..says })))
+    let issue = |(why, content): (&'static str, Option<CertificateContent<'_>>)| {
+        (
+            why,
+            content.map(|content| office.issue(CertificateContent { names: &["ann"], ..content })),
+        )
     };
     let mut cards: Vec<_> = cards.into_iter().map(issue).collect();
     office.revoke(&[&revoked]);
@@ -205,7 +214,7 @@ async fn only_a_valid_client_certificate_connects_and_rejections_have_a_reason()
     let host = "--client-cert-allowed-hostname=127.0.0.1,clients.example";
     let server = mutual(&mut office, &dir, &[&crl, host]);
     let right = office.client("ann");
-    let named = office.issue(Says { hosts: &["clients.example"], ..GOOD });
+    let named = office.issue(CertificateContent { hosts: &["clients.example"], ..GOOD });
     for version in BOTH {
         for card in [&right, &named] {
             let answer = office.http(&server.address, Some(card), &[version], &get("/health"));
@@ -224,10 +233,10 @@ async fn only_a_valid_client_certificate_connects_and_rejections_have_a_reason()
         assert!(format!("{refused:?}").contains("received fatal alert: "), "{why}: {refused:?}");
     }
     put_key(&office.channel(&server.address, Some(&right)).await, "k").await.unwrap();
-    let (_, said) = server.stop();
+    let (_, printed) = server.stop();
     for (why, _) in &cards {
-        let count = said.matches(&format!("client connection rejected: {why}\n")).count();
-        assert!(count >= 2, "{count} times {why:?} in {said}");
+        let count = printed.matches(&format!("client connection rejected: {why}\n")).count();
+        assert!(count >= 2, "{count} times {why:?} in {printed}");
     }
 }
 
@@ -308,9 +317,9 @@ fn unusable_tls_files_are_rejected_before_startup() {
         command.args(more.iter().map(|(name, path)| format!("--{name}={}", text(path))));
         let output = command.output().unwrap();
         assert!(
-            !output.status.success() && said(&output).contains(words),
+            !output.status.success() && printed(&output).contains(words),
             "{words}: {}",
-            said(&output)
+            printed(&output)
         );
         assert!(!data.exists(), "{words}: nothing was written");
     }
@@ -487,10 +496,10 @@ async fn changed_tls_files_are_reloaded_and_broken_ones_ignored() {
     let carl = next.client("carl");
     until("clients of the new authority are accepted", || health(&next, &carl));
     assert!(next.http(&server.address, Some(&bob), &BOTH, &get("/health")).is_err());
-    let (status, said) = server.stop();
-    assert!(status.success(), "{said}");
-    assert!(said.contains("reloaded the TLS certificates for clients"), "{said}");
-    assert!(said.contains("the client's certificate was revoked"), "{said}");
+    let (status, printed) = server.stop();
+    assert!(status.success(), "{printed}");
+    assert!(printed.contains("reloaded the TLS certificates for clients"), "{printed}");
+    assert!(printed.contains("the client's certificate was revoked"), "{printed}");
 }
 
 #[test]
@@ -503,7 +512,7 @@ fn broken_tls_file_is_logged_once_and_the_old_one_stays() {
     let server = secure(&mut office, &dir, &[&files[0], &files[1]]);
     let complains = "cannot reload the TLS certificates for clients, keeping the current ones: ";
     put(&cert, b"broken");
-    server.until_said(complains);
+    server.until_logged(complains);
     // Wait for several checks of the files while they are broken.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(2500) {
@@ -511,9 +520,9 @@ fn broken_tls_file_is_logged_once_and_the_old_one_stays() {
         assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
         std::thread::sleep(LOOK_AGAIN);
     }
-    let (_, said) = server.stop();
-    let complaints = said.matches(complains).count();
-    assert_eq!(complaints, 1, "{said}");
+    let (_, printed) = server.stop();
+    let complaints = printed.matches(complains).count();
+    assert_eq!(complaints, 1, "{printed}");
 }
 
 #[tokio::test]
@@ -563,13 +572,13 @@ async fn tls_mismatch_is_reported_in_both_directions() {
         stream.read_to_end(&mut answer).ok();
     }
     put_key(&channel, "k").await.unwrap();
-    let (_, said) = server.stop();
+    let (_, printed) = server.stop();
     for words in [
         "plaintext connection to an https:// port",
         "TLS connection to an http:// port",
         "is not encrypted: certificates apply to https:// only",
     ] {
-        assert!(said.contains(words), "{words:?} is not in {said}");
+        assert!(printed.contains(words), "{words:?} is not in {printed}");
     }
 }
 
@@ -608,8 +617,8 @@ fn unfinished_handshake_is_closed_at_its_deadline() {
             assert!(right.contains(&stayed), "{words:?} stayed for {stayed:?}");
         }
     });
-    let (_, said) = server.stop();
-    assert!(said.contains("the handshake took longer than 10s"), "{said}");
+    let (_, printed) = server.stop();
+    assert!(printed.contains("the handshake took longer than 10s"), "{printed}");
 }
 
 #[test]
@@ -656,14 +665,15 @@ fn auto_tls_generates_a_certificate() {
         bowline().args(what).args(PATIENT).args(more).output().unwrap()
     };
     let done = ask(&["--insecure-skip-tls-verify"]);
-    assert!(done.status.success(), "{}", said(&done));
+    assert!(done.status.success(), "{}", printed(&done));
     let office = Office::new();
     let done = ask(&["--cacert", text(&office.ca())]);
-    assert!(!done.status.success() && said(&done).contains(UNTRUSTED), "{}", said(&done));
-    let (_, said) = server.stop();
+    assert!(!done.status.success() && printed(&done).contains(UNTRUSTED), "{}", printed(&done));
+    let (_, printed) = server.stop();
     assert!(
-        said.contains("using a self-signed certificate for clients") && said.contains("sha256="),
-        "{said}"
+        printed.contains("using a self-signed certificate for clients")
+            && printed.contains("sha256="),
+        "{printed}"
     );
 }
 
@@ -747,10 +757,10 @@ async fn revocation_covers_intermediate_authorities_and_their_clients() {
     office.revoke(&[&left_card]);
     write(&office, &left, &right);
     let_in(&office, [false, true, false]).await;
-    let (_, said) = server.stop();
+    let (_, printed) = server.stop();
     assert!(
-        said.contains("client connection rejected: the client's certificate was revoked"),
-        "{said}"
+        printed.contains("client connection rejected: the client's certificate was revoked"),
+        "{printed}"
     );
 }
 

@@ -10,7 +10,7 @@ use rustls::version::{TLS12, TLS13};
 use tempfile::{TempDir, tempdir};
 use tonic::transport::Channel;
 
-use crate::office::{Card, GOOD, Office, Says};
+use crate::office::{Card, CertificateContent, GOOD, Office};
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{Server, bowline, free_ports};
 use pb::cluster_client::ClusterClient;
@@ -85,13 +85,16 @@ fn only_member_certificates_are_accepted_by_members() {
     let card = office.member("m0");
     let uri = Some("bowline://shop/m1");
     let revoked = office.member("m1");
-    let mut issue = |says: Says<'_>| Some(office.issue(says));
+    let mut issue = |content: CertificateContent<'_>| Some(office.issue(content));
     let cards = [
         ("presents no certificate", None),
-        ("has expired", issue(Says { uri, years: (2019, 2020), ..GOOD })),
-        ("is not valid yet", issue(Says { uri, years: (2098, 2099), ..GOOD })),
+        ("has expired", issue(CertificateContent { uri, years: (2019, 2020), ..GOOD })),
+        ("is not valid yet", issue(CertificateContent { uri, years: (2098, 2099), ..GOOD })),
         ("has no URI of the form bowline://CLUSTER/MEMBER", issue(GOOD)),
-        ("not of cluster \"shop\"", issue(Says { uri: Some("bowline://mill/m1"), ..GOOD })),
+        (
+            "not of cluster \"shop\"",
+            issue(CertificateContent { uri: Some("bowline://mill/m1"), ..GOOD }),
+        ),
         ("was revoked", Some(revoked.clone())),
         ("is not signed by a trusted authority", Some(foreign.member("m1"))),
     ];
@@ -108,10 +111,10 @@ fn only_member_certificates_are_accepted_by_members() {
         let mut stream = rustls::StreamOwned::new(session, stream);
         let refused = stream.read(&mut [0]).expect_err(why).to_string();
         assert!(refused.contains("received fatal alert: "), "{why}: {refused}");
-        server.until_said(why);
+        server.until_logged(why);
     }
-    let (status, said) = server.stop();
-    assert!(status.success(), "{said}");
+    let (status, log) = server.stop();
+    assert!(status.success(), "{log}");
 }
 
 #[test]
@@ -121,9 +124,9 @@ fn server_with_the_certificate_of_another_member_does_not_start() {
     let (dir, [peer, client]) = (tempdir().unwrap(), free_ports());
     let all = flags(0, &[peer], client, &dir, &office, &card);
     let output = bowline().arg("serve").args(&all).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let log = String::from_utf8_lossy(&output.stderr);
     let words = "this member is named \"m0\", but its certificate is for \"m1\"";
-    assert!(!output.status.success() && said.contains(words), "{words}: {said}");
+    assert!(!output.status.success() && log.contains(words), "{words}: {log}");
 }
 
 /// Starts three members with the same flags, checks that they work, and returns their logs.
@@ -144,10 +147,10 @@ async fn served(flags: impl Fn(usize, &[u16; 3], u16, &TempDir) -> Vec<String>) 
 async fn etcd_style_certificates_fit_any_member_and_cause_a_warning() {
     let mut office = Office::new();
     let card = office.issue(GOOD);
-    let said =
+    let log =
         served(|own, peers, client, dir| flags(own, peers, client, dir, &office, &card)).await;
     let warning = "every owner of a certificate of its authority can pose as any member";
-    assert!(said.iter().all(|said| said.contains(warning)), "{said:?}");
+    assert!(log.iter().all(|log| log.contains(warning)), "{log:?}");
 }
 
 #[test]
@@ -159,7 +162,7 @@ fn member_with_an_etcd_style_certificate_checks_the_authority() {
     let server = Server::start(&all, client, &[]).ready();
     for (why, card) in [
         ("presents no certificate", None),
-        ("has expired", Some(office.issue(Says { years: (2019, 2020), ..GOOD }))),
+        ("has expired", Some(office.issue(CertificateContent { years: (2019, 2020), ..GOOD }))),
         ("is not signed by a trusted authority", Some(foreign.issue(GOOD))),
         // Any certificate of the authority is accepted here, with or without a member's name in it.
         ("", Some(office.member("m1"))),
@@ -177,13 +180,13 @@ fn member_with_an_etcd_style_certificate_checks_the_authority() {
         let is_refused = heard.is_err_and(|error| error.to_string().contains("fatal alert"));
         assert_eq!(is_refused, !why.is_empty(), "{why}");
     }
-    let (_, said) = server.stop();
-    assert!(said.contains("every owner of a certificate of its authority"), "{said}");
+    let (_, log) = server.stop();
+    assert!(log.contains("every owner of a certificate of its authority"), "{log}");
 }
 
 #[tokio::test]
 async fn peer_auto_tls_encrypts_without_certificates_and_causes_a_warning() {
-    let said = served(|own, peers, client, dir| {
+    let log = served(|own, peers, client, dir| {
         let all = bowline_testkit::process::flags(own, peers, client, dir.path()).into_iter();
         let secured = all.map(|flag| match flag.contains("-client-urls") {
             true => flag,
@@ -193,7 +196,7 @@ async fn peer_auto_tls_encrypts_without_certificates_and_causes_a_warning() {
     })
     .await;
     let warning = "encrypted but not authenticated";
-    assert!(said.iter().all(|said| said.contains(warning)), "{said:?}");
+    assert!(log.iter().all(|log| log.contains(warning)), "{log:?}");
 }
 
 /// A task that writes keys one after the other, to any server that answers, until it is stopped.
@@ -289,8 +292,8 @@ async fn members_migrate_to_tls_one_by_one_without_lost_writes() {
     assert_eq!(peers.map(answer_without_tls), [*b"bo"; 3]);
     for more in [&["--peer-tls-migration"][..], &[]] {
         for (at, peer) in peers.into_iter().enumerate() {
-            let (status, said) = servers.remove(at).stop();
-            assert!(status.success(), "{said}");
+            let (status, log) = servers.remove(at).stop();
+            assert!(status.success(), "{log}");
             servers.insert(at, secured(at, more).ready());
             writer.goes_on().await;
             // Members without TLS are accepted as long as there may be some.
@@ -319,7 +322,7 @@ async fn members_migrate_to_tls_one_by_one_without_lost_writes() {
     }
     let bare = "connection is not encrypted: the member does not use TLS";
     for server in servers {
-        let (_, said) = server.stop();
-        assert!(!said.contains(bare) && !said.contains("migrating to TLS"), "{said}");
+        let (_, log) = server.stop();
+        assert!(!log.contains(bare) && !log.contains("migrating to TLS"), "{log}");
     }
 }

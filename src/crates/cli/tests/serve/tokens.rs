@@ -201,8 +201,8 @@ async fn invalid_token_renews_only_its_own_leases_on_an_open_stream() {
         ask.send(pb::LeaseKeepAliveRequest { id }).await.unwrap();
         let response = tokio::time::timeout(Duration::from_secs(60), responses.message()).await;
         let response = response.expect("a response in time");
-        let said = |status: Status| (status.code(), status.message().to_owned());
-        Ok(response.map_err(said)?.expect("the stream is open").ttl)
+        let code_and_text = |status: Status| (status.code(), status.message().to_owned());
+        Ok(response.map_err(code_and_text)?.expect("the stream is open").ttl)
     }
     for stream in &mut streams {
         assert_eq!(renew(stream, 7).await, Ok(600));

@@ -28,8 +28,8 @@ fn run(server: &Server, arguments: &[&str]) -> Option<String> {
 fn etcdctl_puts_gets_and_deletes() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
-    let Some(said) = run(&server, &["put", "k", "v"]) else { return };
-    assert_eq!(said, "OK\n");
+    let Some(printed) = run(&server, &["put", "k", "v"]) else { return };
+    assert_eq!(printed, "OK\n");
     assert_eq!(run(&server, &["get", "k"]).unwrap(), "k\nv\n");
     assert_eq!(run(&server, &["del", "k", "--prev-kv"]).unwrap(), "1\nk\nv\n");
     assert_eq!(run(&server, &["get", "", "--prefix"]).unwrap(), "");

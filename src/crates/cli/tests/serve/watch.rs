@@ -407,9 +407,9 @@ async fn a_server_that_stops_ends_its_streams() {
     let server = Server::alone(&dir, &[]);
     let mut stream = Stream::open(server.channel().await, false).await;
     stream.create(on("k", "")).await;
-    let (status, said) = server.stop();
-    assert!(status.success(), "{said}");
-    assert!(said.contains("stopped cleanly"), "{said}");
+    let (status, log) = server.stop();
+    assert!(status.success(), "{log}");
+    assert!(log.contains("stopped cleanly"), "{log}");
     let ended = tokio::time::timeout(Duration::from_secs(60), stream.responses.message()).await;
     let ended = ended.expect("the stream is open");
     assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");

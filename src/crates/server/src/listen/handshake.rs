@@ -88,13 +88,13 @@ pub(crate) async fn handshake(
         }
         Err(error) => return Err(error.into()),
     };
-    let says_tls = heard[0] == HANDSHAKE_RECORD;
+    let is_tls_record = heard[0] == HANDSHAKE_RECORD;
     match tls {
-        None if says_tls => {
+        None if is_tls_record => {
             reject(&mut stream, NOT_PLAIN).await;
             Err(HandshakeError::NotPlain)
         }
-        Some(tls) if says_tls => tls_handshake(stream, tls).await,
+        Some(tls) if is_tls_record => tls_handshake(stream, tls).await,
         _ if is_plain => Ok(Accepted::Plain(stream)),
         // Unreachable: a port has at least one of the two.
         None => Ok(Accepted::Disconnected),
@@ -130,13 +130,13 @@ async fn tls_handshake(stream: Socket, tls: &ServerTls) -> Result<Accepted, Hand
 /// Sends the last response and waits until it has arrived. Closing a connection with unread bytes would reset it and
 /// discard the response.
 async fn reject(stream: &mut Socket, answer: &[u8]) {
-    let said = async {
+    let drained = async {
         stream.write_all(answer).await?;
         stream.shutdown().await?;
         tokio::io::copy(&mut stream.take(LINGER_BYTES_MAX), &mut tokio::io::sink()).await
     };
     // A client that does not read gets no response.
-    drop(tokio::time::timeout(LINGER_MAX, said).await);
+    drop(tokio::time::timeout(LINGER_MAX, drained).await);
 }
 
 /// Checks whether a connected client would still be admitted.

@@ -406,15 +406,15 @@ mod tests {
     #[test]
     fn hostname_listens_on_ipv4_first() {
         let of = |addresses: &[&str]| in_turn(addresses.iter().map(|at| at.parse().unwrap()));
-        let said = |addresses: Vec<SocketAddr>| {
+        let addresses_in_log = |addresses: Vec<SocketAddr>| {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let both = of(&["[::1]:2379", "127.0.0.1:2379", "[fe80::1]:2379", "10.0.0.1:2379"]);
         let expected = ["127.0.0.1:2379", "10.0.0.1:2379", "[::1]:2379", "[fe80::1]:2379"];
-        assert_eq!(said(both), expected);
-        assert_eq!(said(of(&["[::1]:2379"])), ["[::1]:2379"]);
+        assert_eq!(addresses_in_log(both), expected);
+        assert_eq!(addresses_in_log(of(&["[::1]:2379"])), ["[::1]:2379"]);
         for any in ["0.0.0.0:2379", "[::]:2379"] {
-            assert_eq!(said(of(&[any])), ["[::]:2379", "0.0.0.0:2379"]);
+            assert_eq!(addresses_in_log(of(&[any])), ["[::]:2379", "0.0.0.0:2379"]);
         }
     }
 }

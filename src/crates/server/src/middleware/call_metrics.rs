@@ -293,8 +293,9 @@ impl CallMetrics {
             word.len() <= VERSION_BYTES_MAX
                 && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
         };
-        let says = headers.get("client-api-version").and_then(|value| value.to_str().ok());
-        let version = says.filter(is_version).unwrap_or(UNKNOWN);
+        let client_version =
+            headers.get("client-api-version").and_then(|value| value.to_str().ok());
+        let version = client_version.filter(is_version).unwrap_or(UNKNOWN);
         let kind = usize::from(call.is_some_and(Call::is_stream));
         let mut clients = self.clients[kind].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = clients.get_mut(version) {
@@ -491,14 +492,14 @@ mod tests {
         (0..1_000).for_each(|n| ask(&format!("9.{n}")));
         ask("3.6.9");
         ask("no version");
-        let said = calls.clients();
+        let counts = calls.clients();
         let of = |version| {
             let label = format!("client_api_version=\"{version}\",type=\"unary\"");
-            said.iter().find(|(found, _)| *found == label).map(|(_, count)| *count)
+            counts.iter().find(|(found, _)| *found == label).map(|(_, count)| *count)
         };
         assert_eq!(of("3.6.9"), Some(2));
         assert_eq!(of(UNKNOWN), Some(1_000 - (CLIENTS_MAX as u64 - 1) + 1));
-        assert_eq!(said.len(), CLIENTS_MAX + 1);
+        assert_eq!(counts.len(), CLIENTS_MAX + 1);
     }
 
     #[test]

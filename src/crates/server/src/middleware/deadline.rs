@@ -46,8 +46,8 @@ fn span(text: &str) -> Result<Duration, String> {
 /// Fails if the header is malformed.
 pub(crate) fn deadline_of(headers: &HeaderMap) -> Result<Option<Instant>, Status> {
     let Some(value) = headers.get(HEADER) else { return Ok(None) };
-    let said = value.to_str().map_err(|error| error.to_string()).and_then(span);
-    match said {
+    let parsed = value.to_str().map_err(|error| error.to_string()).and_then(span);
+    match parsed {
         // A deadline beyond the clock's range counts as no deadline.
         Ok(span) => Ok(Instant::now().checked_add(span)),
         Err(why) => Err(Status::internal(format!("malformed grpc-timeout: {why}"))),

@@ -40,17 +40,17 @@ pub(crate) struct HealthService {
 impl HealthService {
     /// Observes a member until it is dropped.
     pub(crate) fn new(member: &Arc<Member>) -> Self {
-        let (says, seen) = watch::channel(serves(member));
-        tokio::spawn(look(Arc::downgrade(member), says));
+        let (sender, seen) = watch::channel(serves(member));
+        tokio::spawn(look(Arc::downgrade(member), sender));
         Self { member: Arc::clone(member), seen }
     }
 }
 
-async fn look(member: Weak<Member>, says: watch::Sender<ServingStatus>) {
+async fn look(member: Weak<Member>, sender: watch::Sender<ServingStatus>) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         let Some(now) = member.upgrade().map(|member| serves(&member)) else { return };
-        says.send_if_modified(|before| std::mem::replace(before, now) != now);
+        sender.send_if_modified(|before| std::mem::replace(before, now) != now);
     }
 }
 

@@ -48,7 +48,7 @@ impl MaintenanceService {
             async move { client.change_alarms(change).await }
         };
         let changed = self.member.retry_while_outdated(&who, ask).await?;
-        Ok((changed.revision, changed.alarms.into_iter().map(alarms::said).collect()))
+        Ok((changed.revision, changed.alarms.into_iter().map(alarms::to_alarm_member).collect()))
     }
 }
 

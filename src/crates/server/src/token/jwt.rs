@@ -241,14 +241,14 @@ mod tests {
     #[test]
     fn token_claims_must_be_present_and_well_typed() {
         let jwt = jwt(Algorithm::EdDsa, Some("ed25519.pem"), None);
-        let said = |claims: Value, now| at(&jwt, &jwt.sign(&claims).unwrap(), now);
+        let user_at = |claims: Value, now| at(&jwt, &jwt.sign(&claims).unwrap(), now);
         let ann = Some(("ann".to_owned(), 3));
-        assert_eq!(said(claims(), 1999), ann);
-        assert_eq!(said(claims(), 2000), None, "the token has expired");
-        assert_eq!(said(json!({"username": "ann", "revision": 3}), 2000), ann, "as in etcd");
-        assert_eq!(said(json!({"username": "ann", "revision": 3.0, "exp": 2000.5}), 2000), ann);
-        assert_eq!(said(json!({"username": "ann", "revision": 3, "nbf": 1000}), 999), None);
-        assert_eq!(said(json!({"username": "ann", "revision": 3, "nbf": 1000}), 1000), ann);
+        assert_eq!(user_at(claims(), 1999), ann);
+        assert_eq!(user_at(claims(), 2000), None, "the token has expired");
+        assert_eq!(user_at(json!({"username": "ann", "revision": 3}), 2000), ann, "as in etcd");
+        assert_eq!(user_at(json!({"username": "ann", "revision": 3.0, "exp": 2000.5}), 2000), ann);
+        assert_eq!(user_at(json!({"username": "ann", "revision": 3, "nbf": 1000}), 999), None);
+        assert_eq!(user_at(json!({"username": "ann", "revision": 3, "nbf": 1000}), 1000), ann);
         for wrong in [
             json!({"username": "ann", "revision": 3, "exp": "2000"}),
             json!({"username": "ann", "revision": 3, "exp": null}),
@@ -262,7 +262,7 @@ mod tests {
             json!([]),
             json!("ann"),
         ] {
-            assert_eq!(said(wrong.clone(), 1000), None, "{wrong}");
+            assert_eq!(user_at(wrong.clone(), 1000), None, "{wrong}");
         }
     }
 
@@ -298,8 +298,8 @@ mod tests {
             (Es256, Some("p256.pem"), Some("p256.other.pub.pem"), "is not the public key of"),
         ] {
             let error = Key::load(&options(algorithm, private, public)).map(drop).unwrap_err();
-            let said = error.to_string();
-            assert!(said.contains(words), "{algorithm:?}: {said:?} lacks {words:?}");
+            let text = error.to_string();
+            assert!(text.contains(words), "{algorithm:?}: {text:?} lacks {words:?}");
         }
     }
 }

@@ -101,11 +101,11 @@ impl Families {
         let access = member.client().access().revision();
         let help = "Revision of users and roles.";
         self.one("etcd_debugging_auth_revision", "gauge", help, access);
-        let said = |alarm: &pb::AlarmMember| {
+        let labels = |alarm: &pb::AlarmMember| {
             let kind = alarm.alarm().as_str_name();
             (format!("alarm_type=\"{kind}\",server_id=\"{:x}\"", alarm.member_id), 1)
         };
-        let alarms: Vec<_> = alarms.active().iter().map(said).collect();
+        let alarms: Vec<_> = alarms.active().iter().map(labels).collect();
         let help = "Number of active alarms.";
         self.labelled("etcd_debugging_server_alarms", "gauge", help, &alarms);
         let (healthy, unhealthy) = calls.health_counts();

@@ -44,9 +44,9 @@ impl PlainHttp {
             return response;
         }
         if is_probe {
-            let (is_well, said) = probes::answer(&self.member, &self.alarms, path, query).await;
+            let (is_well, body) = probes::answer(&self.member, &self.alarms, path, query).await;
             let status = if is_well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-            return text(status, said);
+            return text(status, body);
         }
         match path {
             "/version" => answer_json(StatusCode::OK, versions(self.member.announced())),
@@ -79,12 +79,12 @@ impl PlainHttp {
 
     /// Checks the health as etcd does, with a read.
     async fn health(&self, query: &str) -> Response<Body> {
-        let says = |wanted: &str| query.split('&').any(|pair| pair == wanted);
-        let alarm = [AlarmKind::Corrupt, AlarmKind::NoSpace]
-            .into_iter()
-            .find(|kind| !says(&format!("exclude={kind}")) && self.alarms.is_unhealthy(*kind));
+        let has_option = |wanted: &str| query.split('&').any(|pair| pair == wanted);
+        let alarm = [AlarmKind::Corrupt, AlarmKind::NoSpace].into_iter().find(|kind| {
+            !has_option(&format!("exclude={kind}")) && self.alarms.is_unhealthy(*kind)
+        });
         let own = self.member.node().health();
-        let is_local = says("serializable=true");
+        let is_local = has_option("serializable=true");
         let reason = if let Some(kind) = alarm {
             Some(format!("ALARM {kind}"))
         } else if !is_local && !self.member.has_leader() {

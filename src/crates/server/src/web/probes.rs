@@ -61,10 +61,10 @@ impl Check {
     async fn fails(self, member: &Member, alarms: &Alarms) -> Option<String> {
         let health = member.node().health();
         let read = member.client().range(KeyRange::key("health")).limit(1);
-        let says = |is_well: bool| (!is_well).then(|| health.to_string());
+        let failure_unless = |is_well: bool| (!is_well).then(|| health.to_string());
         match self {
-            Check::Alive => says(health.is_alive()),
-            Check::Serving => says(health.is_serving()),
+            Check::Alive => failure_unless(health.is_alive()),
+            Check::Serving => failure_unless(health.is_serving()),
             Check::DataCorruption => {
                 let ails = alarms.is_unhealthy(AlarmKind::Corrupt);
                 ails.then(|| "alarm activated: CORRUPT".to_owned())
@@ -126,22 +126,22 @@ pub(crate) async fn answer(
     path: &str,
     query: &str,
 ) -> (bool, String) {
-    let (mut is_well, mut said) = (true, String::new());
+    let (mut is_well, mut body) = (true, String::new());
     for check in wanted(path, query) {
         let name = check.name();
         match check.fails(member, alarms).await {
-            None => said += &format!("[+]{name} ok\n"),
+            None => body += &format!("[+]{name} ok\n"),
             Some(why) => {
                 is_well = false;
-                said += &format!("[-]{name} failed: {why}\n");
+                body += &format!("[-]{name} failed: {why}\n");
             }
         }
     }
     let is_verbose = pairs(query).any(|(key, _)| key == "verbose");
     match is_well {
-        true if is_verbose => (true, said + "ok\n"),
+        true if is_verbose => (true, body + "ok\n"),
         true => (true, "ok\n".to_owned()),
-        false => (false, said),
+        false => (false, body),
     }
 }
 

@@ -253,9 +253,9 @@ where
 {
     let Ok(lines) = lines::read::<C>(text) else { return Came::Refused };
     let mut history = lines.history;
-    let said: Vec<String> = history.iter().map(lines::line).collect();
-    let again = lines::read::<C>(said.join("\n").as_bytes()).expect("its own lines");
-    assert_eq!(again.history.iter().map(lines::line).collect::<Vec<_>>(), said);
+    let written: Vec<String> = history.iter().map(lines::line).collect();
+    let again = lines::read::<C>(written.join("\n").as_bytes()).expect("its own lines");
+    assert_eq!(again.history.iter().map(lines::line).collect::<Vec<_>>(), written);
     if history.is_empty() {
         return Came::Refused;
     }

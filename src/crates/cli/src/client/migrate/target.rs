@@ -211,11 +211,11 @@ impl Target {
             Err(failure) => failure,
         };
         if let Failure::Refused(status) = &failure {
-            let says = |words: &str| status.message().contains(words);
-            if says("too many operations") {
+            let mentions = |words: &str| status.message().contains(words);
+            if mentions("too many operations") {
                 return Ok(Attempt::TooMany);
             }
-            if says("request is too large") || says("message larger than max") {
+            if mentions("request is too large") || mentions("message larger than max") {
                 return Ok(Attempt::TooLarge);
             }
         }

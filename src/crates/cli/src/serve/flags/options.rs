@@ -676,8 +676,8 @@ mod tests {
         ];
         for [bytes, ops, heartbeat, election, quota] in [least, most] {
             let listen = "--listen-peer-urls=http://127.0.0.1:0";
-            let said = [&data, listen, bytes, ops, heartbeat, election, quota];
-            let node = Node::start(options(&said).unwrap().config()).block().expect(bytes);
+            let arguments = [&data, listen, bytes, ops, heartbeat, election, quota];
+            let node = Node::start(options(&arguments).unwrap().config()).block().expect(bytes);
             assert!(node.shutdown().block().hanging.is_empty());
         }
     }

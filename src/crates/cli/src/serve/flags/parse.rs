@@ -63,7 +63,7 @@ pub(super) fn switch_or(
 ) -> Result<bool, FlagError> {
     match values.raw(name) {
         None => Ok(default),
-        Some(said) => truth(said).map_err(|_| wrong(name, said, "true or false")),
+        Some(text) => truth(text).map_err(|_| wrong(name, text, "true or false")),
     }
 }
 

@@ -30,12 +30,15 @@ fn import_copies_all_keys_and_names_leased_ones() {
         let lease = source.lease(600);
         source.txn(vec![put(b"alive/a", b"1", lease), put(b"many/zz", b"2", lease)]);
         let revision = source.revision();
-        let said = imported(&source, &target, &[]).done();
+        let printed = imported(&source, &target, &[]).done();
         let id = format!("{lease:016x}");
-        assert!(said.contains(&format!("revision {revision}\n")), "{said}");
-        assert!(said.contains("verified   1506 keys, equal on both sides, sha256 "), "{said}");
-        assert!(said.contains("left out   2 keys with leases:\n"), "{said}");
-        assert!(said.contains(&format!("\"alive/a\" on lease {id}\n")), "{said}");
+        assert!(printed.contains(&format!("revision {revision}\n")), "{printed}");
+        assert!(
+            printed.contains("verified   1506 keys, equal on both sides, sha256 "),
+            "{printed}"
+        );
+        assert!(printed.contains("left out   2 keys with leases:\n"), "{printed}");
+        assert!(printed.contains(&format!("\"alive/a\" on lease {id}\n")), "{printed}");
         let mut rows = source.rows("");
         rows.retain(|_, row| row.1 == 0);
         assert_equal(&rows, &target.rows(""));

@@ -288,8 +288,11 @@ fn restored_or_replaced_cluster_ends_the_mirror() {
         let mut err = String::new();
         let from = going.child.stderr.take().unwrap();
         std::io::Read::read_to_string(&mut { from }, &mut err).unwrap();
-        let said = ["has gone back: it was at revision ", "is another cluster now: "];
-        assert!(said.iter().any(|said| err.contains(&format!("the {replaced} {said}"))), "{err}");
+        let printed = ["has gone back: it was at revision ", "is another cluster now: "];
+        assert!(
+            printed.iter().any(|printed| err.contains(&format!("the {replaced} {printed}"))),
+            "{err}"
+        );
     }
 }
 
@@ -340,15 +343,15 @@ fn mirror_resumes_at_its_revision_and_can_end_when_in_sync() {
     source.txn(vec![put(b"k/000001", b"3", 0), delete("k/000002", false)]);
     let before = target.revision();
     let more = ["--mirror", "--until-caught-up", "--rev", &revision, "-w", "json"];
-    let said = imported(&source, &target, &more).done();
-    let lines: Vec<_> = said.lines().collect();
+    let printed = imported(&source, &target, &more).done();
+    let lines: Vec<_> = printed.lines().collect();
     assert!(
         lines[0].contains("\"what\":\"copied\"") && lines[0].contains("\"written\":0,"),
-        "{said}"
+        "{printed}"
     );
-    assert!(lines[lines.len() - 2].starts_with("{\"what\":\"mirrored\","), "{said}");
+    assert!(lines[lines.len() - 2].starts_with("{\"what\":\"mirrored\","), "{printed}");
     let verified = lines[lines.len() - 1];
-    assert!(verified.contains(&format!("\"revision\":{},", source.revision())), "{said}");
+    assert!(verified.contains(&format!("\"revision\":{},", source.revision())), "{printed}");
     assert_eq!(target.revision(), before + 1);
     assert_equal(&source.rows(""), &target.rows(""));
     let equal = imported(&source, &target, &["--dry-run", "--rev", &source.revision().to_string()]);

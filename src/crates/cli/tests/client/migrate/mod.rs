@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::ask::{Said, command_at, run};
+use crate::ask::{CliOutput, command_at, run};
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{ETCD_IS_MISSING, Server, flags, free_ports, skip};
 use pb::kv_client::KvClient;
@@ -232,7 +232,7 @@ pub(crate) fn import(source: &Place, target: &Place, more: &[&str]) -> Command {
 }
 
 /// Runs an import.
-pub(crate) fn imported(source: &Place, target: &Place, more: &[&str]) -> Said {
+pub(crate) fn imported(source: &Place, target: &Place, more: &[&str]) -> CliOutput {
     run(import(source, target, more), b"")
 }
 

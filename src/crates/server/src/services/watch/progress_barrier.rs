@@ -141,8 +141,8 @@ mod tests {
                 barrier.begin(Revision(10));
                 assert!(!bookmark(8).await, "a watch began at 10");
                 assert_eq!(send(11).await, Err(Revision(10)));
-                let ((), said) = tokio::join!(barrier.leads_beyond(Revision(10)), bookmark(10));
-                assert!(said);
+                let ((), was_sent) = tokio::join!(barrier.leads_beyond(Revision(10)), bookmark(10));
+                assert!(was_sent);
                 assert_eq!(send(11).await, Ok(()));
                 assert!(!bookmark(10).await);
                 assert!(barrier.go_on() && !barrier.go_on());
