@@ -219,7 +219,7 @@ fn new_leader_gives_every_lease_its_full_ttl() {
 fn new_leader_counts_leases_without_keys() {
     failovers(&[Program::Mutex])
         .holds(&["lease end"])
-        .falls(Mutant::B37, &["L-EARLY"])
+        .falls(Mutant::B37, &["L-EARLY", "L-EPOCH"])
         .falls(Mutant::B38, &["L-CLOSE", "L-EARLY", "L-KEPT", "L-LATE"]);
 }
 

@@ -23,7 +23,7 @@ pub(super) struct LeaderState {
     pub(super) since: Moment,
     /// Proposals from other nodes in this turn.
     pub(super) forwarded: Vec<Proposal>,
-    /// Requests of all nodes that end leases, which a new leader holds back.
+    /// Requests of all nodes that may end leases of earlier terms, which a new leader holds back.
     held_back: BTreeMap<RequestId, Proposal>,
     /// Requests that were proposed in this term and are not applied yet. The leader does not
     /// propose these requests again.
@@ -180,20 +180,23 @@ impl Driver {
         }
     }
 
-    /// As a new leader: holds back the requests that end leases, until leases are counted and the leader lease of a
-    /// former leader has ended.
+    /// As a new leader: holds back the requests that may end leases of earlier terms, until leases are counted and the
+    /// leader lease of a former leader has ended.
     fn hold_back_ends(&mut self, waiting: &mut Vec<Batch>, now: Moment) {
         let Some(leading) = &mut self.leader else { return };
-        let wait = ends_no_lease_for(self.shared.settings.drift);
-        if self.shared.lessor.is_counting() && now.since(leading.since) > wait {
-            let held_back = std::mem::take(&mut leading.held_back).into_values();
-            waiting.extend(held_back.map(|proposal| Batch { proposal, fresh: Vec::new() }));
+        let held_back = std::mem::take(&mut leading.held_back).into_values();
+        waiting.extend(held_back.map(|proposal| Batch { proposal, fresh: Vec::new() }));
+        let is_new = now.since(leading.since) <= ends_no_lease_for(self.shared.settings.drift);
+        if !is_new && self.shared.lessor.is_counting() {
             return;
         }
         for Batch { proposal, fresh } in waiting {
             let (node, incarnation) = (proposal.node, proposal.incarnation);
-            let ends = |(_, command): &mut (u64, Command)| ends_leases(command);
-            for request in proposal.requests.extract_if(.., ends) {
+            let waits = |(_, command): &mut (u64, Command)| {
+                let ends = self.shared.lessor.with(|lessor| lessor.ends_inherited(command));
+                ends.unwrap_or_else(|| ends_leases(command))
+            };
+            for request in proposal.requests.extract_if(.., waits) {
                 // An error of the other requests does not concern this one.
                 let seq = request.0;
                 fresh.retain(|of| *of != seq);

@@ -19,10 +19,11 @@
 //!
 //! - It adds [`LEADER_LEASE`] to the TTL of every lease that existed before its term, since the
 //!   former leader may renew it that long.
-//! - It proposes no end of a lease before [`LEADER_LEASE`] has passed since its election. So a leader
-//!   lease never confirms a renewal of a lease that has ended. Ends that were proposed before its
-//!   election are no danger: those of the former leader are covered by the next rule, and those of
-//!   earlier terms were applied before the former leader began to count.
+//! - It proposes no end of such a lease before [`LEADER_LEASE`] has passed since its election. So a
+//!   leader lease never confirms a renewal of a lease that has ended. Ends that were proposed before
+//!   its election are no danger: those of the former leader are covered by the next rule, and those
+//!   of earlier terms were applied before the former leader began to count. A lease of the new
+//!   leader's own term is unknown to the former leader, and can end at once.
 //!
 //! A leader also ends leases itself, and a follower may apply the end before the leader does. So
 //! while such an entry is proposed and not applied, renewals need a round. Only a renewal that
@@ -74,6 +75,8 @@ struct Counted {
     /// Whether the expiry of the lease is proposed. The lease cannot be renewed until the outcome
     /// is known.
     expiring: bool,
+    /// Whether the lease existed before the term of this leader.
+    inherited: bool,
 }
 
 /// The result of a renewal.
@@ -108,7 +111,7 @@ pub(crate) fn ends_leases(command: &Command) -> bool {
     }
 }
 
-/// Returns how long a new leader must not end leases.
+/// Returns how long a new leader must not end leases that existed before its term.
 pub(crate) fn ends_no_lease_for(drift: Drift) -> Duration {
     mutant!(B76, return Duration::ZERO);
     drift.wait_for(LEADER_LEASE)
@@ -135,7 +138,8 @@ impl Lessor {
         mutant!(B38, return lessor);
         let former = if mutant!(B75) { Duration::ZERO } else { LEADER_LEASE };
         for (id, ttl) in leases {
-            lessor.count(id, ttl, ttl.saturating_add(former), now);
+            let deadline = lessor.deadline(ttl.saturating_add(former), now);
+            lessor.count(id, Counted { ttl, deadline, expiring: false, inherited: true });
         }
         mutant!(M09, lessor.time += Duration::from_secs(2));
         lessor
@@ -156,15 +160,14 @@ impl Lessor {
 
     /// Adds a lease that was granted.
     pub(crate) fn granted(&mut self, id: LeaseId, ttl: Duration, now: Moment) {
-        self.count(id, ttl, ttl, now);
+        let deadline = self.deadline(ttl, now);
+        self.count(id, Counted { ttl, deadline, expiring: false, inherited: false });
     }
 
-    /// Counts a lease that lives for `lives` from `now`.
-    fn count(&mut self, id: LeaseId, ttl: Duration, lives: Duration, now: Moment) {
+    fn count(&mut self, id: LeaseId, lease: Counted) {
         self.ended(id);
-        let deadline = self.deadline(lives, now);
-        self.leases.insert(id, Counted { ttl, deadline, expiring: false });
-        self.deadlines.insert((deadline, id));
+        self.deadlines.insert((lease.deadline, id));
+        self.leases.insert(id, lease);
     }
 
     /// Removes a lease that has ended.
@@ -211,6 +214,14 @@ impl Lessor {
         let mut until = began + self.drift.trust_for(LEADER_LEASE);
         mutant!(B74, until = began + LEADER_LEASE * 50);
         self.leader_until = self.leader_until.max(Some(until));
+    }
+
+    /// Returns whether the command may end a lease that existed before the term of this leader.
+    pub(crate) fn ends_inherited(&self, command: &Command) -> bool {
+        match command.inner() {
+            Command::Revoke(lease) => self.leases.get(lease).is_some_and(|lease| lease.inherited),
+            other => ends_leases(other) && self.leases.values().any(|lease| lease.inherited),
+        }
     }
 
     /// Records that this leader has proposed the command in the entry at `index`.
@@ -434,6 +445,19 @@ mod tests {
         assert_eq!(due(&mut lessor), []);
         run(&mut lessor, 1210, 1210);
         assert_eq!(due(&mut lessor), [lease(1)]);
+    }
+
+    #[test]
+    fn command_that_ends_an_inherited_lease_is_recognised() {
+        let own = || Some(SessionInfo { label: String::new(), own: true });
+        let grant = |session| Command::Grant { id: None, ttl: TTL, session };
+        let mut lessor = Lessor::new(Drift::percent(10), at(0), vec![(lease(1), TTL)]);
+        lessor.granted(lease(2), TTL, at(0));
+        let ends = |lessor: &Lessor, command| lessor.ends_inherited(&command);
+        assert!(ends(&lessor, Command::Revoke(lease(1))) && ends(&lessor, grant(own())));
+        assert!(!ends(&lessor, Command::Revoke(lease(2))) && !ends(&lessor, grant(None)));
+        lessor.ended(lease(1));
+        assert!(!ends(&lessor, Command::Revoke(lease(1))) && !ends(&lessor, grant(own())));
     }
 
     #[test]

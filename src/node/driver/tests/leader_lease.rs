@@ -172,6 +172,16 @@ fn new_leader_ends_no_lease_that_a_replaced_leader_may_renew() {
 }
 
 #[test]
+fn new_leader_ends_leases_of_its_own_term_at_once() {
+    let (mut three, _) = replaced();
+    let elected = three.clock.now();
+    let lease = grant(&mut three, 1, TTL);
+    three.write(1, Command::Revoke(lease)).unwrap();
+    assert!(three.clock.now().since(elected) < ms(100), "it has not waited");
+    assert!(!leases(&three, 1).contains(&lease));
+}
+
+#[test]
 fn revocation_held_by_a_new_leader_reaches_the_next_one() {
     let (mut three, lease) = replaced();
     let revoked = [1, 2].map(|node| three.call(node, Command::Revoke(lease), 5_000));
