@@ -19,7 +19,7 @@ fn grouped(value: i64) -> String {
     let digits = value.abs().to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -53,42 +53,9 @@ pub(super) fn headline(headline: Headline, value: f64) -> String {
     }
 }
 
-/// Formats seconds since the Unix epoch as a date in UTC.
-pub(super) fn date(seconds: u64) -> String {
-    let is_leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let (mut days, mut year) = (seconds / 86_400, 1970);
-    while days >= 365 + u64::from(is_leap(year)) {
-        days -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    format!("{year}-{month:02}-{:02}", days + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_know_leap_years() {
-        for (seconds, text) in [
-            (0, "1970-01-01"),
-            (951_782_400, "2000-02-29"),
-            (1_709_251_199, "2024-02-29"),
-            (1_709_251_200, "2024-03-01"),
-            (1_798_761_599, "2026-12-31"),
-        ] {
-            assert_eq!(date(seconds), text);
-        }
-    }
 
     #[test]
     fn numbers_have_few_digits() {

@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
+use jiff::Timestamp;
+
 use super::chart::{bars, better, distribution, escape, kills, rate_over_latency, timeline};
-use super::format::{date, micros, number, spread};
+use super::format::{micros, number, spread};
 use super::report::{Headline, Report, RowReport};
 use super::systems::System;
 
@@ -51,6 +53,8 @@ fn head(report: &Report) -> String {
         )
         .expect("a string");
     }
+    let begun = i64::try_from(report.begun_s).ok().and_then(|s| Timestamp::from_second(s).ok());
+    let begun = begun.unwrap_or_default();
     let (machine, settings) = (&report.machine, &report.settings);
     writeln!(
         html,
@@ -58,7 +62,7 @@ fn head(report: &Report) -> String {
          synced to disk. Values of {} bytes, {} keys. Figures are medians of {} rounds of {} s; all systems are \
          measured in turns. Load average {} before the run and {} after it. Absolute figures hold for this machine \
          only: compare ratios.</p>",
-        date(report.begun_s),
+        begun.strftime("%Y-%m-%d"),
         machine.processors,
         escape(&machine.model),
         escape(&machine.kernel),
