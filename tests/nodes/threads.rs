@@ -229,9 +229,9 @@ fn admission_counters_return_to_zero() {
     }
 }
 
-/// Maximum number of times that threads of the nodes are woken for one put of one caller, on three nodes. The caller,
-/// the leader's log and the acknowledgements of two followers wake the leader's driver and log; the entry, the
-/// log and the commit wake those of each follower.
+/// Maximum number of wake-ups of the driver and log threads of three members for one put of one caller. The leader needs
+/// about four: for the call, for its log, for the synced entry and for an acknowledgement. Each follower needs about
+/// four: for the entry, for its log, for the synced entry and for the commit.
 const WAKEUPS_PER_PUT_MAX: u64 = 16;
 
 #[test]
