@@ -32,7 +32,7 @@
 //!
 //! Data directories can be on separate file systems ([`volume`]), which can lose power or fill up.
 //!
-//! The crate `bowline-fleet` runs the processes and defines the orders and calls, because `bowline demo` uses them too.
+//! The crate `bowline-fleet` runs the processes and defines the orders and calls, because `bowline-demo` uses them too.
 //!
 //! In addition to the public API, this crate uses two hidden modules of the library: `env`, with the environment
 //! traits and the names of the crash points, and `mutant`, with `--cfg bowline_mutants`. The crate uses no other

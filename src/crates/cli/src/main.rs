@@ -10,7 +10,6 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 mod check;
 mod client;
 mod data;
-mod demo;
 mod serve;
 mod up;
 mod usage;
@@ -83,7 +82,7 @@ enum Command {
     Recover(data::RecoverOptions),
     Inspect(data::InspectOptions),
     Check(check::CheckOptions),
-    Demo(demo::Options),
+    Demo(bowline_demo::Options),
     Serve(serve::ServeOptions),
     Up(up::UpOptions),
     /// Print the shell completion script
@@ -109,7 +108,7 @@ enum Command {
     SupervisedChild(client::SupervisedChild),
     /// Run one process of the demo, which reads its orders from standard input
     #[command(hide = true)]
-    DemoNode(demo::NodeOptions),
+    DemoNode(bowline_demo::NodeOptions),
 }
 
 fn main() -> ExitCode {
@@ -122,7 +121,7 @@ fn main() -> ExitCode {
         Command::Recover(options) => data::recover_main(&options),
         Command::Inspect(options) => data::inspect_main(&options),
         Command::Check(options) => check::check_main(&options),
-        Command::Demo(options) => demo::main(&options),
+        Command::Demo(options) => bowline_demo::main(&options),
         Command::Serve(options) => serve::serve_main(&options),
         Command::Up(options) => up::main(options),
         Command::Completion { shell } => {
@@ -144,7 +143,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::SupervisedChild(child) => child.main(),
-        Command::DemoNode(options) => demo::node_main(&options),
+        Command::DemoNode(options) => bowline_demo::node_main(&options),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Runs Bowline nodes as processes of their own, and sends calls to them.
 //!
-//! The test harness (`bowline-jepsen`) and `bowline demo` use this crate. The parent starts processes, kills, pauses
+//! The test harness (`bowline-jepsen`) and `bowline-demo` use this crate. The parent starts processes, kills, pauses
 //! and resumes them. Each process embeds a node. It reads orders from its standard input and writes answers to its
 //! standard output, one per line ([`wire`]).
 //!
@@ -21,6 +21,7 @@ pub mod slots;
 
 pub mod ports;
 pub mod process;
+pub mod signals;
 
 pub mod dice;
 pub mod moment;
@@ -28,4 +29,5 @@ pub mod patience;
 
 pub use dice::Dice;
 pub use process::{HarnessError, Process};
+pub use signals::Signals;
 pub use wire::{Answer, Order};

@@ -14,6 +14,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bowline_fleet::Signals;
 use bytes::Bytes;
 use rustix::process::Signal;
 
@@ -21,7 +22,6 @@ use super::child::Child;
 use super::connect::Client;
 use super::failure::Failure;
 use super::print::Output;
-use super::signals::Signals;
 use super::supervisor::ended_by;
 use bowline_client::LockMode;
 use bowline_client::{BootTime, Held, NotHeld, QueueEntry, Session};

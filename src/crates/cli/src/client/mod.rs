@@ -44,7 +44,6 @@ mod put;
 mod quote;
 mod range;
 mod role;
-mod signals;
 mod snapshot;
 mod supervisor;
 mod terminal;
@@ -55,7 +54,6 @@ mod watch;
 pub(crate) use options::{Format, Globals};
 pub(crate) use print::Table;
 pub(crate) use print::cluster::size;
-pub(crate) use signals::Signals;
 pub(crate) use supervisor::{SupervisedChild, bound};
 
 use connect::Client;

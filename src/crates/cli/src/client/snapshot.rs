@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bowline_fleet::Signals;
 use clap::{Args, Subcommand};
 use sha2::{Digest, Sha256};
 use tonic::Streaming;
@@ -15,7 +16,6 @@ use super::connect::{CallKind, Client, Link, NO_LIMIT};
 use super::failure::{EXIT_CODES, Failure};
 use super::options::Format;
 use super::print::Output;
-use super::signals::Signals;
 use super::supervisor::ended_by;
 use crate::data::{self, Bar};
 use bowline_proto::etcdserverpb::{SnapshotRequest, SnapshotResponse};

@@ -16,6 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
+use bowline_fleet::Signals;
 use clap::Args;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use rustix::process::{kill_process, kill_process_group, wait};
@@ -23,7 +24,6 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::deadline_pipe::Deadline;
 use super::descendants;
-use super::signals::Signals;
 
 /// Exit codes for a command that could not be started or was killed, as in shells.
 const EXIT_NOT_EXECUTABLE: u8 = 126;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::proof::{Claim, Finding};
+use crate::proof::{Claim, Finding};
 
 /// The events: the name, the color, and the sentence with the fields of the event in braces.
 const EVENTS: [(&str, &str, &str); 16] = [

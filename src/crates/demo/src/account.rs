@@ -8,10 +8,10 @@ use bowline_check::{KvCall, KvReply, Recorder};
 use bowline_fleet::moment;
 use serde_json::{Value, json};
 
-use super::ledger::{Entry, Fence, Ledger};
-use super::proof::Evidence;
-use super::stage::Trouble;
-use super::timeline::{Timeline, ms, rounded, spread};
+use crate::ledger::{Entry, Fence, Ledger};
+use crate::proof::Evidence;
+use crate::stage::Trouble;
+use crate::timeline::{Timeline, ms, rounded, spread};
 
 /// The state that all threads of the demo share.
 pub(crate) struct Shared {

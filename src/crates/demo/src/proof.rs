@@ -8,7 +8,7 @@ use bowline_check::{History, KvCall, KvReply, Operation, Outcome, Seen, Total, t
 
 use serde::Serialize;
 
-use super::ledger::{Entry, Fence};
+use crate::ledger::{Entry, Fence};
 
 /// Maximum number of examples for a disproven claim.
 const EXAMPLES_MAX: usize = 5;

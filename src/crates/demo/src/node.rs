@@ -16,21 +16,21 @@ const SESSION_TTL: Duration = Duration::from_secs(2);
 
 /// Arguments of the process.
 #[derive(Args, Debug)]
-pub(crate) struct NodeOptions {
+pub struct NodeOptions {
     /// Data directory
-    pub(super) dir: PathBuf,
+    pub(crate) dir: PathBuf,
 
     /// Name of the member
-    pub(super) name: String,
+    pub(crate) name: String,
 
     /// All members: NAME=ADDRESS,...
-    pub(super) members: String,
+    pub(crate) members: String,
 }
 
 /// Runs the process until its standard input ends.
-pub(crate) fn main(options: &NodeOptions) -> ExitCode {
+pub fn main(options: &NodeOptions) -> ExitCode {
     if io::stdin().is_terminal() {
-        crate::complain(&"this command is internal to the demo; run `bowline demo`");
+        crate::complain(&"this command is internal to the demo");
         return ExitCode::from(crate::EXIT_USAGE);
     }
     die_with_the_parent();

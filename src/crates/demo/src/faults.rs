@@ -7,9 +7,9 @@ use bowline_fleet::Dice;
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::account::Point;
-use super::stage::{Stage, Trouble};
-use super::timeline::ms;
+use crate::account::Point;
+use crate::stage::{Stage, Trouble};
+use crate::timeline::ms;
 
 /// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -14,17 +14,17 @@ use bowline_fleet::calls::{Call, Kind, Reply};
 use bowline_fleet::{Answer, Order, Process, moment};
 use serde_json::{Value, json};
 
-use super::account::{Point, Shared};
-use super::ledger::Fence;
-use super::stage::Trouble;
-use super::timeline::ms;
+use crate::account::{Point, Shared};
+use crate::ledger::Fence;
+use crate::stage::Trouble;
+use crate::timeline::ms;
 
 /// Name of the lock for all increments.
 const LOCK: &str = "demo/lock";
 /// Key of the counter.
-pub(super) const COUNT: &str = "demo/count";
+pub(crate) const COUNT: &str = "demo/count";
 /// Prefix of the keys of the increments.
-pub(super) const OPS: &str = "demo/op/";
+pub(crate) const OPS: &str = "demo/op/";
 /// Maximum time to wait for the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of attempts for an increment with an unknown outcome, and the timeout of each. The timeout is shorter
@@ -35,14 +35,14 @@ const TRY: Duration = Duration::from_millis(400);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A worker in one incarnation of its process.
-pub(super) struct Worker {
-    pub(super) shared: Arc<Shared>,
-    pub(super) process: Arc<Process>,
+pub(crate) struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) process: Arc<Process>,
     /// Index of the process.
-    pub(super) seat: usize,
+    pub(crate) seat: usize,
     /// Name of the worker, unique over all processes and incarnations: `n2.1.w1` is the first worker of `n2` in its
     /// first incarnation.
-    pub(super) name: String,
+    pub(crate) name: String,
 }
 
 /// Reason for which an attempt has ended without a result.
@@ -63,7 +63,7 @@ impl From<Trouble> for Stop {
 
 impl Worker {
     /// Works until the workers must rest or the process has ended.
-    pub(super) fn run(self) {
+    pub(crate) fn run(self) {
         for attempt in 1_u64.. {
             if self.shared.lock().resting {
                 break;

@@ -1,4 +1,4 @@
-//! `bowline demo`: starts processes with an embedded node each. Workers call these nodes to increment a counter under a
+//! The demo (`bowline-demo`, `bowline demo`): starts processes with an embedded node each. Workers call these nodes to increment a counter under a
 //! lock, while the demo kills and suspends processes. At the end the demo verifies that no increment was lost or
 //! counted twice, and that the ledger accepted no write from a worker that had lost the lock.
 //!
@@ -14,6 +14,7 @@
 //! writes that reached the ledger, and the store that each member reports at the end. Bowline's checkers
 //! ([`bowline_check`]) check the history of the counter and the tokens in the ledger.
 
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -41,8 +42,10 @@ use stage::{Stage, Trouble, signals};
 use timeline::Timeline;
 use workplace::Workplace;
 
-pub(crate) use node::{NodeOptions, main as node_main};
+pub use node::{NodeOptions, main as node_main};
 
+/// Exit code if the arguments are invalid, or the machine does not allow the demo.
+const EXIT_USAGE: u8 = 2;
 /// A claim was disproved.
 const EXIT_DISPROVEN: u8 = 1;
 /// Exit code of shells for SIGINT.
@@ -63,7 +66,7 @@ const EXIT_INTERRUPTED: u8 = 130;
 /// Exit codes: 0 all claims proven; 1 a claim disproven; 2 wrong arguments, or the machine does not allow the demo; 130
 /// interrupted.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Options {
+pub struct Options {
     /// Number of processes
     #[arg(
         long,
@@ -102,15 +105,15 @@ pub(crate) struct Options {
 }
 
 /// Runs the demo.
-pub(crate) fn main(options: &Options) -> ExitCode {
+pub fn main(options: &Options) -> ExitCode {
     match run(options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_DISPROVEN),
         Err(trouble) => {
-            crate::complain(&trouble);
+            complain(&trouble);
             ExitCode::from(match trouble {
                 Trouble::Interrupted(_) => EXIT_INTERRUPTED,
-                Trouble::Environment(_) | Trouble::Output(_) => crate::EXIT_USAGE,
+                Trouble::Environment(_) | Trouble::Output(_) => EXIT_USAGE,
                 Trouble::Halted(_) => EXIT_DISPROVEN,
             })
         }
@@ -183,4 +186,10 @@ fn story(stage: &mut Stage<'_>, options: &Options, seed: u64) -> Result<(), Trou
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() % 1_000_000
+}
+
+/// Prints an error on standard error.
+fn complain(why: &dyn std::fmt::Display) {
+    // If standard error cannot be written, the exit code must suffice.
+    drop(writeln!(io::stderr().lock(), "error: {why}"));
 }

@@ -11,17 +11,16 @@ use std::time::{Duration, Instant};
 
 use bowline_check::{KvCall, KvReply, Seen};
 use bowline_fleet::calls::{self, Call, Reply};
-use bowline_fleet::{Answer, Order, Process, moment};
+use bowline_fleet::{Answer, Order, Process, Signals, moment};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::account::{Point, Shared};
-use super::ledger::Fence;
-use super::proof::{Row, Store};
-use super::worker::{COUNT, OPS, Worker};
-use super::workplace::Workplace;
-use crate::client::Signals;
+use crate::account::{Point, Shared};
+use crate::ledger::Fence;
+use crate::proof::{Row, Store};
+use crate::worker::{COUNT, OPS, Worker};
+use crate::workplace::Workplace;
 
 /// Number of workers per process.
 const WORKERS: usize = 2;

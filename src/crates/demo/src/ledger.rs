@@ -89,8 +89,8 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use super::super::workplace::Workplace;
     use super::*;
+    use crate::workplace::Workplace;
 
     #[test]
     fn ledger_rejects_and_records_a_lower_token() {

@@ -10,11 +10,11 @@ use tokio::signal::unix::{self, SignalKind, signal};
 const NUMBERS: [Signal; 4] = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 
 /// A receiver of the signals. While the receiver exists, the signals do not end the process.
-pub(crate) struct Signals([Option<unix::Signal>; 4]);
+pub struct Signals([Option<unix::Signal>; 4]);
 
 impl Signals {
     /// Starts receiving the signals that are not ignored.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         let ignored = ignored();
         let listen = |number: Signal| match ignored >> (number.as_raw() - 1) & 1 {
             0 => signal(SignalKind::from_raw(number.as_raw())).map(Some),
@@ -25,7 +25,7 @@ impl Signals {
     }
 
     /// Returns the next signal. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Signal {
+    pub async fn next(&mut self) -> Signal {
         let [a, b, c, d] = &mut self.0;
         tokio::select! {
             () = come(a) => NUMBERS[0],
