@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::ledger::{Entry, Fence, Ledger};
 use crate::proof::Evidence;
-use crate::stage::Trouble;
+use crate::stage::DemoError;
 use crate::timeline::{Timeline, ms, rounded, spread};
 
 /// The state that all threads of the demo share.
@@ -28,7 +28,7 @@ pub(crate) struct Shared {
 pub(crate) struct Account {
     pub(crate) evidence: Evidence,
     /// Reason for which the demo must end, if a worker has found one.
-    pub(crate) trouble: Option<Trouble>,
+    pub(crate) error: Option<DemoError>,
     /// Number of workers that run.
     pub(crate) workers: usize,
     /// Whether the workers must stop after their current increment.
@@ -122,16 +122,16 @@ impl Shared {
     }
 
     /// Ends the demo.
-    pub(crate) fn fail(&self, trouble: Trouble) {
+    pub(crate) fn fail(&self, error: DemoError) {
         self.change(|account| {
-            account.trouble.get_or_insert(trouble);
+            account.error.get_or_insert(error);
         });
     }
 
     /// Shows an event of one process, or of the whole demo.
     pub(crate) fn report(&self, member: Option<&str>, event: &str, fields: &Value) {
         if let Err(error) = self.timeline.report(member, event, fields) {
-            self.fail(Trouble::Output(error));
+            self.fail(DemoError::Output(error));
         }
     }
 
@@ -140,9 +140,9 @@ impl Shared {
     }
 
     /// Writes to the ledger.
-    pub(crate) fn write(&self, op: &str, token: Fence) -> Result<Entry, Trouble> {
+    pub(crate) fn write(&self, op: &str, token: Fence) -> Result<Entry, DemoError> {
         let written = self.ledger().append(op, token);
-        written.map_err(Trouble::environment("the ledger cannot write its file"))
+        written.map_err(DemoError::environment("the ledger cannot write its file"))
     }
 
     /// Pauses a lock holder of this process at this point if that was requested, until it may continue.

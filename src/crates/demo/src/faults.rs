@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::account::Point;
-use crate::stage::{Stage, Trouble};
+use crate::stage::{DemoError, Stage};
 use crate::timeline::ms;
 
 /// A kind of fault.
@@ -93,7 +93,7 @@ impl Schedule {
 }
 
 /// Injects the fault, and waits until it is healed and work continues.
-pub(crate) fn carry_out(round: Round, stage: &mut Stage<'_>) -> Result<(), Trouble> {
+pub(crate) fn carry_out(round: Round, stage: &mut Stage<'_>) -> Result<(), DemoError> {
     let Round { fault, away, seat, point, .. } = round;
     match fault {
         Fault::KillLeader => {
@@ -115,7 +115,7 @@ pub(crate) fn carry_out(round: Round, stage: &mut Stage<'_>) -> Result<(), Troub
     Ok(())
 }
 
-fn stop_holder(Round { away, seat, .. }: Round, stage: &mut Stage<'_>) -> Result<(), Trouble> {
+fn stop_holder(Round { away, seat, .. }: Round, stage: &mut Stage<'_>) -> Result<(), DemoError> {
     let (op, held) = stage.linger(seat, Point::BeforeLedger)?;
     let stopped = Instant::now();
     stage.signal(seat, Signal::STOP)?;

@@ -38,7 +38,7 @@ mod timeline;
 use account::Shared;
 use faults::Schedule;
 use ledger::Ledger;
-use stage::{Stage, Trouble, signals};
+use stage::{DemoError, Stage, signals};
 use timeline::Timeline;
 use workplace::Workplace;
 
@@ -109,12 +109,12 @@ pub fn main(options: &Options) -> ExitCode {
     match run(options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_DISPROVEN),
-        Err(trouble) => {
-            complain(&trouble);
-            ExitCode::from(match trouble {
-                Trouble::Interrupted(_) => EXIT_INTERRUPTED,
-                Trouble::Environment(_) | Trouble::Output(_) => EXIT_USAGE,
-                Trouble::Halted(_) => EXIT_DISPROVEN,
+        Err(error) => {
+            complain(&error);
+            ExitCode::from(match error {
+                DemoError::Interrupted(_) => EXIT_INTERRUPTED,
+                DemoError::Environment(_) | DemoError::Output(_) => EXIT_USAGE,
+                DemoError::Halted(_) => EXIT_DISPROVEN,
             })
         }
     }
@@ -122,19 +122,19 @@ pub fn main(options: &Options) -> ExitCode {
 
 /// Runs the demo. Returns whether all claims were proven. This function starts the processes, so it must run on a thread
 /// that ends last: the kernel kills the processes when the thread that created them ends.
-fn run(options: &Options) -> Result<bool, Trouble> {
-    let signals = signals().map_err(Trouble::environment("cannot handle signals"))?;
+fn run(options: &Options) -> Result<bool, DemoError> {
+    let signals = signals().map_err(DemoError::environment("cannot handle signals"))?;
     let given = options.dir.as_deref();
     let place = Workplace::make(given, options.keep).map_err(|error| {
         let dir = given.map_or_else(std::env::temp_dir, PathBuf::from);
-        Trouble::Environment(format!("cannot work in {}: {error}", dir.display()))
+        DemoError::Environment(format!("cannot work in {}: {error}", dir.display()))
     })?;
     let seed = options.seed.unwrap_or_else(random_seed);
     let timeline = Timeline::begin(options.json, Duration::from_secs(options.seconds));
     let ledger = Ledger::create(&place.ledger());
-    let ledger = ledger.map_err(Trouble::environment("cannot open the ledger"))?;
+    let ledger = ledger.map_err(DemoError::environment("cannot open the ledger"))?;
     let addresses = bowline_fleet::ports::free_addresses(options.nodes)
-        .map_err(Trouble::environment("cannot reserve addresses for the members"))?;
+        .map_err(DemoError::environment("cannot reserve addresses for the members"))?;
     let mut stage = Stage::set(Shared::new(timeline, ledger), &place, addresses, signals);
     let (nodes, seconds) = (options.nodes, options.seconds);
     let dir = place.dir().display().to_string();
@@ -152,23 +152,23 @@ fn run(options: &Options) -> Result<bool, Trouble> {
         Ok(()) => {
             let evidence = &mut account.evidence;
             let ledger = stage.shared.ledger().read_back();
-            evidence.ledger = ledger.map_err(Trouble::environment("cannot read the ledger"))?;
+            evidence.ledger = ledger.map_err(DemoError::environment("cannot read the ledger"))?;
             evidence.history = stage.shared.history.history();
             evidence.complaints = complaints;
             proof::evaluate(evidence)
         }
-        Err(Trouble::Halted(why)) => proof::halted(why),
+        Err(DemoError::Halted(why)) => proof::halted(why),
         Err(other) => return Err(other),
     };
-    timeline.verdict(seed, &claims, &account.figures()).map_err(Trouble::Output)?;
+    timeline.verdict(seed, &claims, &account.figures()).map_err(DemoError::Output)?;
     if options.keep {
-        timeline.kept(place.dir()).map_err(Trouble::Output)?;
+        timeline.kept(place.dir()).map_err(DemoError::Output)?;
     }
     Ok(!claims.iter().any(proof::Claim::is_disproven))
 }
 
 /// Runs the demo's steps in order.
-fn story(stage: &mut Stage<'_>, options: &Options, seed: u64) -> Result<(), Trouble> {
+fn story(stage: &mut Stage<'_>, options: &Options, seed: u64) -> Result<(), DemoError> {
     let time = Duration::from_secs(options.seconds);
     stage.start_all()?;
     let mut schedule = Schedule::new(seed, options.nodes);

@@ -38,7 +38,7 @@ const LOOK: Duration = Duration::from_millis(25);
 
 /// Reason why the demo ended early.
 #[derive(Debug, Error)]
-pub(crate) enum Trouble {
+pub(crate) enum DemoError {
     /// A signal.
     #[error("interrupted by {0}")]
     Interrupted(&'static str),
@@ -53,10 +53,10 @@ pub(crate) enum Trouble {
     Halted(String),
 }
 
-impl Trouble {
+impl DemoError {
     /// Returns a conversion for errors that only the machine can cause.
-    pub(crate) fn environment<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Trouble {
-        move |error| Trouble::Environment(format!("{what}: {error}"))
+    pub(crate) fn environment<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> DemoError {
+        move |error| DemoError::Environment(format!("{what}: {error}"))
     }
 }
 
@@ -134,7 +134,7 @@ impl<'a> Stage<'a> {
         &mut self,
         what: &str,
         mut find: impl FnMut(&Self) -> Option<T>,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, DemoError> {
         let begun = Instant::now();
         loop {
             if let Some(found) = find(self) {
@@ -142,19 +142,23 @@ impl<'a> Stage<'a> {
             }
             if begun.elapsed() > PATIENCE {
                 let why = format!("timed out after {PATIENCE:?} while waiting for {what}");
-                return Err(Trouble::Halted(why));
+                return Err(DemoError::Halted(why));
             }
             self.wait(LOOK)?;
         }
     }
 
     /// Waits until `met` holds.
-    pub(crate) fn until(&mut self, what: &str, met: impl Fn(&Self) -> bool) -> Result<(), Trouble> {
+    pub(crate) fn until(
+        &mut self,
+        what: &str,
+        met: impl Fn(&Self) -> bool,
+    ) -> Result<(), DemoError> {
         self.until_some(what, |stage| met(stage).then_some(()))
     }
 
     /// Lets time pass.
-    pub(crate) fn pass(&mut self, time: Duration) -> Result<(), Trouble> {
+    pub(crate) fn pass(&mut self, time: Duration) -> Result<(), DemoError> {
         let end = Instant::now() + time;
         while let Some(left) = end.checked_duration_since(Instant::now()) {
             self.wait(LOOK.min(left))?;
@@ -163,13 +167,13 @@ impl<'a> Stage<'a> {
     }
 
     /// Waits for a change of the account, up to a time limit.
-    fn wait(&mut self, at_most: Duration) -> Result<(), Trouble> {
+    fn wait(&mut self, at_most: Duration) -> Result<(), DemoError> {
         self.shared.wait(at_most);
         if let Ok(name) = self.signals.try_recv() {
-            return Err(Trouble::Interrupted(name));
+            return Err(DemoError::Interrupted(name));
         }
-        if let Some(trouble) = self.shared.lock().trouble.take() {
-            return Err(trouble);
+        if let Some(error) = self.shared.lock().error.take() {
+            return Err(error);
         }
         (0..self.members.len()).try_for_each(|seat| self.look_at(seat))?;
         if self.work.is_some() {
@@ -182,7 +186,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Checks that a process still runs, and whether it leads.
-    fn look_at(&mut self, seat: usize) -> Result<(), Trouble> {
+    fn look_at(&mut self, seat: usize) -> Result<(), DemoError> {
         let member = &mut self.members[seat];
         let Some(process) = &member.process else { return Ok(()) };
         if process.is_over() {
@@ -213,13 +217,13 @@ impl<'a> Stage<'a> {
     }
 
     /// Returns the error for a process that ended unexpectedly. Before the work starts, it is the machine's fault.
-    fn fell(&self, seat: usize, why: &str) -> Trouble {
+    fn fell(&self, seat: usize, why: &str) -> DemoError {
         let name = &self.members[seat].name;
         let log = std::fs::read_to_string(self.place.log(name)).unwrap_or_default();
         let last = log.lines().rfind(|line| !line.trim().is_empty());
         let last = last.map(|line| format!(" (the last line of its log: {line})"));
         let why = format!("{name}: {why}{}", last.unwrap_or_default());
-        if self.work.is_none() { Trouble::Environment(why) } else { Trouble::Halted(why) }
+        if self.work.is_none() { DemoError::Environment(why) } else { DemoError::Halted(why) }
     }
 
     fn spawn(&self, seat: usize) -> io::Result<Process> {
@@ -235,8 +239,8 @@ impl<'a> Stage<'a> {
     }
 
     /// Starts a process that is not running, without waiting until its node runs.
-    fn begin(&mut self, seat: usize) -> Result<(), Trouble> {
-        let process = self.spawn(seat).map_err(Trouble::environment("cannot start a process"))?;
+    fn begin(&mut self, seat: usize) -> Result<(), DemoError> {
+        let process = self.spawn(seat).map_err(DemoError::environment("cannot start a process"))?;
         let member = &mut self.members[seat];
         member.life += 1;
         member.process = Some(Arc::new(process));
@@ -244,7 +248,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Waits until a started node runs, and starts its workers.
-    fn finish(&mut self, seat: usize) -> Result<(), Trouble> {
+    fn finish(&mut self, seat: usize) -> Result<(), DemoError> {
         let process = self.until_some("a node to run", |stage| {
             stage.members[seat].process.clone().filter(|process| process.is_ready())
         })?;
@@ -261,7 +265,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Starts all processes, and waits for the first increment.
-    pub(crate) fn start_all(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn start_all(&mut self) -> Result<(), DemoError> {
         (0..self.members.len()).try_for_each(|seat| self.begin(seat))?;
         (0..self.members.len()).try_for_each(|seat| self.finish(seat))?;
         self.until("the first increment", |stage| {
@@ -277,7 +281,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Waits for a leader. Returns its process and term.
-    pub(crate) fn leader(&mut self) -> Result<(usize, u64), Trouble> {
+    pub(crate) fn leader(&mut self) -> Result<(usize, u64), DemoError> {
         self.until_some("a leader", |stage| {
             let members = stage.members.iter().enumerate();
             let leaders = members.filter_map(|(seat, member)| Some((seat, member.leads?)));
@@ -286,7 +290,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Waits until a worker of this process holds the lock and pauses at this point. Returns its increment and token.
-    pub(crate) fn linger(&mut self, seat: usize, at: Point) -> Result<(String, Fence), Trouble> {
+    pub(crate) fn linger(&mut self, seat: usize, at: Point) -> Result<(String, Fence), DemoError> {
         self.shared.lock().linger = Some((seat, at));
         let lingering = |stage: &Self| stage.shared.lock().lingering.clone();
         self.until_some("a worker to hold the lock", lingering)
@@ -305,7 +309,7 @@ impl<'a> Stage<'a> {
         event: &str,
         fields: &Value,
         away: Duration,
-    ) -> Result<Duration, Trouble> {
+    ) -> Result<Duration, DemoError> {
         let killed = Some(moment::now());
         self.shared.change(|account| {
             (account.halted_at, account.recovered_after) = (killed, None);
@@ -325,13 +329,13 @@ impl<'a> Stage<'a> {
     }
 
     /// Suspends or resumes a process.
-    pub(crate) fn signal(&self, seat: usize, signal: Signal) -> Result<(), Trouble> {
+    pub(crate) fn signal(&self, seat: usize, signal: Signal) -> Result<(), DemoError> {
         let process = self.members[seat].process.as_ref().expect("the process runs");
-        process.signal(signal).map_err(Trouble::environment("cannot pause and resume a process"))
+        process.signal(signal).map_err(DemoError::environment("cannot pause and resume a process"))
     }
 
     /// Waits until all workers rest.
-    pub(crate) fn rest(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn rest(&mut self) -> Result<(), DemoError> {
         let worked = self.worked();
         self.report(None, "resting", &json!({}));
         self.shared.change(|account| (account.resting, account.worked) = (true, worked));
@@ -339,7 +343,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Reads the store of every member.
-    pub(crate) fn read_all(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn read_all(&mut self) -> Result<(), DemoError> {
         for seat in 0..self.members.len() {
             let begun = Instant::now();
             let mut store = self.read(seat)?;
@@ -355,7 +359,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Reads the store of a member at one linearizable revision.
-    fn read(&mut self, seat: usize) -> Result<Store, Trouble> {
+    fn read(&mut self, seat: usize) -> Result<Store, DemoError> {
         let Member { name, process, .. } = &self.members[seat];
         let mut store = Store { member: name.clone(), ..Store::default() };
         let begun = self.shared.history.begin(0, "", KvCall::Get { key: COUNT.into() });
@@ -364,7 +368,7 @@ impl<'a> Stage<'a> {
         let what = "all members to read their stores";
         let answer = self.until_some(what, |_| answer.try_recv().ok())?;
         let unexpected = |what: &dyn std::fmt::Debug| {
-            Trouble::Halted(format!("unexpected contents of the store: {what:?}"))
+            DemoError::Halted(format!("unexpected contents of the store: {what:?}"))
         };
         let Answer::Came(reply) = answer else { return Err(unexpected(&answer)) };
         let Reply::Rows { revision, rows } = *reply else { return Err(unexpected(&reply)) };

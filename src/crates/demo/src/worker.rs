@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::account::{Point, Shared};
 use crate::ledger::Fence;
-use crate::stage::Trouble;
+use crate::stage::DemoError;
 use crate::timeline::ms;
 
 /// Name of the lock for all increments.
@@ -52,12 +52,12 @@ enum Stop {
     /// The lock was lost or not acquired.
     Lost(String),
     /// The demo must end.
-    Fatal(Trouble),
+    Fatal(DemoError),
 }
 
-impl From<Trouble> for Stop {
-    fn from(trouble: Trouble) -> Self {
-        Stop::Fatal(trouble)
+impl From<DemoError> for Stop {
+    fn from(error: DemoError) -> Self {
+        Stop::Fatal(error)
     }
 }
 
@@ -72,8 +72,8 @@ impl Worker {
             match self.attempt(&format!("{}.{attempt}", self.name)) {
                 Ok(()) => {}
                 Err(Stop::Gone) => break,
-                Err(Stop::Fatal(trouble)) => {
-                    self.shared.fail(trouble);
+                Err(Stop::Fatal(error)) => {
+                    self.shared.fail(error);
                     break;
                 }
                 Err(Stop::Lost(why)) => {
@@ -136,7 +136,7 @@ impl Worker {
         };
         let modified = rows.first().map(|row| row.modified);
         let count = rows.first().map_or(Ok(0), |row| row.value.parse::<i64>());
-        let count = count.map_err(|_| Trouble::Halted(format!("not a counter: {rows:?}")))?;
+        let count = count.map_err(|_| DemoError::Halted(format!("not a counter: {rows:?}")))?;
         let value = modified.map(|_| count.into());
         let seen = Seen::Read { value, modified };
         self.shared.history.ok(begun, KvReply { seen, revision: Some(revision) });
@@ -194,7 +194,7 @@ impl Worker {
                     }
                     Reply::Swapped { .. } => {
                         let why = format!("{op} was in the store before it was written");
-                        return Err(Trouble::Halted(why).into());
+                        return Err(DemoError::Halted(why).into());
                     }
                     Reply::Held { .. } => {
                         self.report("store_refused", &json!({"op": op}));
@@ -227,5 +227,5 @@ impl Worker {
 }
 
 fn nonsense(answer: &dyn std::fmt::Debug) -> Stop {
-    Stop::Fatal(Trouble::Halted(format!("unexpected answer: {answer:?}")))
+    Stop::Fatal(DemoError::Halted(format!("unexpected answer: {answer:?}")))
 }
