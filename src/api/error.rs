@@ -20,7 +20,11 @@ use super::ConfigError;
 
 /// Whether a call that returned an error has changed anything.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Effect {
     /// The call changed nothing, and will not change anything later.
     NotApplied,

@@ -103,7 +103,9 @@ impl IntoFuture for LeaseInfoCall {
 pub struct LeaseStatus {
     /// Id of the lease.
     pub id: LeaseId,
-    /// TTL of the lease. For a session this includes the lock delay.
+    /// TTL of the lease. For a session this includes the lock delay. Serialized as a number of
+    /// seconds.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::seconds"))]
     pub ttl: Duration,
     /// The keys that are deleted when the lease ends, in ascending order. The keys are complete: a
     /// prefix of the client is not removed. Empty unless [`LeaseInfoCall::with_keys`] was set.

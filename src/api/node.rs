@@ -260,6 +260,11 @@ impl Node {
         self.shared.settings.node
     }
 
+    /// Returns the node's name: that of [`Config::new`].
+    pub fn name(&self) -> &str {
+        &self.shared.settings.contact.name
+    }
+
     /// Reports whether this node is the leader of the cluster's consensus, as known to this node.
     ///
     /// The consensus elects a leader to order writes. Every node serves all calls, so programs

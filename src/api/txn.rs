@@ -86,6 +86,12 @@ impl TxnCall {
         self
     }
 
+    /// Adds several operations to the success branch.
+    pub fn then_all(mut self, ops: impl IntoIterator<Item = Op>) -> Self {
+        self.txn.success.extend(ops);
+        self
+    }
+
     /// Adds an operation to the failure branch, which runs if any compare does not hold.
     pub fn or_else(mut self, op: impl Into<Op>) -> Self {
         self.txn.failure.push(op.into());

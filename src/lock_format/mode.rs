@@ -30,7 +30,7 @@ pub(crate) enum LockMode {
 
 /// The kind of lock that a name is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LockKind {
     /// A mutex or an election, of Bowline or of etcd clients.

@@ -28,7 +28,11 @@ use super::{DiskId, JoinAsk, LogIndex, NodeId, Rejection, Term};
 
 /// The role of a member in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum MemberRole {
     /// Votes, can become leader, and counts towards a quorum.

@@ -137,7 +137,11 @@ impl TxnReply {
 
 /// The result of one operation of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum TxnResult {
     /// Result of a range.
     Range(RangeReply),

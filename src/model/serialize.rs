@@ -2,9 +2,11 @@
 //!
 //! In formats for people, such as JSON, a key or value is text if it is UTF-8, and otherwise an
 //! object with its bytes in hexadecimal: `"jobs/1"`, `{"hex": "ff00"}`. In binary formats it is
-//! bytes. Types with a text form, such as lease ids and tokens, are text.
+//! bytes. Types with a text form, such as lease ids and tokens, are text. Names of states are in
+//! lower case with underscores: `"no_quorum"`. Durations are numbers of seconds.
 
 use std::fmt;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
@@ -58,6 +60,19 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Bytes, D
         true => from.deserialize_any(BytesVisitor),
         false => from.deserialize_byte_buf(BytesVisitor),
     }
+}
+
+/// Serializes a duration as a number of seconds.
+pub(crate) fn seconds<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(duration.as_secs_f64())
+}
+
+/// Serializes an optional duration as a number of seconds.
+pub(crate) fn seconds_option<S: Serializer>(
+    duration: &Option<Duration>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    serde::Serialize::serialize(&duration.map(|duration| duration.as_secs_f64()), to)
 }
 
 /// Serializes a list of keys.

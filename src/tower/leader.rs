@@ -24,7 +24,7 @@ use crate::recipes::ElectionView;
 /// The layer checks once, before the request reaches the inner service, from local memory and
 /// without waiting. It keeps requests away from processes that are not meant to serve them. It does
 /// not protect data: a process that is paused after the check may continue although another process
-/// leads. To protect data, write with [`Hold::txn`](crate::lock::Hold::txn) of the leadership.
+/// leads. To protect data, write with the conditions of [`ElectionView::still_leader`].
 #[derive(Clone, Debug)]
 pub struct LeaderLayer<R> {
     kind: LeaderKind,
@@ -76,8 +76,8 @@ impl<R> LeaderLayer<R> {
         Self { kind: LeaderKind::Elected(node.election_view(election)), reject }
     }
 
-    /// Admits requests while this node is the leader of the consensus ([`Node::is_leader`]). A deposed leader may admit requests until it
-    /// has noticed the new leader.
+    /// Admits requests while this node is the leader of the consensus ([`Node::is_leader`]). A deposed
+    /// leader may admit requests until it has noticed the new leader.
     pub fn of_consensus(node: &Node, reject: R) -> Self {
         Self { kind: LeaderKind::Consensus(node.client()), reject }
     }

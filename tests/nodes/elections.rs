@@ -13,14 +13,14 @@ use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
     Blocking, Effect, GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError,
-    LostReason, Moment, Node, NodeId, Released, Revision, Session, SessionEndReason, Token,
+    LostReason, Moment, Node, NodeId, Op, Released, Revision, Session, SessionEndReason, Token,
     lock::{ResumeError, SavedHold},
 };
 use tokio::sync::oneshot;
 
 use crate::stage::{
-    Begun, LONG, SOON, another_session, lasting, places, roles, session, stand_in_line, steady,
-    until_places, until_true, with_clocks,
+    Begun, LONG, SOON, another_session, lasting, lasting_with, places, roles, session,
+    stand_in_line, steady, until_places, until_true, with_clocks,
 };
 
 /// Counts how often work was started, and how often it has ended or was dropped.
@@ -313,6 +313,58 @@ fn stopped_work_is_dropped_after_the_grace_period() {
     assert_eq!((counted.begun(), counted.ended()), (1, 1));
     assert!(cluster.node(0).now().since(begun) >= grace);
     assert_eq!(election.leader().block().unwrap(), None);
+}
+
+#[test]
+fn stopped_task_without_quorum_ends_although_its_resignation_is_not_durable() {
+    // Without its own limit, the resignation would wait for this deadline.
+    let cluster = lasting_with(3, |config| config.call_deadline(Duration::from_secs(86_400)));
+    let (leader, ..) = roles(&cluster);
+    let election = session(&cluster, leader).election("jobs");
+    let (leads, is_leading) = mpsc::channel();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let running = std::thread::spawn(move || {
+        let work = async move |leadership: Arc<Leadership>| {
+            leads.send(()).unwrap();
+            leadership.asked_to_release().await;
+            "ended in order"
+        };
+        election.leader_task("a").run_until(stopped, Duration::ZERO, work).block()
+    });
+    is_leading.recv_timeout(SOON).unwrap();
+    cluster.partition(&[leader]);
+    stop.send(()).unwrap();
+    running.join().unwrap().unwrap();
+    cluster.heal();
+    until_places(cluster.node((leader + 1) % 3), "jobs", 0);
+}
+
+#[test]
+fn handler_writes_only_while_a_task_of_its_node_leads() {
+    let cluster = lasting(3);
+    let view = cluster.node(0).election_view("jobs");
+    let other = cluster.node(1).election_view("jobs");
+    assert!(view.still_leader().is_none());
+    let leadership = session(&cluster, 0).election("jobs").campaign("a").block().unwrap();
+    let conditions = view.still_leader().expect("a task of the node leads");
+    assert!(other.still_leader().is_none(), "another node leads");
+    let write = |value: &'static str| {
+        let put = Op::put("report", value);
+        let txn = cluster.node(0).client().txn().when_complete(conditions.clone()).then(put);
+        txn.commit().block().unwrap().succeeded
+    };
+    assert!(write("monday"));
+    // The leader's key is deleted behind the back of the handler, and another candidate leads.
+    cluster.node(1).client().delete(leadership.key().clone()).block().unwrap();
+    let next = session(&cluster, 1).election("jobs").campaign("b").block().unwrap();
+    assert!(!write("tuesday"));
+    assert!(view.still_leader().is_none() && other.still_leader().is_some());
+    // A later term of the same node does not make the old conditions true again.
+    next.resign().block().unwrap();
+    let again = session(&cluster, 0).election("jobs").campaign("a").block().unwrap();
+    assert!(!write("wednesday") && again.is_leader());
+    let row = cluster.node(0).client().get("report").block().unwrap().unwrap();
+    assert_eq!(row.value, "monday");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use clap::builder::ValueParser;
 use clap::{Arg, ArgMatches, Command};
 
 use super::table::{Form, SETTINGS, Setting};
-use super::{PartialConfig, SettingSource};
+use super::{PartialConfig, REQUIRED, SettingSource};
 
 impl clap::Args for PartialConfig {
     fn augment_args(command: Command) -> Command {
@@ -18,12 +18,18 @@ impl clap::Args for PartialConfig {
     }
 }
 
+/// Settings that most programs offer. The short help (`-h`) lists no others.
+const COMMON: [&str; 7] =
+    ["data_dir", "node_name", "members", "join", "advertise", "listen", "session_ttl"];
+
 fn arg(setting: &'static Setting) -> Arg {
+    let required = if REQUIRED.contains(&setting.key) { " (required)" } else { "" };
     let arg = Arg::new(setting.flag())
         .long(setting.flag())
         .value_name(setting.form.value_name())
         .value_parser(parser(setting))
-        .help(setting.help)
+        .help(format!("{}{required}", setting.help))
+        .hide_short_help(!COMMON.contains(&setting.key))
         .help_heading("Bowline");
     match setting.form {
         Form::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
@@ -110,5 +116,9 @@ mod tests {
         for setting in SETTINGS {
             assert!(help.contains(&format!("--{}", setting.flag())) && help.contains(setting.help));
         }
+        let short = command.render_help().to_string();
+        let shown = |key: &str| short.contains(&*Setting::find(key).unwrap().flag());
+        assert!(COMMON.into_iter().all(shown) && !shown("open_writes_max"), "{short}");
+        assert!(short.contains("--bowline-node-name <TEXT>") && short.contains("(required)"));
     }
 }

@@ -282,6 +282,16 @@ impl PartialConfig {
     }
 }
 
+/// Returns the end of an error text: how to set the setting with this key.
+pub(super) fn ways_to_set(key: &str) -> String {
+    let Some(setting) = Setting::find(key) else { return "see the documentation".to_owned() };
+    #[cfg(feature = "clap")]
+    let flag = format!("the flag --{}, ", setting.flag());
+    #[cfg(not(feature = "clap"))]
+    let flag = "";
+    format!("use {flag}the environment variable {} or a file", setting.variable())
+}
+
 impl Config {
     /// Creates the configuration of a node from environment variables: `BOWLINE_DATA_DIR` and
     /// `BOWLINE_NODE_NAME`, which are required, `BOWLINE_MEMBERS`, `BOWLINE_HEARTBEAT` and so on.
@@ -437,7 +447,9 @@ mod tests {
         let missing = Config::of_variables(variables(&[("BOWLINE_DATA_DIR", "d")]).unwrap());
         assert!(missing.unwrap_err().to_string().contains("BOWLINE_NODE_NAME: not set"));
         let missing = variables(&[("BOWLINE_DATA_DIR", "d")]).unwrap().into_config();
-        assert_eq!(missing.unwrap_err(), ConfigError::Missing { key: "node_name" });
+        let missing = missing.unwrap_err();
+        assert_eq!(missing, ConfigError::Missing { key: "node_name" });
+        assert!(missing.to_string().contains("BOWLINE_NODE_NAME"), "{missing}");
     }
 
     #[cfg(feature = "tls")]

@@ -101,6 +101,9 @@ impl Driver {
             tracing::info!(node = self.my_name(), term = %known.0, "became leader");
             // The election may be later than the beginning of the turn.
             self.leader = Some(LeaderState::new(self.shared.now()));
+        } else if let Some(leader) = known.1.filter(|_| change.has_another_leader) {
+            let leader = self.membership.roster.name_of(leader);
+            tracing::info!(node = self.my_name(), leader, term = %known.0, "following leader");
         }
         self.to_leader.leader_changed(now);
         if let Some(leader) = known.1.filter(|leader| *leader != self.shared.settings.node) {

@@ -86,7 +86,7 @@ impl HealthSample {
 
 /// Overall status of a node: the worst condition that applies. See [`Health`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum HealthStatus {
     /// The node has stopped.
@@ -142,7 +142,7 @@ impl fmt::Display for HealthStatus {
 }
 
 /// Health of a node; see [`Node::health`](crate::Node::health). The `Display` text is a sentence
-/// that describes the health.
+/// that describes the health. Serialized durations are numbers of seconds.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -152,6 +152,7 @@ pub struct Health {
     /// The reason for which the node has stopped, or `None` if it is running.
     pub stopped: Option<StopReason>,
     /// Time since the driver last ran.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::seconds"))]
     pub silent: Duration,
     /// While the cluster is not founded: the founding members for which the node waits, each as
     /// `NAME (ADDRESS)`. The list contains the founding members that the node has not met. If the
@@ -164,6 +165,10 @@ pub struct Health {
     pub leader: Option<String>,
     /// Time since the last contact with a leader or, on the leader, with a quorum. `None` if there
     /// was no contact since the start.
+    #[cfg_attr(
+        feature = "serde",
+        serde(serialize_with = "crate::model::serialize::seconds_option")
+    )]
     pub in_touch: Option<Duration>,
     /// Whether calls that need a leader can be expected to find one. This field stays true while a
     /// failed leader is replaced, and becomes false as described at [`HealthStatus::NoQuorum`]. The
@@ -178,6 +183,7 @@ pub struct Health {
     pub fetching: bool,
     /// Duration of the slowest sync of the log in the last 5 to 10 seconds, or of the sync that is
     /// still running if it takes longer.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::seconds"))]
     pub sync: Duration,
     /// Whether the disk is full.
     pub disk_full: bool,

@@ -4,7 +4,7 @@ use crate::model::{ClusterVersion, LogIndex, MemberRole, NodeId, Revision, Term}
 
 /// The role of a node in the consensus.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Role {
     /// The node has not met the other founding members yet.

@@ -85,7 +85,7 @@ impl CallError {
 
 /// The reason for which a node has stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum StopReason {
     /// The program called `shutdown`.

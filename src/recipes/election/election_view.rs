@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::api::{Client, Node};
 use crate::lock_format::prefix_of;
-use crate::model::IntoBytes;
+use crate::model::{Compare, IntoBytes};
 
 use super::observe::{Candidate, Leader, candidates};
 use crate::recipes::lock::core::lock_table::LockTable;
@@ -16,7 +16,8 @@ use crate::recipes::lock::core::view;
 ///
 /// The leader of an election is not the leader of the consensus. Your program campaigns for the
 /// first ([`Node::leader_task`], [`Session::election`](crate::Session::election)). The members of
-/// the cluster choose the second among themselves ([`Node::is_leader`]). The two are often different processes.
+/// the cluster choose the second among themselves ([`Node::is_leader`]). The two are often different
+/// processes.
 #[derive(Clone, Debug)]
 pub struct ElectionView {
     client: Client,
@@ -56,10 +57,45 @@ impl ElectionView {
     /// true at a time, under the conditions of [`Hold`](crate::lock::Hold).
     ///
     /// The result describes the time of the call. To write only as the leader, use
-    /// [`Hold::txn`](crate::lock::Hold::txn) of the leadership.
+    /// [`ElectionView::still_leader`], or [`Hold::txn`](crate::lock::Hold::txn) of the leadership.
     pub fn is_leader(&self) -> bool {
         let shared = &self.client.shared;
         LockTable::of(shared).is_held_here(&prefix_of(&self.name), shared.now())
+    }
+
+    /// Returns the conditions under which the leadership of this node's task still lasts, for your
+    /// own transaction, or `None` if no task of this node leads. So a handler of requests can write
+    /// only as the leader. The store checks the conditions, so a process that has lost the
+    /// leadership without noticing changes nothing.
+    ///
+    /// The keys are complete: pass the conditions to
+    /// [`TxnCall::when_complete`](crate::TxnCall::when_complete). If they do not hold, the
+    /// transaction changes nothing and its reply is not `succeeded`.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node, Op};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let kv = node.client();
+    /// # let reports = node.election_view("reports");
+    /// # let handler = async |_| {
+    /// // In a handler, while another task of this process leads:
+    /// let Some(still_leader) = reports.still_leader() else { return Ok(false) };
+    /// let put = Op::put("reports/last", "monday");
+    /// let reply = kv.txn().when_complete(still_leader).then(put).commit().await?;
+    /// # Ok::<bool, bowline::Error>(
+    /// reply.succeeded
+    /// # )
+    /// # };
+    /// # let done = node.leader_task("reports", "10.0.0.7:9000").run(handler).block()?;
+    /// # assert!(done?);
+    /// # assert!(reports.still_leader().is_none());
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn still_leader(&self) -> Option<Vec<Compare>> {
+        let shared = &self.client.shared;
+        LockTable::of(shared).still_held_here(&prefix_of(&self.name), shared.now())
     }
 
     /// Returns the leader that the local replica knows, or `None` if there is no candidate. The

@@ -31,6 +31,9 @@ use crate::recipes::election::{Election, Leadership};
 use crate::recipes::lock::core::error::{LockError, LostReason};
 use crate::recipes::lock::hold::LockState;
 
+/// Minimum time for which a stopped task waits until its resignation is durable.
+const RESIGNATION_WAIT_MIN: Duration = Duration::from_secs(1);
+
 /// The error of a [`LeaderTask`] that ended without a result. The work does not run any more, and
 /// the candidacy has ended.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
@@ -164,8 +167,9 @@ impl Node {
     /// then opens a new session, and retries until this succeeds. The candidates use the keys below
     /// `name/`, with `value` as their value, as in [`Session::election`](crate::Session::election).
     ///
-    /// When the work ends, the task ends and returns the result of the work. Work that fails should
-    /// return its error. To try again, run a clone, which joins the end of the queue. The task also
+    /// When the work ends, the task ends and returns the result of the work: a `?` in the work ends
+    /// the candidacy. So retry errors that pass ([`Error::is_transient`]) inside the work, or return
+    /// the error and run a clone, which joins the end of the queue. The task also
     /// ends when its stop signal completes ([`LeaderTask::run_until`]), when the node stops, and
     /// when the future is dropped. [`LeadError`] lists the other cases.
     ///
@@ -273,8 +277,9 @@ impl LeaderTask {
     /// completes, the work receives a request to release the leadership
     /// ([`Hold::asked_to_release`](crate::lock::Hold::asked_to_release), with the reason "the
     /// program is stopping"), and is dropped after `grace`. Afterwards the task resigns and waits
-    /// until the resignation is durable. Returns `None` if the work did not end by itself or was
-    /// not running.
+    /// until the resignation is durable, at most for another `grace` or a second, whichever is
+    /// longer: without a quorum it cannot become durable, and the node keeps trying until it stops.
+    /// Returns `None` if the work did not end by itself or was not running.
     ///
     /// # Errors
     /// See [`LeadError`].
@@ -314,6 +319,16 @@ impl LeaderTask {
                 TermEnd::Done(result) => {
                     // If the resignation is not confirmed in time, the node keeps trying.
                     drop(leadership.0.end().await);
+                    return Ok(Some(result));
+                }
+                TermEnd::Stopped(result) => {
+                    let shared = leadership.0.session().shared();
+                    let limit = shared.now() + grace.max(RESIGNATION_WAIT_MIN);
+                    tokio::select! {
+                        biased;
+                        ended = leadership.0.end() => drop(ended),
+                        () = shared.sleep_until(limit) => {}
+                    }
                     return Ok(result);
                 }
             }
@@ -349,9 +364,12 @@ impl LeaderTask {
             result = working => Some(result),
         };
         match leadership.state() {
-            LockState::Lost(loss) if !is_stopping => TermEnd::Lost(loss),
-            LockState::Lost(_) => TermEnd::Done(None),
-            LockState::Held(_) | LockState::Unconfirmed(_) => TermEnd::Done(result),
+            LockState::Lost(_) if is_stopping => TermEnd::Stopped(None),
+            LockState::Lost(loss) => TermEnd::Lost(loss),
+            LockState::Held(_) | LockState::Unconfirmed(_) => match result {
+                Some(result) if !is_stopping => TermEnd::Done(result),
+                result => TermEnd::Stopped(result),
+            },
         }
     }
 }
@@ -407,8 +425,11 @@ impl Drop for SharedLeadership {
 
 /// How a term ended.
 enum TermEnd<T> {
-    /// The work has ended while its leadership lasted, or was stopped by the stop signal.
-    Done(Option<T>),
+    /// The work has ended while its leadership lasted.
+    Done(T),
+    /// The stop signal has completed. The result of the work, if the work ended in time and its
+    /// leadership lasted.
+    Stopped(Option<T>),
     /// The leadership was lost.
     Lost(LostReason),
 }

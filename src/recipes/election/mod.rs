@@ -42,13 +42,17 @@ use observe::{Candidate, Leader, Observe};
 ///   of the session, if it has one. The default TTL is 5 s
 ///   ([`Config::session_ttl`](crate::Config::session_ttl)).
 /// - A change of the consensus leader restarts the TTL. So if one process was both leaders and
-///   crashes, add the time of the consensus election: one to two
+///   crashes, add the time of the consensus election: tens of milliseconds if the other members
+///   notice that the process has ended, otherwise one to two
 ///   [`Config::election_timeout`](crate::Config::election_timeout).
+/// - In both cases the cluster waits for another tenth of the TTL, in case its clocks run faster than
+///   that of the leader ([`Config::drift_percent`](crate::Config::drift_percent)).
 ///
-/// To fail over faster, open a session with a shorter TTL for the election:
-/// `node.open_session().ttl(Duration::from_secs(2))`. Keep the TTL above 4 election timeouts and
-/// above the longest pause of the process, because a leader that is paused for longer than the TTL
-/// loses its leadership.
+/// To fail over faster, use a shorter TTL: [`Config::session_ttl`](crate::Config::session_ttl) for
+/// [`Node::leader_task`](crate::Node::leader_task), which uses the node's own session, or a session
+/// for the election alone, `node.open_session().ttl(Duration::from_secs(2))`. Keep the TTL above 4
+/// election timeouts and above the longest pause of the process, because a leader that is paused for
+/// longer than the TTL loses its leadership.
 #[derive(Clone, Debug)]
 pub struct Election {
     session: Session,

@@ -9,7 +9,7 @@ use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Scope, timeout_option};
 use crate::model::{
-    Compare, IntoBytes, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult,
+    Compare, DecodeError, IntoBytes, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult,
 };
 use crate::node::{CallError, CallResult, ReplyTo};
 
@@ -43,6 +43,12 @@ pub enum GuardError {
     /// Error of the store.
     #[error(transparent)]
     Store(#[from] Error),
+}
+
+impl From<DecodeError> for GuardError {
+    fn from(error: DecodeError) -> Self {
+        GuardError::Store(error.into())
+    }
 }
 
 impl GuardError {
@@ -199,6 +205,12 @@ impl GuardTxn {
     /// Adds an operation to the success branch, which runs if all compares hold.
     pub fn then(mut self, op: impl Into<Op>) -> Self {
         self.txn.success.push(op.into());
+        self
+    }
+
+    /// Adds several operations to the success branch.
+    pub fn then_all(mut self, ops: impl IntoIterator<Item = Op>) -> Self {
+        self.txn.success.extend(ops);
         self
     }
 

@@ -29,7 +29,7 @@ use crate::watch::waking;
 use super::bound::{BoundKey, Load, unbinding};
 use super::entry::{Action, DeferredActions, EntryEvent, Phase, QueueEntry};
 use super::error::{LockError, LostReason};
-use super::release_plan::ReleasePlan;
+use super::release_plan::{ReleasePlan, still_mine};
 use super::request::LockRequest;
 use super::table_state::{LockTableState, QueuedWaiter};
 use super::token::Token;
@@ -232,10 +232,27 @@ impl LockTable {
 
     /// Reports whether a task of this node holds the lock with this prefix at the time `now`.
     pub(crate) fn is_held_here(&self, prefix: &Bytes, now: Moment) -> bool {
-        let Some((entry, waiter)) = self.lock().holder_here(prefix) else { return false };
-        waiter.loss().is_none()
+        self.held_here(prefix, now).is_some()
+    }
+
+    /// Returns the conditions under which a task of this node still holds the lock with this prefix,
+    /// or `None` if none holds it at the time `now`. The lock is no longer handed off within the
+    /// node, because it is not known when the transaction with the conditions ends.
+    pub(crate) fn still_held_here(&self, prefix: &Bytes, now: Moment) -> Option<Vec<Compare>> {
+        let (entry, waiter) = self.held_here(prefix, now)?;
+        let Phase::Held(since) = entry.phase() else { return None };
+        let lease = entry.session.lease;
+        let conditions = |key: &Bytes| still_mine(key, since, lease);
+        let conditions = entry.keys().iter().flat_map(conditions).collect();
+        entry.prevent_handoff(&waiter).then_some(conditions)
+    }
+
+    fn held_here(&self, prefix: &Bytes, now: Moment) -> Option<QueuedWaiter> {
+        let (entry, waiter) = self.lock().holder_here(prefix)?;
+        let is_held = waiter.loss().is_none()
             && entry.session.end(now).is_none()
-            && waiter.until().is_none_or(|until| now < until)
+            && waiter.until().is_none_or(|until| now < until);
+        is_held.then_some((entry, waiter))
     }
 
     /// Returns the number of requests ahead of a waiter: in the queue according to the replica, and
