@@ -79,8 +79,9 @@ impl Report {
     }
 }
 
-/// A run in which an invariant was broken.
-#[derive(Clone, Debug)]
+/// A run in which an invariant was broken. `Debug` writes the same text as `Display`, so that
+/// `scenario.run(seed).unwrap()` shows the timeline in lines.
+#[derive(Clone)]
 pub struct Failure {
     /// The seed.
     pub seed: u64,
@@ -88,7 +89,7 @@ pub struct Failure {
     pub at: Duration,
     /// The violation.
     pub violation: Violation,
-    /// The end of the trace, if the run was verbose.
+    /// The end of the trace. Empty for [`run_seed`] without `verbose`.
     pub trace: String,
 }
 
@@ -96,6 +97,12 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = self.at.as_secs_f64();
         write!(f, "{}seed {} at {at:.6} s: {}", self.trace, self.seed, self.violation)
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -142,6 +149,16 @@ fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("something fell without a word").to_owned()
+}
+
+/// Adds what to do about a panic of tokio, whose timers and sockets do not exist in the simulator.
+fn explained(words: String) -> String {
+    match words.contains("there is no reactor running") {
+        true => {
+            format!("{words} (in the simulator, wait with Host::sleep instead of timers of tokio)")
+        }
+        false => words,
+    }
 }
 
 /// Returns a description of what a watch, an observer or a follower on one of these nodes has not received.
@@ -229,7 +246,7 @@ impl Run {
         let (violation, has_panicked) = match gone {
             Ok(Ok(())) => return Ok(self.report()),
             Ok(Err(violation)) => (violation, false),
-            Err(panic) => (Violation::new("PANIC", words(panic.as_ref())), true),
+            Err(panic) => (Violation::new("PANIC", explained(words(panic.as_ref()))), true),
         };
         let failure = self.failure(violation);
         // After a violation, dropping the world may panic and hide the cause. After a panic, a second one would abort

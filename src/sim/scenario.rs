@@ -33,6 +33,13 @@
 //!
 //! A failure has the name of the broken invariant: one of Bowline's, one of your own, or `PANIC` if your program or
 //! the library has panicked.
+//!
+//! Without optimization a run takes several times as long. Your `Cargo.toml` can optimize the library alone:
+//!
+//! ```toml
+//! [profile.dev.package.bowline]
+//! opt-level = 1
+//! ```
 
 use std::future::Future;
 use std::pin::Pin;
@@ -49,7 +56,7 @@ use super::truth::Truth;
 use super::workload::Scene;
 use crate::api::{Client, Error, OpenSession, Session};
 use crate::env::Entropy;
-use crate::model::{KeyRange, KeyValue, NodeId, Revision};
+use crate::model::{KeyRange, KeyValue, Moment, NodeId, Revision};
 
 /// Maximum number of runs for minimizing a failure.
 const TRIES_MAX: u32 = 60;
@@ -124,7 +131,8 @@ impl Scenario {
         self
     }
 
-    /// Runs one seed. The run is deterministic if the program uses only the time and randomness of the host.
+    /// Runs one seed. The run is deterministic if the program uses only the time and randomness of the host
+    /// ([`Host::sleep`], [`Host::now`], [`Host::random`]): two runs of one seed then have the same [`Report::trace`].
     ///
     /// # Errors
     /// Returns the violation with the end of the timeline.
@@ -132,7 +140,8 @@ impl Scenario {
         self.run_without(seed, &[])
     }
 
-    /// Runs one seed without the faults with these numbers.
+    /// Runs one seed without the faults with these numbers. Even without any of them, one more
+    /// process crashes after the storm, from which the cluster must recover.
     ///
     /// # Errors
     /// Returns the violation with the end of the timeline.
@@ -143,8 +152,9 @@ impl Scenario {
     /// Runs many seeds and returns their reports. Minimizes the first failure: repeats the run without the faults
     /// that it does not need.
     ///
-    /// # Panics If a seed fails. The message contains the timeline of the failure, the faults that it needs,
-    /// and the command that repeats it. Also panics if a count is too low ([`at_least`](Self::at_least)).
+    /// # Panics
+    /// If a seed fails. The message contains the timeline of the failure, the faults that it needs, and the command
+    /// that repeats it. Also panics if a count is too low ([`at_least`](Self::at_least)).
     pub fn run_all(&self, seeds: impl IntoIterator<Item = u64>) -> Vec<Report> {
         let mut reports = Vec::new();
         for seed in seeds {
@@ -242,7 +252,13 @@ impl Host {
         OpenSession::on(self.client(), false)
     }
 
-    /// Sleeps in simulated time.
+    /// Returns the time of this process's clock, like [`Node::now`](crate::Node::now). Compare it with
+    /// [`Hold::valid_until`](crate::lock::Hold::valid_until).
+    pub fn now(&self) -> Moment {
+        self.caller.client().shared.now()
+    }
+
+    /// Sleeps in simulated time. Timers of tokio do not work in the simulator: they need a runtime.
     pub async fn sleep(&self, time: Duration) {
         self.scene.timers.sleep(time).await;
     }
@@ -329,6 +345,17 @@ mod tests {
             ("PANIC", "no way out")
         );
         assert!(failure.at >= Duration::from_secs(5) && !failure.trace.is_empty(), "{failure}");
+    }
+
+    #[test]
+    fn timer_of_tokio_is_explained() {
+        let scenario = Scenario::new(|host| async move {
+            assert!(host.now() > Moment::default());
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        });
+        let failure = scenario.run(1).unwrap_err();
+        assert!(failure.violation.detail.contains("wait with Host::sleep"), "{failure}");
+        assert_eq!(format!("{failure:?}"), failure.to_string());
     }
 
     #[test]

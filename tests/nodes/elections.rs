@@ -13,7 +13,8 @@ use bowline::env::{BootClock, Clock};
 use bowline::testing::Cluster;
 use bowline::{
     Blocking, Effect, GuardError, LeadError, LeaderEvent, Leadership, LeaseId, LockError,
-    LostReason, Moment, Node, NodeId, Op, Released, Revision, Session, SessionEndReason, Token,
+    LockState, LostReason, Moment, Node, NodeId, Op, Released, Revision, Session, SessionEndReason,
+    Token,
     lock::{ResumeError, SavedHold},
 };
 use tokio::sync::oneshot;
@@ -732,6 +733,23 @@ fn force_release_frees_a_detached_lock() {
             assert_eq!(guard.asked_to_release().block().reason, "soon, please");
         }
     }
+}
+
+#[test]
+fn guard_that_reports_a_loss_rejects_transactions_although_the_lease_lives() {
+    let (cluster, clocks) = with_clocks(LONG);
+    let (_, one, two) = roles(&cluster);
+    let guard = session(&cluster, one).mutex("import").lock().block().unwrap();
+    // The process is paused until its clock says that the session has ended. By the leader's clock,
+    // its lease has just begun.
+    cluster.pause(one);
+    clocks[one].jump(2 * LONG);
+    assert!(matches!(guard.state(), LockState::Lost(_)));
+    let late = Begun::asked(guard.txn().then(Op::put("imported", "late")).commit()).poll();
+    assert_eq!(late, Some(Err(GuardError::NotHeld)));
+    cluster.resume(one);
+    cluster.node(one).client().put("after", "").block().unwrap();
+    assert_eq!(cluster.node(two).client().get("imported").block().unwrap(), None);
 }
 
 #[test]

@@ -302,7 +302,12 @@ impl GuardTxn {
         txn.compares.extend(complete);
         let txn = items.around(txn);
         let mut still_held = holding.still_held();
-        mutant!(B27, still_held.clear());
+        // After a pause the loss may be known here before the store knows it.
+        let mut is_lost = holding.loss(client.shared.now()).is_some();
+        mutant!(B27, (is_lost, still_held) = (false, Vec::new()));
+        if is_lost {
+            return Err(GuardError::NotHeld);
+        }
         let Holding { table, entry, waiter, .. } = holding;
         let txn = Txn { compares: still_held, success: vec![Op::Txn(txn)], failure: Vec::new() };
         if leaving.is_empty() && !txn.writes() {

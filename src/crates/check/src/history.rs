@@ -87,6 +87,11 @@ impl<C, R> Operation<C, R> {
         Self { object: object.into(), ..self }
     }
 
+    /// Returns whether the operation has a reply.
+    pub fn is_answered(&self) -> bool {
+        matches!(self.outcome, Outcome::Ok { .. })
+    }
+
     /// Returns the time at which the caller learned the outcome or gave up.
     pub fn ended(&self) -> Option<At> {
         match self.outcome {
@@ -180,7 +185,8 @@ impl<C, R> Recorder<C, R> {
         self.end(begun, |at| Outcome::Failed { at: Some(at) });
     }
 
-    /// Records that the outcome is unknown.
+    /// Records that the outcome is unknown. This includes an operation that is known to have taken effect and whose
+    /// reply was lost.
     pub fn unknown(&self, begun: Begun) {
         self.end(begun, |at| Outcome::Unknown { at: Some(at) });
     }

@@ -4,7 +4,7 @@
 //! [`Counterexample`] names operations by their indices in the history, connects them with arrows, and gives the
 //! reason as a sentence.
 
-use super::history::Index;
+use super::history::{History, Index, Operation};
 use std::fmt;
 
 /// The result of a checker.
@@ -114,6 +114,17 @@ impl Verdict {
         }
     }
 
+    /// Returns this verdict, or that nothing was checked if no operation of the history has a reply: any object could
+    /// have produced such a history.
+    pub(super) fn of_replies<C, R>(self, history: &History<C, R>) -> Self {
+        match self {
+            Self::Ok if !history.iter().any(Operation::is_answered) => {
+                Self::Undecided { object: String::new(), why: Undecided::Nothing, explored: 0 }
+            }
+            verdict => verdict,
+        }
+    }
+
     /// Combines the verdicts of two parts of one history: a violation is worse than undecided, and undecided is worse
     /// than ok. If both are equally bad, returns `self`.
     pub fn and(self, other: Self) -> Self {
@@ -194,14 +205,45 @@ impl fmt::Display for Counterexample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rule, object, operations, is_minimal, why, links: _, dead_end } = self;
         let perhaps = if *is_minimal { "" } else { " (may not be minimal)" };
-        write!(f, "object {object:?}: {rule}: operations {operations:?}{perhaps}: {why}")?;
+        let operations = Shortened(operations);
+        write!(f, "object {object:?}: {rule}: operations {operations}{perhaps}: {why}")?;
         if let Some(DeadEnd { let_off, order, state, stuck }) = dead_end {
+            let (order, stuck) = (Shortened(order), Shortened(stuck));
             write!(
                 f,
-                "; with the other {let_off} operations relaxed: after {order:?} the object holds {state}, and none \
-                 of {stuck:?} can be next"
+                "; with the other {let_off} operations relaxed: after {order} the object holds {state}, and none of \
+                 {stuck} can be next"
             )?;
         }
         Ok(())
+    }
+}
+
+/// Maximum number of operations in a text. The fields of the counterexample contain all of them.
+const SHOWN_MAX: usize = 40;
+
+/// A list of operations as text. Of a long list it shows the last operations, where the search got stuck.
+struct Shortened<'a>(&'a [Index]);
+
+impl fmt::Display for Shortened<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len().saturating_sub(SHOWN_MAX) {
+            0 => write!(f, "{:?}", self.0),
+            hidden => write!(f, "[{hidden} more, then {:?}]", &self.0[hidden..]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_a_long_counterexample_shows_its_last_operations() {
+        let text = |length| Shortened(&(0..length).collect::<Vec<_>>()).to_string();
+        assert_eq!(text(3), "[0, 1, 2]");
+        let long = text(4_000);
+        assert!(long.starts_with("[3960 more, then [3960, ") && long.ends_with("3999]]"), "{long}");
+        assert!(long.len() < 400);
     }
 }

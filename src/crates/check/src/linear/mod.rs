@@ -94,7 +94,7 @@ pub fn check<M: Model>(
             break;
         }
     }
-    verdict
+    verdict.of_replies(history)
 }
 
 /// Checks the operations on one object.

@@ -378,8 +378,8 @@ fn transactions<C: Written>(
         steps.is_empty() || steps.iter().any(|step| matches!(step, TxnStep::Read(_)))
     };
     evaluate(options, &lines, |history| match check(history) {
-        Verdict::Ok if !history.iter().any(|one| is_answered(one) && is_read(one)) => {
-            no_claim(Undecided::Unread)
+        Verdict::Ok if !history.iter().any(|one| one.is_answered() && is_read(one)) => {
+            Verdict::Undecided { object: String::new(), why: Undecided::Unread, explored: 0 }
         }
         verdict => verdict,
     })
@@ -436,14 +436,7 @@ fn evaluate<C: Written>(
     lines: &Lines<C, C::Reply>,
     check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
 ) -> Result<ExitCode, CheckError> {
-    let verdict = match check(&lines.history) {
-        Verdict::Ok | Verdict::Undecided { why: Undecided::Unread, .. }
-            if !lines.history.iter().any(is_answered) =>
-        {
-            no_claim(Undecided::Nothing)
-        }
-        verdict => verdict,
-    };
+    let verdict = check(&lines.history);
     if let (Some(page), Some(why)) = (&options.page, verdict.violation()) {
         let title = name_of(&options.file);
         let html = Page::new(&title).lines(&lines.numbers).of(&lines.history, why);
@@ -463,16 +456,6 @@ fn evaluate<C: Written>(
         Verdict::Violation(_) => ExitCode::from(EXIT_VIOLATION),
         Verdict::Undecided { .. } => ExitCode::from(EXIT_UNDECIDED),
     })
-}
-
-fn is_answered<C, R>(operation: &Operation<C, R>) -> bool {
-    matches!(operation.outcome, Outcome::Ok { .. })
-}
-
-/// Returns the verdict for a history without replies. The verdict must not be "passed", because any object could have
-/// produced such a history.
-fn no_claim(why: Undecided) -> Verdict {
-    Verdict::Undecided { object: String::new(), why, explored: 0 }
 }
 
 /// Returns advice about a line that cannot be parsed.
