@@ -234,10 +234,76 @@ pub mod lock {
 
 /// A work queue: each item is delivered to one taker at a time, until that taker acknowledges the
 /// item.
+///
+/// | to | call |
+/// |---|---|
+/// | put items, with a priority or a delay | [`Queue::put`](queue::Queue::put), [`Queue::put_many`](queue::Queue::put_many), in your own transaction [`Queue::op`](queue::Queue::op) |
+/// | take an item | [`QueueTaker::take`](queue::QueueTaker::take) of a session, which waits for an item, or [`QueueTaker::try_take`](queue::QueueTaker::try_take) |
+/// | finish it | [`Delivery::ack`](queue::Delivery::ack), or [`Delivery::ack_with`](queue::Delivery::ack_with) together with the result |
+/// | try again later | [`Delivery::fail`](queue::Delivery::fail), [`Delivery::nack`](queue::Delivery::nack), [`Delivery::nack_after`](queue::Delivery::nack_after) |
+/// | limit the attempts | [`QueueTaker::attempts_max`](queue::QueueTaker::attempts_max) |
+/// | give up at once | [`Delivery::dead_letter`](queue::Delivery::dead_letter) |
+/// | inspect | [`Queue::items`](queue::Queue::items), [`Queue::dead`](queue::Queue::dead) |
+/// | put a dead letter back | [`Queue::requeue`](queue::Queue::requeue) |
+///
+/// A worker with retries and dead letters:
+///
+/// ```
+/// # use bowline::{Blocking, Config, Node};
+/// use bowline::{Op, queue::QueueError};
+/// use std::time::Duration;
+///
+/// # let dir = tempfile::tempdir()?;
+/// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+/// # let work = |name: &str| if name.ends_with(".png") { Ok("640") } else { Err("not an image") };
+/// let jobs = node.client().queue("jobs");
+/// jobs.put_many(["1.png", "2.txt"]).block()?;
+///
+/// let taker = node.session().block()?.queue("jobs").attempts_max(3);
+/// while !jobs.is_empty().block()? {
+///     let job = taker.take().block()?; // waits for an item
+///     let name = String::from_utf8_lossy(job.value()).into_owned();
+///     let settled = match work(&name) {
+///         // The result and the acknowledgement, or neither.
+///         Ok(size) => job.ack_with([Op::put(format!("sizes/{name}"), size)]).block().map(drop),
+///         Err(why) => {
+///             let pause = Duration::from_millis(10) * u32::try_from(job.attempt())?;
+///             job.fail(why).retry_after(pause).block().map(drop)
+///         }
+///     };
+///     match settled {
+///         Err(QueueError::NotOurs) => {} // another taker has the item, or will get it
+///         settled => settled?,
+///     }
+/// }
+///
+/// // An operator looks at the dead letters, and puts one back.
+/// let letter = jobs.dead().items().block()?.remove(0);
+/// assert_eq!(letter.dead_letter.unwrap().reason, "not an image");
+/// assert!(jobs.requeue(&letter.id).block()?);
+/// # assert_eq!((jobs.len().block()?, jobs.dead().len().block()?), (1, 0));
+/// # node.shutdown().block();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// - **Delivery is at-least-once.** If a taker crashes or loses its session, another taker gets the
+///   item. An effect is applied exactly once if it is in the same transaction as the
+///   acknowledgement: `ack_with`, or [`GuardTxn::ack`](lock::GuardTxn::ack) under a lock. For
+///   effects outside the store, use [`Delivery::token`](queue::Delivery::token) as a fencing token.
+/// - **Attempts count deliveries, also those that end with a crash.** If a program is restarted
+///   while it has an item, the item has used an attempt. So let a worker finish its items before a
+///   rolling restart, or choose a limit that leaves room for restarts.
+/// - **A dead letter** is an item of a queue of its own, `jobs.dead()`. Its reason is that of the
+///   last attempt. If the last attempt ended without a call of `fail`, for example with a crash, the
+///   item is moved with a general reason when it is next in order.
+/// - **A delay is a lower bound.** After its delay, an item waits for its turn like all others, so a
+///   backlog delays it further. A change of the leader restarts the delay.
+///
+/// For items of your own types, see [`Typed::queue`](typed::Typed::queue).
 pub mod queue {
     pub use crate::recipes::{
-        DeadLetter, Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker,
-        QueuedItem, TakeCall,
+        DeadLetter, Delivery, FailCall, FailOutcome, ItemId, ItemState, ParseItemIdError, PutItem,
+        PutMany, Queue, QueueError, QueueTaker, QueuedItem, TakeCall,
     };
 }
 
@@ -252,8 +318,8 @@ pub mod typed {
     pub use crate::recipes::Json;
     pub use crate::recipes::{
         Codec, Typed, TypedBatch, TypedCell, TypedCellValue, TypedDelivery, TypedEvent,
-        TypedGetCall, TypedQueue, TypedRangeCall, TypedRow, TypedTakeCall, TypedTaker, TypedWatch,
-        TypedWatchCall,
+        TypedGetCall, TypedQueue, TypedQueuedItem, TypedRangeCall, TypedRow, TypedTakeCall,
+        TypedTaker, TypedWatch, TypedWatchCall,
     };
 }
 

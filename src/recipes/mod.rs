@@ -58,13 +58,13 @@ pub use lock::semaphore::{Permit, Semaphore, Slot};
 pub use lock::stored_fence::{FenceError, StoredFence};
 pub use lock::upgrade::{Upgrade, UpgradeError};
 pub use queue::{
-    DeadLetter, Delivery, ItemId, ItemState, PutItem, PutMany, Queue, QueueError, QueueTaker,
-    QueuedItem, TakeCall,
+    DeadLetter, Delivery, FailCall, FailOutcome, ItemId, ItemState, ParseItemIdError, PutItem,
+    PutMany, Queue, QueueError, QueueTaker, QueuedItem, TakeCall,
 };
 pub use typed::cell::{TypedCell, TypedCellValue};
 pub use typed::codec::Codec;
 #[cfg(feature = "json")]
 pub use typed::codec::Json;
 pub use typed::keys::{Typed, TypedGetCall, TypedRangeCall, TypedRow};
-pub use typed::queue::{TypedDelivery, TypedQueue, TypedTakeCall, TypedTaker};
+pub use typed::queue::{TypedDelivery, TypedQueue, TypedQueuedItem, TypedTakeCall, TypedTaker};
 pub use typed::watch::{TypedBatch, TypedEvent, TypedWatch, TypedWatchCall};

@@ -210,3 +210,55 @@ fn typed_range_has_the_options_of_an_untyped_one() {
     let later = RevisionBounds { mod_min: Some(first.next()), ..RevisionBounds::default() };
     assert_eq!(values(even.range("a".."c").bounds(later).at_least(first).block().unwrap()), [8, 4]);
 }
+
+#[test]
+fn dead_letters_of_a_typed_queue_are_typed_and_can_be_requeued() {
+    let cluster = lasting(1);
+    let (kv, session) = (cluster.node(0).client(), session(&cluster, 0));
+    let jobs = kv.with_prefix("app/").typed::<Rate>("").queue("jobs");
+    let taker = jobs.taker(&session);
+    jobs.put(rate(1)).block().unwrap();
+    kv.queue("app/jobs").put("x").block().unwrap();
+    let items = jobs.items().block().unwrap();
+    assert_eq!(items[0].value, Ok(rate(1)));
+    let why = items[1].value.as_ref().unwrap_err();
+    assert_eq!((&why.value[..], why.key.starts_with(b"jobs/item/")), (&b"x"[..], true));
+    for _ in 0..2 {
+        taker.take().block().unwrap().delivery.dead_letter("no paper").block().unwrap();
+    }
+    let dead = jobs.dead();
+    assert_eq!(dead.name(), "app/jobs/dead");
+    let letters = dead.items().block().unwrap();
+    assert_eq!((&letters[0].value, letters[1].value.is_err()), (&Ok(rate(1)), true));
+    assert_eq!(letters[0].item.dead_letter.as_ref().unwrap().reason, "no paper");
+    assert!(jobs.limit(1).requeue(&letters[0].item.id).block().unwrap());
+    assert!(jobs.limit(1).put(rate(2)).block().is_err());
+    let job = taker.take().block().unwrap();
+    assert_eq!((job.value.unwrap(), job.delivery.attempt()), (rate(1), 1));
+    job.delivery.ack().block().unwrap();
+    // The taker of the dead-letter queue decodes too.
+    let letter = dead.taker(&session).take().block().unwrap();
+    assert_eq!(letter.value.unwrap_err().value, "x");
+    letter.delivery.ack().block().unwrap();
+    assert!(dead.is_empty().block().unwrap());
+}
+
+#[test]
+fn typed_result_is_written_with_the_acknowledgement() {
+    let cluster = lasting(1);
+    let (kv, session) = (cluster.node(0).client(), session(&cluster, 0));
+    let even = kv.with_prefix("app/").typed_with("even/", Even);
+    let jobs = session.queue("jobs");
+    jobs.put("a").block().unwrap();
+    let job = jobs.take().block().unwrap();
+    let why = even.put_op("a", &3).unwrap_err();
+    assert!(matches!(&why, Error::Encode { key, .. } if key == "a"), "{why}");
+    job.ack_with([even.put_op("a", &4).unwrap()]).block().unwrap();
+    assert_eq!(even.get("a").block().unwrap().unwrap().value, 4);
+    // Keys are complete under a lock, and in transactions of a client without a prefix.
+    let guard = session.mutex("lock").lock().block().unwrap();
+    guard.txn().then(even.put_op("b", &6).unwrap()).commit().block().unwrap();
+    kv.txn().then(even.put_op("c", &8).unwrap()).commit().block().unwrap();
+    let rows = even.range(..).block().unwrap();
+    assert_eq!(rows.into_iter().map(|row| row.unwrap().value).collect::<Vec<_>>(), [4, 6, 8]);
+}

@@ -331,7 +331,7 @@ impl Board {
         let dead_letter = self.keys.is_dead().then(|| reader.get(&claim.reason_key()).0).flatten();
         let dead_letter = dead_letter.and_then(|row| DeadLetter::parse(&row.value));
         match reader.get(&claim.item_key()).0 {
-            Some(item) => Some(Delivery::new(claim, item, dead_letter)),
+            Some(item) => Some(Delivery::new(claim, item, dead_letter, self.attempts_max)),
             // The item was deleted by another client despite the claim.
             None => {
                 claim.give_back(ReplyTo::Discard);
@@ -459,6 +459,10 @@ impl Board {
         let attempts = known.attempts;
         let reason = format!("taken {attempts} times without an acknowledgement");
         let mut success = vec![Op::delete(key)];
+        // An item of a dead-letter queue leaves its old reason too.
+        if self.keys.is_dead() {
+            success.push(Op::delete(self.keys.key(KeyPart::Reason, id)));
+        }
         success.extend(DeadLetter::new(attempts, reason).put(&self.keys, id, row.value));
         Some(Txn { compares, success, failure: vec![] }.into())
     }

@@ -8,13 +8,13 @@ use super::{KeyPart, QueueKeys};
 
 /// Why an item is in the dead-letter queue, and how often it had been taken before.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct DeadLetter {
     /// How often the item had been taken from its queue.
     pub attempts: u64,
-    /// The reason that the taker gave ([`Delivery::dead_letter`](super::Delivery::dead_letter)), or
-    /// that the attempts had reached their limit.
+    /// The reason that the taker gave ([`Delivery::dead_letter`](super::Delivery::dead_letter),
+    /// [`Delivery::fail`](super::Delivery::fail)), or that the attempts had reached their limit.
     pub reason: String,
 }
 

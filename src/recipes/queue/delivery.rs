@@ -110,6 +110,8 @@ pub struct Delivery {
     priority: i16,
     put_at: Revision,
     dead_letter: Option<DeadLetter>,
+    /// Limit of the taker, [`QueueTaker::attempts_max`](super::QueueTaker::attempts_max).
+    pub(super) attempts_max: Option<u64>,
     /// Whether the item is neither acknowledged nor released yet.
     open: bool,
 }
@@ -119,10 +121,12 @@ impl Delivery {
         claim: DeliveryClaim,
         item: KeyValue,
         dead_letter: Option<DeadLetter>,
+        attempts_max: Option<u64>,
     ) -> Self {
         let priority = super::index::priority(&claim.id.0);
         let (attempt, put_at) = (item.version - 1, item.create_revision);
-        Self { claim, value: item.value, attempt, priority, put_at, dead_letter, open: true }
+        let value = item.value;
+        Self { claim, value, attempt, priority, put_at, dead_letter, attempts_max, open: true }
     }
 
     /// Key of the item.

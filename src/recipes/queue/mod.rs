@@ -31,8 +31,11 @@
 mod board;
 mod dead_letter;
 mod delivery;
+mod fail;
 mod index;
+mod item_id;
 mod put;
+mod requeue;
 mod take;
 
 use bytes::Bytes;
@@ -44,6 +47,8 @@ use crate::node::{SessionEndReason, Shared};
 
 pub use dead_letter::DeadLetter;
 pub use delivery::Delivery;
+pub use fail::{FailCall, FailOutcome};
+pub use item_id::{ItemId, ParseItemIdError};
 pub use put::{ItemState, PutItem, PutMany, Queue, QueuedItem};
 pub use take::{QueueTaker, TakeCall};
 
@@ -56,6 +61,21 @@ pub enum QueueError {
     Full {
         /// The limit.
         limit: u64,
+    },
+    /// The call puts more items than one transaction can put. Nothing was put. Split the items into
+    /// several calls, or raise [`Limits::txn_ops_max`](crate::Limits::txn_ops_max) on all members.
+    #[error(
+        "not applied: too many {} in one put: {items}, at most {max}; split them into several \
+         calls, or raise Limits::txn_ops_max on all members",
+        if *is_delayed { "items with a delay" } else { "items" }
+    )]
+    TooManyItems {
+        /// Number of items in the call.
+        items: usize,
+        /// Maximum number of items in one call: `txn_ops_max`, or half of it with a delay.
+        max: usize,
+        /// Whether the items have a delay. Each of them then takes two operations.
+        is_delayed: bool,
     },
     /// The item does not belong to this taker any more: its session has ended, or the claim was
     /// deleted. Nothing was changed. Another taker has the item, or will get it.
@@ -91,6 +111,7 @@ impl QueueError {
     pub fn effect(&self) -> Effect {
         match self {
             QueueError::Full { .. }
+            | QueueError::TooManyItems { .. }
             | QueueError::NotOurs
             | QueueError::SessionEnded(_)
             | QueueError::TimedOut { .. }
@@ -116,30 +137,6 @@ impl QueueError {
             Error::SessionEnded { end, .. } => QueueError::SessionEnded(end),
             error => QueueError::Store(error),
         }
-    }
-}
-
-/// Id of an item, unique in the cluster and never reused.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct ItemId(#[cfg_attr(feature = "serde", serde(with = "crate::model::serialize"))] Bytes);
-
-impl ItemId {
-    /// Returns the id as used in the item's key.
-    pub fn as_bytes(&self) -> &Bytes {
-        &self.0
-    }
-}
-
-impl std::fmt::Display for ItemId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0.escape_ascii())
-    }
-}
-
-impl std::fmt::Debug for ItemId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self}")
     }
 }
 
@@ -179,8 +176,7 @@ impl QueueKeys {
         let parts = [KeyPart::Item, KeyPart::Delay, KeyPart::Claim, KeyPart::Idle, KeyPart::Reason];
         let part = parts.into_iter().find(|part| rest.starts_with(part.infix()))?;
         let id = key.slice(self.name.len() + part.infix().len()..);
-        // Keys with further slashes do not belong to the queue.
-        (!id.is_empty() && !id.contains(&b'/')).then_some((part, id))
+        ItemId::is_valid(&id).then_some((part, id))
     }
 
     /// Reports whether the name is that of a dead-letter queue.

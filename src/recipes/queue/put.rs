@@ -53,8 +53,8 @@ impl Client {
 /// condition: [`Queue::op`].
 #[derive(Clone, Debug)]
 pub struct Queue {
-    client: Client,
-    keys: QueueKeys,
+    pub(super) client: Client,
+    pub(super) keys: QueueKeys,
     /// Name including the prefix of the client.
     name: Bytes,
     limit: Option<u64>,
@@ -86,7 +86,7 @@ impl Queue {
 
     /// Puts several items at the end of the queue in one transaction, in order and without other
     /// items in between. At most [`Limits::txn_ops_max`](crate::Limits::txn_ops_max) items, or half
-    /// of that with a delay.
+    /// of that with a delay; more fail with [`QueueError::TooManyItems`].
     pub fn put_many(&self, values: impl IntoIterator<Item = impl IntoBytes>) -> PutMany {
         let values = values.into_iter().map(IntoBytes::into_bytes).collect();
         PutMany {
@@ -202,7 +202,8 @@ impl Queue {
     /// Returns the dead-letter queue, which contains the items that were taken too often
     /// ([`QueueTaker::attempts_max`](super::QueueTaker::attempts_max)), and those that a taker moved
     /// there ([`Delivery::dead_letter`](super::Delivery::dead_letter)).
-    /// [`QueuedItem::dead_letter`] is the reason. To take from it, pass its [`name`](Queue::name) to
+    /// [`QueuedItem::dead_letter`] is the reason. To put a dead letter back into this queue, see
+    /// [`Queue::requeue`]. To take from the dead-letter queue, pass its [`name`](Queue::name) to
     /// [`Session::queue`](crate::Session::queue).
     pub fn dead(&self) -> Queue {
         self.client.queue(self.keys.dead().name)
@@ -213,7 +214,7 @@ impl Queue {
     }
 
     /// Checks that the limit allows `more` additional items.
-    async fn check_room(&self, more: usize) -> Result<(), QueueError> {
+    pub(super) async fn check_room(&self, more: usize) -> Result<(), QueueError> {
         let Some(limit) = self.limit else { return Ok(()) };
         let count = self.client.range(self.keys.part(KeyPart::Item)).count_only().local();
         if count.await?.count.saturating_add(more as u64) > limit {
@@ -225,21 +226,25 @@ impl Queue {
 
 /// An item of a queue, as returned by [`Queue::items`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct QueuedItem {
-    #[cfg_attr(feature = "serde", serde(skip))]
+    /// The key, for errors about the value. Older versions did not serialize it.
+    #[cfg_attr(feature = "serde", serde(default, with = "crate::model::serialize"))]
     key: Bytes,
     /// Id of the item.
     pub id: ItemId,
     /// Value of the item.
-    #[cfg_attr(feature = "serde", serde(serialize_with = "crate::model::serialize::serialize"))]
+    #[cfg_attr(feature = "serde", serde(with = "crate::model::serialize"))]
     pub value: Bytes,
     /// Priority. Lower numbers are taken first.
     pub priority: i16,
     /// Revision of the put, which decides the order among items of the same priority.
     pub put_at: Revision,
-    /// How often the item was taken.
+    /// How often the item was taken from the queue that lists it. For an item of a dead-letter
+    /// queue, this counts deliveries to takers of the dead-letter queue, so it is usually 0. How
+    /// often the item had been taken before it became a dead letter is in
+    /// [`DeadLetter::attempts`].
     pub attempts: u64,
     /// For an item of a dead-letter queue: why it is there. `None` if an older version of Bowline
     /// moved it there.
@@ -249,12 +254,16 @@ pub struct QueuedItem {
 }
 
 impl QueuedItem {
+    pub(in crate::recipes) fn key(&self) -> &Bytes {
+        &self.key
+    }
+
     readable!(key, value);
 }
 
 /// State of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ItemState {
     /// Available.
@@ -348,7 +357,8 @@ impl PutMany {
     /// The delay is a lease that is not renewed. The leader counts the delay on its monotonic
     /// clock, starting before the put, so no clocks are compared. Within the drift bound a delay
     /// never ends early. A change of the leader restarts the delay, so it may end later. After the
-    /// delay the item has the position of its put, ahead of items that were put later.
+    /// delay the item has the position of its put, ahead of items that were put later. A backlog of
+    /// earlier items, or of items with a lower priority number, delays it further.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
@@ -362,6 +372,17 @@ impl PutMany {
     }
 
     timeout_option!();
+
+    /// Checks that one transaction can put all items. A delay is an operation of its own.
+    fn check_count(&self) -> Result<(), QueueError> {
+        let is_delayed = !self.delay.is_zero();
+        let ops_max = self.queue.client.shared.settings.limits.txn_ops_max;
+        let (items, max) = (self.values.len(), ops_max / if is_delayed { 2 } else { 1 });
+        match items > max {
+            true => Err(QueueError::TooManyItems { items, max, is_delayed }),
+            false => Ok(()),
+        }
+    }
 }
 
 impl IntoFuture for PutMany {
@@ -378,6 +399,7 @@ impl IntoFuture for PutMany {
             if self.values.is_empty() {
                 return Ok(Vec::new());
             }
+            self.check_count()?;
             self.queue.check_room(self.values.len()).await?;
             let shared = Arc::clone(&client.shared);
             let deadline = shared.deadline(self.deadline);

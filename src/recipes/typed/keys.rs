@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use crate::api::{Client, DeleteCall, Error, GetCall, PutCall, RangeCall, timeout_option};
 use crate::model::{
-    DecodeError, IntoBytes, KeyRange, KeyValue, LeaseId, Revision, RevisionBounds, SortOrder,
+    DecodeError, IntoBytes, KeyRange, KeyValue, LeaseId, Op, Revision, RevisionBounds, SortOrder,
     SortTarget,
 };
 
@@ -268,6 +268,39 @@ impl<T, C: Codec<T>> Typed<T, C> {
     /// Returns [`Error::Encode`] if the value cannot be encoded.
     pub fn encode(&self, key: impl IntoBytes, value: &T) -> Result<Bytes, Error> {
         encode(&self.codec, &key.into_bytes(), value)
+    }
+
+    /// Returns the operation that writes a value, by its complete key, for example to write the
+    /// result of a job together with its acknowledgement:
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let (kv, jobs) = (node.client(), node.session().block()?.queue("jobs"));
+    /// # jobs.put("width of 1.png").block()?;
+    /// let widths = kv.typed::<u32>("widths/");
+    /// let job = jobs.take().block()?;
+    /// job.ack_with([widths.put_op("1.png", &640)?]).block()?; // both, or nothing
+    /// assert_eq!(widths.get("1.png").block()?.unwrap().value, 640);
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The key of the operation has all prefixes: the prefix of this handle, and the
+    /// [prefix](Client::with_prefix) of its client. So use the operation where keys are complete:
+    /// in [`Delivery::ack_with`](crate::queue::Delivery::ack_with),
+    /// [`Hold::txn`](crate::lock::Hold::txn), and transactions of a client without a prefix. A
+    /// client with a prefix would add it a second time. For a transaction of [`Typed::client`], or
+    /// [`Hold::txn_for`](crate::lock::Hold::txn_for) with that client, use [`Typed::encode`] with
+    /// `Op::put` and the key as in all other calls of this handle.
+    ///
+    /// # Errors
+    /// Returns [`Error::Encode`] if the value cannot be encoded.
+    pub fn put_op(&self, key: impl IntoBytes, value: &T) -> Result<Op, Error> {
+        let key = key.into_bytes();
+        let value = self.encode(&key, value)?;
+        Ok(Op::put(self.client.scope.key(key), value))
     }
 
     /// Decodes a row that was read with [`Typed::client`].

@@ -13,7 +13,9 @@ use crate::api::{Error, Session, timeout_option};
 use crate::model::{DecodeError, Op};
 
 use super::codec::{Codec, decode, encode};
-use crate::recipes::{Delivery, PutItem, PutMany, Queue, QueueError, QueueTaker, TakeCall};
+use crate::recipes::{
+    Delivery, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem, TakeCall,
+};
 
 /// A handle to put values into a queue. Created by [`Typed::queue`](super::keys::Typed::queue).
 /// Also has the methods of [`Queue`], for values as bytes.
@@ -76,6 +78,48 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
             Ok(values) => self.queue.put_many(values),
             Err(error) => self.queue.put_many([Bytes::new()]).failed(error),
         }
+    }
+
+    /// Returns a handle that limits the length of the queue; see [`Queue::limit`].
+    #[must_use]
+    pub fn limit(&self, items: u64) -> Self {
+        Self::new(self.queue.limit(items), self.codec.clone())
+    }
+
+    /// Returns all items in the order in which they will be taken, with decoded values; see
+    /// [`Queue::items`]. An item that cannot be decoded is in the list too.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn items(&self) -> Result<Vec<TypedQueuedItem<T>>, Error> {
+        let items = self.queue.items().await?.into_iter();
+        Ok(items.map(|item| TypedQueuedItem::new(&self.codec, item)).collect())
+    }
+
+    /// Returns the dead-letter queue, with values of the same type; see [`Queue::dead`]. To put a
+    /// dead letter back into this queue, see [`Queue::requeue`].
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let session = node.session().block()?;
+    /// let pages = node.client().typed::<u32>("").queue("pages");
+    /// for page in [7, 8] {
+    ///     pages.put(page).block()?;
+    ///     pages.taker(&session).take().block()?.delivery.dead_letter("no paper").block()?;
+    /// }
+    /// for letter in pages.dead().items().block()? {
+    ///     if letter.value == Ok(8) {
+    ///         assert!(pages.requeue(&letter.item.id).block()?);
+    ///     }
+    /// }
+    /// assert_eq!(pages.items().block()?[0].value, Ok(8));
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn dead(&self) -> Self {
+        Self::new(self.queue.dead(), self.codec.clone())
     }
 
     /// Returns the operation that puts an item, for use in your own transaction; see [`Queue::op`].
@@ -194,5 +238,21 @@ pub struct TypedDelivery<T> {
 impl<T> TypedDelivery<T> {
     fn new(codec: &impl Codec<T>, delivery: Delivery) -> Self {
         Self { value: decode(codec, &delivery.key(), delivery.value()), delivery }
+    }
+}
+
+/// An item of a typed queue, as returned by [`TypedQueue::items`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct TypedQueuedItem<T> {
+    /// The value, or an error with the key and the bytes of the item.
+    pub value: Result<T, DecodeError>,
+    /// The item with its value as bytes: its id, its state, and why it is a dead letter.
+    pub item: QueuedItem,
+}
+
+impl<T> TypedQueuedItem<T> {
+    fn new(codec: &impl Codec<T>, item: QueuedItem) -> Self {
+        Self { value: decode(codec, item.key(), &item.value), item }
     }
 }
