@@ -193,11 +193,13 @@ impl Decode for KeyRange {
             return Err(CodecError::Newer { what: "key range", found: kind.into() });
         }
         let start = from.bytes()?;
-        Ok(match kind {
-            0 => KeyRange::key(start),
-            1 => KeyRange::between(start, from.bytes()?),
-            _ => KeyRange::starting_at(start),
-        })
+        let end = match kind {
+            0 => RangeEnd::Single,
+            1 => RangeEnd::Before(from.bytes()?),
+            _ => RangeEnd::Unbounded,
+        };
+        // An empty start stays empty, so that every member rejects it, whatever its version.
+        Ok(KeyRange::from_parts(start, end))
     }
 }
 

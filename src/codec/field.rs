@@ -129,11 +129,11 @@ pub(crate) mod copied_range {
     pub(crate) fn decode(from: &mut Decoder) -> Result<KeyRange, CodecError> {
         let range = KeyRange::decode(from)?;
         let start = Bytes::copy_from_slice(range.start());
-        Ok(match range.end() {
-            RangeEnd::Single => KeyRange::key(start),
-            RangeEnd::Before(end) => KeyRange::between(start, Bytes::copy_from_slice(end)),
-            RangeEnd::Unbounded => KeyRange::starting_at(start),
-        })
+        let end = match range.end() {
+            RangeEnd::Before(end) => RangeEnd::Before(Bytes::copy_from_slice(end)),
+            end @ (RangeEnd::Single | RangeEnd::Unbounded) => end.clone(),
+        };
+        Ok(KeyRange::from_parts(start, end))
     }
 }
 

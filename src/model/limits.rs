@@ -140,17 +140,24 @@ impl Limits {
     }
 
     fn check_keys(&self, range: &KeyRange) -> Result<usize, Rejection> {
-        self.check_key(range.start())?;
+        let start = range.start();
         let end = match range.end() {
-            // The end may be one byte longer than a key: the successor of a key with the maximum
-            // length has one more byte.
-            RangeEnd::Before(end) if end.len() > self.key_bytes_max.saturating_add(1) => {
-                return Err(Rejection::KeyTooLarge { bytes: end.len(), max: self.key_bytes_max });
+            RangeEnd::Single => {
+                return self.check_key(start).map(|()| Self::OP_BYTES + start.len());
             }
             RangeEnd::Before(end) => end.len(),
-            RangeEnd::Single | RangeEnd::Unbounded => 0,
+            RangeEnd::Unbounded => 0,
         };
-        Ok(Self::OP_BYTES + range.start().len() + end)
+        if start.is_empty() {
+            return Err(Rejection::EmptyKey);
+        }
+        // The start and the end may be one byte longer than a key: the successor of a key with the
+        // maximum length has one more byte.
+        let (bytes, max) = (start.len().max(end), self.key_bytes_max);
+        if bytes > max.saturating_add(1) {
+            return Err(Rejection::KeyTooLarge { bytes, max });
+        }
+        Ok(Self::OP_BYTES + start.len() + end)
     }
 
     fn check_put(&self, put: &super::Put) -> Result<usize, Rejection> {
@@ -250,7 +257,18 @@ mod tests {
         );
         let long = KeyRange::between("a", "sixsix");
         assert_eq!(delete(long), Err(Rejection::KeyTooLarge { bytes: 6, max: 4 }));
-        assert_eq!(delete(KeyRange::starting_at("")), Err(Rejection::EmptyKey));
+        let longest = KeyRange::prefix("four").after("four");
+        assert_eq!(delete(longest.clone()), Ok(()), "the page after a longest key");
+        let long = KeyRange::all().after("fives");
+        assert_eq!(delete(long), Err(Rejection::KeyTooLarge { bytes: 6, max: 4 }));
+        assert_eq!(
+            delete(KeyRange::key("fives")),
+            Err(Rejection::KeyTooLarge { bytes: 5, max: 4 })
+        );
+        assert_eq!(delete(KeyRange::starting_at("")), Ok(()));
+        for end in [RangeEnd::Single, RangeEnd::Before("b".into()), RangeEnd::Unbounded] {
+            assert_eq!(delete(KeyRange::from_parts("", end)), Err(Rejection::EmptyKey));
+        }
         assert_eq!(small().check_range(&Range::new("")), Err(Rejection::EmptyKey));
         assert_eq!(small().check_range(&Range::new("four")), Ok(()));
         let compare = |compare| {

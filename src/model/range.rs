@@ -24,7 +24,8 @@ pub enum RangeEnd {
 /// One key, a prefix, or a half-open range of keys, in byte order.
 ///
 /// A key converts into the range of this single key, and Rust's ranges convert as well. So calls
-/// accept `"a"`, `"a".."c"` and `"a"..`.
+/// accept `"a"`, `"a".."c"` and `"a"..`. Keys are not empty, so a range with an empty start begins
+/// at the first key: `""..` is the range of every key.
 ///
 /// ```
 /// use bowline::KeyRange;
@@ -32,6 +33,7 @@ pub enum RangeEnd {
 /// assert_eq!(KeyRange::from("a".."c"), KeyRange::between("a", "c"));
 /// assert_eq!(KeyRange::from("a"..), KeyRange::starting_at("a"));
 /// assert_eq!(KeyRange::from(..), KeyRange::all());
+/// assert_eq!(KeyRange::from(""..), KeyRange::all());
 /// assert!(KeyRange::from("a"..="c").contains(b"c"));
 /// assert!(!KeyRange::from("a"..="c").contains(b"ca"));
 /// ```
@@ -66,8 +68,8 @@ impl KeyRange {
         Self { start, end }
     }
 
-    /// Returns the range of every key from `start` (inclusive). This function is not called `from`,
-    /// because `From` converts bytes into a range of a single key.
+    /// Returns the range of every key from `start` (inclusive). An empty `start` means every key. This
+    /// function is not called `from`, because `From` converts bytes into a range of a single key.
     ///
     /// ```
     /// use bowline::KeyRange;
@@ -75,12 +77,20 @@ impl KeyRange {
     /// assert_eq!(KeyRange::from("k"), KeyRange::key("k"));
     /// ```
     pub fn starting_at(start: impl IntoBytes) -> Self {
-        Self { start: start.into_bytes(), end: RangeEnd::Unbounded }
+        Self { start: first_if_empty(start), end: RangeEnd::Unbounded }
     }
 
-    /// Returns the range of every key from `start` (inclusive) to `end` (exclusive).
+    /// Returns the range of every key from `start` (inclusive) to `end` (exclusive). An empty `start`
+    /// means the first key.
     pub fn between(start: impl IntoBytes, end: impl IntoBytes) -> Self {
-        Self { start: start.into_bytes(), end: RangeEnd::Before(end.into_bytes()) }
+        Self { start: first_if_empty(start), end: RangeEnd::Before(end.into_bytes()) }
+    }
+
+    /// Creates the range from its parts as they are, also with an empty start, which every call
+    /// rejects. For decoders: they must not change what another process has encoded.
+    #[doc(hidden)]
+    pub fn from_parts(start: impl IntoBytes, end: RangeEnd) -> Self {
+        Self { start: start.into_bytes(), end }
     }
 
     /// Returns the range of every key.
@@ -109,6 +119,53 @@ impl KeyRange {
             RangeEnd::Single => key == self.start,
             RangeEnd::Before(end) => key >= &self.start[..] && key < &end[..],
             RangeEnd::Unbounded => key >= &self.start[..],
+        }
+    }
+
+    /// Returns the keys of this range that are greater than `key`. Use this method to read a large
+    /// range in pages: `key` is the last key of a page, and the result is the range of the next page.
+    ///
+    /// `key` need not exist, and may be outside of the range: if it is less than every key of the
+    /// range, the result is the whole range, and if it is greater, the result is empty. Reading an
+    /// empty range returns no rows.
+    ///
+    /// To read all pages at one revision, pass the revision of the first page to the others
+    /// ([`RangeCall::revision`](crate::kv::RangeCall::revision)):
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, KeyRange, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let kv = node.client();
+    /// for job in 1..=5 {
+    ///     kv.put(format!("jobs/{job}"), "").block()?;
+    /// }
+    /// let jobs = KeyRange::prefix("jobs/");
+    /// let mut page = kv.range(&jobs).limit(2).skip_count().block()?;
+    /// let revision = page.revision;
+    /// let mut keys = Vec::new();
+    /// loop {
+    ///     keys.extend(page.kvs.iter().map(|row| row.key.clone()));
+    ///     # kv.put("jobs/6", "").block()?; // not in the pages, because it was put later
+    ///     let Some(last) = page.kvs.last().filter(|_| page.more) else { break };
+    ///     let rest = jobs.after(&last.key);
+    ///     page = kv.range(rest).limit(2).skip_count().revision(revision).block()?;
+    /// }
+    /// assert_eq!(keys, ["jobs/1", "jobs/2", "jobs/3", "jobs/4", "jobs/5"]);
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "page", alias = "cursor", alias = "pagination")]
+    #[must_use]
+    pub fn after(&self, key: impl AsRef<[u8]>) -> Self {
+        let key = key.as_ref();
+        if key < &self.start[..] {
+            return self.clone();
+        }
+        match &self.end {
+            // No key is greater than this single key, so the rest is empty.
+            RangeEnd::Single => Self::from_parts(&self.start, RangeEnd::Before(self.start.clone())),
+            end => Self::from_parts(successor(key), end.clone()),
         }
     }
 
@@ -154,7 +211,7 @@ impl<T: IntoBytes> From<ops::Range<T>> for KeyRange {
 impl<T: IntoBytes> From<ops::RangeInclusive<T>> for KeyRange {
     fn from(range: ops::RangeInclusive<T>) -> Self {
         let (start, end) = range.into_inner();
-        Self::between(start, after(end))
+        Self::between(start, successor(end.into_bytes()))
     }
 }
 
@@ -172,7 +229,7 @@ impl<T: IntoBytes> From<ops::RangeTo<T>> for KeyRange {
 
 impl<T: IntoBytes> From<ops::RangeToInclusive<T>> for KeyRange {
     fn from(range: ops::RangeToInclusive<T>) -> Self {
-        Self::between(FIRST_KEY, after(range.end))
+        Self::between(FIRST_KEY, successor(range.end.into_bytes()))
     }
 }
 
@@ -183,8 +240,13 @@ impl From<ops::RangeFull> for KeyRange {
 }
 
 /// Returns the first key after `key`.
-fn after(key: impl IntoBytes) -> Bytes {
-    [&key.into_bytes()[..], b"\0"].concat().into()
+fn successor(key: impl AsRef<[u8]>) -> Bytes {
+    [key.as_ref(), b"\0"].concat().into()
+}
+
+/// Returns the start of a range, or the first key if the start is empty.
+fn first_if_empty(start: impl IntoBytes) -> Bytes {
+    Some(start.into_bytes()).filter(|start| !start.is_empty()).unwrap_or(FIRST_KEY)
 }
 
 #[cfg(test)]
@@ -229,11 +291,56 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_start_means_the_first_key() {
+        assert_eq!(KeyRange::from(""..), KeyRange::all());
+        assert_eq!(KeyRange::from(vec![]..), KeyRange::all());
+        assert_eq!(KeyRange::starting_at(Bytes::new()), KeyRange::all());
+        assert_eq!(KeyRange::from("".."z"), KeyRange::from(.."z"));
+        assert_eq!(KeyRange::from(""..="z"), KeyRange::from(..="z"));
+        assert_eq!(KeyRange::between("", "z"), KeyRange::from(.."z"));
+        // A single key is not a start, and a decoder keeps what it was sent.
+        assert!(KeyRange::key("").start().is_empty() && KeyRange::from("").start().is_empty());
+        assert!(KeyRange::from_parts("", RangeEnd::Unbounded).start().is_empty());
+    }
+
+    #[test]
+    fn after_returns_the_greater_keys_of_the_range() {
+        let keys: [&[u8]; 8] = [b"\0", b"a", b"b", b"b\0", b"b\0\0", b"bz", b"c", b"\xff\xff"];
+        let ranges = [
+            KeyRange::key("b"),
+            KeyRange::prefix("b"),
+            KeyRange::prefix("\u{0}"),
+            KeyRange::prefix([0xff]),
+            KeyRange::between("a", "bz"),
+            KeyRange::between("c", "a"),
+            KeyRange::from(.."b"),
+            KeyRange::starting_at("b"),
+            KeyRange::all(),
+        ];
+        let places = keys.iter().copied().chain([&b""[..], b"aa", b"bb", b"\xff\xff\xff"]);
+        for last in places {
+            for range in &ranges {
+                for key in keys {
+                    let expected = range.contains(key) && key > last;
+                    assert_eq!(range.after(last).contains(key), expected, "{range:?} {last:?}");
+                }
+            }
+        }
+        assert_eq!(KeyRange::all().after(""), KeyRange::all());
+        assert_eq!(KeyRange::key("b").after("b").as_single(), None);
+    }
+
+    #[test]
     fn a_range_below_a_prefix_never_leaves_it() {
         let prefix = Bytes::from_static(b"app/");
-        for range in
-            [KeyRange::all(), KeyRange::starting_at("x"), KeyRange::prefix("k"), "k".into()]
-        {
+        for range in [
+            KeyRange::all(),
+            KeyRange::starting_at("x"),
+            KeyRange::prefix("k"),
+            "k".into(),
+            KeyRange::all().after("k"),
+            KeyRange::key("k").after("k"),
+        ] {
             let below = range.below_prefix(&prefix);
             assert!(!below.contains(b"app") && !below.contains(b"app0"), "{range:?} {below:?}");
         }

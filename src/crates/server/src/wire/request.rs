@@ -3,7 +3,8 @@
 use bowline::{
     Compare, KeyRange, LeaseId, Op, Put, Revision, SortOrder, SortTarget,
     kv::{
-        CompareBuilder, CompareWith, Delete, PutLease, PutValue, Range, RevisionBounds, Sort, Txn,
+        CompareBuilder, CompareWith, Delete, PutLease, PutValue, Range, RangeEnd, RevisionBounds,
+        Sort, Txn,
     },
 };
 use bytes::Bytes;
@@ -13,13 +14,15 @@ use bowline_proto::etcdserverpb as pb;
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 
-/// Returns the range of a single key, of all keys from one on, or of a range with an end.
+/// Returns the range of a single key, of all keys from one on, or of a range with an end. An empty key stays empty: as
+/// in etcd, it is rejected and does not mean the first key.
 pub(crate) fn key_range(key: Bytes, range_end: Bytes) -> KeyRange {
-    match &range_end[..] {
-        [] => KeyRange::key(key),
-        [0] => KeyRange::starting_at(key),
-        _ => KeyRange::between(key, range_end),
-    }
+    let end = match &range_end[..] {
+        [] => RangeEnd::Single,
+        [0] => RangeEnd::Unbounded,
+        _ => RangeEnd::Before(range_end),
+    };
+    KeyRange::from_parts(key, end)
 }
 
 /// Converts a lease id. The id 0 means no lease, and negative ids are valid.
@@ -228,6 +231,16 @@ fn numeric<T: CompareWith<T>>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_key_stays_empty_with_any_range_end() {
+        for range_end in ["", "\0", "z"] {
+            assert!(key_range(Bytes::new(), range_end.into()).start().is_empty());
+        }
+        assert_eq!(key_range("a".into(), "\0".into()), KeyRange::starting_at("a"));
+        assert_eq!(key_range("a".into(), "c".into()), KeyRange::between("a", "c"));
+        assert_eq!(key_range("a".into(), Bytes::new()), KeyRange::key("a"));
+    }
 
     fn is_long_anywhere(within: pb::TxnRequest, expected: bool) {
         assert_eq!(is_long_txn(&within), expected, "{within:?}");
