@@ -74,7 +74,8 @@ impl Client {
     }
 
     /// Reads a range of keys. A string means one key: to read all keys that begin with it, call
-    /// [`Client::get_prefix`] or pass [`KeyRange::prefix`].
+    /// [`Client::get_prefix`] or pass [`KeyRange::prefix`]. To read a large range in pages, see
+    /// [`KeyRange::after`].
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -179,10 +180,31 @@ impl Client {
     /// possible. Earlier reads and watches fail with `Compacted`. Returns the revision of the store
     /// when the compaction was applied.
     ///
+    /// As in etcd, a compaction that discards nothing is rejected. So a program that compacts from
+    /// time to time gets [`Rejection::Compacted`](crate::Rejection::Compacted) if nothing was written
+    /// since the last time, and can ignore it:
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// use bowline::{Error, Rejection};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let kv = node.client();
+    /// kv.put("k", "v").block()?;
+    /// for _ in 0..2 {
+    ///     match kv.compact(kv.revision()).block() {
+    ///         Ok(_) | Err(Error::Rejected(Rejection::Compacted { .. })) => {}
+    ///         Err(error) => return Err(error.into()),
+    ///     }
+    /// }
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
-    /// Returns [`Rejection::Compacted`](crate::Rejection::Compacted) if this history was already
-    /// discarded, and [`Rejection::Future`](crate::Rejection::Future) if the store has not reached
-    /// `revision`.
+    /// Returns [`Rejection::Compacted`](crate::Rejection::Compacted) if the store is already compacted
+    /// up to `revision` or a later one, and [`Rejection::Future`](crate::Rejection::Future) if the
+    /// store has not reached `revision`. In both cases nothing was changed.
     pub async fn compact(&self, revision: Revision) -> Result<Revision, Error> {
         Ok(self.propose(Command::Compact(revision), None).await?.revision())
     }

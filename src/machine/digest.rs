@@ -240,6 +240,13 @@ impl Fingerprint {
             // so the digest uses numbers for them.
             Err(Rejection::Alarm(kind)) => self.number(11).alarm_kind(*kind),
             Err(Rejection::TooManyAlarms { max }) => self.number(12).number(*max as u64),
+            // The text of a compaction that was made before has changed, but not its fingerprint.
+            Err(Rejection::Compacted { asked, compacted }) => self.number(8).bytes(
+                format!(
+                    "required revision {asked} has been compacted; the oldest left is {compacted}"
+                )
+                .as_bytes(),
+            ),
             // The text identifies the kind of rejection and its values.
             Err(rejection) => self.number(8).bytes(rejection.to_string().as_bytes()),
         }
@@ -317,6 +324,18 @@ mod tests {
                 "member 3 is at this address, or is to be: choose another"
             }
         })
+    }
+
+    #[test]
+    fn repeated_compaction_has_the_fingerprint_of_earlier_versions() {
+        let text =
+            |asked| format!("required revision {asked} has been compacted; the oldest left is 5");
+        for asked in [4, 5] {
+            let (asked, compacted) = (Revision(asked), Revision(5));
+            let outcome = Err(Rejection::Compacted { asked, compacted });
+            let expected = Fingerprint::default().number(8).bytes(text(asked).as_bytes());
+            assert_eq!(Fingerprint::default().outcome(&outcome).finish(), expected.finish());
+        }
     }
 
     #[test]

@@ -153,6 +153,46 @@ pub enum TxnResult {
     Txn(TxnReply),
 }
 
+/// ```
+/// # use bowline::{Blocking, Config, KeyRange, Node, Op};
+/// # let dir = tempfile::tempdir()?;
+/// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+/// # let kv = node.client();
+/// kv.put("jobs/1", "a").block()?;
+/// let read = kv.txn().then(Op::range(KeyRange::prefix("jobs/"))).then(Op::delete("jobs/1"));
+/// let reply = read.commit().block()?;
+/// assert_eq!(reply.results[0].rows()[0].value, "a");
+/// assert_eq!(reply.results[1].as_delete().unwrap().deleted, 1);
+/// # node.shutdown().block();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+impl TxnResult {
+    /// Returns the rows that a range has read. The result of another operation has no rows.
+    pub fn rows(&self) -> &[KeyValue] {
+        self.as_range().map_or(&[], |range| &range.kvs)
+    }
+
+    /// Returns the result of a range, or `None` if the operation was not a range.
+    pub fn as_range(&self) -> Option<&RangeReply> {
+        if let TxnResult::Range(reply) = self { Some(reply) } else { None }
+    }
+
+    /// Returns the result of a put, or `None` if the operation was not a put.
+    pub fn as_put(&self) -> Option<&PutReply> {
+        if let TxnResult::Put(reply) = self { Some(reply) } else { None }
+    }
+
+    /// Returns the result of a delete, or `None` if the operation was not a delete.
+    pub fn as_delete(&self) -> Option<&DeleteReply> {
+        if let TxnResult::Delete(reply) = self { Some(reply) } else { None }
+    }
+
+    /// Returns the result of a nested transaction, or `None` if the operation was not one.
+    pub fn as_txn(&self) -> Option<&TxnReply> {
+        if let TxnResult::Txn(reply) = self { Some(reply) } else { None }
+    }
+}
+
 /// The reply to a lease grant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GrantReply {
@@ -187,8 +227,9 @@ pub enum Rejection {
     /// `ignore_value` or `ignore_lease` was used for a key that does not exist.
     #[error("key not found")]
     KeyNotFound,
-    /// The revision has been compacted.
-    #[error("required revision {asked} has been compacted; the oldest left is {compacted}")]
+    /// The revision has been compacted: it is below the oldest one that can be read. A compaction is
+    /// also rejected if the store is already compacted up to the same revision.
+    #[error("{}", compacted_text(*asked, *compacted))]
     Compacted {
         /// The requested revision.
         asked: Revision,
@@ -290,6 +331,15 @@ pub enum Rejection {
     /// The address is the current or future address of another member.
     #[error("member {0} is at this address, or is to be: choose another")]
     AddressTaken(NodeId),
+}
+
+/// Returns the text of [`Rejection::Compacted`]. Only a compaction is rejected at the oldest
+/// revision, because this revision can still be read.
+fn compacted_text(asked: Revision, compacted: Revision) -> String {
+    if asked == compacted {
+        return format!("the store is already compacted up to revision {compacted}");
+    }
+    format!("required revision {asked} has been compacted; the oldest left is {compacted}")
 }
 
 /// A fatal error of the state machine or its input. The node must stop, but the process that embeds

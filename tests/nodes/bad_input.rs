@@ -366,6 +366,55 @@ fn txn(kv: &Client, ops: impl IntoIterator<Item = Op>) -> Error {
 }
 
 #[test]
+fn an_empty_start_of_a_range_means_the_first_key() {
+    let cluster = quick(1);
+    let all = cluster.node(0).client();
+    let inner = all.with_prefix("app/");
+    all.put("z", "").block().unwrap();
+    // The second client also has the key `z`.
+    for (kv, others) in [(&inner, 0), (&all, 1)] {
+        let put = kv.put("a", "").block().unwrap().revision;
+        kv.put("b", "").block().unwrap();
+        let count = |keys: KeyRange| kv.range(keys).block().unwrap().count;
+        assert_eq!((count((""..).into()), count((vec![]..).into())), (2 + others, 2 + others));
+        assert_eq!((count((""..="b").into()), count(("".."b").into())), (2, 1));
+        assert_eq!(count((""..="").into()), 0);
+        let mut watch = kv.watch("".."b").from(put).block().unwrap();
+        assert_eq!(watch.next().block().unwrap().unwrap().events[0].kv.key, "a");
+        let exist = kv.txn().when(Compare::version("".."c").gt(0u64)).then(Op::range(""..));
+        let reply = exist.commit().block().unwrap();
+        assert_eq!((reply.succeeded, reply.results[0].rows().len() as u64), (true, 2 + others));
+        assert_eq!(kv.delete("".."b").block().unwrap().deleted, 1);
+        assert_eq!(kv.delete(""..="b").block().unwrap().deleted, 1);
+    }
+    assert_eq!(all.delete(""..).block().unwrap().deleted, 1);
+    // A single key is still not empty.
+    for kv in [&inner, &all] {
+        let empty = |error| assert_eq!(error, Error::Rejected(Rejection::EmptyKey));
+        empty(kv.range("").block().unwrap_err());
+        empty(kv.delete("").block().unwrap_err());
+        empty(kv.watch("").block().unwrap_err());
+    }
+}
+
+#[test]
+fn pages_continue_after_a_key_of_the_maximum_length() {
+    let cluster = quick(1);
+    let kv = cluster.node(0).client();
+    let long = vec![b'k'; 4096];
+    kv.put(&long, "").block().unwrap();
+    kv.put("l", "").block().unwrap();
+    let page = kv.range(..).limit(1).block().unwrap();
+    assert_eq!((&page.kvs[0].key[..], page.more), (&long[..], true));
+    for rest in [KeyRange::all().after(&long), KeyRange::between("k", "m").after(&long)] {
+        assert_eq!(kv.range(&rest).block().unwrap().kvs[0].key, "l");
+        assert_eq!(kv.watch(&rest).block().map(drop), Ok(()));
+    }
+    assert_eq!(kv.range(KeyRange::key(&*long).after(&long)).block().unwrap().count, 0);
+    assert_eq!(kv.delete(KeyRange::all().after(&long)).block().unwrap().deleted, 1);
+}
+
+#[test]
 fn compacted_and_future_revisions_are_rejected_on_every_member() {
     let cluster = quick(3);
     let first = cluster.node(0).client();
@@ -390,6 +439,11 @@ fn compacted_and_future_revisions_are_rejected_on_every_member() {
         assert_eq!(kv.get("k").revision(asked).block(), Err(gone.clone()));
         assert_eq!(kv.range(KeyRange::all()).revision(asked).block(), Err(gone.clone()));
         assert_eq!(kv.compact(asked).block(), Err(gone));
+        // The oldest revision can be read, but the store is already compacted up to it.
+        assert_eq!(kv.get("k").revision(compacted).block().unwrap().unwrap().value, "2");
+        let again = kv.compact(compacted).block().unwrap_err();
+        assert_eq!(again, Error::Rejected(Rejection::Compacted { asked: compacted, compacted }));
+        assert_eq!(again.to_string(), "the store is already compacted up to revision 4");
         let again = kv.compact(compacted).block().unwrap_err();
         assert!(matches!(again, Error::Rejected(Rejection::Compacted { .. })), "{again:?}");
         assert_eq!(kv.get("k").revision(compacted).block().unwrap().unwrap().value, "2");
