@@ -190,10 +190,10 @@ pub mod config {
 pub mod coordination {
     pub use crate::recipes::{
         Barrier, BarrierError, BarrierHold, BarrierParticipant, Cached, CachedCall, Call,
-        CasOutcome, Cell, CellValue, CompareAndSet, Counter, CounterError, DoubleBarrier,
-        DoubleBarrierError, Expected, Group, GroupError, GroupEvent, GroupMember, GroupWatch,
-        Latch, LatchError, Membership, PutIfAbsent, RunOnce, RunOnceError, RunOutcome, Sequence,
-        SequenceError, SequentialKey, View,
+        CasOutcome, Cell, CellUpdate, CellValue, CompareAndSet, Counter, CounterError,
+        DoubleBarrier, DoubleBarrierError, Expected, Group, GroupError, GroupEvent, GroupMember,
+        GroupWatch, Latch, LatchError, Membership, PutIfAbsent, RunOnce, RunOnceError, RunOutcome,
+        Sequence, SequenceError, SequentialKey, View,
     };
 }
 
@@ -317,9 +317,9 @@ pub mod typed {
     #[cfg(feature = "json")]
     pub use crate::recipes::Json;
     pub use crate::recipes::{
-        Codec, Typed, TypedBatch, TypedCell, TypedCellValue, TypedDelivery, TypedEvent,
-        TypedGetCall, TypedQueue, TypedQueuedItem, TypedRangeCall, TypedRow, TypedTakeCall,
-        TypedTaker, TypedWatch, TypedWatchCall,
+        Codec, Typed, TypedBatch, TypedCached, TypedCachedCall, TypedCell, TypedCellValue,
+        TypedDelivery, TypedEvent, TypedGetCall, TypedQueue, TypedQueuedItem, TypedRange,
+        TypedRangeCall, TypedRow, TypedTakeCall, TypedTaker, TypedView, TypedWatch, TypedWatchCall,
     };
 }
 

@@ -14,6 +14,11 @@ impl Scope {
         if prefix.is_empty() { self.clone() } else { Self(self.key(prefix)) }
     }
 
+    /// Returns the prefix, which is empty for a client without one.
+    pub(crate) fn prefix(&self) -> &Bytes {
+        &self.0
+    }
+
     pub(crate) fn key(&self, key: Bytes) -> Bytes {
         if self.0.is_empty() || key.is_empty() {
             // Leave an empty key empty, so that the request is rejected because of its empty key.

@@ -45,14 +45,14 @@ pub struct KeyValue {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 impl KeyValue {
-    readable!(key, value);
+    readable!(key, value, mod_revision);
 
     /// Returns the key as text.
     ///
     /// # Errors
     /// If the key is not UTF-8 text, returns an error with the key and the value.
     pub fn key_text(&self) -> Result<&str, DecodeError> {
-        key_text(&self.key, &self.value)
+        key_text(&self.key, &self.value).map_err(|error| error.at(self.mod_revision))
     }
 }
 

@@ -23,7 +23,7 @@ pub use crate::lock_format::{LockKind, ReleaseRequest};
 pub use call::Call;
 pub use coordination::barrier::{Barrier, BarrierError, BarrierHold};
 pub use coordination::cached::{Cached, CachedCall, View};
-pub use coordination::cell::{Cell, CellValue};
+pub use coordination::cell::{Cell, CellUpdate, CellValue};
 pub use coordination::conditional::{CasOutcome, CompareAndSet, Expected, PutIfAbsent};
 pub use coordination::counter::{Counter, CounterError};
 pub use coordination::double_barrier::{BarrierParticipant, DoubleBarrier, DoubleBarrierError};
@@ -61,10 +61,11 @@ pub use queue::{
     DeadLetter, Delivery, FailCall, FailOutcome, ItemId, ItemState, ParseItemIdError, PutItem,
     PutMany, Queue, QueueError, QueueTaker, QueuedItem, TakeCall,
 };
+pub use typed::cached::{TypedCached, TypedCachedCall, TypedView};
 pub use typed::cell::{TypedCell, TypedCellValue};
 pub use typed::codec::Codec;
 #[cfg(feature = "json")]
 pub use typed::codec::Json;
-pub use typed::keys::{Typed, TypedGetCall, TypedRangeCall, TypedRow};
+pub use typed::keys::{Typed, TypedGetCall, TypedRange, TypedRangeCall, TypedRow};
 pub use typed::queue::{TypedDelivery, TypedQueue, TypedQueuedItem, TypedTakeCall, TypedTaker};
 pub use typed::watch::{TypedBatch, TypedEvent, TypedWatch, TypedWatchCall};

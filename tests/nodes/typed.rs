@@ -1,8 +1,9 @@
 //! Tests of typed values: what is stored, and rows that cannot be decoded.
 
+use bowline::coordination::CellUpdate;
 use bowline::kv::RevisionBounds;
-use bowline::typed::{Codec, TypedEvent};
-use bowline::{Blocking, Bytes, Effect, Error, Revision, SortOrder, SortTarget};
+use bowline::typed::{Codec, Typed, TypedCell, TypedEvent, TypedRange};
+use bowline::{Blocking, Bytes, Effect, Error, KeyRange, Revision, SortOrder, SortTarget};
 use serde::{Deserialize, Serialize};
 
 use crate::stage::{lasting, session};
@@ -58,23 +59,114 @@ fn row_that_does_not_decode_is_an_error_with_its_bytes() {
     let cluster = lasting(1);
     let kv = cluster.node(0).client();
     let rates = kv.typed::<Rate>("rates/");
-    kv.put("rates/bad", "{").block().unwrap();
+    let put = kv.put("rates/bad", "{").block().unwrap().revision;
     let why = match rates.get("bad").block() {
         Err(Error::Decode(why)) => *why,
         other => panic!("{other:?}"),
     };
     assert_eq!((&why.key[..], &why.value[..]), (&b"bad"[..], &b"{"[..]));
-    assert!(why.to_string().starts_with("cannot decode the row \"bad\": EOF"), "{why}");
+    assert_eq!((why.full_key(), why.mod_revision), ("rates/bad".into(), Some(put)));
+    assert!(why.to_string().starts_with("cannot decode the row \"rates/bad\": EOF"), "{why}");
+    // The folder of a client with a prefix has both in its keys.
+    let inner = kv.with_prefix("ra").typed::<Rate>("tes/");
+    let same = inner.range(..).block().unwrap()[0].clone().unwrap_err();
+    assert_eq!((same.key.clone(), same.full_key()), ("bad".into(), "rates/bad".into()));
+    let mut watch = rates.watch(..).from(put).block().unwrap();
+    assert_eq!(watch.next().block().unwrap().unwrap().events, [Err(why.clone())]);
     rates.put("good", rate(1)).block().unwrap();
     let rows = rates.range(..).block().unwrap();
     assert_eq!((rows[0].as_ref().unwrap_err(), &rows[1].as_ref().unwrap().value), (&why, &rate(1)));
 
-    let view = rates.cached().block().unwrap().view().unwrap();
-    assert_eq!(view.get("bad").unwrap().as_ref().unwrap_err(), &why);
-    assert_eq!(view.get("good").unwrap().as_ref().unwrap().value, rate(1));
-    assert!(matches!(rates.cell("bad").get().block(), Err(Error::Decode(_))));
+    assert_eq!(rates.cell("bad").get().block(), Err(why.clone().into()));
     let change = |_| panic!("the old value cannot be decoded");
     assert!(matches!(rates.cell("bad").update(change).block(), Err(Error::Decode(_))));
+    // The error has what deletes the row, unless it was repaired meanwhile.
+    let delete =
+        || rates.client().compare_and_delete(&why.key, why.mod_revision.unwrap()).block().unwrap();
+    assert!(delete().is_done());
+    rates.put("bad", rate(2)).block().unwrap();
+    assert!(!delete().is_done());
+}
+
+#[test]
+fn undecodable_row_is_an_error_of_its_key_and_does_not_stop_the_view() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let rates = kv.typed::<Rate>("rates/");
+    rates.put("a", rate(1)).block().unwrap();
+    kv.put("rates/bad", "{").block().unwrap();
+    kv.put("ratesz", "outside").block().unwrap();
+    let mut cached = rates.cached().block().unwrap();
+    let value = |key: &str| cached.get(key).map(|row| row.map(|row| row.value.per_second));
+    assert_eq!((value("a"), value("none")), (Ok(Some(1)), Ok(None)));
+    let Err(Error::Decode(why)) = value("bad") else { panic!("it is not JSON") };
+    assert_eq!((&why.key[..], why.full_key()), (&b"bad"[..], "rates/bad".into()));
+
+    let before = cached.view().unwrap();
+    assert_eq!(before.get("bad").unwrap_err(), *why);
+    assert_eq!(before.get("a").unwrap().unwrap().value, rate(1));
+    assert_eq!(before.get("none"), Ok(None));
+    let bad: Vec<_> = before.undecodable().cloned().collect();
+    assert_eq!((bad, before.len()), (vec![*why.clone()], 2));
+    assert!(before.keys().eq(["a", "bad"]) && !before.is_empty());
+    assert_eq!(before.iter().map(|row| row.is_ok()).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(before.prefix(b"b").filter(|row| row.is_err()).count(), 1);
+
+    // The view continues: with changes to good rows, and with the repaired row.
+    let put = rates.put("bad", rate(2)).block().unwrap().revision;
+    let after = cached.changed().block().unwrap();
+    assert_eq!((after.undecodable().count(), after.revision() >= put), (0, true));
+    assert_eq!(after.get("bad").unwrap().unwrap().value, rate(2));
+    assert_eq!(after.iter().flatten().map(|row| row.value.per_second).sum::<u32>(), 3);
+    let put = kv.put("rates/a", "x").block().unwrap().revision;
+    let last = cached.clone().wait_for(put).block().unwrap();
+    assert_eq!(last.get("a").unwrap_err().mod_revision, Some(put));
+    assert!(cached.changed().block().is_ok() && cached.revision().unwrap() >= put);
+    assert_eq!(before.get("a").unwrap().unwrap().value, rate(1), "an old view stays as it is");
+}
+
+/// A program keeps handles in a struct without naming the codec.
+struct Handles {
+    rates: Typed<Rate>,
+    first: TypedCell<Rate>,
+}
+
+#[test]
+fn codec_of_a_handle_is_json_by_default() {
+    let cluster = lasting(1);
+    let rates = cluster.node(0).client().typed("rates/");
+    let handles = Handles { first: rates.cell("first"), rates };
+    handles.first.set(rate(1)).block().unwrap();
+    assert_eq!(handles.rates.get("first").block().unwrap().unwrap().value, rate(1));
+}
+
+#[test]
+fn typed_range_is_read_in_pages_at_one_revision() {
+    let cluster = lasting(1);
+    let kv = cluster.node(0).client();
+    let even = kv.typed_with("even/", Even);
+    for key in ["a", "b", "c", "d"] {
+        even.put(key, 2).block().unwrap();
+    }
+    let last = kv.put("even/bad", "x").block().unwrap().revision;
+    kv.put("evez", "outside").block().unwrap();
+    let mut keys = Vec::new();
+    let mut page = even.range(..).limit(2).revision(last).block().unwrap();
+    assert_eq!((page.count, page.revision), (5, last.next()));
+    loop {
+        for row in &page {
+            keys.push(row.as_ref().map_or_else(|why| why.key.clone(), |row| row.key.clone()));
+        }
+        even.put("e", 4).block().unwrap();
+        let Some(key) = page.last_key().filter(|_| page.more).cloned() else { break };
+        let rest = even.range(KeyRange::all().after(key)).limit(2).skip_count();
+        page = rest.revision(last).block().unwrap();
+    }
+    assert_eq!(keys, ["a", "b", "bad", "c", "d"]);
+    let rest = even.range(KeyRange::all().after("e")).block().unwrap();
+    assert_eq!((rest.len(), rest.more, rest.count, rest.last_key()), (0, false, 0, None));
+    assert_eq!(even.range(..).limit_bytes(1).block().unwrap().len(), 1);
+    assert_eq!(even.range(""..).block().unwrap().count, 6);
 }
 
 #[test]
@@ -108,11 +200,12 @@ fn value_without_an_encoding_is_not_written() {
     let kv = cluster.node(0).client();
     let numbers = kv.typed_with("n/", Even);
     let why = numbers.put("a", 3).block().unwrap_err();
-    assert_eq!(why.to_string(), "not applied: cannot encode the value for \"a\": it is odd");
+    assert_eq!(why.to_string(), "not applied: cannot encode the value for \"n/a\": it is odd");
     assert_eq!((why.effect(), why.is_transient()), (Effect::NotApplied, false));
     assert!(numbers.cell("a").set(3).block().is_err());
     assert!(numbers.cell("a").compare_and_set(Revision(0), 3).block().is_err());
     assert!(numbers.cell("a").update(|_| 3).block().is_err());
+    assert!(numbers.cell("a").try_update(|_| CellUpdate::Put(3, ())).block().is_err());
     assert!(numbers.queue("q").put(3).priority(1).block().is_err());
     assert!(numbers.queue("q").put_many([2, 3]).block().is_err());
     assert!(numbers.queue("q").op(&3, 0).is_err());
@@ -133,6 +226,14 @@ fn typed_cell_updates_and_reports_changes() {
     assert!(!cell.compare_and_set(first.version, vec![]).block().unwrap().is_done());
     cell.set(vec![7]).block().unwrap();
     assert_eq!(cell.get().block().unwrap().unwrap().value, [7]);
+    let once = |old: Option<Vec<u32>>| match old.unwrap() {
+        old if old.contains(&8) => CellUpdate::Keep(old.len()),
+        old => CellUpdate::Put([old, vec![8]].concat(), 0),
+    };
+    assert_eq!(cell.try_update(once).block(), Ok(0));
+    let version = cell.get().block().unwrap().unwrap().version;
+    assert_eq!(cell.try_update(once).block(), Ok(2));
+    assert_eq!(cell.get().block().unwrap().unwrap().version, version, "nothing was written");
 }
 
 #[test]
@@ -181,7 +282,7 @@ fn typed_conditional_writes_encode_their_values() {
         even.put_if_absent("b", 3).block().unwrap_err(),
         even.compare_and_set("a", seen, 3).block().unwrap_err(),
     ];
-    for (error, bad) in [(absent, "b"), (set, "a")] {
+    for (error, bad) in [(absent, "even/b"), (set, "even/a")] {
         assert!(matches!(&error, Error::Encode { key, .. } if key == bad), "{error}");
         assert_eq!(error.effect(), Effect::NotApplied);
     }
@@ -197,10 +298,8 @@ fn typed_range_has_the_options_of_an_untyped_one() {
     even.put("b", 4).block().unwrap();
     even.put("c", 6).block().unwrap();
     even.put("a", 8).block().unwrap();
-    let values = |rows: Vec<Result<bowline::typed::TypedRow<u32>, _>>| {
-        rows.into_iter()
-            .map(|row: Result<_, bowline::kv::DecodeError>| row.unwrap().value)
-            .collect::<Vec<u32>>()
+    let values = |rows: TypedRange<u32>| {
+        rows.into_iter().map(|row| row.unwrap().value).collect::<Vec<u32>>()
     };
     assert_eq!(values(even.range(..).block().unwrap()), [8, 4, 6]);
     assert_eq!(values(even.range(..).limit(2).block().unwrap()), [8, 4]);

@@ -58,7 +58,8 @@ impl Client {
     }
 
     /// Returns a view of the keys with this prefix. Each row is parsed by `parse` when it changes.
-    /// `parse` runs on the thread that reads the view, and must not use the view itself.
+    /// `parse` runs on the thread that reads the view, by the first read after the change, and must
+    /// not use the view itself.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -153,8 +154,14 @@ fn watch_after(client: &Client, range: &KeyRange, seen: Revision) -> Result<Watc
 ///   decisions that need the current state, read linearizably or use a transaction.
 /// - When the node has stopped, calls fail with [`Error::Stopped`].
 ///
-/// A read processes the changes since the last read and holds a lock while it does so. The first
-/// read after a change copies the map of entries if an older [`View`] is still in use.
+/// A view has no background task. A read processes the changes since the last read: it parses them on
+/// the thread of the reader, and holds a lock while it does so. The first read after a change copies
+/// the map of entries if an older [`View`] is still in use. So a change that no thread reads is not
+/// parsed. A program that must react to changes runs a loop over [`Cached::changed`] in a task or
+/// thread of its own.
+///
+/// Keys are those of the client that created the view: they include the prefix of the view, but not
+/// that of the client ([`Client::with_prefix`]).
 ///
 /// Also a [`Stream`] of new views: each item is what [`Cached::changed`] returns. After an error the
 /// stream ends.
@@ -242,7 +249,22 @@ impl<T: Send + Sync + 'static> Cached<T> {
         Ok(self.inner.look(None)?.view.clone())
     }
 
-    /// Returns one entry of the local replica.
+    /// Returns one entry of the local replica by its key, or `None` if the key does not exist. The
+    /// key includes the prefix of the view, but not that of the client that created it:
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let kv = node.client();
+    /// kv.put("app/config/rate", "100").block()?;
+    /// let config = kv.with_prefix("app/").cached_prefix("config/").block()?;
+    /// assert_eq!(config.get("config/rate")?.unwrap().value, "100");
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The entry does not change. To read several entries at one revision, use [`Cached::view`].
     ///
     /// # Errors
     /// Returns [`Error::Stopped`] if the node has stopped.
@@ -434,7 +456,7 @@ impl<T> View<T> {
         self.revision
     }
 
-    /// Returns one entry by its key, which includes the prefix.
+    /// Returns one entry by its key, as in [`Cached::get`].
     pub fn get(&self, key: impl AsRef<[u8]>) -> Option<&T> {
         self.rows.get(key.as_ref()).map(|value| &**value)
     }
@@ -454,7 +476,7 @@ impl<T> View<T> {
         self.rows.iter().map(|(key, value)| (key, &**value))
     }
 
-    /// Returns the entries whose keys begin with `prefix`, in key order.
+    /// Returns the entries whose keys, as in [`Cached::get`], begin with `prefix`, in key order.
     pub fn prefix<'a>(&'a self, prefix: &'a [u8]) -> impl Iterator<Item = (&'a Bytes, &'a T)> {
         let from: btree_map::Range<'a, Bytes, Arc<T>> =
             self.rows.range::<[u8], _>((Bound::Included(prefix), Bound::Unbounded));

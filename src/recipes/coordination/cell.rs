@@ -11,7 +11,7 @@ use crate::model::{Compare, IntoBytes, KeyRange, KeyValue, Revision, readable};
 use super::cas_branches::{CasBranch, try_branches};
 use super::conditional::{CompareAndSet, Expected, put_over};
 use super::wait_until::wait_until;
-use crate::recipes::call::Call;
+use crate::recipes::call::{Call, Until};
 
 /// A shared value. Created by [`Client::cell`].
 ///
@@ -37,6 +37,16 @@ pub struct CellValue {
     pub version: Revision,
 }
 
+/// The decision of [`Cell::try_update`] about the value of a cell, with the result for its caller.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum CellUpdate<V, R> {
+    /// Writes the new value.
+    Put(V, R),
+    /// Keeps the old value: writes nothing.
+    Keep(R),
+}
+
 impl From<&KeyValue> for CellValue {
     fn from(row: &KeyValue) -> Self {
         Self { key: row.key.clone(), value: row.value.clone(), version: row.mod_revision }
@@ -44,7 +54,7 @@ impl From<&KeyValue> for CellValue {
 }
 
 impl CellValue {
-    readable!(key, value);
+    readable!(key, value, version);
 }
 
 impl Client {
@@ -101,9 +111,14 @@ impl Cell {
     /// If the value was changed meanwhile, retries with the changed value. Returns the written
     /// value. A key with a lease keeps its lease.
     ///
-    /// `change` is called once per attempt and must have no side effects. Of several concurrent
-    /// attempts, one always succeeds, so a slow caller may have to retry many times. If many
-    /// callers change one cell all the time, a mutex is fairer. Each attempt costs one commit.
+    /// `change` is called once per attempt and must have no side effects. To write only under a
+    /// condition, use [`Cell::try_update`]. Each attempt costs one commit.
+    ///
+    /// Of several concurrent attempts, one always succeeds: the one that the leader receives first. So
+    /// if many processes change one cell all the time, the process beside the leader wins most rounds,
+    /// and a process far from it may retry until its deadline. In this case, use a
+    /// [`Mutex`](crate::Mutex), which is granted in the order of the requests, or for a number a
+    /// [`Counter`](crate::coordination::Counter), whose concurrent additions can all succeed.
     ///
     /// # Errors
     /// The [effect](Error::effect) of the error states whether a change was applied.
@@ -117,14 +132,70 @@ impl Cell {
                 // A stale replica costs one more attempt, but never gives a wrong result. After a
                 // failed attempt the replica has applied the conflicting change.
                 let row = client.get(key.clone()).local().await?;
-                let version = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
                 let value = change(row.as_ref().map(|row| &row.value[..])).into_bytes();
-                let when = vec![Compare::mod_revision(key.clone()).eq(version)];
-                let then = vec![put_over(row.is_some(), key.clone(), value.clone())];
-                let (taken, version) =
-                    try_branches(&client, vec![CasBranch { when, then }], &until).await?;
-                if taken.is_some() {
+                let put = replace(&client, &key, row.as_ref(), value.clone(), &until).await?;
+                if let Some(version) = put {
                     return Ok(CellValue { key, value, version });
+                }
+            }
+        })
+    }
+
+    /// Calls `change` with the old value (`None` if the key does not exist), which decides whether a
+    /// new value is written, and returns the result of `change`. If the value was changed meanwhile,
+    /// calls `change` again with the changed value. A key with a lease keeps its lease.
+    ///
+    /// `change` may be called several times and must have no side effects. Only the result of its last
+    /// call is returned: that value was written, or the value that it kept was the current one during
+    /// this call. A write costs one commit per attempt, as in [`Cell::update`], and is as unfair under
+    /// contention. Keeping the value costs one linearizable read, and no commit.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// use bowline::coordination::CellUpdate;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let owner = node.client().cell("shard/7");
+    /// let claim = |me: &'static str| {
+    ///     owner.try_update(move |old| match old {
+    ///         None => CellUpdate::Put(me, me.to_owned()),
+    ///         Some(other) => CellUpdate::Keep(String::from_utf8_lossy(other).into_owned()),
+    ///     })
+    /// };
+    /// assert_eq!(claim("ann").block()?, "ann");
+    /// assert_eq!(claim("bob").block()?, "ann");
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The [effect](Error::effect) of the error states whether a change was applied.
+    pub fn try_update<'a, V: IntoBytes, R: Send + 'a>(
+        &self,
+        mut change: impl FnMut(Option<&[u8]>) -> CellUpdate<V, R> + Send + 'a,
+    ) -> Call<'a, R> {
+        let Self { client, key } = self.clone();
+        Call::new(&self.client, move |until| async move {
+            loop {
+                let row = client.get(key.clone()).local().await?;
+                let old = row.as_ref().map(|row| &row.value[..]);
+                let (value, result) = match change(old) {
+                    CellUpdate::Put(value, result) => (Some(value.into_bytes()), result),
+                    CellUpdate::Keep(result) => (None, result),
+                };
+                let is_current = match value {
+                    Some(value) => {
+                        replace(&client, &key, row.as_ref(), value, &until).await?.is_some()
+                    }
+                    // The local replica may be stale, so the value that was kept may be an old one.
+                    // After this read the replica is not older than the read.
+                    None => {
+                        let now = client.get(key.clone()).deadline(until.left()).await?;
+                        version_of(now.as_ref()) == version_of(row.as_ref())
+                    }
+                };
+                if is_current {
+                    return Ok(result);
                 }
             }
         })
@@ -138,10 +209,29 @@ impl Cell {
         Call::endless(&self.client, move |until| async move {
             wait_until(&client, KeyRange::key(key), &until, |rows| {
                 let row = rows.first();
-                let version = row.map_or(Revision(0), |row| row.mod_revision);
+                let version = version_of(row);
                 Ok::<_, Error>((version != from).then(|| row.map(CellValue::from)))
             })
             .await
         })
     }
+}
+
+/// Returns the version of a value, which is 0 if the key does not exist.
+fn version_of(row: Option<&KeyValue>) -> Revision {
+    row.map_or(Revision(0), |row| row.mod_revision)
+}
+
+/// Writes a value in place of `old`. Returns its version, or `None` if the key was changed meanwhile.
+async fn replace(
+    client: &Client,
+    key: &Bytes,
+    old: Option<&KeyValue>,
+    value: Bytes,
+    until: &Until,
+) -> Result<Option<Revision>, Error> {
+    let when = vec![Compare::mod_revision(key.clone()).eq(version_of(old))];
+    let then = vec![put_over(old.is_some(), key.clone(), value)];
+    let (taken, version) = try_branches(client, vec![CasBranch { when, then }], until).await?;
+    Ok(taken.map(|_| version))
 }

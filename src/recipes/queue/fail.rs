@@ -8,7 +8,11 @@ use super::{Delivery, QueueError};
 
 /// Outcome of [`Delivery::fail`]: whether the item is delivered again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum FailOutcome {
     /// The item was released, and will be delivered again.

@@ -9,9 +9,11 @@ use bytes::Bytes;
 use crate::api::{Client, Error};
 use crate::model::Revision;
 
-use super::codec::{Codec, decode, encode};
+#[cfg(feature = "json")]
+use super::codec::Json;
+use super::codec::{Codec, RowCodec};
 use crate::recipes::call::Call;
-use crate::recipes::{CasOutcome, Cell, CellValue, Expected};
+use crate::recipes::{CasOutcome, Cell, CellUpdate, CellValue, Expected};
 
 /// A shared value, like [`Cell`]. Created by [`Typed::cell`](super::keys::Typed::cell).
 ///
@@ -33,10 +35,10 @@ use crate::recipes::{CasOutcome, Cell, CellValue, Expected};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct TypedCell<T, C> {
+pub struct TypedCell<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = "json"))] C> {
     client: Client,
     key: Bytes,
-    codec: C,
+    codec: RowCodec<C>,
     value: PhantomData<fn() -> T>,
 }
 
@@ -51,7 +53,7 @@ pub struct TypedCellValue<T> {
 }
 
 impl<T, C> TypedCell<T, C> {
-    pub(super) fn new(client: Client, key: Bytes, codec: C) -> Self {
+    pub(super) fn new(client: Client, key: Bytes, codec: RowCodec<C>) -> Self {
         Self { client, key, codec, value: PhantomData }
     }
 }
@@ -73,7 +75,7 @@ impl<T: Send + 'static, C: Codec<T>> TypedCell<T, C> {
     /// Writes a value and returns its version; see [`Cell::set`]. If the value cannot be encoded,
     /// the call fails with [`Error::Encode`].
     pub fn set(&self, value: impl Borrow<T>) -> Call<'static, Revision> {
-        let (cell, value) = (self.cell(), encode(&self.codec, &self.key, value.borrow()));
+        let (cell, value) = (self.cell(), self.codec.encode(&self.key, value.borrow()));
         Call::new(&self.client, move |until| async move {
             cell.set(value?).deadline(until.left()).await
         })
@@ -86,7 +88,7 @@ impl<T: Send + 'static, C: Codec<T>> TypedCell<T, C> {
         expected: impl Into<Expected>,
         value: impl Borrow<T>,
     ) -> Call<'static, CasOutcome> {
-        let (cell, value) = (self.cell(), encode(&self.codec, &self.key, value.borrow()));
+        let (cell, value) = (self.cell(), self.codec.encode(&self.key, value.borrow()));
         let expected = expected.into();
         Call::new(&self.client, move |until| async move {
             cell.compare_and_set(expected, value?).deadline(until.left()).await
@@ -106,9 +108,53 @@ impl<T: Send + 'static, C: Codec<T>> TypedCell<T, C> {
                 let old = decode_cell(&codec, cell.get().deadline(until.left()).await?)?;
                 let version = old.as_ref().map_or(Revision(0), |old| old.version);
                 let value = change(old.map(|old| old.value));
-                let put = cell.compare_and_set(version, encode(&codec, &key, &value)?);
+                let put = cell.compare_and_set(version, codec.encode(&key, &value)?);
                 if let CasOutcome::Done { revision } = put.deadline(until.left()).await? {
                     return Ok(TypedCellValue { value, version: revision });
+                }
+            }
+        })
+    }
+
+    /// Calls `change` with the old value (`None` if the key does not exist), which decides whether a
+    /// new value is written, and returns the result of `change`; see [`Cell::try_update`]. Fails with
+    /// [`Error::Decode`] or [`Error::Encode`] if the old value cannot be decoded, or the new one
+    /// cannot be encoded.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// use bowline::coordination::CellUpdate;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let tokens = node.client().typed::<u32>("").cell("tokens/ann");
+    /// tokens.set(1).block()?;
+    /// let take = || {
+    ///     tokens.try_update(|left| match left.unwrap_or(0).checked_sub(1) {
+    ///         Some(rest) => CellUpdate::Put(rest, true),
+    ///         None => CellUpdate::Keep(false),
+    ///     })
+    /// };
+    /// assert_eq!((take().block()?, take().block()?), (true, false));
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn try_update<'a, R: Send + 'a>(
+        &self,
+        mut change: impl FnMut(Option<T>) -> CellUpdate<T, R> + Send + 'a,
+    ) -> Call<'a, R> {
+        let (cell, codec, key) = (self.cell(), self.codec.clone(), self.key.clone());
+        Call::new(&self.client, move |until| async move {
+            loop {
+                let old = decode_cell(&codec, cell.get().deadline(until.left()).await?)?;
+                let version = old.as_ref().map_or(Revision(0), |old| old.version);
+                let (put, result) = match change(old.map(|old| old.value)) {
+                    CellUpdate::Put(value, result) => (codec.encode(&key, &value)?, result),
+                    // The read was linearizable, so the value was current during this call.
+                    CellUpdate::Keep(result) => return Ok(result),
+                };
+                let put = cell.compare_and_set(version, put).deadline(until.left());
+                if put.await?.is_done() {
+                    return Ok(result);
                 }
             }
         })
@@ -132,10 +178,10 @@ impl<T, C: Clone> Clone for TypedCell<T, C> {
     }
 }
 
-fn decode_cell<T>(
-    codec: &impl Codec<T>,
+fn decode_cell<T, C: Codec<T>>(
+    codec: &RowCodec<C>,
     value: Option<CellValue>,
 ) -> Result<Option<TypedCellValue<T>>, Error> {
     let Some(CellValue { key, value, version }) = value else { return Ok(None) };
-    Ok(Some(TypedCellValue { value: decode(codec, &key, &value)?, version }))
+    Ok(Some(TypedCellValue { value: codec.decode(&key, &value, version)?, version }))
 }

@@ -4,8 +4,8 @@ use std::error::Error as StdError;
 
 use bytes::Bytes;
 
-use crate::api::Error;
-use crate::model::{DecodeError, KeyValue};
+use crate::api::{Client, Error, Scope};
+use crate::model::{DecodeError, KeyValue, Revision};
 
 use super::keys::TypedRow;
 
@@ -88,16 +88,51 @@ pub(super) fn decode<T>(
     codec.decode(value).map_err(|why| DecodeError::new(key, value, why))
 }
 
-pub(super) fn decode_row<T>(
-    codec: &impl Codec<T>,
-    row: &KeyValue,
-) -> Result<TypedRow<T>, DecodeError> {
-    Ok(TypedRow {
-        value: decode(codec, &row.key, &row.value)?,
-        key: row.key.clone(),
-        create_revision: row.create_revision,
-        mod_revision: row.mod_revision,
-        version: row.version,
-        lease: row.lease,
-    })
+/// The codec of the rows of a client. Its errors name the keys with the prefix of the client.
+#[derive(Clone, Debug)]
+pub(super) struct RowCodec<C> {
+    pub(super) codec: C,
+    scope: Scope,
+}
+
+impl<C> RowCodec<C> {
+    pub(super) fn new(client: &Client, codec: C) -> Self {
+        Self { codec, scope: client.scope.clone() }
+    }
+
+    /// Encodes a value for a key without the prefix.
+    pub(super) fn encode<T>(&self, key: &Bytes, value: &T) -> Result<Bytes, Error>
+    where
+        C: Codec<T>,
+    {
+        encode(&self.codec, &self.scope.key(key.clone()), value)
+    }
+
+    /// Decodes the value of a key without the prefix, which was put at `revision`.
+    pub(super) fn decode<T>(
+        &self,
+        key: &Bytes,
+        value: &Bytes,
+        revision: Revision,
+    ) -> Result<T, DecodeError>
+    where
+        C: Codec<T>,
+    {
+        let value = decode(&self.codec, key, value);
+        value.map_err(|error| error.at(revision).below(self.scope.prefix()))
+    }
+
+    pub(super) fn decode_row<T>(&self, row: &KeyValue) -> Result<TypedRow<T>, DecodeError>
+    where
+        C: Codec<T>,
+    {
+        Ok(TypedRow {
+            value: self.decode(&row.key, &row.value, row.mod_revision)?,
+            key: row.key.clone(),
+            create_revision: row.create_revision,
+            mod_revision: row.mod_revision,
+            version: row.version,
+            lease: row.lease,
+        })
+    }
 }

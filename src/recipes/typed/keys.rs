@@ -3,31 +3,37 @@
 use std::borrow::Borrow;
 use std::future::{Future, IntoFuture};
 use std::marker::PhantomData;
+use std::ops::Deref;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::api::{Client, DeleteCall, Error, GetCall, PutCall, RangeCall, timeout_option};
 use crate::model::{
-    DecodeError, IntoBytes, KeyRange, KeyValue, LeaseId, Op, Revision, RevisionBounds, SortOrder,
-    SortTarget,
+    DecodeError, IntoBytes, KeyRange, KeyValue, LeaseId, Op, RangeReply, Revision, RevisionBounds,
+    SortOrder, SortTarget,
 };
 
+use super::cached::TypedCachedCall;
 use super::cell::TypedCell;
 #[cfg(feature = "json")]
 use super::codec::Json;
-use super::codec::{Codec, decode_row, encode};
+use super::codec::{Codec, RowCodec};
 use super::queue::TypedQueue;
 use super::watch::TypedWatchCall;
-use crate::recipes::{CachedCall, CompareAndSet, Expected, PutIfAbsent};
+use crate::recipes::{CompareAndSet, Expected, PutIfAbsent};
 
 /// The keys below a prefix, with values of type `T` that `C` encodes. Created by
 /// `Client::typed`, with the crate feature `json`, and [`Client::typed_with`]. Cheap to clone.
+///
+/// With the crate feature `json`, the codec may be left out in types: `Typed<Rate>` is
+/// `Typed<Rate, Json>`.
 #[derive(Debug)]
-pub struct Typed<T, C> {
+pub struct Typed<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = "json"))] C> {
     client: Client,
-    codec: C,
+    codec: RowCodec<C>,
     value: PhantomData<fn() -> T>,
 }
 
@@ -84,7 +90,8 @@ impl Client {
     /// Returns the keys that begin with `folder`, with values that `codec` encodes. Keys in calls and
     /// replies are without `folder`, as with [`Client::with_prefix`].
     pub fn typed_with<T, C: Codec<T>>(&self, folder: impl IntoBytes, codec: C) -> Typed<T, C> {
-        Typed { client: self.with_prefix(folder), codec, value: PhantomData }
+        let client = self.with_prefix(folder);
+        Typed { codec: RowCodec::new(&client, codec), client, value: PhantomData }
     }
 }
 
@@ -153,7 +160,7 @@ impl<T, C: Codec<T>> Typed<T, C> {
     }
 
     /// Reads a range of keys: `..` for all. Default: in key order. Each row that cannot be decoded is
-    /// an error in the list. For the number of keys or for keys without values, call
+    /// an error in the reply. For only the number of keys, or for keys without values, call
     /// [`Client::range`] on [`Typed::client`].
     ///
     /// ```
@@ -166,13 +173,38 @@ impl<T, C: Codec<T>> Typed<T, C> {
     ///     rates.put(site, rate).block()?;
     /// }
     /// let newest = rates.range(..).sort(SortTarget::Mod, SortOrder::Descend).limit(1).block()?;
-    /// assert_eq!(newest[0].as_ref().unwrap().key, "asia");
+    /// assert_eq!((newest.more, newest.count), (true, 3));
+    /// for row in newest {
+    ///     assert_eq!(row?.key, "asia");
+    /// }
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// To read a large range in pages at one revision:
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, KeyRange, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let rates = node.client().typed::<u32>("rates/");
+    /// # for (site, rate) in [("eu", 100), ("us", 200), ("asia", 300)] {
+    /// #     rates.put(site, rate).block()?;
+    /// # }
+    /// let mut page = rates.range(..).limit(2).skip_count().block()?;
+    /// let (revision, mut sum) = (page.revision, 0);
+    /// loop {
+    ///     sum += page.iter().flatten().map(|row| row.value).sum::<u32>();
+    ///     let Some(last) = page.last_key().filter(|_| page.more) else { break };
+    ///     let rest = KeyRange::all().after(last);
+    ///     page = rates.range(rest).limit(2).skip_count().revision(revision).block()?;
+    /// }
+    /// assert_eq!(sum, 600);
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn range(&self, keys: impl Into<KeyRange>) -> TypedRangeCall<T, C> {
-        // The reply has no count.
-        let call = self.client.range(keys).skip_count();
+        let call = self.client.range(keys);
         TypedRangeCall { call, codec: self.codec.clone(), value: PhantomData }
     }
 
@@ -213,8 +245,9 @@ impl<T, C: Codec<T>> Typed<T, C> {
         TypedWatchCall::new(self.client.watch(keys), self.codec.clone())
     }
 
-    /// Returns a cached view of all keys, like [`Client::cached_prefix_with`]. Each row is decoded
-    /// once, when it changes.
+    /// Returns a cached view of all keys, like [`Client::cached_prefix`]. Each row is decoded once,
+    /// by the first read of the view after the row has changed. A row that cannot be decoded does not
+    /// stop the view and is not logged: see [`TypedCached`].
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -225,14 +258,20 @@ impl<T, C: Codec<T>> Typed<T, C> {
     /// rates.put("eu", 100).block()?;
     /// kv.put("rates/us", "fast").block()?;
     /// let view = rates.cached().block()?.view()?;
-    /// assert_eq!(view.get("eu").unwrap().as_ref().map(|row| row.value), Ok(100));
-    /// assert_eq!(view.get("us").unwrap().as_ref().unwrap_err().value, "fast");
+    /// assert_eq!(view.get("eu")?.map(|row| row.value), Some(100));
+    /// assert_eq!(view.get("us").unwrap_err().value, "fast");
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn cached(&self) -> CachedCall<Result<TypedRow<T>, DecodeError>> {
+    ///
+    /// [`TypedCached`]: super::cached::TypedCached
+    pub fn cached(&self) -> TypedCachedCall<T> {
         let codec = self.codec.clone();
-        self.client.cached_prefix_with("", move |row| decode_row(&codec, row))
+        let decode = move |row: &KeyValue| match codec.decode_row(row) {
+            Ok(row) => Ok(Arc::new(row)),
+            Err(why) => Err(Box::new(why)),
+        };
+        TypedCachedCall::new(self.client.cached_prefix_with("", decode))
     }
 
     /// Returns the cell in the key `name`, like [`Client::cell`].
@@ -242,7 +281,7 @@ impl<T, C: Codec<T>> Typed<T, C> {
 
     /// Returns the queue with this name, like [`Client::queue`].
     pub fn queue(&self, name: impl IntoBytes) -> TypedQueue<T, C> {
-        TypedQueue::new(self.client.queue(name), self.codec.clone())
+        TypedQueue::new(self.client.queue(name), self.codec.codec.clone())
     }
 
     /// Returns the client for the same keys with values as bytes, for calls that have no typed form.
@@ -251,7 +290,7 @@ impl<T, C: Codec<T>> Typed<T, C> {
     }
 
     /// Encodes a value, for calls that have no typed form, such as transactions. `key` is only for
-    /// the error.
+    /// the error, which names it with the prefix.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -267,7 +306,7 @@ impl<T, C: Codec<T>> Typed<T, C> {
     /// # Errors
     /// Returns [`Error::Encode`] if the value cannot be encoded.
     pub fn encode(&self, key: impl IntoBytes, value: &T) -> Result<Bytes, Error> {
-        encode(&self.codec, &key.into_bytes(), value)
+        self.codec.encode(&key.into_bytes(), value)
     }
 
     /// Returns the operation that writes a value, by its complete key, for example to write the
@@ -308,7 +347,7 @@ impl<T, C: Codec<T>> Typed<T, C> {
     /// # Errors
     /// Returns an error with the row if its value cannot be decoded.
     pub fn decode(&self, row: &KeyValue) -> Result<TypedRow<T>, DecodeError> {
-        decode_row(&self.codec, row)
+        self.codec.decode_row(row)
     }
 }
 
@@ -321,9 +360,9 @@ impl<T, C: Clone> Clone for Typed<T, C> {
 /// A call that reads one key; see [`Typed::get`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
-pub struct TypedGetCall<T, C> {
+pub struct TypedGetCall<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = "json"))] C> {
     call: GetCall,
-    codec: C,
+    codec: RowCodec<C>,
     value: PhantomData<fn() -> T>,
 }
 
@@ -357,7 +396,7 @@ impl<T: 'static, C: Codec<T>> IntoFuture for TypedGetCall<T, C> {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let Some(row) = self.call.await? else { return Ok(None) };
-            Ok(Some(decode_row(&self.codec, &row)?))
+            Ok(Some(self.codec.decode_row(&row)?))
         })
     }
 }
@@ -365,14 +404,14 @@ impl<T: 'static, C: Codec<T>> IntoFuture for TypedGetCall<T, C> {
 /// A call that reads a range of keys; see [`Typed::range`].
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
-pub struct TypedRangeCall<T, C> {
+pub struct TypedRangeCall<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = "json"))] C> {
     call: RangeCall,
-    codec: C,
+    codec: RowCodec<C>,
     value: PhantomData<fn() -> T>,
 }
 
 impl<T, C> TypedRangeCall<T, C> {
-    /// Returns at most `rows` rows. If there are as many, the range may have more.
+    /// Returns at most `rows` rows. The reply's `more` is set if the range has more rows.
     pub fn limit(mut self, rows: u64) -> Self {
         self.call = self.call.limit(rows);
         self
@@ -387,6 +426,20 @@ impl<T, C> TypedRangeCall<T, C> {
     /// Sorts the rows. Default: by key, ascending. [`SortTarget::Value`] compares encoded values.
     pub fn sort(mut self, target: SortTarget, order: SortOrder) -> Self {
         self.call = self.call.sort(target, order);
+        self
+    }
+
+    /// Stops scanning at the limit, like [`RangeCall::skip_count`]. The reply's `count` then covers
+    /// only the scanned rows. Use this option to read a large range in pages.
+    pub fn skip_count(mut self) -> Self {
+        self.call = self.call.skip_count();
+        self
+    }
+
+    /// Returns only as many rows as fit into `bytes`, but at least one, like
+    /// [`RangeCall::limit_bytes`]. A row counts with its encoded value.
+    pub fn limit_bytes(mut self, bytes: u64) -> Self {
+        self.call = self.call.limit_bytes(bytes);
         self
     }
 
@@ -419,14 +472,69 @@ impl<T, C> TypedRangeCall<T, C> {
 }
 
 impl<T: 'static, C: Codec<T>> IntoFuture for TypedRangeCall<T, C> {
-    type Output = Result<Vec<Result<TypedRow<T>, DecodeError>>, Error>;
+    type Output = Result<TypedRange<T>, Error>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
         let Self { call, codec, .. } = self;
         Box::pin(async move {
-            let rows = call.await?.kvs;
-            Ok(rows.iter().map(|row| decode_row(&codec, row)).collect())
+            let RangeReply { revision, kvs, more, count } = call.await?;
+            let rows = kvs.iter().map(|row| codec.decode_row(row)).collect();
+            Ok(TypedRange { revision, rows, more, count })
         })
+    }
+}
+
+/// The rows of a range; see [`Typed::range`]. Iterates over its rows, and has the methods of a slice
+/// of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct TypedRange<T> {
+    /// The store's revision when the range was read. The revision that the request asked for may be
+    /// an older one.
+    pub revision: Revision,
+    /// The rows. A row that cannot be decoded is an error.
+    pub rows: Vec<Result<TypedRow<T>, DecodeError>>,
+    /// Whether the range contains more rows than the limit allowed.
+    pub more: bool,
+    /// Number of keys in the range at the requested revision, regardless of limit and bounds. After
+    /// [`TypedRangeCall::skip_count`], only the rows that were visited are counted.
+    pub count: u64,
+}
+
+impl<T> TypedRange<T> {
+    /// Returns the key of the last row, also if the row cannot be decoded. To read the next page,
+    /// pass it to [`KeyRange::after`].
+    pub fn last_key(&self) -> Option<&Bytes> {
+        self.rows.last().map(|row| match row {
+            Ok(row) => &row.key,
+            Err(why) => &why.key,
+        })
+    }
+}
+
+impl<T> Deref for TypedRange<T> {
+    type Target = [Result<TypedRow<T>, DecodeError>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.rows
+    }
+}
+
+impl<T> IntoIterator for TypedRange<T> {
+    type Item = Result<TypedRow<T>, DecodeError>;
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.rows.into_iter()
+    }
+}
+
+impl<'a, T> IntoIterator for &'a TypedRange<T> {
+    type Item = &'a Result<TypedRow<T>, DecodeError>;
+    type IntoIter = std::slice::Iter<'a, Result<TypedRow<T>, DecodeError>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.rows.iter()
     }
 }

@@ -11,6 +11,7 @@
 //! clients in other languages can read it. A row that cannot be decoded is reported with its key and
 //! its bytes ([`DecodeError`](crate::kv::DecodeError)), and never ends a stream.
 
+pub(crate) mod cached;
 pub(crate) mod cell;
 pub(crate) mod codec;
 pub(crate) mod keys;

@@ -13,20 +13,22 @@ use crate::api::{Error, Watch, WatchCall, timeout_option};
 use crate::model::{DecodeError, Event, EventKind, Revision};
 use crate::watch::{WatchBatch, WatchError};
 
-use super::codec::{Codec, decode_row};
+#[cfg(feature = "json")]
+use super::codec::Json;
+use super::codec::{Codec, RowCodec};
 use super::keys::TypedRow;
 
 /// A call that starts a watch; see [`Typed::watch`](super::keys::Typed::watch).
 #[derive(Debug)]
 #[must_use = "a call does nothing until it is awaited"]
-pub struct TypedWatchCall<T, C> {
+pub struct TypedWatchCall<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = "json"))] C> {
     call: WatchCall,
-    codec: C,
+    codec: RowCodec<C>,
     value: PhantomData<fn() -> T>,
 }
 
 impl<T, C> TypedWatchCall<T, C> {
-    pub(super) fn new(call: WatchCall, codec: C) -> Self {
+    pub(super) fn new(call: WatchCall, codec: RowCodec<C>) -> Self {
         Self { call, codec, value: PhantomData }
     }
 
@@ -64,9 +66,9 @@ impl<T: 'static, C: Codec<T>> IntoFuture for TypedWatchCall<T, C> {
 /// A stream of changes to a range of keys, like [`Watch`]. A row that cannot be decoded is an error
 /// in its batch, and the stream continues. Also a [`Stream`].
 #[derive(Debug)]
-pub struct TypedWatch<T, C> {
+pub struct TypedWatch<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = "json"))] C> {
     watch: Watch,
-    codec: C,
+    codec: RowCodec<C>,
     value: PhantomData<fn() -> T>,
 }
 
@@ -120,9 +122,9 @@ impl<T, C: Codec<T> + Unpin> Stream for TypedWatch<T, C> {
     }
 }
 
-fn decode_batch<T>(codec: &impl Codec<T>, batch: WatchBatch) -> TypedBatch<T> {
+fn decode_batch<T, C: Codec<T>>(codec: &RowCodec<C>, batch: WatchBatch) -> TypedBatch<T> {
     let decode = |event: &Event| match event.kind {
-        EventKind::Put => decode_row(codec, &event.kv).map(TypedEvent::Put),
+        EventKind::Put => codec.decode_row(&event.kv).map(TypedEvent::Put),
         EventKind::Delete => {
             Ok(TypedEvent::Delete { key: event.kv.key.clone(), revision: event.revision() })
         }

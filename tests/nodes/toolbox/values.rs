@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bowline::{
     Blocking, Client, Error, EventKind, LeaseId, Rejection, Revision,
-    coordination::{CasOutcome, Expected},
+    coordination::{CasOutcome, CellUpdate, Expected},
 };
 
 use super::{LONG, begin_to_wait, on_all, poll, quick};
@@ -44,6 +44,57 @@ fn cell_compare_and_set_needs_the_latest_version() {
     let value = cell(1).get().block().unwrap().unwrap();
     assert_eq!((distinct.len(), Some(&value.version)), (48, distinct.last()));
     assert_eq!(value.value.split(|byte| *byte == b' ').count(), 48 + 1);
+}
+
+#[test]
+fn try_update_writes_only_if_its_closure_decides_so() {
+    let cluster = quick(3);
+    let tokens = |member| cluster.node(member).client().with_prefix("app/").cell("tokens");
+    let none = tokens(0).try_update(|old| CellUpdate::<&str, _>::Keep(old.is_none()));
+    assert_eq!(none.block(), Ok(true));
+    let kv = cluster.node(0).client();
+    assert_eq!(kv.get("app/tokens").block(), Ok(None));
+    tokens(0).set("20").block().unwrap();
+    // 48 callers compete for 20 tokens.
+    let wins = on_all(&cluster, 2, |node, _| {
+        let tokens = node.client().with_prefix("app/").cell("tokens");
+        let take = |_| {
+            let call = tokens.try_update(|old| {
+                let left: u32 = std::str::from_utf8(old.unwrap()).unwrap().parse().unwrap();
+                match left.checked_sub(1) {
+                    Some(rest) => CellUpdate::Put(rest.to_string(), true),
+                    None => CellUpdate::Keep(false),
+                }
+            });
+            call.deadline(LONG).block().unwrap()
+        };
+        (0..8).map(take).collect::<Vec<bool>>()
+    });
+    assert_eq!(wins.iter().filter(|won| **won).count(), 20);
+    let row = kv.get("app/tokens").block().unwrap().unwrap();
+    assert_eq!((&row.value[..], row.version), (&b"0"[..], 21), "one put per token");
+}
+
+#[test]
+fn try_update_does_not_decide_on_a_stale_value() {
+    let cluster = quick(3);
+    let leader = cluster.leader().block().unwrap();
+    let away = (leader + 1) % 3;
+    let old = cluster.node(leader).client().put("c", "old").block().unwrap().revision;
+    cluster.all_at(old).block().unwrap();
+    cluster.partition(&[away]);
+    cluster.node(leader).client().put("c", "new").block().unwrap();
+    let cell = cluster.node(away).client().cell("c");
+    let mut seen = Vec::new();
+    let call = cell.try_update(|value| {
+        seen.push(value.unwrap().to_vec());
+        CellUpdate::<&str, _>::Keep(value.unwrap().to_vec())
+    });
+    let mut call = Box::pin(call.deadline(LONG).into_future());
+    assert!(matches!(poll(&mut call), Poll::Pending), "the replica cannot know that it is current");
+    cluster.heal();
+    assert_eq!(call.block().unwrap(), b"new");
+    assert_eq!(seen, [b"old", b"new"]);
 }
 
 #[test]
