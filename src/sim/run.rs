@@ -155,7 +155,7 @@ fn words(panic: &(dyn Any + Send)) -> String {
 fn explained(words: String) -> String {
     match words.contains("there is no reactor running") {
         true => {
-            format!("{words} (in the simulator, wait with Host::sleep instead of timers of tokio)")
+            format!("{words} (in the simulator, wait with the sleep of the host, not with tokio)")
         }
         false => words,
     }

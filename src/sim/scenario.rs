@@ -354,7 +354,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
         });
         let failure = scenario.run(1).unwrap_err();
-        assert!(failure.violation.detail.contains("wait with Host::sleep"), "{failure}");
+        assert!(failure.violation.detail.contains("the sleep of the host"), "{failure}");
         assert_eq!(format!("{failure:?}"), failure.to_string());
     }
 

@@ -12,6 +12,8 @@ use bytes::Bytes;
 use crate::api::{Error, Session, timeout_option};
 use crate::model::{DecodeError, Op};
 
+#[cfg(feature = "json")]
+use super::codec::Json;
 use super::codec::{Codec, decode, encode};
 use crate::recipes::{
     Delivery, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem, TakeCall,
@@ -50,7 +52,7 @@ use crate::recipes::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct TypedQueue<T, C> {
+pub struct TypedQueue<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = "json"))] C> {
     queue: Queue,
     codec: C,
     value: PhantomData<fn() -> T>,
@@ -157,7 +159,7 @@ impl<T, C> Deref for TypedQueue<T, C> {
 
 /// A handle to take values from a queue, like [`QueueTaker`]. Created by [`TypedQueue::taker`].
 #[derive(Debug)]
-pub struct TypedTaker<T, C> {
+pub struct TypedTaker<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = "json"))] C> {
     taker: QueueTaker,
     codec: C,
     value: PhantomData<fn() -> T>,
@@ -195,7 +197,7 @@ impl<T, C: Clone> Clone for TypedTaker<T, C> {
 /// A call that waits for an item; see [`TypedTaker::take`].
 #[derive(Debug)]
 #[must_use = "nothing is taken until this is awaited"]
-pub struct TypedTakeCall<T, C> {
+pub struct TypedTakeCall<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = "json"))] C> {
     call: TakeCall,
     codec: C,
     value: PhantomData<fn() -> T>,

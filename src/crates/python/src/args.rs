@@ -72,10 +72,7 @@ impl FromPyObject<'_, '_> for Keys {
         Ok(Keys(match (kind.as_str(), end) {
             ("key", None) => KeyRange::key(start),
             ("prefix", None) => KeyRange::prefix(start),
-            ("range", None) if start.is_empty() => KeyRange::all(),
             ("range", None) => KeyRange::starting_at(start),
-            // No key is empty, so an empty start means the first key.
-            ("range", Some(end)) if start.is_empty() => KeyRange::between("\0", end.0),
             ("range", Some(end)) => KeyRange::between(start, end.0),
             _ => return Err(PyValueError::new_err(format!("invalid kind of keys: {kind}"))),
         }))
