@@ -290,12 +290,12 @@ pub mod lock {
 ///   item. An effect is applied exactly once if it is in the same transaction as the
 ///   acknowledgement: `ack_with`, or [`GuardTxn::ack`](lock::GuardTxn::ack) under a lock. For
 ///   effects outside the store, use [`Delivery::token`](queue::Delivery::token) as a fencing token.
-/// - **Attempts count deliveries, also those that end with a crash.** If a program is restarted
+/// - **Each delivery is an attempt, even if the taker crashes.** If a program is restarted
 ///   while it has an item, the item has used an attempt. So let a worker finish its items before a
 ///   rolling restart, or choose a limit that leaves room for restarts.
-/// - **A dead letter** is an item of a queue of its own, `jobs.dead()`. Its reason is that of the
+/// - **A dead letter** is an item in another queue, `jobs.dead()`. Its reason is that of the
 ///   last attempt. If the last attempt ended without a call of `fail`, for example with a crash, the
-///   item is moved with a general reason when it is next in order.
+///   item is moved with a general reason when its turn comes.
 /// - **A delay is a lower bound.** After its delay, an item waits for its turn like all others, so a
 ///   backlog delays it further. A change of the leader restarts the delay.
 ///

@@ -180,8 +180,8 @@ impl Client {
     /// possible. Earlier reads and watches fail with `Compacted`. Returns the revision of the store
     /// when the compaction was applied.
     ///
-    /// As in etcd, a compaction that discards nothing is rejected. So a program that compacts from
-    /// time to time gets [`Rejection::Compacted`](crate::Rejection::Compacted) if nothing was written
+    /// As in etcd, a compaction that discards nothing is rejected. So a program that compacts
+    /// periodically gets [`Rejection::Compacted`](crate::Rejection::Compacted) if nothing was written
     /// since the last time, and can ignore it:
     ///
     /// ```

@@ -146,7 +146,7 @@ pub enum ConfigError {
     },
     /// A required setting is not set in any source of a
     /// [`PartialConfig`](crate::config::PartialConfig).
-    #[error("the setting {key} is required and not set: {}", super::settings::ways_to_set(key))]
+    #[error("the required setting {key} is not set: {}", super::settings::ways_to_set(key))]
     Missing {
         /// Key of the setting.
         key: &'static str,

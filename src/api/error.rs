@@ -154,8 +154,8 @@ pub enum Error {
     /// A value could not be encoded by its [codec](crate::typed::Codec). Nothing was changed.
     #[error("not applied: cannot encode the value for \"{}\": {why}", key.escape_ascii())]
     Encode {
-        /// The key in the store, with the prefix of the folder and of its client, or the name of the
-        /// queue.
+        /// The key in the store, with the prefixes of the folder and of its client. For an item of a
+        /// queue, the name of the queue.
         key: Bytes,
         /// Why the value cannot be encoded.
         why: String,

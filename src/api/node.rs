@@ -260,7 +260,7 @@ impl Node {
         self.shared.settings.node
     }
 
-    /// Returns the node's name: that of [`Config::new`].
+    /// Returns the node's name, as passed to [`Config::new`].
     pub fn name(&self) -> &str {
         &self.shared.settings.contact.name
     }

@@ -329,7 +329,7 @@ fn entries_and_messages_round_trip() {
 }
 
 #[test]
-fn an_empty_start_of_a_range_stays_empty_on_the_way() {
+fn empty_range_start_survives_encoding() {
     // Members of earlier versions reject the command, so this one must not give it a meaning.
     for end in [RangeEnd::Single, RangeEnd::Before("z".into()), RangeEnd::Unbounded] {
         let delete = Delete::new(KeyRange::from_parts("", end));

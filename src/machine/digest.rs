@@ -240,7 +240,7 @@ impl Fingerprint {
             // so the digest uses numbers for them.
             Err(Rejection::Alarm(kind)) => self.number(11).alarm_kind(*kind),
             Err(Rejection::TooManyAlarms { max }) => self.number(12).number(*max as u64),
-            // The text of a compaction that was made before has changed, but not its fingerprint.
+            // The text has changed. The fingerprint is that of the old text, as in earlier versions.
             Err(Rejection::Compacted { asked, compacted }) => self.number(8).bytes(
                 format!(
                     "required revision {asked} has been compacted; the oldest left is {compacted}"

@@ -6,7 +6,7 @@
 //!                                                                                         └▶ a recorder
 //! ```
 //!
-//! All parts of a node share one [`Meters`] and update it without locks. The only exception are the
+//! All parts of a node share one [`Meters`] and update it without locks. The only exceptions are the
 //! values per peer: the driver replaces them once per tick, under a mutex. [`Metrics`] is the
 //! handle for programs. One table lists every metric with its help text. The fields, the snapshot
 //! and the Prometheus text are generated from this table, and a test compares the table with

@@ -44,7 +44,7 @@ pub struct DecodeError {
     pub mod_revision: Option<Revision>,
     /// Why the row cannot be decoded.
     pub why: String,
-    /// The prefix that the key in the store has in addition.
+    /// The prefix of folder and client, which `key` lacks.
     prefix: Box<[u8]>,
 }
 
@@ -60,17 +60,16 @@ impl DecodeError {
         Self { mod_revision: Some(revision), ..self }
     }
 
-    /// Sets the prefix that the key in the store has in addition.
+    /// Sets the prefix of folder and client, which the key lacks.
     pub(crate) fn below(self, prefix: &[u8]) -> Self {
         Self { prefix: prefix.into(), ..self }
     }
 
-    /// Returns the key in the store: with the prefix of the folder, and of the client that it belongs
-    /// to.
+    /// Returns the key in the store: with the prefixes of the folder and of its client.
     ///
-    /// A [`KeyValue`](crate::KeyValue) does not know the prefix of its client
-    /// ([`Client::with_prefix`](crate::Client::with_prefix)). So the errors of its methods, such as
-    /// [`KeyValue::parse`](crate::KeyValue::parse), have the key of the row here.
+    /// For the error of a method of [`KeyValue`](crate::KeyValue), such as
+    /// [`KeyValue::parse`](crate::KeyValue::parse), returns the key of the row, because a row does not
+    /// know the prefix of its client ([`Client::with_prefix`](crate::Client::with_prefix)).
     pub fn full_key(&self) -> Bytes {
         if self.prefix.is_empty() {
             return self.key.clone();

@@ -167,7 +167,7 @@ pub enum TxnResult {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 impl TxnResult {
-    /// Returns the rows that a range has read. The result of another operation has no rows.
+    /// Returns the rows of a range. The list is empty for other operations.
     pub fn rows(&self) -> &[KeyValue] {
         self.as_range().map_or(&[], |range| &range.kvs)
     }
@@ -333,8 +333,8 @@ pub enum Rejection {
     AddressTaken(NodeId),
 }
 
-/// Returns the text of [`Rejection::Compacted`]. Only a compaction is rejected at the oldest
-/// revision, because this revision can still be read.
+/// Returns the text of [`Rejection::Compacted`]. If the revisions are equal, the request was a
+/// compaction, because the oldest revision can still be read.
 fn compacted_text(asked: Revision, compacted: Revision) -> String {
     if asked == compacted {
         return format!("the store is already compacted up to revision {compacted}");

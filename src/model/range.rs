@@ -86,8 +86,8 @@ impl KeyRange {
         Self { start: first_if_empty(start), end: RangeEnd::Before(end.into_bytes()) }
     }
 
-    /// Creates the range from its parts as they are, also with an empty start, which every call
-    /// rejects. For decoders: they must not change what another process has encoded.
+    /// Creates a range without replacing an empty start, which every call rejects. For decoders,
+    /// which must not change what another process has encoded.
     #[doc(hidden)]
     pub fn from_parts(start: impl IntoBytes, end: RangeEnd) -> Self {
         Self { start: start.into_bytes(), end }

@@ -158,7 +158,7 @@ mod tests {
         let event = Event { kind: EventKind::Put, kv: row.clone(), prev: None };
         let written = to_value(&event).unwrap();
         let expected = json!({
-            "kind": "Put",
+            "kind": "put",
             "kv": {
                 "key": "jobs/1", "value": {"hex": "ff00"}, "create_revision": 3,
                 "mod_revision": 7, "version": 2, "lease": "2a",

@@ -80,7 +80,7 @@ impl Report {
 }
 
 /// A run in which an invariant was broken. `Debug` writes the same text as `Display`, so that
-/// `scenario.run(seed).unwrap()` shows the timeline in lines.
+/// `scenario.run(seed).unwrap()` shows one event per line.
 #[derive(Clone)]
 pub struct Failure {
     /// The seed.
@@ -155,7 +155,9 @@ fn words(panic: &(dyn Any + Send)) -> String {
 fn explained(words: String) -> String {
     match words.contains("there is no reactor running") {
         true => {
-            format!("{words} (in the simulator, wait with the sleep of the host, not with tokio)")
+            format!(
+                "{words} (in the simulator, use `sleep` of the host instead of timers of tokio)"
+            )
         }
         false => words,
     }

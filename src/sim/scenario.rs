@@ -140,8 +140,8 @@ impl Scenario {
         self.run_without(seed, &[])
     }
 
-    /// Runs one seed without the faults with these numbers. Even without any of them, one more
-    /// process crashes after the storm, from which the cluster must recover.
+    /// Runs one seed. The faults whose numbers are in `without` do not happen. One process always crashes after
+    /// the storm.
     ///
     /// # Errors
     /// Returns the violation with the end of the timeline.
@@ -354,7 +354,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
         });
         let failure = scenario.run(1).unwrap_err();
-        assert!(failure.violation.detail.contains("the sleep of the host"), "{failure}");
+        assert!(failure.violation.detail.contains("use `sleep` of the host"), "{failure}");
         assert_eq!(format!("{failure:?}"), failure.to_string());
     }
 

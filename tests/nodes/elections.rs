@@ -317,7 +317,7 @@ fn stopped_work_is_dropped_after_the_grace_period() {
 }
 
 #[test]
-fn stopped_task_without_quorum_ends_although_its_resignation_is_not_durable() {
+fn stopped_task_ends_without_a_quorum() {
     // Without its own limit, the resignation would wait for this deadline.
     let cluster = lasting_with(3, |config| config.call_deadline(Duration::from_secs(86_400)));
     let (leader, ..) = roles(&cluster);
@@ -355,7 +355,7 @@ fn handler_writes_only_while_a_task_of_its_node_leads() {
         txn.commit().block().unwrap().succeeded
     };
     assert!(write("monday"));
-    // The leader's key is deleted behind the back of the handler, and another candidate leads.
+    // The leader's key is deleted without the handler's knowledge, and another candidate leads.
     cluster.node(1).client().delete(leadership.key().clone()).block().unwrap();
     let next = session(&cluster, 1).election("jobs").campaign("b").block().unwrap();
     assert!(!write("tuesday"));

@@ -922,7 +922,7 @@ fn requeued_dead_letter_begins_again_at_the_end_of_its_queue() {
     taker.put("same priority").priority(-1).block().unwrap();
     taker.put("later priority").block().unwrap();
     assert!(jobs.requeue(&ids[1]).block().unwrap());
-    assert!(!jobs.requeue(&ids[1]).block().unwrap(), "it is no dead letter any more");
+    assert!(!jobs.requeue(&ids[1]).block().unwrap(), "no longer a dead letter");
     let left = jobs.dead().items().block().unwrap();
     assert_eq!(left.iter().map(|item| &item.value[..]).collect::<Vec<_>>(), [b"a", b"c"]);
     assert!(left.iter().all(|item| item.dead_letter.is_some()));
@@ -947,7 +947,7 @@ fn requeued_dead_letter_begins_again_at_the_end_of_its_queue() {
 }
 
 #[test]
-fn requeue_leaves_the_dead_letter_of_a_taker_and_ends_a_delay() {
+fn requeue_skips_a_taken_dead_letter_and_ends_a_delay() {
     let cluster = quick(1);
     let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.node(0).client());
     let id = bury(&taker, "x");
@@ -1160,7 +1160,7 @@ fn requeues_and_takes_lose_and_duplicate_nothing_while_nodes_crash() {
 }
 
 #[test]
-fn failed_item_is_retried_and_after_its_last_attempt_a_dead_letter() {
+fn failed_item_is_retried_until_its_last_attempt() {
     let cluster = quick(1);
     let (taker, kv) = (taker(&cluster, 0, "jobs").attempts_max(3), cluster.node(0).client());
     taker.put("x").block().unwrap();

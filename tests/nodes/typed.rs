@@ -80,7 +80,7 @@ fn row_that_does_not_decode_is_an_error_with_its_bytes() {
     assert_eq!(rates.cell("bad").get().block(), Err(why.clone().into()));
     let change = |_| panic!("the old value cannot be decoded");
     assert!(matches!(rates.cell("bad").update(change).block(), Err(Error::Decode(_))));
-    // The error has what deletes the row, unless it was repaired meanwhile.
+    // With the key and the revision in the error, the row is deleted unless it was repaired meanwhile.
     let delete =
         || rates.client().compare_and_delete(&why.key, why.mod_revision.unwrap()).block().unwrap();
     assert!(delete().is_done());

@@ -84,7 +84,7 @@ impl Driver {
                 return Err(fault.to_string());
             }
             News::NotTaken { why } => {
-                tracing::warn!(%why, "taking snapshot failed, retrying");
+                tracing::warn!(%why, "cannot take snapshot, retrying");
                 let no_room = matches!(&why, WriteError::File(error) if error.is_no_space());
                 self.snapshots.own.not_taken(no_room, now);
             }

@@ -239,8 +239,8 @@ impl Health {
         let is_within = |moment: Moment, limit| {
             sample.touched.is_some_and(|touched| moment.since(touched) <= limit)
         };
-        // Evaluate `has_leader` for the time of the sample: if this driver has not run since, this
-        // does not mean that the leader is lost. A process that was paused has not lost its leader.
+        // Evaluate `has_leader` for the time of the sample: a process that was paused since then has
+        // not lost its leader.
         health.has_leader = health.stopped.is_none() && is_within(sample.at, limit);
         health.electing |= !is_within(now, election_timeout);
         let lost = !is_within(now, limit);

@@ -115,7 +115,7 @@ impl Cell {
     /// condition, use [`Cell::try_update`]. Each attempt costs one commit.
     ///
     /// Of several concurrent attempts, one always succeeds: the one that the leader receives first. So
-    /// if many processes change one cell all the time, the process beside the leader wins most rounds,
+    /// if many processes change one cell all the time, the process in which the cluster leader runs wins most rounds,
     /// and a process far from it may retry until its deadline. In this case, use a
     /// [`Mutex`](crate::Mutex), which is granted in the order of the requests, or for a number a
     /// [`Counter`](crate::coordination::Counter), whose concurrent additions can all succeed.
@@ -146,8 +146,8 @@ impl Cell {
     /// calls `change` again with the changed value. A key with a lease keeps its lease.
     ///
     /// `change` may be called several times and must have no side effects. Only the result of its last
-    /// call is returned: that value was written, or the value that it kept was the current one during
-    /// this call. A write costs one commit per attempt, as in [`Cell::update`], and is as unfair under
+    /// call is returned: its new value was written, or the value that it kept was still the current
+    /// one afterwards. A write costs one commit per attempt, as in [`Cell::update`], and is as unfair under
     /// contention. Keeping the value costs one linearizable read, and no commit.
     ///
     /// ```

@@ -63,10 +63,10 @@ impl ElectionView {
         LockTable::of(shared).is_held_here(&prefix_of(&self.name), shared.now())
     }
 
-    /// Returns the conditions under which the leadership of this node's task still lasts, for your
-    /// own transaction, or `None` if no task of this node leads. So a handler of requests can write
-    /// only as the leader. The store checks the conditions, so a process that has lost the
-    /// leadership without noticing changes nothing.
+    /// Returns conditions for your own transaction that hold only while this node's task leads, or
+    /// `None` if no task of this node leads. With them, a handler of requests writes only as the
+    /// leader: the store checks the conditions, so a process that has lost the leadership without
+    /// noticing changes nothing.
     ///
     /// The keys are complete: pass the conditions to
     /// [`TxnCall::when_complete`](crate::TxnCall::when_complete). If they do not hold, the

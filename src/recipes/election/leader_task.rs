@@ -31,7 +31,7 @@ use crate::recipes::election::{Election, Leadership};
 use crate::recipes::lock::core::error::{LockError, LostReason};
 use crate::recipes::lock::hold::LockState;
 
-/// Minimum time for which a stopped task waits until its resignation is durable.
+/// Time that a stopped task has for its resignation if its grace period is shorter.
 const RESIGNATION_WAIT_MIN: Duration = Duration::from_secs(1);
 
 /// The error of a [`LeaderTask`] that ended without a result. The work does not run any more, and
@@ -168,7 +168,7 @@ impl Node {
     /// `name/`, with `value` as their value, as in [`Session::election`](crate::Session::election).
     ///
     /// When the work ends, the task ends and returns the result of the work: a `?` in the work ends
-    /// the candidacy. So retry errors that pass ([`Error::is_transient`]) inside the work, or return
+    /// the candidacy. So retry transient errors ([`Error::is_transient`]) inside the work, or return
     /// the error and run a clone, which joins the end of the queue. The task also
     /// ends when its stop signal completes ([`LeaderTask::run_until`]), when the node stops, and
     /// when the future is dropped. [`LeadError`] lists the other cases.
@@ -427,8 +427,8 @@ impl Drop for SharedLeadership {
 enum TermEnd<T> {
     /// The work has ended while its leadership lasted.
     Done(T),
-    /// The stop signal has completed. The result of the work, if the work ended in time and its
-    /// leadership lasted.
+    /// The stop signal has completed. Contains the result of the work if the work ended in time and
+    /// its leadership lasted.
     Stopped(Option<T>),
     /// The leadership was lost.
     Lost(LostReason),

@@ -1,4 +1,4 @@
-//! The election: a mutex whose holder is the leader. The value of the leader's key identifies it.
+//! The election: a mutex whose holder is the leader. The value of its key identifies the leader.
 
 use std::future::IntoFuture;
 use std::ops::Deref;
@@ -45,7 +45,7 @@ use observe::{Candidate, Leader, Observe};
 ///   crashes, add the time of the consensus election: tens of milliseconds if the other members
 ///   notice that the process has ended, otherwise one to two
 ///   [`Config::election_timeout`](crate::Config::election_timeout).
-/// - In both cases the cluster waits for another tenth of the TTL, in case its clocks run faster than
+/// - After a crash or a change of the consensus leader, the cluster waits for another tenth of the TTL, in case its clocks run faster than
 ///   that of the leader ([`Config::drift_percent`](crate::Config::drift_percent)).
 ///
 /// To fail over faster, use a shorter TTL: [`Config::session_ttl`](crate::Config::session_ttl) for

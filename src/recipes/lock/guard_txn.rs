@@ -302,7 +302,7 @@ impl GuardTxn {
         txn.compares.extend(complete);
         let txn = items.around(txn);
         let mut still_held = holding.still_held();
-        // After a pause the loss may be known here before the store knows it.
+        // After a pause, this process may detect the loss before the lease ends in the store.
         let mut is_lost = holding.loss(client.shared.now()).is_some();
         mutant!(B27, (is_lost, still_held) = (false, Vec::new()));
         if is_lost {

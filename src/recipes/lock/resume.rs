@@ -137,7 +137,7 @@ impl Guard {
     }
 
     /// Consumes the guard without releasing the lock, so that the hold can be resumed. The key
-    /// stays as long as the lease. Also [detach](Session::detach) the session. Otherwise the
+    /// exists until the lease ends. Also [detach](Session::detach) the session. Otherwise the
     /// session is closed when its last handle is dropped, which releases the lock.
     pub fn detach(self) -> SavedHold {
         Hold::from(self).detach()

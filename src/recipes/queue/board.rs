@@ -459,7 +459,7 @@ impl Board {
         let attempts = known.attempts;
         let reason = format!("taken {attempts} times without an acknowledgement");
         let mut success = vec![Op::delete(key)];
-        // An item of a dead-letter queue leaves its old reason too.
+        // Also delete the old reason of an item that is moved out of a dead-letter queue.
         if self.keys.is_dead() {
             success.push(Op::delete(self.keys.key(KeyPart::Reason, id)));
         }

@@ -14,7 +14,8 @@ pub struct DeadLetter {
     /// How often the item had been taken from its queue.
     pub attempts: u64,
     /// The reason that the taker gave ([`Delivery::dead_letter`](super::Delivery::dead_letter),
-    /// [`Delivery::fail`](super::Delivery::fail)), or that the attempts had reached their limit.
+    /// [`Delivery::fail`](super::Delivery::fail)), or a general text if the limit of attempts was
+    /// reached without one.
     pub reason: String,
 }
 

@@ -70,8 +70,8 @@ impl Delivery {
     /// - [`QueueError::NotOurs`]: the item did not belong to this taker any more. Nothing was
     ///   changed.
     /// - [`QueueError::Store`]: on the last attempt, see [`Delivery::dead_letter`]. If the item was
-    ///   not moved, it is released. The next taker with the limit then moves it, with a general
-    ///   reason. On earlier attempts, see [`Delivery::nack_after`].
+    ///   not moved, it is released, and the next taker with the limit moves it with a general reason.
+    ///   On earlier attempts, see [`Delivery::nack_after`].
     #[doc(alias = "reject", alias = "retry")]
     pub fn fail(self, reason: impl Into<String>) -> FailCall {
         FailCall { delivery: self, reason: reason.into(), delay: Duration::ZERO }
@@ -80,7 +80,7 @@ impl Delivery {
 
 /// A call that reports failed work; see [`Delivery::fail`].
 #[derive(Debug)]
-#[must_use = "the item is only released if this is not awaited"]
+#[must_use = "unless this is awaited, the item is released without the reason"]
 pub struct FailCall {
     delivery: Delivery,
     reason: String,

@@ -241,7 +241,7 @@ pub struct QueuedItem {
     pub priority: i16,
     /// Revision of the put, which decides the order among items of the same priority.
     pub put_at: Revision,
-    /// How often the item was taken from the queue that lists it. For an item of a dead-letter
+    /// How often the item was taken from the listed queue. For an item of a dead-letter
     /// queue, this counts deliveries to takers of the dead-letter queue, so it is usually 0. How
     /// often the item had been taken before it became a dead letter is in
     /// [`DeadLetter::attempts`].

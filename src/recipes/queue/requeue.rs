@@ -7,11 +7,11 @@ use super::{ItemId, KeyPart, Queue, QueueError};
 
 impl Queue {
     /// Moves an item from the dead-letter queue of this queue ([`Queue::dead`]) back into this
-    /// queue, for example after the cause of its failures was mended. Returns whether the item was
+    /// queue, for example after the cause of its failures was fixed. Returns whether the item was
     /// moved. Call this method on the queue, not on its dead-letter queue: `jobs.requeue(&id)`.
     ///
-    /// The item keeps its id, its value and its priority. Its position is the end of the queue, and
-    /// its next delivery is attempt 1. A delay ([`Delivery::nack_after`](super::Delivery::nack_after))
+    /// The item keeps its id, its value and its priority. It is placed after all items of its
+    /// priority, and its next delivery is attempt 1. A delay ([`Delivery::nack_after`](super::Delivery::nack_after))
     /// that a taker of the dead-letter queue gave to the item is dropped. The reason is deleted.
     ///
     /// Returns `false`, and changes nothing, if:
@@ -93,7 +93,7 @@ impl Queue {
                     .then(Op::delete(letter.clone()))
                     .then(Op::delete(dead.key(KeyPart::Delay, &id)))
                     .then(Op::delete(dead.key(KeyPart::Reason, &id)));
-                // If another client was faster, check again what the item is now.
+                // Another client has changed one of the keys: read them again.
                 if requeue.deadline(until.left()).commit().await?.succeeded {
                     return Ok(true);
                 }

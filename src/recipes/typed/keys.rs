@@ -160,7 +160,7 @@ impl<T, C: Codec<T>> Typed<T, C> {
     }
 
     /// Reads a range of keys: `..` for all. Default: in key order. Each row that cannot be decoded is
-    /// an error in the reply. For only the number of keys, or for keys without values, call
+    /// an error in the reply. To read only the keys or their number, call
     /// [`Client::range`] on [`Typed::client`].
     ///
     /// ```
@@ -437,7 +437,7 @@ impl<T, C> TypedRangeCall<T, C> {
     }
 
     /// Returns only as many rows as fit into `bytes`, but at least one, like
-    /// [`RangeCall::limit_bytes`]. A row counts with its encoded value.
+    /// [`RangeCall::limit_bytes`]. The size of a row is that of its encoded value.
     pub fn limit_bytes(mut self, bytes: u64) -> Self {
         self.call = self.call.limit_bytes(bytes);
         self

@@ -114,8 +114,8 @@ impl Verdict {
         }
     }
 
-    /// Returns this verdict, or that nothing was checked if no operation of the history has a reply: any object could
-    /// have produced such a history.
+    /// Replaces [`Verdict::Ok`] by [`Undecided::Nothing`] if no operation of the history has a reply, because any
+    /// object could have produced such a history.
     pub(super) fn of_replies<C, R>(self, history: &History<C, R>) -> Self {
         match self {
             Self::Ok if !history.iter().any(Operation::is_answered) => {
@@ -222,14 +222,14 @@ impl fmt::Display for Counterexample {
 /// Maximum number of operations in a text. The fields of the counterexample contain all of them.
 const SHOWN_MAX: usize = 40;
 
-/// A list of operations as text. Of a long list it shows the last operations, where the search got stuck.
+/// A list of operations as text. A long list is cut to its last operations, where the search got stuck.
 struct Shortened<'a>(&'a [Index]);
 
 impl fmt::Display for Shortened<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.len().saturating_sub(SHOWN_MAX) {
             0 => write!(f, "{:?}", self.0),
-            hidden => write!(f, "[{hidden} more, then {:?}]", &self.0[hidden..]),
+            hidden => write!(f, "{hidden} others and {:?}", &self.0[hidden..]),
         }
     }
 }
@@ -243,7 +243,7 @@ mod tests {
         let text = |length| Shortened(&(0..length).collect::<Vec<_>>()).to_string();
         assert_eq!(text(3), "[0, 1, 2]");
         let long = text(4_000);
-        assert!(long.starts_with("[3960 more, then [3960, ") && long.ends_with("3999]]"), "{long}");
+        assert!(long.starts_with("3960 others and [3960, ") && long.ends_with("3999]"), "{long}");
         assert!(long.len() < 400);
     }
 }

@@ -106,7 +106,7 @@ enum Command {
     Version,
     #[command(hide = true)]
     SupervisedChild(client::SupervisedChild),
-    /// Run one process of the demo, which reads its orders from standard input
+    /// Run one process of the demo, which reads commands from standard input
     #[command(hide = true)]
     DemoNode(bowline_demo::NodeOptions),
 }

@@ -1,4 +1,4 @@
-//! The demo as a program of its own, which builds in a fraction of the time of `bowline`.
+//! The demo alone. It builds faster than `bowline`.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ struct Arguments {
 #[derive(Subcommand, Debug)]
 #[command(disable_help_subcommand = true)]
 enum Command {
-    /// Run one process of the demo, which reads its orders from standard input
+    /// Run one process of the demo, which reads commands from standard input
     #[command(hide = true)]
     DemoNode(NodeOptions),
 }

@@ -1,4 +1,4 @@
-//! Searches a short cycle in a graph of transactions.
+//! Searches for a short cycle in a graph of transactions.
 //!
 //! One pass finds the strongly connected components (Tarjan, "Depth-first search and linear graph algorithms", 1972).
 //! In each component, a breadth-first search from each transaction finds the shortest cycle.

@@ -218,7 +218,7 @@ enum CheckError {
     Open { file: String, error: io::Error },
     #[error("{file}: {error}\n{help}")]
     Line { file: String, error: LineError, help: String },
-    #[error("a set is read from EDN only: name the file something.edn, or pass --edn")]
+    #[error("histories of a set must be EDN: name the file something.edn, or pass --edn")]
     OnlyEdn,
     #[error(
         "this model has no EDN format; supported are register, set, list-append, write-read, queue, mutex, reentrant \
