@@ -170,17 +170,14 @@ impl KeyRange {
     }
 
     /// Returns this range with `prefix` prepended, as
-    /// [`Client::with_prefix`](crate::Client::with_prefix) does. The result contains only keys with
-    /// the prefix, even if this range is unbounded.
+    /// [`Client::with_prefix`](crate::Client::with_prefix) does. The result contains only keys that
+    /// begin with the prefix and are longer, even if this range is unbounded.
     #[must_use]
     pub fn below_prefix(&self, prefix: &Bytes) -> Self {
         if prefix.is_empty() {
             return self.clone();
         }
         let join = |key: &Bytes| -> Bytes { [&prefix[..], &key[..]].concat().into() };
-        if *self == Self::all() {
-            return Self::prefix(prefix.clone());
-        }
         let end = match &self.end {
             RangeEnd::Single => RangeEnd::Single,
             RangeEnd::Before(end) => RangeEnd::Before(join(end)),
@@ -344,7 +341,9 @@ mod tests {
             let below = range.below_prefix(&prefix);
             assert!(!below.contains(b"app") && !below.contains(b"app0"), "{range:?} {below:?}");
         }
-        assert!(KeyRange::all().below_prefix(&prefix).contains(b"app/x"));
+        let all = KeyRange::all().below_prefix(&prefix);
+        assert!(all.contains(b"app/x") && all.contains(b"app/\0"));
+        assert!(!all.contains(b"app/"), "a client with the prefix cannot name this key");
         assert_eq!(KeyRange::key("k").below_prefix(&prefix), KeyRange::key("app/k"));
     }
 }

@@ -38,7 +38,7 @@ use std::time::Duration;
 use bowline::model::{
     AckWindow, Alarm, AlarmChange, AlarmKind, Command, Compare, CompareOp, CompareTarget, Delete,
     Event, EventKind, Incarnation, Item, KeyRange, KeyValue, LeaseId, NodeId, Op, Outcome,
-    Proposal, Put, PutLease, PutValue, Range, RangeReply, Reply, RequestId, Revision,
+    Proposal, Put, PutLease, PutValue, Range, RangeEnd, RangeReply, Reply, RequestId, Revision,
     RevisionBounds, SessionInfo, Sort, SortOrder, SortTarget, Term, Txn, TxnReply, TxnResult,
 };
 use bytes::Bytes;
@@ -379,8 +379,11 @@ fn keys(text: &str) -> Parsed<KeyRange> {
         return Ok(KeyRange::prefix(bytes(prefix)?));
     }
     match text.split_once("..") {
-        Some((start, "")) => Ok(KeyRange::starting_at(bytes(start)?)),
-        Some((start, end)) => Ok(KeyRange::between(bytes(start)?, bytes(end)?)),
+        // An empty start stays empty, to test that it is rejected.
+        Some((start, "")) => Ok(KeyRange::from_parts(bytes(start)?, RangeEnd::Unbounded)),
+        Some((start, end)) => {
+            Ok(KeyRange::from_parts(bytes(start)?, RangeEnd::Before(bytes(end)?)))
+        }
         None => Ok(KeyRange::key(bytes(text)?)),
     }
 }

@@ -13,7 +13,7 @@
 //! before the leadership is released, and after a loss the work is dropped before anything else
 //! happens. If the work never started, its end is not reported.
 
-use std::future::{Future, pending};
+use std::future::{Future, pending, ready};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -317,18 +317,11 @@ impl LeaderTask {
                 }
                 TermEnd::Lost(_) => {}
                 TermEnd::Done(result) => {
-                    // If the resignation is not confirmed in time, the node keeps trying.
-                    drop(leadership.0.end().await);
+                    resign(&leadership.0, stop, grace).await;
                     return Ok(Some(result));
                 }
                 TermEnd::Stopped(result) => {
-                    let shared = leadership.0.session().shared();
-                    let limit = shared.now() + grace.max(RESIGNATION_WAIT_MIN);
-                    tokio::select! {
-                        biased;
-                        ended = leadership.0.end() => drop(ended),
-                        () = shared.sleep_until(limit) => {}
-                    }
+                    resign(&leadership.0, ready(()), grace).await;
                     return Ok(result);
                 }
             }
@@ -411,6 +404,21 @@ impl Stands {
             Stands::With(election) => election.session().shared(),
             Stands::ByNode(own, _) => own.shared(),
         }
+    }
+}
+
+/// Resigns, and waits until the resignation is durable. Once the stop signal has completed, waits only
+/// for a limited time. If the resignation is not confirmed in time, the node keeps trying.
+async fn resign(leadership: &Leadership, stop: impl Future, grace: Duration) {
+    let shared = leadership.session().shared();
+    let limit = async {
+        stop.await;
+        shared.sleep_until(shared.now() + grace.max(RESIGNATION_WAIT_MIN)).await;
+    };
+    tokio::select! {
+        biased;
+        ended = leadership.end() => drop(ended),
+        () = limit => {}
     }
 }
 

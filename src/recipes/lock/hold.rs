@@ -31,7 +31,8 @@ pub enum LockState {
     /// The lock is held until this time. Afterwards the lock may be lost, because renewals are
     /// overdue.
     Unconfirmed(Moment),
-    /// The lock is lost permanently.
+    /// The lock is lost: this guard never reports it as held again. [`Hold::txn`] asks the store, which
+    /// may notice the loss later.
     Lost(LostReason),
 }
 

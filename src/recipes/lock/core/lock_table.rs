@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
 
-use crate::lock_format::{QueuePosition, ReleaseRequest, prefix_of};
+use crate::lock_format::{LockKind, QueuePosition, ReleaseRequest, prefix_of};
 use crate::machine::Change;
 use crate::model::{
     Command, Compare, LeaseId, Moment, Op, Put, PutLease, PutValue, Rejection, Reply, Revision,
@@ -235,11 +235,15 @@ impl LockTable {
         self.held_here(prefix, now).is_some()
     }
 
-    /// Returns the conditions under which a task of this node still holds the lock with this prefix,
+    /// Returns the conditions under which a task of this node still holds the mutex with this prefix,
     /// or `None` if none holds it at the time `now`. The lock is no longer handed off within the
     /// node, because it is not known when the transaction with the conditions ends.
     pub(crate) fn still_held_here(&self, prefix: &Bytes, now: Moment) -> Option<Vec<Compare>> {
         let (entry, waiter) = self.held_here(prefix, now)?;
+        // A writer that becomes a reader would keep these conditions, but not its exclusive hold.
+        if entry.requested != LockKind::Mutex {
+            return None;
+        }
         let Phase::Held(since) = entry.phase() else { return None };
         let lease = entry.session.lease;
         let conditions = |key: &Bytes| still_mine(key, since, lease);
