@@ -351,7 +351,7 @@ fn typed_result_is_written_with_the_acknowledgement() {
     jobs.put("a").block().unwrap();
     let job = jobs.take().block().unwrap();
     let why = even.put_op("a", &3).unwrap_err();
-    assert!(matches!(&why, Error::Encode { key, .. } if key == "a"), "{why}");
+    assert!(matches!(&why, Error::Encode { key, .. } if key == "app/even/a"), "{why}");
     job.ack_with([even.put_op("a", &4).unwrap()]).block().unwrap();
     assert_eq!(even.get("a").block().unwrap().unwrap().value, 4);
     // Keys are complete under a lock, and in transactions of a client without a prefix.

@@ -505,7 +505,7 @@ fn jepsen_history_is_checked() {
     assert!(complaint.contains("line 1: unknown :f :write"), "{complaint}");
     assert!(complaint.contains("Jepsen histories"), "{complaint}");
     let output = place.run("h --model set");
-    assert!(parts(&output).2.contains("from EDN only"));
+    assert!(parts(&output).2.contains("must be EDN"));
     let output = place.run("h.edn --model watch");
     assert!(parts(&output).2.contains("this model has no EDN format"));
 }

@@ -113,8 +113,7 @@ impl TxnSteps for RegisterTxn {
 /// Checks whether transactions on lists keep the promises of a level.
 ///
 /// Each object is checked on its own; an object is a whole database with its keys. Time and memory are proportional
-/// to the history, including the lists that were read. The undecided verdicts are
-/// [`Undecided::Repeated`] and [`Undecided::Nothing`].
+/// to the history, including the lists that were read. The only undecided verdict is [`Undecided::Repeated`].
 ///
 /// # Panics
 ///
@@ -178,7 +177,7 @@ fn check<D: Database>(history: &Txns<D>, level: Level) -> Verdict {
             }
         }
     }
-    verdict.of_replies(history)
+    verdict
 }
 
 /// Finds a violation among some transactions of a history.

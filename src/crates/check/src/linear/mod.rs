@@ -94,7 +94,7 @@ pub fn check<M: Model>(
             break;
         }
     }
-    verdict.of_replies(history)
+    verdict
 }
 
 /// Checks the operations on one object.

@@ -3,11 +3,9 @@
 use std::cell::Cell;
 
 use super::small::{self, Random};
-use crate::intervals::{self, Holds, Leases};
-use crate::watch::{self, WatchRecord};
 use crate::{
-    Budget, History, Level, Operation, Outcome, Register, RegisterCall, RegisterReply, Total,
-    Undecided, Verdict, cycles, linear, total,
+    Budget, History, Operation, Outcome, Register, RegisterCall, RegisterReply, Undecided, Verdict,
+    linear,
 };
 
 type Registers = History<RegisterCall, RegisterReply>;
@@ -51,23 +49,6 @@ fn exhausted_budget_is_undecided() {
     let stopped = Budget { stop: Some(&stop), ..budget };
     assert_eq!(why(judged(stopped)), Some(Undecided::Stopped));
     assert_eq!(asked.get(), 3, "no further calls after a stop");
-}
-
-#[test]
-fn history_without_replies_is_not_ok() {
-    let nothing =
-        Verdict::Undecided { object: String::new(), why: Undecided::Nothing, explored: 0 };
-    let budget = Budget::default();
-    let unknown = vec![Operation::unknown(1, write(1)), Operation::failed(2, write(2))];
-    for history in [vec![], unknown] {
-        assert_eq!(linear::check(&Register::default(), &history, budget), nothing);
-    }
-    assert_eq!(total::check(&Total::default(), &vec![]), nothing);
-    assert_eq!(cycles::lists(&vec![], Level::default()), nothing);
-    assert_eq!(cycles::registers(&vec![], Level::default()), nothing);
-    assert_eq!(intervals::holds(&Holds::default(), &vec![]), nothing);
-    assert_eq!(intervals::leases(&Leases::default(), &vec![]), nothing);
-    assert_eq!(watch::check(&WatchRecord::default(), &vec![]), nothing);
 }
 
 #[test]

@@ -111,7 +111,7 @@ pub fn check(rules: &Total, history: &History<KvCall, KvReply>) -> Verdict {
             break;
         }
     }
-    verdict.of_replies(history)
+    verdict
 }
 
 /// Checks one store by its revisions alone.

@@ -379,7 +379,7 @@ fn transactions<C: Written>(
     };
     evaluate(options, &lines, |history| match check(history) {
         Verdict::Ok if !history.iter().any(|one| one.is_answered() && is_read(one)) => {
-            Verdict::Undecided { object: String::new(), why: Undecided::Unread, explored: 0 }
+            no_claim(Undecided::Unread)
         }
         verdict => verdict,
     })
@@ -436,7 +436,14 @@ fn evaluate<C: Written>(
     lines: &Lines<C, C::Reply>,
     check: impl FnOnce(&History<C, C::Reply>) -> Verdict,
 ) -> Result<ExitCode, CheckError> {
-    let verdict = check(&lines.history);
+    let verdict = match check(&lines.history) {
+        Verdict::Ok | Verdict::Undecided { why: Undecided::Unread, .. }
+            if !lines.history.iter().any(Operation::is_answered) =>
+        {
+            no_claim(Undecided::Nothing)
+        }
+        verdict => verdict,
+    };
     if let (Some(page), Some(why)) = (&options.page, verdict.violation()) {
         let title = name_of(&options.file);
         let html = Page::new(&title).lines(&lines.numbers).of(&lines.history, why);
@@ -456,6 +463,12 @@ fn evaluate<C: Written>(
         Verdict::Violation(_) => ExitCode::from(EXIT_VIOLATION),
         Verdict::Undecided { .. } => ExitCode::from(EXIT_UNDECIDED),
     })
+}
+
+/// Returns the verdict for a history without replies. The verdict must not be "passed", because any object could have
+/// produced such a history.
+fn no_claim(why: Undecided) -> Verdict {
+    Verdict::Undecided { object: String::new(), why, explored: 0 }
 }
 
 /// Returns advice about a line that cannot be parsed.
