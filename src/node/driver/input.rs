@@ -10,8 +10,8 @@ use crate::env::Point;
 use crate::model::{Command, Moment, NodeId, PeerMessage, Proposal, ProposeRejection};
 use crate::node::leader_queries::reads::ReadWaiter;
 use crate::node::leader_queries::rounds::{Answer, LeaseQuestion, QueryOrigin, Question};
-use crate::node::requests::answer::CallError;
-use crate::node::requests::inbox::{Input, Write};
+use crate::node::requests::answer::{CallError, StopReason};
+use crate::node::requests::inbox::{Input, Write, refuse_all};
 use crate::node::requests::proposals::Closed;
 use crate::transport::Refused;
 use crate::{codec, metrics, wal};
@@ -24,9 +24,15 @@ impl Driver {
     pub(super) fn take_inputs(&mut self, now: Moment) -> Result<(), Fatal> {
         let mut inputs = self.io.take_inputs(&self.shared.inbox);
         self.shared.meters.inbox_inputs.add(inputs.len());
-        for input in inputs.drain(..) {
-            self.take(input, now)?;
+        let mut rest = inputs.drain(..);
+        while let Some(input) = rest.next() {
+            if let Err(fault) = self.take(input, now) {
+                // Callers of the other inputs also get the reason.
+                refuse_all(rest.collect(), &StopReason::failed(&fault));
+                return Err(fault);
+            }
         }
+        drop(rest);
         self.io.reuse(inputs);
         Ok(())
     }

@@ -89,6 +89,19 @@ fn hanging_driver_hanging_disk_and_full_disk_are_distinguished() {
 }
 
 #[test]
+fn calls_behind_a_failure_in_the_inbox_get_its_reason() {
+    let mut three = Three::led_by(0, |_, _| {});
+    three.push(1, Input::LogFailed("a test's own failure".to_owned()));
+    let mut call = three.call(1, put("k", 1), 1_000);
+    three.pass(50);
+    let Poll::Ready(Err(CallError::Stopped { reason, maybe_applied })) = poll(&mut call) else {
+        panic!("the call has no answer");
+    };
+    assert_eq!(reason.to_string(), "the log has failed: a test's own failure");
+    assert!(!maybe_applied, "the node has never taken the call");
+}
+
+#[test]
 fn followers_keep_their_leader_until_another_is_elected() {
     let mut three = Three::led_by(0, |_, _| {});
     three.pass(500);
