@@ -327,22 +327,30 @@ fn stopped_task_ends_without_a_quorum() {
         let (stop, stopped) = oneshot::channel::<()>();
         let (end, ending) = oneshot::channel::<()>();
         let ending = Arc::new(Mutex::new(Some(ending)));
+        let (ends, has_ended) = mpsc::channel();
         let running = std::thread::spawn(move || {
             let work = async move |leadership: Arc<Leadership>| {
                 leads.send(()).unwrap();
                 let ending = ending.lock().unwrap().take().expect("one term");
                 tokio::select! {
                     _ = leadership.asked_to_release() => {}
-                    _ = ending => {}
+                    _ = ending => ends.send(()).unwrap(),
                 }
             };
             election.leader_task("a").run_until(stopped, Duration::ZERO, work).block()
         });
         is_leading.recv_timeout(SOON).unwrap();
         cluster.partition(&[leader]);
-        let end = Some(end).filter(|_| !ends_by_itself);
+        let end = if ends_by_itself {
+            drop(end);
+            has_ended.recv_timeout(SOON).unwrap();
+            None
+        } else {
+            Some(end)
+        };
         stop.send(()).unwrap();
-        running.join().unwrap().unwrap();
+        let result = running.join().unwrap().unwrap();
+        assert!(result.is_some() || !ends_by_itself, "the result is lost");
         drop(end);
         cluster.heal();
         until_places(cluster.node((leader + 1) % 3), "jobs", 0);

@@ -1,6 +1,6 @@
-//! The demo (`bowline-demo`, `bowline demo`): starts processes with an embedded node each. Workers call these nodes to increment a counter under a
-//! lock, while the demo kills and suspends processes. At the end the demo verifies that no increment was lost or
-//! counted twice, and that the ledger accepted no write from a worker that had lost the lock.
+//! The demo (`bowline-demo`, `bowline demo`): starts processes, each with an embedded node. Workers call these nodes to
+//! increment a counter under a lock, while the demo kills and suspends processes. At the end the demo verifies that no
+//! increment was lost or counted twice, and that the ledger accepted no write from a worker that had lost the lock.
 //!
 //! ```text
 //!   parent: scenario (`faults`, `stage`), workers' steps (`worker`), ledger file, history, `proof`
