@@ -111,7 +111,9 @@ impl Cell {
     /// If the value was changed meanwhile, retries with the changed value. Returns the written
     /// value. A key with a lease keeps its lease.
     ///
-    /// `change` is called once per attempt and must have no side effects. To write only under a
+    /// `change` is called once per attempt and must have no side effects. The old value comes from the
+    /// local replica. If another member changed it a moment ago, `change` may first see the value (or `None`) before that,
+    /// and what it computes from it is never written. So it must accept every value that the cell ever had. To write only under a
     /// condition, use [`Cell::try_update`]. Each attempt costs one commit.
     ///
     /// Of several concurrent attempts, one always succeeds: the one that the leader receives first. So
@@ -145,7 +147,8 @@ impl Cell {
     /// new value is written, and returns the result of `change`. If the value was changed meanwhile,
     /// calls `change` again with the changed value. A key with a lease keeps its lease.
     ///
-    /// `change` may be called several times and must have no side effects. Only the result of its last
+    /// `change` may be called several times and must have no side effects. As in [`Cell::update`], a call may see
+    /// an earlier value, or `None`. Only the result of the last
     /// call is returned: its new value was written, or the value that it kept was still the current
     /// one afterwards. A write costs one commit per attempt, as in [`Cell::update`], and is as unfair under
     /// contention. Keeping the value costs one linearizable read, and no commit.

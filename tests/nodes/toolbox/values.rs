@@ -54,7 +54,9 @@ fn try_update_writes_only_if_its_closure_decides_so() {
     assert_eq!(none.block(), Ok(true));
     let kv = cluster.node(0).client();
     assert_eq!(kv.get("app/tokens").block(), Ok(None));
-    tokens(0).set("20").block().unwrap();
+    let set = tokens(0).set("20").block().unwrap();
+    // A replica behind this revision would show no value to the closure.
+    cluster.all_at(set).block().unwrap();
     // 48 callers compete for 20 tokens.
     let wins = on_all(&cluster, 2, |node, _| {
         let tokens = node.client().with_prefix("app/").cell("tokens");
