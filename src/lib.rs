@@ -1,5 +1,5 @@
 //! A replicated, strongly consistent key-value store inside your own processes, with distributed
-//! locks and leader election. Three processes form a Raft cluster; no server runs beside them.
+//! locks and leader election. Three processes form a Raft cluster, without separate servers.
 //!
 //! ```
 //! use bowline::{Config, Node, Op};
@@ -89,10 +89,10 @@
 //!
 //! # Source layout
 //!
-//! The modules are listed in the order in which a request passes through them.
+//! The source file lists the modules in the order in which a request passes through them.
 //! `docs/architecture.md` describes them.
 
-// First, because its macro `mutant!` is used by the modules below.
+// This module is first because the modules below use its macro `mutant!`.
 #[cfg(not(bowline_mutants))]
 #[macro_use]
 mod mutant;

@@ -5,10 +5,10 @@
 //! the library's own tests are compiled, no mutant is ever planted, and the compiler removes the
 //! faulty code. A release therefore contains no mutants.
 //!
-//! A mutant is planted either in one thread ([`Mutant::plant`]), which is enough for a simulated
-//! cluster, or in the whole process ([`Mutant::plant_everywhere`]), for real nodes, which have many
-//! threads. The page `docs/assurance/mutants.md` lists the seeds of the simulation that detect each
-//! mutant. `benches/mutants` generates that page.
+//! For a simulated cluster, it is enough to plant a mutant in one thread ([`Mutant::plant`]). Real
+//! nodes have many threads, so the mutant is planted in the whole process
+//! ([`Mutant::plant_everywhere`]). The page `docs/assurance/mutants.md` lists the seeds of the
+//! simulation that detect each mutant. `benches/mutants` generates that page.
 //!
 //! Invariant: only `--cfg bowline_mutants` enables mutants in a program. No feature may enable them.
 

@@ -374,7 +374,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // A handle of `shared_node` may keep a node.
+        // A handle from `shared_node` may keep its node running, so stop all nodes.
         self.running().for_each(|(_, node)| node.running().stop());
     }
 }
@@ -428,7 +428,7 @@ fn address(member: usize) -> String {
 async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
     let (cancel, cancelled) = std::sync::mpsc::channel::<()>();
     let (sender, receiver) = oneshot::channel();
-    // A timer thread works without a runtime. The thread ends with this call.
+    // Use a timer thread, which needs no async runtime. The thread ends with this call.
     let timer = thread::Builder::new().name("bowline-test-timer".into()).spawn(move || {
         if cancelled.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             let _ = sender.send(());

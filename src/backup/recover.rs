@@ -34,8 +34,8 @@ pub struct Recovered {
 }
 
 /// A warning that the backup may lack committed writes, or contain writes that were never
-/// committed, because the data of one member alone does not show which writes the cluster
-/// committed. The `Display` text of the warning explains the risk.
+/// committed. The data of one member alone does not show which writes the cluster committed. The
+/// `Display` text of the warning explains the risk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LossWarning {

@@ -42,8 +42,8 @@ impl RestoreOptions {
     /// Sets the number that is added to the backup's revision. Default: 1,000,000,000; minimum: 1.
     /// The jump must be larger than the number of revisions that the old cluster has written since
     /// the backup was taken. Otherwise fencing tokens repeat. If other clusters were restored from
-    /// this backup before, the jump must also be larger than the last revision of each of them
-    /// minus the revision of the backup.
+    /// this backup before, the jump must also exceed the number of revisions from the backup to the
+    /// last revision of each of them.
     pub fn revision_jump(mut self, revisions: u64) -> Self {
         self.revision_jump = revisions;
         self

@@ -343,7 +343,7 @@ mod range_flag {
     pub(super) const KEYS_ONLY: u64 = 1 << 2;
     pub(super) const COUNT_ONLY: u64 = 1 << 3;
     pub(super) const DESCEND: u64 = 1 << 4;
-    /// The sort target takes three bits.
+    /// Position of the sort target, which takes three bits.
     pub(super) const SORT_SHIFT: u32 = 5;
     pub(super) const MOD_MIN: u64 = 1 << 8;
     pub(super) const MOD_MAX: u64 = 1 << 9;

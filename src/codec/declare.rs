@@ -1,9 +1,9 @@
 //! Macros that declare the encoding of a struct or an enum.
 //!
-//! One declaration implements [`Encode`](super::Encode) and [`Decode`](super::Decode), and for tests
-//! also the drawing of random values (`sample::Draw`). Each field has the encoding of its type,
-//! except if the declaration names another one, as in `checksum as fixed`. Those are the modules in
-//! [`field`](super::field).
+//! One declaration implements [`Encode`](super::Encode) and [`Decode`](super::Decode), and for
+//! tests also the drawing of random values (`sample::Draw`). Each field has the encoding of its
+//! type, except if the declaration names another one, as in `checksum as fixed`. Such an encoding
+//! is a module in [`field`](super::field).
 //!
 //! ```text
 //! record!(SnapshotId, 11, { index, term, bytes, checksum as fixed });
@@ -14,8 +14,9 @@
 //! });
 //! ```
 //!
-//! The number is the minimum encoded size (`Decode::BYTES_MIN`). A choice writes the number of the
-//! variant as its first byte. The text names the type in the error about an unknown number.
+//! The number after the name or text is the minimum encoded size (`Decode::BYTES_MIN`). `choice!`
+//! writes the number of the variant as the first byte. Its text describes the type in the error
+//! about an unknown variant number.
 
 /// Declares the encoding of a struct: its fields, in the order of the declaration.
 macro_rules! record {

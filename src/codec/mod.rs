@@ -33,8 +33,8 @@
 //! be larger in memory than its encoding: an empty operation, for example, takes only four bytes
 //! encoded. A test bounds this ratio, and the size limit of message frames bounds the total.
 //!
-//! **Declarations.** The macros in [`declare`] declare most encodings, one line a variant. Values whose
-//! optional parts are marked by flags are encoded by hand.
+//! **Declarations.** The macros in [`declare`] declare most encodings, with one line for each
+//! variant. Values with flags for their optional parts have handwritten encodings.
 //!
 //! **Copies.** Decoding takes [`Bytes`](bytes::Bytes) and returns slices of this buffer. Keys and
 //! values are not copied, so they keep the whole input buffer in memory.

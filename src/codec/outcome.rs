@@ -21,7 +21,7 @@ use crate::model::{
     RevokeReply, TxnReply, TxnResult,
 };
 
-/// The number of a rejection in place of the number of a reply.
+/// The variant number that marks a rejection instead of a reply.
 const REJECTED: u8 = 64;
 
 impl Encode for Outcome {

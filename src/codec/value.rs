@@ -173,7 +173,8 @@ impl<T: Decode + Ord> Decode for BTreeSet<T> {
     }
 }
 
-/// Short and long-lived, so it is copied: it must not keep the whole input buffer alive.
+/// A secret is short and long-lived, so it is copied and does not keep the whole input buffer
+/// alive.
 impl Decode for crate::model::Secret {
     const BYTES_MIN: usize = 1;
 

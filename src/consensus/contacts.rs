@@ -1,10 +1,10 @@
-//! The contact of a member with the other members, and the rule by which it replaces a leader whose
-//! process has ended without waiting for an election timeout.
+//! Tracks this member's contact with the other members, and decides when to replace a leader whose
+//! process has ended without waiting for the election timeout.
 //!
 //! The rule decides only when this member campaigns and when it processes the vote requests of
 //! others. It does not decide who wins: a candidate still needs a quorum of members that accept its
-//! log. A member without evidence ignores vote requests while it hears from its leader, so a leader
-//! that reaches a quorum stays.
+//! log. A member without evidence that the leader's process has ended ignores vote requests while
+//! it receives messages from the leader. So a leader that reaches a quorum stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,15 +21,15 @@ pub(super) struct Contacts {
     ended: BTreeSet<NodeId>,
     pub(super) early: EarlyCampaign,
     /// The last pre-vote request of each voter since the leader was last heard from. Raft ignores
-    /// these requests. If evidence arrives that the leader's process has ended, the best of them is
-    /// processed again, because its sender may have had the same evidence earlier.
+    /// these requests. If evidence arrives that the leader's process has ended, the best of these
+    /// requests is processed again. Its sender may have had the same evidence earlier.
     ignored: BTreeMap<NodeId, Message>,
 }
 
 /// The campaign that does not wait for the election timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum EarlyCampaign {
-    /// There is no reason for one.
+    /// There is no reason for an early campaign.
     #[default]
     None,
     /// The process of the leader has ended, so this member will campaign soon.
@@ -52,8 +52,8 @@ impl EarlyCampaign {
     /// Maximum duration of an early election, in ticks.
     const TICKS_MAX: u64 = 2;
 
-    /// The process of the leader of `term` has ended. Returns whether a campaign is due, which is
-    /// at most once in `pause` ticks of a term.
+    /// Records that the process of the leader of `term` has ended. Returns whether a campaign is
+    /// due, which is at most once in `pause` ticks of a term.
     pub(super) fn begin(&mut self, term: Term, leader: NodeId, now: u64, pause: u64) -> bool {
         match *self {
             EarlyCampaign::Done { term: of, at } if of == term && now - at < pause => false,
@@ -64,7 +64,7 @@ impl EarlyCampaign {
         }
     }
 
-    /// The evidence about `peer` is withdrawn.
+    /// Cancels a due campaign if `peer` is the leader, because its process has not ended.
     fn withdraw(&mut self, peer: NodeId) {
         if matches!(*self, EarlyCampaign::Due { leader, .. } if leader == peer) {
             *self = EarlyCampaign::None;
@@ -75,7 +75,8 @@ impl EarlyCampaign {
         matches!(self, EarlyCampaign::Due { term: of, .. } if of == term)
     }
 
-    /// Returns whether the last campaign was early and was a moment ago.
+    /// Returns whether this member started an early campaign in `term` at most `TICKS_MAX` ticks
+    /// ago.
     pub(super) fn is_recent(self, term: Term, now: u64) -> bool {
         matches!(self, EarlyCampaign::Done { term: of, at } if of == term && now - at <= Self::TICKS_MAX)
     }

@@ -1,14 +1,14 @@
 //! The gate validates every message of a peer before raft processes it.
 //!
-//! The raft crate trusts its input. Some messages that look valid make the crate panic (a commit
-//! index beyond the log, a gap between entries), overflow (a term near the maximum), or accept a
+//! The raft crate trusts its input. Some messages that look valid make the crate panic, for example
+//! a commit index beyond the log. Others make it overflow (a term near the maximum), or accept a
 //! stranger as its leader. A correct member never sends such a message. The gate accepts the
 //! messages that a correct member can send to this member, and rejects every other message before
 //! raft processes it.
 //!
 //! The gate compares the sender with the members in the applied state, which may be outdated. A
 //! message from a removed member is rejected. An unknown sender is accepted, because the transport
-//! has verified that it belongs to the cluster: it may have joined while this member was
+//! has verified that it belongs to the cluster. Such a sender may have joined while this member was
 //! disconnected, and may even be the leader. A sender that the applied state lists as a learner may
 //! have become a voter in the meantime.
 //!

@@ -5,8 +5,8 @@
 //!         (nothing at all: LeaveJoint, which raft proposes by itself)
 //! ```
 //!
-//! The changes for raft are derived from the `MemberChange` alone. An entry whose two parts differ
-//! is not written by any member, and is rejected.
+//! The changes for raft are derived from the `MemberChange` alone. An entry whose changes do not
+//! match its `MemberChange` was not written by a member, and is rejected.
 
 use std::collections::BTreeSet;
 
@@ -79,8 +79,7 @@ pub(super) fn write_change(change: &MemberChange) -> Vec<u8> {
 pub(super) fn to_raft(change: &MemberChange) -> ConfChangeV2 {
     use ConfChangeType::{AddLearnerNode, AddNode, RemoveNode};
     let changes = match change {
-        // LeaveJoint is an empty change without a context, because this is what raft itself
-        // proposes.
+        // Raft proposes LeaveJoint itself, as an empty change without a context.
         MemberChange::LeaveJoint => return ConfChangeV2::default(),
         // A claimed reserved member stays a learner, so raft's configuration does not change.
         MemberChange::Add { id, .. } | MemberChange::Take { id, .. } => vec![(AddLearnerNode, *id)],

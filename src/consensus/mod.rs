@@ -20,8 +20,8 @@
 //! Disk writes are asynchronous: while the log writes, the driver thread continues to handle
 //! heartbeats, reads and messages. Three rules keep this safe:
 //!
-//! - A message that depends on state that is not durable yet is [sealed](seal): it cannot be sent
-//!   before the log has proven that the group of writes with this state is durable.
+//! - A message that depends on state that is not durable yet is [sealed](seal). It cannot be sent
+//!   before the log has proven that the writes with this state are durable.
 //! - A leader may send its entries before they are durable on its own disk. But a new leader sends
 //!   nothing before its term is durable, because a single voter that crashes could otherwise become
 //!   the leader of the same term twice.

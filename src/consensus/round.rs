@@ -17,7 +17,7 @@ pub(crate) struct RoundId {
 /// The context of a round, which is sent with its heartbeats and returned in the replies.
 ///
 /// Raft identifies a round by these bytes alone. If two rounds had the same bytes, a late reply to
-/// the first round could confirm the second one, and a read could miss writes that were committed
+/// the first round could confirm the second one. A read could then miss writes that were committed
 /// in between. Therefore the leader adds an increasing serial number, so that no two rounds have
 /// the same context, even if a node uses an id twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

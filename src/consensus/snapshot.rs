@@ -40,7 +40,7 @@ pub(crate) enum Stepped {
 /// The result of accepting a fetched snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Taken {
-    /// A later turn will contain it in `install`.
+    /// A later turn contains the snapshot in its field `install`.
     Installing,
     /// The snapshot need not be installed: its entries have arrived in another way, or raft rejects
     /// it.

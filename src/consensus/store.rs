@@ -385,8 +385,8 @@ impl Storage for RaftStore {
     }
 
     /// Returns the offered snapshot if the log contains all entries after it and the follower is
-    /// one of its members. (Raft does not install a snapshot on a member that the snapshot does not
-    /// contain.) Otherwise raft asks again later.
+    /// one of its members. Otherwise raft asks again later. Raft does not install a snapshot on a
+    /// member that the snapshot does not contain.
     fn snapshot(&self, _: u64, to: u64) -> raft::Result<eraftpb::Snapshot> {
         match &self.offered {
             Some((id, configuration))
@@ -425,7 +425,7 @@ mod tests {
 
     use super::*;
 
-    /// Entries 2 to 11, at most three per read. The counter is the start of the log.
+    /// Entries 2 to 11, at most three per read. The counter is the first index of the log.
     struct Pieces(Arc<AtomicU64>);
 
     impl OlderEntries for Pieces {

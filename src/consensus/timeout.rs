@@ -2,8 +2,8 @@
 //!
 //! Whenever the raft crate resets its state, it draws a new election timeout from its own random
 //! source. A timeout from that source could not be replayed from a seed. Therefore this module
-//! computes the timeout from the fields of [`ElectionTimeouts`] alone, and it is set again after
-//! every call of the crate.
+//! computes the timeout from the fields of [`ElectionTimeouts`] alone. The engine sets this timeout
+//! again after every call of the crate.
 
 use crate::model::{NodeId, SplitMix64, Term};
 

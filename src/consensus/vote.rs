@@ -86,7 +86,7 @@ pub(crate) enum TermStatement {
 }
 
 impl TermStatement {
-    /// Returns what a message says, or `None` for a vote request.
+    /// Returns the statement of a message, or `None` for a vote request.
     pub(crate) fn in_message(bytes: &Bytes) -> Option<TermStatement> {
         let message = wire::decode(bytes).ok()?;
         let (from, term) = (NodeId::new(message.from)?, Term(message.term));

@@ -51,7 +51,7 @@ impl Clock for BootClock {
     }
 
     fn boot(&self) -> Option<BootId> {
-        // Only Linux has this file, so on other systems the result is `None`.
+        // This file exists only on Linux. On other systems, the result is `None`.
         BootId::parse(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?)
     }
 }

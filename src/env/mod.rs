@@ -2,8 +2,8 @@
 //! named crash points where a test may kill the process.
 //!
 //! Each trait has a real implementation (here, or in `transport` for the network) and a simulated
-//! one (in `sim`). All other parts of the library obtain the time, random numbers, files and
-//! sockets only through these traits, except for a few modules at the boundary to the operating
+//! one (in `sim`). All other parts of the library use the time, random numbers, files and sockets
+//! only through these traits. The exceptions are a few modules at the boundary to the operating
 //! system. Therefore a simulated cluster is deterministic: the same seed replays the same run.
 
 mod clock;

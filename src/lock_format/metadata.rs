@@ -123,8 +123,8 @@ impl EntryMetadata {
     }
 }
 
-/// Reports whether the key is named like a lock request of Bowline or etcd: a lease id in
-/// hexadecimal, optionally with a number after a dot, or in decimal as in etcd's client for
+/// Reports whether the key is named like a lock request of Bowline or etcd. Such a name is a lease
+/// id in hexadecimal, optionally with a number after a dot, or in decimal as in etcd's client for
 /// Node.js. A name with leading zeros belongs to a sequential key, not to a request.
 fn is_named_as_request(key: &[u8]) -> bool {
     let last = key.rsplit(|byte| *byte == b'/').next().unwrap_or_default();

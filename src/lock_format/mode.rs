@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-/// Lock mode: the condition under which an entry may hold.
+/// Lock mode: the condition under which an entry may hold the lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum LockMode {
     /// Holds if the entry is first. Used for a mutex, a candidate, and requests of etcd clients.
@@ -15,9 +15,10 @@ pub(crate) enum LockMode {
     /// Holds if the entry is first. Used for writers of a read/write lock.
     Write,
     /// Holds if the read entry with this key is the only reader that holds. An upgrade overtakes
-    /// waiting writers, because they wait for that reader anyway. If such a writer leaves, readers
-    /// after it may hold. So an upgrade that holds excludes no other holder by itself. It only
-    /// allows the row of the read entry to be rewritten, provided that the queue has not changed.
+    /// waiting writers, because they wait for that reader anyway. If such a writer leaves the
+    /// queue, readers after it may hold the lock. So an upgrade that holds does not exclude other
+    /// holders by itself. It only allows the row of the read entry to be rewritten, provided that
+    /// the queue has not changed.
     Upgrade(Bytes),
     /// Holds if the permits ahead plus the permits of this entry fit into the limit.
     Permits {

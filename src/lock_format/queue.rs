@@ -101,7 +101,8 @@ impl LockQueue {
         self.entries.first_key_value()
     }
 
-    /// Returns the first leased key that is not a lock request. No request after it can hold.
+    /// Returns the first leased key that is not a lock request. No request after such a key can
+    /// hold the lock.
     pub(crate) fn first_foreign(&self) -> Option<&QueuePosition> {
         self.foreign.first()
     }
@@ -132,7 +133,7 @@ impl LockQueue {
         self.entries.iter()
     }
 
-    /// Reports whether the entry at this position, which must exist, may hold.
+    /// Reports whether the entry at this position, which must exist, may hold the lock.
     pub(crate) fn may_hold(&self, position: &QueuePosition) -> bool {
         let Some(mode) = self.entries.get(position) else { return false };
         mutant!(M27, return true);
@@ -307,7 +308,6 @@ mod tests {
 
     #[test]
     fn conflicting_entries_never_hold_together() {
-        // All queues of up to five entries of these kinds.
         let kinds = ["m", "r", "w", "u0", "u1", "p2/1", "p2/2", "p1/1", "-"];
         let mut words = vec![String::new()];
         for _ in 0..5 {
@@ -398,10 +398,11 @@ mod tests {
 
     #[test]
     fn rejection_reports_the_requested_limit_despite_a_resize() {
-        // The queue, the limit that the second entry requested, and whether this entry is accepted.
+        // Each case is a queue, the limit that its second entry requested, and whether that entry
+        // is accepted.
         for (words, asked, fits) in [
             ("p2/1 p3/1", 3, false),
-            // There were two resizes. Each of them has rewritten one row.
+            // There were two resizes, and each of them has rewritten one row.
             ("p5/1 p2/1", 3, false),
             ("p5/1 p2/1", 2, false),
             // One resize has rewritten both rows.

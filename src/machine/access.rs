@@ -3,9 +3,9 @@
 //!
 //! Both branches of a transaction are checked, at every depth of nesting, although only one of them
 //! is executed. If only the executed branch were checked, a rejection would reveal the result of
-//! the compares. A command that returns a row needs the right to read that row. Attaching a key to
-//! a lease, or revoking a lease, affects all keys of the lease, so the caller must have the right
-//! to write all of them.
+//! the compares. A command that returns a row needs the right to read that row. A command that
+//! attaches a key to a lease or revokes a lease affects all keys of the lease. So the caller must
+//! have the right to write all these keys.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;

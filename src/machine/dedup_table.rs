@@ -297,7 +297,6 @@ fn row_bytes(outcome: &Outcome) -> usize {
             | Reply::AppliedBefore { .. },
         )
         | Err(_) => 0,
-        // Usually one alarm.
         Ok(Reply::Alarms { alarms, .. }) => alarms.len() * ALARM_BYTES,
     }
 }

@@ -58,7 +58,7 @@ pub(super) const fn mix(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Combines the fields of one item of the state into a number. The order matters.
+/// Combines the fields of one item of the state into a number, which depends on their order.
 #[derive(Default)]
 pub(super) struct Fingerprint(u64);
 
@@ -240,7 +240,8 @@ impl Fingerprint {
             // so the digest uses numbers for them.
             Err(Rejection::Alarm(kind)) => self.number(11).alarm_kind(*kind),
             Err(Rejection::TooManyAlarms { max }) => self.number(12).number(*max as u64),
-            // The text has changed. The fingerprint is that of the old text, as in earlier versions.
+            // The text of this rejection has changed. Use the old text, so that the digest equals
+            // that of earlier versions.
             Err(Rejection::Compacted { asked, compacted }) => self.number(8).bytes(
                 format!(
                     "required revision {asked} has been compacted; the oldest left is {compacted}"

@@ -15,10 +15,9 @@ use crate::model::{
     RequestId, Revision, RevokeReply, SessionInfo, Txn, TxnReply, TxnResult,
 };
 
-/// The limits that the state machine itself checks, independent of the configured limits: keys are
-/// not empty, no key is written twice, and the nesting depth cannot overflow the stack. The size
-/// limits here are larger than any entry, so they never apply, but small enough that sums do not
-/// overflow.
+/// The limits that the state machine itself checks, whatever limits are configured. Keys are not
+/// empty, no key is written twice, and the nesting depth cannot overflow the stack. The size limits
+/// here are larger than any entry, so they never apply, but small enough that sums do not overflow.
 pub(super) const STRUCTURE: Limits = Limits {
     key_bytes_max: usize::MAX / 4,
     value_bytes_max: usize::MAX / 4,
@@ -269,7 +268,7 @@ impl Machine {
         }
     }
 
-    /// Executes a transaction that was checked along its path.
+    /// Executes a checked transaction along its path, the branches that it takes.
     fn txn(
         &mut self,
         turn: &mut ApplyTurn<'_>,

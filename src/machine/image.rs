@@ -7,9 +7,9 @@
 //! the lock of the state. Between two pages, entries are applied and compactions continue. The
 //! sweep does not free data that an image has not read yet.
 //!
-//! An image costs the writer the copy of the mutable parts, and memory: while an image exists, data
-//! that is compacted after the image was taken is not freed. The reader must read the image to its
-//! end or drop it. If the reader hangs, another thread can release the image ([`ImageRelease`]).
+//! For an image, the writer must copy the mutable parts. While an image exists, data that is
+//! compacted after the image was taken is not freed. The reader must read the image to its end or
+//! drop it. If the reader hangs, another thread can release the image ([`ImageRelease`]).
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -119,7 +119,7 @@ impl Image {
         ImageRelease(self.kept.as_ref().map(Arc::downgrade).unwrap_or_default())
     }
 
-    /// Returns the values that are known in advance.
+    /// Returns the head, whose values are known before the image is read.
     pub fn head(&self) -> &StateHead {
         &self.head
     }

@@ -1,10 +1,10 @@
 //! The ordered index from keys to their versions.
 //!
-//! The index is a tree of three levels of pages: leaves of up to [`PAGE_KEYS`] neighbouring keys,
-//! branches of up to as many leaves, and one root. Each leaf has a fence: a lower bound of its
-//! keys. The index does not store the keys themselves, because each version of a key contains the
-//! key. Therefore the index needs sixteen bytes for the [`StoredRows`] of a key, eight bytes for its hint
-//! (see [`page`](super::page)), and a share of the leaf.
+//! The index is a tree with three levels of pages. A leaf has up to [`PAGE_KEYS`] neighbouring
+//! keys, a branch has up to as many leaves, and one root has all branches. Each leaf has a fence: a
+//! lower bound of its keys. The index does not store the keys themselves, because each version of a
+//! key contains the key. Therefore the index needs sixteen bytes for the [`StoredRows`] of a key,
+//! eight bytes for its hint (see [`page`](super::page)), and a share of the leaf.
 //!
 //! ```text
 //!   root     [ branch                                     branch ... ]
@@ -125,8 +125,8 @@ impl Index {
         self.root.insert(branch + 1, Branch { leaves: upper });
     }
 
-    /// Removes the versions of `key` that no read at or after `revision` can see, and moves them to
-    /// `forgotten`, so that the caller can free them outside the lock.
+    /// Moves the versions of `key` that no read at or after `revision` can see to `forgotten`, so
+    /// that the caller can free them outside the lock.
     pub(super) fn prune(&mut self, key: &[u8], revision: Revision, forgotten: &mut Vec<StoredRow>) {
         let Some(place) = self.place(key) else { return };
         let page = &mut self.leaf_mut(place).rows;

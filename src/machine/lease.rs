@@ -108,7 +108,7 @@ impl LeaseRecord {
 #[derive(Debug)]
 pub(super) struct LeaseTable {
     leases: BTreeMap<LeaseId, Lease>,
-    /// The nodes' own sessions.
+    /// The leases of the nodes' own sessions.
     own: BTreeSet<(NodeId, Incarnation, LeaseId)>,
     /// The next number to try as an id.
     next: u64,
@@ -175,8 +175,8 @@ impl LeaseTable {
         loop {
             let id = LeaseId::new(self.next).expect("the counter starts at 1");
             self.next = if self.next >= MINT_MAX { 1 } else { self.next + 1 };
-            // An id at the counter can only be in use if a client has chosen it when the counter
-            // was far below.
+            // The id may be in use if a client chose it when it was too far above the counter to
+            // move the counter.
             if !self.contains(id) {
                 return id;
             }

@@ -232,7 +232,7 @@ impl Machine {
     }
 
     /// Restricts complete replies to the requests of this incarnation of a node. For other nodes,
-    /// `apply` returns only that a request was applied, and the revision, so that the rows of many
+    /// `apply` returns only that a request was applied, and the revision. So the rows of many
     /// replies are not in memory at once. The state and the dedup table are not affected.
     pub fn answer_only(&mut self, node: NodeId, incarnation: Incarnation) {
         self.asker = Some((node, incarnation));

@@ -109,7 +109,7 @@ pub(super) struct Collector<'a> {
     limit: usize,
     /// Whether rows arrive in the order of the reply, and all of them belong to the reply.
     direct: bool,
-    /// Number of bytes that the rows may still add. Applies only to direct rows.
+    /// Number of bytes that the rows may still add. Applies only if `direct` is set.
     bytes_left: u64,
     rows: Vec<StoredRow>,
     more: bool,
@@ -174,8 +174,8 @@ fn within(bounds: &RevisionBounds, row: RowRef<'_>) -> bool {
         && bounds.create_max.is_none_or(|max| meta.create <= max)
 }
 
-/// Rows arrive in key order, and the sort is stable in both directions, so equal rows stay in key
-/// order.
+/// Sorts rows that arrive in key order. The sort is stable in both directions, so rows that compare
+/// as equal stay in key order.
 fn sort(rows: &mut [StoredRow], sort: Sort) {
     let compare = |a: &StoredRow, b: &StoredRow| {
         let (a, b) = (a.view(), b.view());

@@ -26,8 +26,8 @@ const PAGE_ROWS: usize = 1024;
 
 #[cfg(test)]
 thread_local! {
-    /// The highest number of rows of history that this thread has visited while it held the lock
-    /// once.
+    /// The highest number of rows of history that this thread has visited during one hold of the
+    /// lock.
     pub(super) static MOST_HELD: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 

@@ -1,9 +1,9 @@
 //! The state that the single writer and the readers share, and its locks.
 //!
 //! Every read happens at one revision, and versions are immutable. Therefore a reader may release
-//! the lock between any two keys: versions that the reader must not see have a higher revision than
-//! the read, and `published` is raised only after a whole batch of entries is applied. A reader
-//! that locks several times for one read registers its revision. The sweep frees no version that a
+//! the lock between any two keys. Versions that the reader must not see have a higher revision than
+//! the read. `published` is raised only after a whole batch of entries is applied. A reader that
+//! locks several times for one read registers its revision. The sweep frees no version that a
 //! registered revision can still see.
 //!
 //! # Installs
@@ -106,8 +106,8 @@ pub(super) struct MachineShared {
     waiting: AtomicUsize,
 }
 
-// A lock is poisoned when a thread panics while it holds the lock. If that was the writer, its node
-// stops. The state published before is intact and stays readable.
+// A lock is poisoned when a thread panics while it holds the lock. If the writer panics, its node
+// stops. The state that was published before is intact and stays readable.
 impl MachineShared {
     pub(super) fn new(
         index: Index,

@@ -1,7 +1,7 @@
 //! Lock-free counters, gauges and histograms.
 //!
 //! A histogram has two buckets for each power of two, at fixed bounds. Therefore adding a value
-//! takes one shift and one addition, histograms of several nodes can be summed, and the relative
+//! takes one shift and one addition, and histograms of several nodes can be summed. The relative
 //! error of a quantile is at most 50 %.
 
 use std::sync::atomic::{AtomicU64, Ordering};

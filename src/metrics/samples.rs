@@ -1,4 +1,4 @@
-//! The samples of a snapshot: the one walk over all values, for every form of output.
+//! Visits all values of a snapshot in a fixed order. Every output format uses this module.
 
 use std::fmt;
 

@@ -84,8 +84,8 @@ pub struct RequestId {
 }
 
 /// The state of a node's earlier requests, which lets the dedup table discard rows. Every request
-/// with a number below `frontier` is completed (it has a reply, or was given up and will never be
-/// sent again), except for those in `open`.
+/// with a number below `frontier` and not in `open` is completed: it has a reply, or was given up
+/// and will never be sent again.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AckWindow {
     /// The first number that this window does not cover.

@@ -39,8 +39,9 @@ pub struct DecodeError {
     /// Value of the row.
     pub value: Bytes,
     /// Revision of the last put of the row, for
-    /// [`compare_and_delete`](crate::Client::compare_and_delete) and `compare_and_set`. `None` if the
-    /// error is not of a row, for example of an item of a queue or of a member of a group.
+    /// [`compare_and_delete`](crate::Client::compare_and_delete) and `compare_and_set`. `None` if
+    /// the error is about something other than a row, for example an item of a queue or a member of
+    /// a group.
     pub mod_revision: Option<Revision>,
     /// Why the row cannot be decoded.
     pub why: String,
@@ -67,9 +68,9 @@ impl DecodeError {
 
     /// Returns the key in the store: with the prefixes of the folder and of its client.
     ///
-    /// For the error of a method of [`KeyValue`](crate::KeyValue), such as
-    /// [`KeyValue::parse`](crate::KeyValue::parse), returns the key of the row, because a row does not
-    /// know the prefix of its client ([`Client::with_prefix`](crate::Client::with_prefix)).
+    /// For the error of a method such as [`KeyValue::parse`](crate::KeyValue::parse), returns the
+    /// key of the row. A row does not contain the prefix of its client
+    /// ([`Client::with_prefix`](crate::Client::with_prefix)).
     pub fn full_key(&self) -> Bytes {
         if self.prefix.is_empty() {
             return self.key.clone();

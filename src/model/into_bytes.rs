@@ -27,7 +27,7 @@ use bytes::{Bytes, BytesMut};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Numbers are not implemented, because their encoding is the program's choice: use
+/// The trait is not implemented for numbers, because their encoding is the program's choice: use
 /// `n.to_string()`, or `n.to_be_bytes()` for keys that sort like the numbers. Implement the trait
 /// for key types of your own:
 ///

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::{KeyRange, RangeEnd};
 
 /// The union of some key ranges: spans that neither overlap nor touch, by their first key. The keys
-/// are [`Bytes`], or slices that the ranges own.
+/// are [`Bytes`], or slices that borrow from the ranges.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct KeySet<B>(BTreeMap<B, SpanEnd<B>>);
 

@@ -86,8 +86,8 @@ impl KeyRange {
         Self { start: first_if_empty(start), end: RangeEnd::Before(end.into_bytes()) }
     }
 
-    /// Creates a range without replacing an empty start, which every call rejects. For decoders,
-    /// which must not change what another process has encoded.
+    /// Creates a range and keeps an empty start, although every call rejects such a range. For
+    /// decoders, which must not change the range that another process has encoded.
     #[doc(hidden)]
     pub fn from_parts(start: impl IntoBytes, end: RangeEnd) -> Self {
         Self { start: start.into_bytes(), end }
@@ -125,9 +125,9 @@ impl KeyRange {
     /// Returns the keys of this range that are greater than `key`. Use this method to read a large
     /// range in pages: `key` is the last key of a page, and the result is the range of the next page.
     ///
-    /// `key` need not exist, and may be outside of the range: if it is less than every key of the
-    /// range, the result is the whole range, and if it is greater, the result is empty. Reading an
-    /// empty range returns no rows.
+    /// `key` need not exist, and may be outside of the range. If it is less than every key of the
+    /// range, the result is the whole range. If it is greater than every key, the result is empty.
+    /// Reading an empty range returns no rows.
     ///
     /// To read all pages at one revision, pass the revision of the first page to the others
     /// ([`RangeCall::revision`](crate::kv::RangeCall::revision)):
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(KeyRange::from("".."z"), KeyRange::from(.."z"));
         assert_eq!(KeyRange::from(""..="z"), KeyRange::from(..="z"));
         assert_eq!(KeyRange::between("", "z"), KeyRange::from(.."z"));
-        // A single key is not a start, and a decoder keeps what it was sent.
+        // An empty single key and a decoded range keep their empty start.
         assert!(KeyRange::key("").start().is_empty() && KeyRange::from("").start().is_empty());
         assert!(KeyRange::from_parts("", RangeEnd::Unbounded).start().is_empty());
     }

@@ -14,8 +14,8 @@
 //!
 //! The sender chooses the number of pieces of each kind; the kinds come in this order. Together the
 //! pieces contain the complete state. The rebuilt machine returns the same results and has the same
-//! digest as the original machine, and the two stay equal when the same further entries are applied
-//! to both.
+//! digest as the original machine. The two stay equal when the same further entries are applied to
+//! both.
 
 use std::time::Duration;
 

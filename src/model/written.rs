@@ -3,8 +3,8 @@
 //! A delete may overlap another delete. The two branches of a nested transaction may write the same
 //! key, because only one of them runs. All replicas must return the same rejection, including the
 //! key that it names. Therefore the order of the check is fixed: deletes in their order, puts in
-//! the order of their keys. The cost is O(n log n) for n writes, because the driver runs this check
-//! on requests of other members.
+//! the order of their keys. The driver runs this check on requests of other members, so n writes
+//! must cost no more than O(n log n).
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Included, Unbounded};
@@ -48,7 +48,7 @@ impl<'a> Written<'a> {
     }
 
     /// Checks each branch of a nested transaction by itself, and then against the other operations
-    /// of the parent, but not the two branches against each other.
+    /// of the parent. Does not check the two branches against each other.
     fn nested(&mut self, success: &'a [Op], failure: &'a [Op]) -> Result<(), Rejection> {
         let (success, failure) = (Self::of(success)?, Self::of(failure)?);
         let ranges = || success.ranges.iter().chain(&failure.ranges);

@@ -128,7 +128,7 @@ pub(crate) struct Assembled {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// The answer to a join request, which the member has before it has a log.
+/// The answer to a join request, with which a member that has no log yet starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Joined {
     /// The id of the member's disk, drawn before it asked to join.
@@ -367,8 +367,8 @@ struct Loaded {
     named: BTreeMap<NodeId, Contact>,
 }
 
-/// Loads the warm copy, or else the newest readable snapshot, and applies the entries that the log knows to be
-/// committed.
+/// Loads the warm copy, or else the newest readable snapshot, and applies the entries that the log
+/// records as committed.
 fn load(
     folder: &Folder,
     settings: &Settings,

@@ -170,9 +170,9 @@ impl Shared {
         }
     }
 
-    /// Like [`Shared::write`], and calls `hook` exactly once: with the outcome, or with `None` if there will never be
-    /// one. The hook runs even if the caller has gone away. The operations in `leaving` are applied after the
-    /// transaction, in the same entry.
+    /// Like [`Shared::write`], and calls `hook` exactly once: with the outcome, or with `None` if
+    /// the outcome will never be known. The hook runs even if the caller has gone away. The
+    /// operations in `leaving` are applied after the transaction, in the same entry.
     pub(crate) async fn write_hooked(
         &self,
         txn: Txn,
@@ -263,8 +263,8 @@ impl Shared {
         self.admission.admit_read().map_err(|why| self.stopped_or(why))
     }
 
-    /// Returns the reason for a rejection. If the node has stopped, returns this as the reason:
-    /// other reasons are temporary, and the caller would retry forever.
+    /// Returns `why` or, if the node has stopped, that error. Otherwise a caller could retry
+    /// forever, because other reasons are temporary.
     fn stopped_or(&self, why: CallError) -> CallError {
         let stopped = |reason| CallError::Stopped { reason, maybe_applied: false };
         self.stop_reason().map_or(why, stopped)
@@ -507,7 +507,7 @@ impl Shared {
             return Ok(ttl);
         }
         // The call counts as an open read until its answer arrives, even if its future is not
-        // polled: a caller that keeps many leases alive polls the futures one by one.
+        // polled. A caller that keeps many leases alive polls the futures one by one.
         let open = self.admit_read()?;
         let (sender, receiver) = oneshot::channel();
         let reply = ReplyTo::Waiting(sender);

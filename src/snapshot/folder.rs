@@ -132,9 +132,9 @@ impl Folder {
     }
 
     /// Starts to write a snapshot outside this directory, for a backup. Other members may write to
-    /// the same path at the same time. Therefore the incomplete file has a name with this member's
-    /// disk id, and only the member itself, which writes one backup at a time, replaces an
-    /// incomplete file with this name.
+    /// the same path at the same time. Therefore the name of the incomplete file contains this
+    /// member's disk id. Only the member itself replaces an incomplete file with this name, and it
+    /// writes one backup at a time.
     ///
     /// # Errors
     /// Fails if the disk returns an error or is full.

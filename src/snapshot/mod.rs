@@ -34,9 +34,9 @@
 //! Therefore members at the same index write identical files, and a transfer that began from one
 //! member can continue from another.
 //!
-//! A backup file has the same format. A backup that was downloaded over the etcd API has two
-//! additions at its end, like an etcd snapshot: zeros up to a multiple of 512 bytes, and a 32-byte
-//! hash. This module ignores the zeros and the hash.
+//! A backup file has the same format. A backup that was downloaded over the etcd API ends like an
+//! etcd snapshot, with two additions: zeros up to a multiple of 512 bytes, and a 32-byte hash. This
+//! module ignores the zeros and the hash.
 //!
 //! # Durability
 //! A file with the final name is complete: it was synced, read back and verified before it was

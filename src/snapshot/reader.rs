@@ -30,8 +30,8 @@ pub(crate) struct SnapshotReader {
     may_have_tail: bool,
 }
 
-/// A backup that was downloaded over the etcd API ends like an etcd snapshot: with zeros up to a
-/// multiple of this number of bytes, and then a hash of the contents.
+/// A backup that was downloaded over the etcd API ends like an etcd snapshot. Zeros up to a
+/// multiple of this number of bytes are followed by a hash of the contents.
 const TAIL_ALIGN: u64 = 512;
 const TAIL_BYTES: u64 = 32;
 
@@ -326,7 +326,8 @@ impl Check {
         Ok(record)
     }
 
-    /// Gives the file its final name, durably, after it was read to its end.
+    /// Renames the file to its final name and makes the rename durable, after the file was read to
+    /// its end.
     ///
     /// # Errors
     /// Returns an error of the disk.

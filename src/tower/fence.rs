@@ -20,9 +20,9 @@ use crate::recipes::{FenceError, StoredFence, Token};
 /// The function `reject` answers the requests that are not admitted:
 /// `Fn(&Request, FenceRejection) -> Response`.
 ///
-/// The layer checks before the request reaches the inner service. If a later holder sends a request
-/// while an admitted request is at work, both are at work. A handler that writes to the store
-/// excludes this with [`StoredFence::condition`]:
+/// The token is checked before the request reaches the inner service. If a later holder sends a
+/// request while an admitted request is being handled, both are handled at the same time. A handler
+/// that writes to the store prevents this with [`StoredFence::condition`]:
 ///
 /// ```
 /// # use bowline::{Error, Node, Op, Token, lock::StoredFence, tower::{FenceLayer, FenceRejection}};
@@ -103,7 +103,8 @@ where
     }
 
     fn call(&mut self, mut request: Request) -> Self::Future {
-        // `poll_ready` has made this instance ready, and a clone of it need not be.
+        // `poll_ready` was called on this instance, so call this instance and leave the clone in
+        // its place.
         let clone = self.inner.clone();
         let mut ready = mem::replace(&mut self.inner, clone);
         let token = (self.layer.token)(&mut request).ok_or(FenceRejection::NoToken);

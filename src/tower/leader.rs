@@ -17,8 +17,8 @@ use crate::recipes::ElectionView;
 /// Admits requests only while this process is the leader. The function `reject` answers all other
 /// requests: `Fn(&Request, NotLeader) -> Response`.
 ///
-/// There are two leaders. [`LeaderLayer::new`] means the leader of an election, which is the
-/// process that does your program's work ([`Node::leader_task`]). Use
+/// There are two kinds of leader. [`LeaderLayer::new`] checks for the leader of an election, which
+/// is the process that does your program's work ([`Node::leader_task`]). Use
 /// [`LeaderLayer::of_consensus`] only for requests about the cluster itself.
 ///
 /// The layer checks once, before the request reaches the inner service, from local memory and
@@ -50,8 +50,9 @@ pub struct NotLeader {
     /// [`LeaderLayer::of_consensus`] this is the leader's first
     /// [endpoint](crate::Config::endpoints).
     ///
-    /// `None` if there is no leader, or its location is unknown. As known to the local replica,
-    /// which may lag behind. Shortly after an election, this may be the location of this process.
+    /// `None` if there is no leader, or its location is unknown. The value comes from the local
+    /// replica, which may lag behind. Shortly after an election, this may be the location of this
+    /// process.
     pub leader: Option<Bytes>,
 }
 
@@ -71,7 +72,7 @@ impl NotLeader {
 
 impl<R> LeaderLayer<R> {
     /// Admits requests while a task of this node leads the election `election`; see
-    /// [`ElectionView::is_leader`]. It does not matter which task and which session.
+    /// [`ElectionView::is_leader`]. Any task and any session of this node counts.
     pub fn new(node: &Node, election: impl IntoBytes, reject: R) -> Self {
         Self { kind: LeaderKind::Elected(node.election_view(election)), reject }
     }

@@ -87,7 +87,7 @@ fn cut_off_leader_rejects_before_the_next_leader_admits() {
     cluster.partition(&[0]);
     let second = second.block().unwrap();
     assert!(second.is_leader());
-    // The old leader cannot know the new one, and names itself.
+    // The old leader is partitioned and does not know the new leader, so it names itself.
     assert_eq!((ask(&old, 7), ask(&new, 7)), (Err("at 0".to_owned()), Ok(7)));
     drop(first);
 }

@@ -73,7 +73,7 @@ pub(super) async fn listen(context: Arc<Context>, listener: TcpListener) {
 }
 
 /// Returns the group in which connections are counted together: a single IPv4 address, or an IPv6
-/// network, because one host may have a whole network of IPv6 addresses.
+/// network. One host may have a whole network of IPv6 addresses.
 fn origin(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -120,8 +120,8 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
         );
     }
     if let Some(before) = before {
-        // Waits until the older connection has ended: it then drops its end of the channel, so the
-        // result is an error.
+        // Wait until the older connection has ended. It then drops its end of the channel, so the
+        // result is always an error.
         let _ = before.await;
     }
     context.peers.heard_from(peer, life_of(&hello));
@@ -393,8 +393,8 @@ impl Incoming {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers the connection for its lane and asks the previous connection to end. The receiver
-    /// resolves when the previous connection has ended.
+    /// Registers the connection for its lane and asks the previous connection to end. The returned
+    /// receiver resolves when the previous connection has ended.
     fn seat(
         &self,
         lane: Lane,

@@ -18,7 +18,7 @@ const LISTS: &str = " lists ";
 /// hellos.
 const CLUSTERS_MAX: usize = 16;
 
-/// Two members of different clusters, from the view of one of them.
+/// Two members of different clusters, as seen by one of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct OtherCluster {
     mine: ClusterId,
@@ -82,7 +82,7 @@ pub(super) struct OtherClusters {
 }
 
 impl OtherClusters {
-    /// Explains the rejection `why` of a member of another cluster: returns its text with the
+    /// Explains the rejection `why` of a member of another cluster. Returns its text, with the
     /// difference between its list of names and the list of this member, whose cluster is `mine`.
     /// Returns `None` if the rejection has another reason.
     pub(super) fn explain(

@@ -24,7 +24,7 @@ use crate::model::{Hello, Lane, Moment, NodeId};
 /// Members dial repeatedly, so the same rejection repeats.
 const REFUSAL_REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// The end of a connection that this member is.
+/// The role of this member on a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Side {
     Dialer,
@@ -145,7 +145,7 @@ impl Context {
     /// Returns whether enough time has passed to report about this peer again.
     fn may_report(&self, side: Side, peer: Option<NodeId>) -> bool {
         // All unknown peers share one entry of the table, so that forged ids fill neither the table
-        // nor the program's log output.
+        // nor the program's log.
         let place = (side, peer.filter(|peer| self.admission.knows(*peer)));
         let now = self.env.clock.now();
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,8 +158,8 @@ impl Context {
     }
 }
 
-/// Follows the connections with each peer, to notify the receiver of the first and after the last
-/// one, and when the process of the peer seems to have ended.
+/// Tracks the connections with each peer. Notifies the receiver when the first connection opens,
+/// when the last one ends, and when the process of the peer seems to have ended.
 pub(super) struct ContextPresence {
     peers: Mutex<BTreeMap<NodeId, ProcessEvidence>>,
     receiver: Arc<dyn Receiver>,

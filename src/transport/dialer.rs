@@ -54,7 +54,8 @@ pub(super) async fn keep(context: Arc<Context>, peer: Arc<Peer>, lane: Lane) {
     let pipe = peer.pipe(lane);
     let mut target = peer.target();
     let mut pause = Pause::new(context.settings.pause_min, context.settings.pause_max);
-    // The indexes of the peer's address to dial next, and of the resolved address to try first.
+    // `turn` is the index of the peer's address to dial next, and `first` that of the resolved
+    // address to try first.
     let (mut turn, first) = (0_usize, AtomicUsize::new(0));
     loop {
         let address = match target.borrow_and_update().as_deref() {
@@ -137,8 +138,8 @@ impl Route<'_> {
 
     /// Dials until an attempt succeeds or fails. The first attempt may take the whole handshake
     /// timeout, because a slow network may need that long. But if the network drops the packets of
-    /// this attempt, it hangs for the whole timeout, although the peer may be reachable again.
-    /// Therefore [`Self::probe`] makes further attempts in parallel.
+    /// this attempt, the attempt hangs for the whole timeout, although the peer may be reachable
+    /// again. Therefore [`Self::probe`] makes further attempts in parallel.
     async fn reach(&self) -> Result<Established, Broken> {
         let settings = &self.context.settings;
         let first = self.connect(self.first.load(Ordering::Relaxed));
@@ -234,7 +235,8 @@ impl Route<'_> {
                     return Broken::Socket(io::Error::other("the peer has connected in another incarnation"));
                 }
                 end = serve(context, self.pipe(), &stream, peer.id, &silent) => {
-                    // After the receiver has heard of the end, no message is queued for this connection.
+                    // Close the pipe before reporting the end to the receiver, so that no message
+                    // is queued for this connection after that.
                     drop(up);
                     if let Some(presence) = earlier.take() {
                         presence.end(&end);
@@ -297,7 +299,7 @@ pub(super) async fn open(
                 stream.set_nodelay(true)?;
                 return Ok((stream, at));
             }
-            // Only if every address refuses, the name does.
+            // The result is a refusal only if every address refuses the connection.
             Ok(Err(refused)) if refused.kind() == io::ErrorKind::ConnectionRefused => {
                 error.get_or_insert(refused);
             }

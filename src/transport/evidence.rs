@@ -57,7 +57,7 @@ impl ConnectionEnd {
             io::ErrorKind::UnexpectedEof
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe => ConnectionEnd::ByPeer,
-            // This side closes connections with errors of this kind.
+            // Errors of this kind come from this side, which closed the connection.
             io::ErrorKind::Other => ConnectionEnd::Here,
             _ => ConnectionEnd::Lost,
         }
@@ -189,7 +189,8 @@ mod tests {
         ] {
             assert!(!ended(events).has_ended(), "{events:?}");
         }
-        // A lane that this side has closed, or that was lost and opened again, does not matter.
+        // A connection that this side has closed, or that was lost and opened again, does not
+        // contradict the evidence.
         assert!(ended(&[OPENED, OPENED, HERE, BY_PEER]).has_ended());
         assert!(ended(&[OPENED, OPENED, LOST, OPENED, BY_PEER, BY_PEER]).has_ended());
         assert!(after(&[OPENED, LOST, OPENED, refused]).is_connected());

@@ -276,9 +276,9 @@ pub(super) async fn accept(
             return Err(Broken::Garbage(format!("unexpected frame {kind:?} in reply to a hello")));
         }
     }
-    // The check is repeated, because the dialer may have delayed its last frame. Meanwhile a later
+    // The check is repeated, because the dialer may have delayed its last frame. Meanwhile, a later
     // incarnation of the dialer may have connected, or the cluster may have been founded without
-    // its disk.
+    // the dialer's disk.
     if let Err(rejection) = admission.admit(&admission.hello(peer), &theirs, stream.proven_name()) {
         return Err(turn_away(stream, &[], peer, rejection.into()).await);
     }

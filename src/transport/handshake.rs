@@ -51,14 +51,14 @@ impl From<DiskId> for Digits {
     }
 }
 
-/// The reason why two members do not talk.
+/// The reason for which a member rejects the hello of another one.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum HelloRejection {
     /// The two members belong to different clusters: two clusters are connected by mistake, or two
     /// members of one cluster have different configurations.
     #[error("{0}")]
     OtherCluster(OtherCluster),
-    /// The other member intended to talk to another member: it has a wrong address.
+    /// The other member wanted to reach another member: it has dialed a wrong address.
     #[error("member {them} dialed member {meant} but reached member {me}: an address is wrong")]
     NotForMe {
         /// This member.
@@ -305,7 +305,7 @@ impl Admission {
         refused
     }
 
-    /// Returns whether this is a member.
+    /// Returns whether `id` is the id of a member.
     pub(super) fn knows(&self, id: NodeId) -> bool {
         self.introducer.known().knows(id)
     }

@@ -18,9 +18,9 @@
 //! certificate.
 //!
 //! **The cost of requests.** Until its proof is checked, the connection of a joiner counts as a
-//! pending handshake, and the limits on pending handshakes apply. After that, separate limits apply
-//! to the number of joiners that wait for a reply, to the time for which they may wait, and to the
-//! number of join requests per second that reach the node.
+//! pending handshake, and the limits on pending handshakes apply. After that, separate limits
+//! apply: to the number of waiting joiners, to the time for which they may wait, and to the join
+//! requests per second that reach the node.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, RecvTimeoutError};

@@ -119,7 +119,7 @@ impl MemoryHub {
             if given_up() {
                 return Err(JoinError::GivenUp);
             }
-            // Nothing is ever sent; this is only a pause.
+            // Nothing is sent on this channel. The call is only a pause.
             let _ = pause.recv_timeout(ASK_AGAIN);
         }
         Err(JoinError::TooLate(last))
@@ -159,8 +159,8 @@ impl MemoryState {
         self.seats.keys().copied().filter(|id| *id != me).collect()
     }
 
-    /// If two members can communicate and have not checked each other yet, lets them do so. Returns
-    /// whether the two are connected afterwards.
+    /// If two members can communicate and have not checked each other yet, makes them check each
+    /// other. Returns whether the two are connected afterwards.
     fn meet(&mut self, a: NodeId, b: NodeId) -> bool {
         let pair = pair(a, b);
         if self.linked.contains(&pair) {

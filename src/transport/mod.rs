@@ -44,11 +44,11 @@
 //! **Joining.** A process that is not a member yet can join with one address and the cluster's
 //! token: [`join()`].
 //!
-//! **The cost of strangers.** The number of connections that have not completed the handshake is
-//! limited, and so are the duration of a handshake and its memory (a few kilobytes). When there are
-//! too many pending handshakes, one connection is closed. The rules are in [`acceptor`]. Therefore
-//! a flood of silent connections does not keep a member out. The length of a frame is checked
-//! before memory is allocated for it, and its checksum before it is decoded ([`frame`]).
+//! **The cost of strangers.** The number of connections without a completed handshake is limited,
+//! and so are the duration of a handshake and its memory (a few kilobytes). When there are too many
+//! pending handshakes, one connection is closed. The rules are in [`acceptor`]. Therefore a flood
+//! of silent connections does not keep a member out. The length of a frame is checked before memory
+//! is allocated for it, and its checksum before it is decoded ([`frame`]).
 //!
 //! **Half-open connections.** The dialer sends keepalives several times in each idle timeout, and
 //! the acceptor echoes them. The acceptor also acknowledges other data at the same rate, because
@@ -138,13 +138,13 @@ pub(crate) trait Receiver: Send + Sync + 'static {
     fn join(&self, ask: JoinAsk, reply: JoinReply);
 }
 
-/// The reason why two members do not talk.
+/// The reason for which a connection between two members was rejected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Refused {
     /// The reason as text.
     pub(crate) why: String,
     /// A member, possibly this one, that no longer has the disk with which it founded the cluster.
-    /// Set if this member has found that out.
+    /// Set if this member has detected the loss.
     pub(crate) disk_lost: Option<NodeId>,
     /// A member, possibly this one, that was removed from the cluster and must not return under its
     /// id. If this member itself was removed, the other member has reported that.

@@ -167,7 +167,7 @@ impl Peers {
         self.peers().contains_key(&id)
     }
 
-    /// Lets the dialers of the peer that pause dial at once.
+    /// Ends the pauses of the peer's dialers, so that they dial at once.
     pub(super) fn redial(&self, id: NodeId) {
         if let Some(peer) = self.peers().get(&id) {
             for lane in LANES {

@@ -74,8 +74,8 @@ impl Security {
         }
     }
 
-    /// Returns the recheck of trust for a new connection. The trusted certificates may have changed
-    /// since its handshake began.
+    /// Returns the repeated trust check for a new connection. The trusted certificates may have
+    /// changed since its handshake began.
     pub(super) fn doubt(&self) -> Doubt {
         match self {
             Security::None => Doubt::default(),

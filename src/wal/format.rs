@@ -147,7 +147,7 @@ pub(super) enum RecordKind {
     Data = 4,
     /// A membership change.
     Membership = 5,
-    /// Only its `durable` position matters.
+    /// A record that only states its `durable` position.
     Watermark = 6,
     /// The last record of its segment: the log continues in the next segment.
     Roll = 7,

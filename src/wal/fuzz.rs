@@ -74,8 +74,8 @@ impl LogContent {
             assert_eq!(entry.index, before.index.next());
             assert!(entry.term >= before.term, "terms fall");
             assert_eq!(reader.term(entry.index), Some(entry.term));
-            // The log does not check that the recorded term is at least the terms of the entries.
-            // The consensus checks that.
+            // The recorded term may be lower than the term of an entry: the consensus checks this,
+            // and the log does not.
             before = Base { index: entry.index, term: entry.term };
         }
         let (base, hard_state) = (recovered.base, recovered.hard_state.clone());

@@ -135,8 +135,8 @@ impl SegmentIndex {
     }
 
     /// Returns the first segment that is needed for the entries after `up_to` (`current` if there
-    /// are no such entries). Also returns the last entry before all entries in this segment and
-    /// later ones.
+    /// are no such entries). Also returns the index before the first entry in this segment or a
+    /// later one.
     pub(super) fn needed_behind(&self, up_to: LogIndex, current: u32) -> (u32, LogIndex) {
         let needed = if up_to < self.last {
             let at = self.samples.partition_point(|s| s.index <= up_to.next()) - 1;

@@ -1,9 +1,9 @@
 //! The write-ahead log: the durable state of a member.
 //!
-//! Everything that a member must not forget is a record in the log: the consensus entries, the
-//! term, vote and commit index, the founders of the cluster, and the number of starts of the
-//! member. The log is append-only. An entry whose index already exists replaces the earlier entries
-//! from that index on. The bytes of the replaced entries stay in the file.
+//! Everything that a member must not forget is a record in the log. The records contain the
+//! consensus entries, the term, vote and commit index, the founders of the cluster, and the
+//! member's number of starts. The log is append-only. An entry whose index already exists replaces
+//! the earlier entries from that index on. The bytes of the replaced entries stay in the file.
 //!
 //! ```text
 //! consensus --Group--> LogWriter::commit --Durable--> consensus
@@ -22,14 +22,14 @@
 //! have to allocate blocks.
 //!
 //! **Distinguishing a torn tail from damage.** Each record contains the position up to which the
-//! log was synced when the record was written. If the log ends in invalid bytes, and no later
-//! record proves that these bytes were synced, then a crash has interrupted the write of an
-//! unacknowledged group. The log truncates these bytes. All other invalid bytes are damage. In case
-//! of damage the log refuses to open, because the member may have voted or acknowledged entries
-//! based on the lost data. One window remains: until the next group is synced, or [`LogWriter::idle`]
-//! runs, no record proves that the last group was synced. If the last group is damaged within this
-//! window, it is mistaken for a torn tail. If the last segment and the disk are both full, the
-//! window lasts until there is free space.
+//! log was synced when the record was written. If the log ends in invalid bytes that no later
+//! record proves to have been synced, a crash has interrupted the write of an unacknowledged group.
+//! The log truncates these bytes. All other invalid bytes are damage. In case of damage the log
+//! refuses to open, because the member may have voted or acknowledged entries based on the lost
+//! data. The last group is an exception: until the next group is synced, or [`LogWriter::idle`]
+//! runs, no record proves that it was synced. If the last group is damaged in this time, it is
+//! mistaken for a torn tail. If the last segment and the disk are both full, this time lasts until
+//! there is free space.
 //!
 //! The log makes the assumptions about the disk that `env::disk` lists, and two more. First, a
 //! write changes only the sectors that it overlaps. Second, if a write stores the same value in a
@@ -44,8 +44,8 @@
 //! snapshot.
 //!
 //! The log cannot detect one fault: the disk reverts the last segment as a whole to its contents
-//! after an earlier group. Nothing else on this disk could reveal this fault, but the other members
-//! can.
+//! after an earlier group. This disk contains no evidence of the fault. The other members can
+//! detect it.
 //!
 //! **A full disk** is noticed when the log prepares the next segment, before any group depends on
 //! that segment. A group that does not fit waits, and none of its bytes are written

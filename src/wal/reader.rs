@@ -75,9 +75,9 @@ impl LogReader {
         self.index().term(index)
     }
 
-    /// Returns the entries from `from` up to but excluding `to`. May return fewer: the data is
-    /// limited to `bytes_max` bytes in total, but at least one entry is returned if `from < to`,
-    /// and one call reads at most about 16 MiB of log.
+    /// Returns the entries from `from` up to but excluding `to`. May return fewer, because the data
+    /// is limited to `bytes_max` bytes, and one call reads at most about 16 MiB of log. Returns at
+    /// least one entry if `from < to`.
     ///
     /// # Errors
     /// Returns [`LogError::OutOfRange`], [`LogError::Corrupt`] or [`LogError::Io`]. After `Corrupt`

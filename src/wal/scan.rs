@@ -1,5 +1,5 @@
-//! Reads the records of a segment, either one after the other along the chain, or, after damage, in
-//! search of witnesses: later records which prove that the damaged bytes had been synced.
+//! Reads the records of a segment one after the other along the chain. After damage, searches for
+//! witnesses: later records which prove that the damaged bytes had been synced.
 
 use std::io;
 

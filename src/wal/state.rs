@@ -120,8 +120,8 @@ impl LogState {
             }
             Some(IndexChange::Keep(base))
         } else {
-            // This base was recorded before entries of the log were truncated, so it is allowed to
-            // be older than the index.
+            // The index may already begin after this base, because entries were truncated after the
+            // base was recorded.
             None
         };
         if let Some(change) = change {

@@ -69,8 +69,8 @@ impl Blank {
                 let to = filled.saturating_add(SLICE_BYTES).min(*whole);
                 fill(&**file, *filled, to).map_err(LogError::io("prepare", &path))?;
                 if let Err(error) = file.sync_data() {
-                    // After a failed sync, the earlier writes to the file may be lost, so the file
-                    // is not used.
+                    // After a failed sync, earlier writes to the file may be lost, so do not use
+                    // the file.
                     *self = Self::Absent;
                     return Err(LogError::io("sync", &path)(error));
                 }

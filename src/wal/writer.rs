@@ -41,8 +41,8 @@ const GROUP_BYTES_MAX: usize = 1 << 30;
 /// A disk loses bytes in units of sectors.
 const SECTOR_BYTES: u32 = 512;
 
-/// Space that every segment reserves after its last group: for a watermark, for padding up to the
-/// next sector, for another watermark in that sector, and for the Roll record.
+/// Space that every segment reserves after its last group: for a watermark, padding up to the next
+/// sector, another watermark there, and the Roll record.
 pub(super) const TAIL_BYTES: u32 = SECTOR_BYTES + 3 * Record::bytes(0) as u32;
 
 /// If the write buffer is larger than this, its memory is released after a write.
@@ -65,14 +65,14 @@ pub(crate) struct LogWriter {
     pub(super) chain: u32,
     /// Everything before this position is synced.
     pub(super) durable: Position,
-    /// Some durable data is not proven by a later record yet.
+    /// Whether no later record yet proves that the last durable data was synced.
     pub(super) unvouched: bool,
     /// State of the log including the current groups, durable or not.
     pub(super) state: LogState,
     /// Changes that are not visible to readers yet.
     pub(super) fresh: Vec<IndexChange>,
     pub(super) number: u64,
-    /// The last commit found no room for a group.
+    /// Whether the last commit found no space for a group.
     pub(super) waiting: bool,
     pub(super) reader: LogReader,
     pub(super) failed: Option<String>,
@@ -102,10 +102,10 @@ impl LogWriter {
         if self.waiting { Space::Low } else { self.stock.space() }
     }
 
-    /// Uses an idle moment for maintenance. Writes a watermark for the last sync, so that damage to
-    /// it is not mistaken for a torn tail, removes truncated segments, and prepares the next
-    /// segment and the reserve. Takes about as long as one to a few commits. Returns whether there
-    /// is more to do.
+    /// Uses an idle moment for maintenance. Removes truncated segments, and prepares the next
+    /// segment and the reserve. Also writes a watermark for the last sync, so that damage to the
+    /// synced data is not mistaken for a torn tail. Takes about as long as one to a few commits.
+    /// Returns whether there is more to do.
     ///
     /// # Errors
     /// Same as [`LogWriter::commit`]. A lack of space for the next segment is not an error.
@@ -353,8 +353,9 @@ impl LogWriter {
         self.reader.set_bytes(older + u64::from(self.durable.offset));
     }
 
-    /// Returns the number of bytes of the next segment that should be ready by now: none before a
-    /// quarter of this segment is used, and all when three quarters are used.
+    /// Returns the number of bytes of the next segment that should be ready by now. The number
+    /// rises from 0, when a quarter of this segment is used, to all bytes, when three quarters are
+    /// used.
     fn wanted_of_next(&self) -> u32 {
         let (used, length) = (u64::from(self.offset()), u64::from(self.segment.length));
         let late = used.saturating_sub(length / 4);
@@ -362,8 +363,8 @@ impl LogWriter {
             return 0;
         }
         let share = (late * 2 * u64::from(self.segment_bytes)).div_ceil(length);
-        // One byte more than the length of the next segment, so that a completely filled segment is
-        // also renamed.
+        // One byte more than the segment's length also requests that the completely filled segment
+        // is renamed.
         let all = self.segment_bytes + 1;
         u32::try_from(share + u64::from(SLICE_BYTES)).unwrap_or(all).min(all)
     }

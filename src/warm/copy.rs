@@ -10,9 +10,9 @@
 //! ```
 //!
 //! The sweep (which frees compacted versions) does not wait until the base is read. If the sweep
-//! frees a row before it was read, then a newer version of that row was also compacted, and this
-//! newer version is among the changes. Loading a copy takes the newest version of each key up to
-//! the compacted revision, so the freed row is not needed.
+//! frees a row before it was read, a newer version of that row was also compacted. This newer
+//! version is among the changes. Loading a copy takes the newest version of each key up to the
+//! compacted revision, so the freed row is not needed.
 //!
 //! Superseded rows are not removed from the store. Instead, if a copy has become much larger than
 //! the state, a new copy is built in another store. The amortized cost per change is the same as
@@ -34,7 +34,7 @@ pub(super) struct CopySizes {
     pub(super) record_bytes: usize,
     /// Approximate size of a batch in bytes. The worker writes one batch per turn.
     pub(super) batch_bytes: usize,
-    /// A copy may be larger than twice the size of the state by this number of bytes.
+    /// Number of bytes by which a copy may exceed twice the size of the state.
     pub(super) growth_bytes: u64,
 }
 

@@ -89,7 +89,8 @@ impl Hub {
         if self.closed.get().is_some() {
             return;
         }
-        // Check the changes before the first one is pushed, so that no publication stops halfway.
+        // Check all changes before pushing the first one, so that a panic never leaves a
+        // half-published batch.
         let mut newest = self.visible();
         for Change { revision, .. } in changes {
             assert!(*revision == newest.next(), "revision {revision} published after {newest}");

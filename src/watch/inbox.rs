@@ -156,8 +156,8 @@ impl WatchInbox {
         if mem::replace(&mut queue.touched, true) { Push::Done } else { Push::First }
     }
 
-    /// Must be called after a publication has added entries and its revisions have become visible.
-    /// The caller must wake the returned waker while it holds no lock.
+    /// Returns the waker of the consumer. Must be called after a publication has added entries and
+    /// its revisions have become visible. The caller must hold no lock when it wakes the waker.
     pub(super) fn announce(&self, _: &Raised) -> Option<Waker> {
         let mut queue = self.lock();
         queue.touched = false;

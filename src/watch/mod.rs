@@ -28,8 +28,8 @@
 //! revision that the hub has not published yet. A watcher that has read this revision enters the
 //! index with a start above it. When the hub publishes the revision later, it skips this watcher.
 //!
-//! **Full inboxes.** When an inbox is full, its watcher remembers the first revision that it
-//! missed, leaves the index, and continues from the history once its queue is empty. Therefore a
+//! **Full inboxes.** When an inbox is full, its watcher leaves the index and records the first
+//! revision that it missed. Once its queue is empty, it continues from the history. Therefore a
 //! consumer that stalls occupies only as much memory as [`WatchLimits`] allows, and publishing
 //! never waits for a consumer.
 //!

@@ -57,7 +57,8 @@ impl Consensus {
     }
 
     /// Decides whether raft processes a vote request. If this member has evidence that the process
-    /// of its leader has ended, it gives up the leader, so that raft does not ignore the request.
+    /// of its leader has ended, it stops following the leader, so that raft does not ignore the
+    /// request.
     pub(super) fn admits_candidate(&mut self, from: NodeId, message: &Message) -> bool {
         let kind = message.get_msg_type();
         let is_pre_vote = kind == MessageType::MsgRequestPreVote;
@@ -67,9 +68,9 @@ impl Consensus {
         }
         let mine = (self.term_at(self.last()), self.last());
         let theirs = (Some(Term(message.log_term)), LogIndex(message.index));
-        // Members that campaign early at the same time would split the votes. The one with the
-        // longest log continues, or the one with the highest id if the logs are equally long. Only
-        // for a moment, because this member does not know whether the other one reaches a quorum.
+        // Members that campaign early at the same time would split the votes. The member with the
+        // longest log continues, or that with the highest id if the logs are equally long. The
+        // others yield only for a moment, because the remaining candidate may not reach a quorum.
         let is_recent = self.contacts.early.is_recent(self.term(), self.ticks);
         if is_pre_vote && is_recent && self.role() == RaftRole::PreCandidate {
             if theirs == mine && from < self.config.id {

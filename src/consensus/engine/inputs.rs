@@ -17,10 +17,10 @@ use crate::wal;
 impl Consensus {
     /// Advances the clock by one tick.
     ///
-    /// A member starts a campaign only while no entry is being written to its disk, because the
-    /// raft crate treats such entries as durable when the member becomes leader. While entries are
-    /// being written, the election timer does not expire. A leader's heartbeats do not wait for the
-    /// disk. A member that is the only voter campaigns without waiting for the timer.
+    /// A member starts a campaign only while no entry is being written to its disk. When a member
+    /// becomes leader, the raft crate treats such entries as durable. While entries are being
+    /// written, the election timer does not expire. A leader's heartbeats do not wait for the disk.
+    /// A member that is the only voter campaigns without waiting for the timer.
     pub(crate) fn tick(&mut self) {
         self.ticks += 1;
         self.look_after_fetching();
@@ -127,8 +127,8 @@ impl Consensus {
     /// cluster could be stuck without it. Suppose that the leader of two members is removed. The
     /// other member, whose log is shorter, then does not know that it is the only voter.
     ///
-    /// When it campaigns, the raft crate would read all entries up to that index at once. Therefore
-    /// the index is reduced to the entries that one read covers.
+    /// A candidate that receives such a message would read all entries up to that index at once.
+    /// Therefore the index is reduced to the entries that one read covers.
     pub(super) fn shorten_commit(&mut self, message: &mut Message) {
         let (claimed, next) = (LogIndex(message.commit), self.commit().next());
         if claimed < next || self.term_at(claimed) != Some(Term(message.commit_term)) {
@@ -136,7 +136,7 @@ impl Consensus {
             return;
         }
         match self.raw.mut_store().fetch(next, claimed.next()) {
-            // The logs agree on everything before an entry that both contain.
+            // Both logs contain this entry, so they agree on everything before it.
             Ok(reached) => {
                 let term = self.term_at(reached).expect("it was read");
                 (message.commit, message.commit_term) = (reached.get(), term.get());
@@ -178,9 +178,8 @@ impl Consensus {
     /// the round is confirmed, a [`Turn`] contains the round with the index that was committed when
     /// the round began.
     ///
-    /// Returns `false` if no round can start now: this member is not the leader, it has not
-    /// committed an entry of its term, or too many rounds wait because no quorum replies. The
-    /// caller retries later.
+    /// Returns `false` if this member is not the leader, has not committed an entry of its term, or
+    /// has too many waiting rounds because no quorum replies. The caller retries later.
     ///
     /// A round may never complete, because all rounds are dropped without notice when this member
     /// loses the leadership. Therefore the caller should set a deadline of a few heartbeats for
@@ -238,9 +237,9 @@ impl Consensus {
             self.pending.pop_front();
         }
         // Raft checks whether its log still contains the last entry of the group. If that entry was
-        // replaced and later received again, the log in memory contains it, but the queued groups
-        // first remove it from the disk and then write it again. Therefore this group is not
-        // reported to raft. The later group is reported, and covers this one.
+        // replaced and later received again, the log in memory contains the entry. But a queued
+        // group removes the entry from the disk before a later group writes it again. Therefore
+        // only the later group is reported to raft.
         let is_replaced = |last| self.oldest_pending().is_some_and(|first| first <= last);
         if last.is_some_and(is_replaced) && !mutant!(M46) {
             ready = None;

@@ -18,8 +18,8 @@ use crate::model::{
 };
 use crate::wal;
 
-/// Maximum number of committed entries that a learner that counts as caught up may lack. In a busy
-/// cluster, about this many entries are always in flight.
+/// Maximum number of committed entries that a caught-up learner may lack. In a busy cluster, about
+/// this many entries are always in flight.
 const CAUGHT_UP_ENTRIES: u64 = 256;
 
 impl Consensus {

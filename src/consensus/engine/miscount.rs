@@ -11,7 +11,7 @@ use crate::mutant::Mutant;
 const WRONG: [Mutant; 4] = [Mutant::M04, Mutant::M05, Mutant::M32, Mutant::M35];
 
 impl Consensus {
-    /// As the leader, commits what a wrong count would commit.
+    /// As the leader, commits entries according to a wrong count of acknowledgements.
     pub(super) fn miscount(&mut self) {
         let wrong = WRONG.into_iter().find(|wrong| crate::mutant::is(*wrong));
         let Some(wrong) = wrong.filter(|_| self.is_leader()) else { return };

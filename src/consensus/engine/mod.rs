@@ -238,9 +238,9 @@ impl Consensus {
         self.with_raft(|_| ());
     }
 
-    /// Returns whether this member may become leader: all entries are on disk, no snapshot is being
-    /// installed, and the committed entries that are not applied are in memory, where raft will
-    /// examine them.
+    /// Returns whether this member may become leader. All entries must be on disk, and no snapshot
+    /// may be in installation. Committed entries that are not applied must be in memory, because
+    /// raft will examine them.
     fn may_campaign(&self) -> bool {
         let raft = &self.raw.raft;
         if self.install.is_some() {

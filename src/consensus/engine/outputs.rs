@@ -1,5 +1,5 @@
-//! The outputs of the consensus: the work that a turn returns, and the messages that may be sent
-//! because the state that they depend on is durable.
+//! The outputs of the consensus: the work that a turn returns, and messages whose required state is
+//! now durable.
 
 use raft::eraftpb::{Message, MessageType};
 
@@ -107,9 +107,9 @@ impl Consensus {
     ///
     /// A leader's message depends only on the leader's term. It does not claim that the leader's
     /// own entries are durable, because they are written while the message is in flight. But the
-    /// term must be durable, because a single voter becomes leader before its term is. A reply to a
-    /// heartbeat depends only on the term as well. Every other message (votes, vote requests,
-    /// acknowledgements of entries) depends on the whole state.
+    /// term must be durable, because a single voter becomes leader before its term is durable. A
+    /// reply to a heartbeat depends only on the term as well. Every other message (votes, vote
+    /// requests, acknowledgements of entries) depends on the whole state.
     fn seal(&mut self, mut message: Message, leads: bool) {
         let kind = message.get_msg_type();
         let of_the_term = leads || kind == MessageType::MsgHeartbeatResponse;
@@ -147,7 +147,7 @@ impl Consensus {
         }
     }
 
-    /// Returns the messages whose state is durable.
+    /// Returns the messages that may be sent, because the state that they depend on is durable.
     pub(super) fn unseal(&mut self) -> Vec<Outbound> {
         let mut open = Vec::new();
         for _ in 0..self.sealed.len() {

@@ -9,8 +9,8 @@
 //!    └▶ turn: install, with a group for the log ─▶ its proof ─▶ (the state is installed) ─▶ installed
 //! ```
 //!
-//! After raft has accepted a snapshot, the next turn happens only when the snapshot is installed,
-//! because raft cannot handle a second snapshot while the first one is being written to the disk.
+//! After raft has accepted a snapshot, the next turn happens only when the snapshot is installed.
+//! Raft cannot handle a second snapshot while the first one is being written to the disk.
 
 use raft::eraftpb::Message;
 
@@ -35,8 +35,8 @@ impl Consensus {
         self.raw.mut_store().offer(offered);
     }
 
-    /// Returns whether a follower needs another snapshot. The offered one is too old for the log,
-    /// or does not contain the follower as a member. The next offer resets this flag.
+    /// Returns whether a follower needs another snapshot, because the offered one is too old for
+    /// the log or does not contain the follower as a member. The next offer resets this flag.
     pub(crate) fn wants_snapshot(&self) -> bool {
         self.raw.store().is_wanted()
     }
@@ -195,7 +195,7 @@ impl Consensus {
         Some(id)
     }
 
-    /// Records that the log has proven everything up to a group.
+    /// Records that the log has proven all groups up to this one durable.
     pub(super) fn prove_install(&mut self, group: u64) {
         if let Some(install) = &mut self.install
             && let InstallStage::Logged(carrier) = install.stage

@@ -1,9 +1,9 @@
 //! The fuzz target for the consensus: one member whose peers send arbitrary messages. The member
 //! must not panic, and must never contradict its own messages.
 //!
-//! The input is a sequence of events: messages with values close to interesting ones or with raw
-//! bytes, honest replies to the member's messages so that it can become leader, ticks, proposals,
-//! read rounds, disk syncs, applied entries, and crashes. The peers may lie in any way, so they can
+//! The input is a sequence of events: messages, ticks, proposals, read rounds, disk syncs, applied
+//! entries, and crashes. Messages contain raw bytes or values close to interesting ones. Honest
+//! replies to the member's messages let it become leader. The peers may lie in any way, so they can
 //! also make arbitrary entries committed. The checks therefore cover only this member: it must not
 //! contradict its own messages.
 
@@ -110,7 +110,7 @@ impl Subject {
             self.machine = newest.unwrap_or_else(|| Machine::new(self.founded.clone()));
             disk.hard_state.commit.max(self.machine.index())
         };
-        // The member forgets a commit index that was not durable.
+        // After a restart, the member starts from the durable commit index.
         self.history.retain(|index, _| *index <= commit);
         self.consensus = start(self.me, &self.founded, &self.disk, &self.machine, self.lives);
         let disk = self.disk.look();

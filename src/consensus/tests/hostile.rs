@@ -360,7 +360,7 @@ fn message_from_oneself_is_rejected() {
 #[test]
 fn unknown_newer_leader_is_accepted() {
     // A member that was disconnected does not know the current members. Meanwhile member 5 may have
-    // joined, or member 4, which it knows as a learner, may have been promoted; one of these is the
+    // joined, or member 4, a learner in its state, may have been promoted. One of these two is the
     // leader now.
     for leader in [4, 5] {
         let mut world = world();
@@ -530,7 +530,7 @@ fn generated_messages_never_panic() {
             message.from = from;
             message.reject = rng.next_u64().is_multiple_of(4);
             if rng.next_u64().is_multiple_of(2) {
-                // Use the current term, so that members do get elected.
+                // Often use the current term. Otherwise the member would never be elected.
                 message.term = me.term.get() + u64::from(me.role == RaftRole::PreCandidate);
             }
             if kinds[place] == M::MsgAppend {

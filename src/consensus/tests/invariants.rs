@@ -46,7 +46,7 @@ impl World {
             MessageType::MsgRequestVoteResponse if !message.reject => {
                 (in_term && durable.vote == Some(flying.to)) || durable.term > term
             }
-            // A granted pre-vote promises nothing: its term has not begun.
+            // A granted pre-vote needs no durable state, because its term has not begun.
             MessageType::MsgRequestPreVoteResponse if !message.reject => true,
             MessageType::MsgAppendResponse if !message.reject => {
                 (in_term && disk.last() >= LogIndex(message.index)) || durable.term > term
@@ -98,7 +98,8 @@ impl World {
     }
 
     /// Returns whether a majority of voters has the entry, according to the last configuration
-    /// before it or the one before that. A leader has applied all but one change when it counts.
+    /// before it or the one before that. When a leader counts acknowledgements, it has applied all
+    /// changes except at most the last.
     fn is_on_a_quorum(&self, entry: &wal::Entry) -> bool {
         let holds = |id: &NodeId| {
             self.members.get(id).is_some_and(|m| m.disk.look().holds(entry.index, entry.term))

@@ -79,7 +79,7 @@ fn assert_same(path: &Path, text: &str, played: &str) {
     }
 }
 
-/// Plays a case, and returns it with the members' part as it happened.
+/// Runs a case, and returns it with the actual actions of the members.
 fn play(block: &str) -> String {
     let mut cluster = Cluster::default();
     let mut out = String::new();

@@ -1,6 +1,6 @@
-//! Randomized runs of clusters of several sizes: messages are lost, duplicated and reordered,
-//! members crash during disk writes, networks are partitioned, disks are slow, members are added
-//! and removed, logs are truncated, and snapshots are fetched.
+//! Randomized runs of clusters of several sizes. Messages are lost, duplicated and reordered,
+//! members crash during disk writes, networks are partitioned, and disks are slow. Members are
+//! added and removed, logs are truncated, and snapshots are fetched.
 
 use super::world::{World, add, node};
 use crate::model::{MemberChange, NodeId, SplitMix64};
@@ -46,7 +46,7 @@ fn run(seed: u64, changing: bool) -> Outcome {
     let mut rng = SplitMix64::new(seed);
     let mut world = World::dark(voters, learners, seed);
     if seed.is_multiple_of(3) {
-        // Small enough that old entries are read from disk.
+        // Use small limits, so that old entries are read from disk.
         world.tune = |config| {
             config.cache_bytes_max = 2_000;
             config.append_bytes_max = 200;
@@ -194,7 +194,8 @@ fn propose_change(world: &mut World, rng: &mut SplitMix64, leader: NodeId) -> Op
     };
     let is_wise = consensus.would_lose_quorum(&change).is_none()
         && comes.is_none_or(|new| consensus.is_caught_up(new));
-    // An unreasonable change may cost time, but must have no other effect.
+    // Sometimes propose an unreasonable change. Such a change may cost time, but must violate no
+    // invariant.
     (is_wise || rng.next_u64().is_multiple_of(2)).then_some(change)
 }
 

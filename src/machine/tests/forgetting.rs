@@ -153,7 +153,7 @@ fn the_scrub_visits_every_version_of_every_key() {
         world.put("hot", &number.to_string());
         world.put(&format!("k{number}"), "");
     }
-    // Reads can begin at an old version in the middle of many versions of one key.
+    // A scan can begin at any old version of a key with many versions.
     {
         let mut rows = Vec::new();
         let state = world.machine.store.shared().state();

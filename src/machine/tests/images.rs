@@ -197,7 +197,7 @@ fn an_installed_state_keeps_the_cluster_version() {
     assert_eq!(follower.machine.digest(), leader.machine.digest());
 }
 
-/// The key that a revision writes is its number modulo this one.
+/// Number of keys. A revision writes the key whose number is the revision modulo `KEYS`.
 const KEYS: u64 = 1500;
 
 fn key_of(revision: u64) -> String {
@@ -214,7 +214,7 @@ fn check_rows(reply: &RangeReply, revision: u64) {
     }
 }
 
-/// Stops the readers, even if the test fails.
+/// A guard that stops the readers when it is dropped, even if the test fails.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -404,7 +404,8 @@ fn reseeded_state_has_higher_revisions_no_leases_and_compacted_history() {
 
 #[test]
 fn revision_jump_never_goes_back_or_exceeds_the_maximum() {
-    // With the highest possible jump, as many revisions are left as were skipped.
+    // The highest possible jump ends at half of the largest revision, so that as many revisions
+    // remain.
     let most = i64::MAX as u64 / 2;
     let mut world = founded();
     let before = world.put("a", "1").get();

@@ -331,7 +331,7 @@ fn duplicate_request_is_applied_once() {
     assert_eq!(second.outcomes, [&first.outcomes[..], &first.outcomes[..]].concat());
     assert!(second.changes.is_empty());
     assert_eq!(world.reader.get(b"k").0.unwrap().version, 2);
-    // A later window completes the requests, and the old proposal arrives once more.
+    // A later window marks the requests as completed. Then the old proposal arrives again.
     world.entry(vec![Item::Proposal(proposal(2, 1, (3, &[]), vec![]))]);
     let third = world.entry(vec![Item::Proposal(twice.clone())]);
     assert!(third.outcomes.iter().all(|(_, outcome)| *outcome == Err(Rejection::Closed)));
@@ -409,7 +409,7 @@ fn arbitrary_entry_never_panics() {
     assert_eq!(*KeyRange::prefix([0xff; 9].to_vec()).end(), RangeEnd::Unbounded);
 }
 
-/// Without this, every replica would have all replies to an entry in memory at once, and again
+/// If the rows were kept, every replica would have all replies to an entry in memory at once, also
 /// during the replay at each start.
 #[test]
 fn rows_of_remote_requests_are_not_kept() {

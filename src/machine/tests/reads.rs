@@ -49,7 +49,7 @@ fn page_reads_at_most_one_row_beyond_its_limit() {
         }
     }
     assert_eq!((rows, looked_at), (5000, 5004));
-    // A range sorted by another field must be visited completely.
+    // A range that is sorted by a field other than the key must be scanned completely.
     let sort = Sort { target: SortTarget::Mod, order: SortOrder::Descend };
     let range = Range { limit: Some(1), sort, ..Range::new(KeyRange::all()) };
     let page = world.reader.page(&range, u64::MAX).unwrap();
@@ -215,7 +215,7 @@ fn previous_rows_count_towards_the_page_size() {
     assert_eq!(revisions, (2..2 + 2 * keys).collect::<Vec<_>>(), "no gap, and none twice");
 }
 
-/// A revision may have as many rows as a lease has keys.
+/// The end of a lease deletes all its keys in one revision, so a revision may have many rows.
 #[test]
 fn large_revision_is_returned_whole_over_several_lock_holds() {
     const KEYS: usize = 1_700;
@@ -240,8 +240,8 @@ fn large_revision_is_returned_whole_over_several_lock_holds() {
     assert!((1..=super::super::shared::HOLD_KEYS).contains(&most), "{most} rows in one hold");
 }
 
-/// A reader of a large revision gets either the whole revision or an error that it is compacted,
-/// even if the state changes each time the reader releases the lock.
+/// A reader of a large revision gets either the whole revision or the error that it is compacted.
+/// This holds even if the state changes each time the reader releases the lock.
 #[test]
 fn revision_is_never_torn_by_compaction_or_install() {
     const KEYS: u64 = 1_700;

@@ -26,11 +26,12 @@ struct Batch {
 }
 
 impl Driver {
-    /// Applies committed entries and reports them in the required order: first readers see the
-    /// changes, then watchers and the lock table are notified, then the callers are answered.
+    /// Applies committed entries and reports them in a fixed order. First the changes become
+    /// visible to readers. Then watchers and the lock table are notified, and last the callers are
+    /// answered.
     pub(super) fn apply(&mut self, entries: Vec<wal::Entry>) -> Result<(), Fatal> {
-        // Until all changes are visible, readers must ask the leader, because leases become visible
-        // before their keys.
+        // From now on, reads must query the leader, until all changes are visible. Otherwise a read
+        // could see a new lease but not its keys.
         self.shared.replica.in_company();
         self.shared.env.points.reach(Point::DriverBeforeApply);
         let mut batch = Batch {
@@ -129,7 +130,7 @@ impl Driver {
         }
     }
 
-    /// Forgets what is kept about entries until they are applied.
+    /// Discards the bookkeeping for entries that are now applied.
     fn forget_applied(&mut self, batch: &Batch) {
         if let Some(leading) = &mut self.leader {
             leading.in_log.applied(batch.last);
@@ -198,8 +199,8 @@ impl Driver {
     /// Answers the callers that wait for this revision, or for the first state of the cluster.
     pub(super) fn release_at_least(&mut self, visible: Revision) {
         if !self.shared.replica.has_state() {
-            // A replica with a state of its cluster finds its own id in that state, as a present or
-            // former member. A new member starts with only the founders.
+            // The state of the cluster contains this node's id, as a current or former member. The
+            // initial state of a new member contains only the founders.
             if !self.machine.members().has_minted(self.shared.settings.node) {
                 return;
             }

@@ -1,4 +1,4 @@
-//! The leader, as known to this node.
+//! Tracks the leader that this node knows, and the last contact with a leader.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(super) struct Contacted {
     pub(super) at: Moment,
 }
 
-/// The differences to the last known term and leader.
+/// The changes since the last known term and leader.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct ContactChange {
     /// Whether this node is a candidate in a new term.
@@ -62,7 +62,7 @@ impl LeaderContact {
         ContactChange { is_new_candidacy, has_another_leader }
     }
 
-    /// Records a contact with `leader`, if its time is known. Time does not go back.
+    /// Records a contact with `leader`, if its time is known. The recorded time never decreases.
     pub(super) fn touched(&mut self, leader: NodeId, at: Option<Moment>) {
         let last = self.last.map(|contact| contact.at);
         self.last = at.max(last).map(|at| Contacted { leader, at });

@@ -27,7 +27,7 @@ impl Driver {
         let mut rest = inputs.drain(..);
         while let Some(input) = rest.next() {
             if let Err(fault) = self.take(input, now) {
-                // Callers of the other inputs also get the reason.
+                // Fail the callers of the remaining inputs with the reason of the stop.
                 refuse_all(rest.collect(), &StopReason::failed(&fault));
                 return Err(fault);
             }
@@ -126,8 +126,9 @@ impl Driver {
         let mine = self.identity.incarnation();
         if let PeerMessage::Hello(hello) = &message {
             self.hear(hello)?;
-            // Do not answer if this disk is new as well, because two such members would answer each
-            // other endlessly. Members on new disks introduce themselves at each heartbeat anyway.
+            // If this disk is also new, do not answer: two members with new disks would answer each
+            // other endlessly. Members with new disks introduce themselves at each heartbeat
+            // anyway.
             let is_founding = matches!(self.stage, DriverStage::Founding(_));
             if matches!(hello.standing, crate::model::FoundingState::Blank) && !is_founding {
                 self.send(from, PeerMessage::Hello(self.identity.hello(from)));

@@ -20,7 +20,7 @@ pub(crate) struct Look {
     pub(crate) applied: LogIndex,
     /// The revision that is visible to readers of the node.
     pub(crate) revision: Revision,
-    /// Whether a quorum durably knows that the last applied membership change is committed.
+    /// Whether a quorum has durably recorded that the last applied membership change is committed.
     pub(crate) settled: bool,
     /// Number of ticks in this incarnation.
     pub(crate) ticks: u64,

@@ -1,4 +1,4 @@
-//! The duties of a leader: follows changes of the leader, proposes entries, and confirms its leadership.
+//! Handles changes of the leader. On the leader, proposes entries and confirms its leadership.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -37,7 +37,7 @@ pub(super) struct LeaderState {
     /// The origins of requests that wait until the last membership change is settled, each with the
     /// affected member.
     pub(super) unanswered: Vec<(QueryOrigin, NodeId)>,
-    /// Decides how much history is kept, from the first applied entry of the term.
+    /// Decides how much history is kept. `None` until the first entry of the term is applied.
     pub(super) retention: Option<Retention>,
     /// The number of the request with which this leader raises the cluster version.
     pub(super) raising: Option<u64>,
@@ -99,7 +99,7 @@ impl Driver {
         self.stop_leading();
         if leads {
             tracing::info!(node = self.my_name(), term = %known.0, "became leader");
-            // The election may be later than the beginning of the turn.
+            // The election may have happened after the turn began, so read the clock again.
             self.leader = Some(LeaderState::new(self.shared.now()));
         } else if let Some(leader) = known.1.filter(|_| change.has_another_leader) {
             let leader = self.membership.roster.name_of(leader);
@@ -183,8 +183,8 @@ impl Driver {
         }
     }
 
-    /// As a new leader: holds back the requests that may end leases of earlier terms, until leases are counted and the
-    /// leader lease of a former leader has ended.
+    /// As a new leader: holds back the requests that may end leases of earlier terms. They wait
+    /// until leases are counted and the leader lease of a former leader has ended.
     fn hold_back_ends(&mut self, waiting: &mut Vec<Batch>, now: Moment) {
         let Some(leading) = &mut self.leader else { return };
         let held_back = std::mem::take(&mut leading.held_back).into_values();
@@ -200,7 +200,8 @@ impl Driver {
                 ends.unwrap_or_else(|| ends_leases(command))
             };
             for request in proposal.requests.extract_if(.., waits) {
-                // An error of the other requests does not concern this one.
+                // Remove the request from `fresh`: a failed proposal of the other requests must not
+                // reject it.
                 let seq = request.0;
                 fresh.retain(|of| *of != seq);
                 let (window, requests) = (proposal.window.clone(), vec![request]);
@@ -259,8 +260,8 @@ impl Driver {
         }
     }
 
-    /// Proposes an entry without requests, even while replicas differ. A replica that applies it knows that its
-    /// proposer had applied all earlier membership changes.
+    /// Proposes an entry without requests, even while replicas differ. When a replica applies such
+    /// an entry, the proposer of the entry had applied all earlier membership changes.
     pub(super) fn propose_nothing(&mut self) -> Result<LogIndex, ProposeRejection> {
         match &self.stage {
             DriverStage::Running(consensus) if consensus.is_changing() => {
@@ -307,7 +308,7 @@ impl Driver {
         }
     }
 
-    /// Tells another node that its requests were not proposed.
+    /// Reports to another node that its requests were not proposed.
     pub(super) fn reject_forwarded(&mut self, proposal: &Proposal, why: ProposeRejection) {
         let seqs = proposal.requests.iter().map(|(seq, _)| *seq).collect();
         let incarnation = proposal.incarnation;
@@ -315,8 +316,9 @@ impl Driver {
         self.send(proposal.node, PeerMessage::ProposeRejected { incarnation, seqs, why });
     }
 
-    /// Takes a question of another node, for the next round. A node that does not lead answers only reads: the other
-    /// questions are repeated until a leader answers.
+    /// As the leader: answers a question of another node from the leader lease, or adds it to the
+    /// next round. Another node replies only to reads: the origins of other questions repeat them
+    /// until a leader answers.
     pub(super) fn take_question(&mut self, origin: QueryOrigin, question: Question) {
         let query = LeaderQuery { origin, question };
         let Some(leading) = &mut self.leader else {
@@ -347,7 +349,7 @@ impl Driver {
         }
     }
 
-    /// As the leader: starts a round of the consensus for the questions that wait.
+    /// As the leader: starts a round of the consensus for the waiting questions.
     pub(super) fn start_rounds(&mut self, now: Moment) {
         let DriverStage::Running(consensus) = &mut self.stage else { return };
         while self.leader.is_some()

@@ -1,4 +1,4 @@
-//! The leases as counted by the leader: answers renewals and questions, and proposes expiries.
+//! The leader's handling of leases: answers renewals and TTL queries, and proposes expiries.
 
 use std::time::Duration;
 
@@ -29,7 +29,8 @@ impl Driver {
         });
         match change {
             LeaseChange::Granted { id, ttl: _, session } => {
-                // A late entry of an earlier incarnation granted the lease of that incarnation's own session.
+                // An entry of an earlier incarnation was applied late and granted a lease for its
+                // own session, so revoke that lease.
                 if let Some((node, incarnation, info)) = session
                     && info.own
                     && node == self.shared.settings.node
@@ -76,7 +77,8 @@ impl Driver {
     /// As the leader: renews all of these leases without a round, and returns the answer. Returns `None` if a round is
     /// needed.
     pub(super) fn renew_at_once(&self, question: &Question) -> Option<Answer> {
-        // The question has arrived, so read the clock now.
+        // Read the clock after the question has arrived, because the leader lease must be valid
+        // after that.
         let now = self.shared.now();
         let margins = &self.shared.meters.lease_margin_seconds;
         let renew = |lessor: &mut Lessor, leases: &[LeaseId]| -> Option<Vec<LeaseLife>> {
@@ -128,7 +130,7 @@ impl Driver {
     }
 }
 
-/// Renews a lease, and records the time that it had left.
+/// Renews a lease, and records its remaining TTL before the renewal.
 fn renew(lessor: &mut Lessor, lease: LeaseId, now: Moment, margins: &metrics::Seconds) -> Renewal {
     let (_, left) = lessor.look(lease);
     let renewal = lessor.renew(lease, now);

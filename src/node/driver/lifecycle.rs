@@ -8,8 +8,8 @@
 //!      └────────────────────────┘         failed
 //! ```
 //!
-//! [`Lifecycle::apply`] is the only transition function. A node stops at the end of a turn, so events of one turn may
-//! follow each other.
+//! [`Lifecycle::apply`] is the only transition function. A node stops only at the end of a turn, so
+//! further events may arrive in the turn that ends it.
 
 use crate::model::Moment;
 use crate::node::requests::answer::StopReason;
@@ -19,10 +19,11 @@ use crate::node::requests::answer::StopReason;
 pub(super) enum Lifecycle {
     #[default]
     Running,
-    /// The node shuts down in order.
+    /// The node is in an orderly shutdown.
     Stopping(Farewell),
-    /// This node was removed, and the other members can do without it. The local replica may already show the
-    /// removal; only the remaining members know that it is settled. The node may have been shutting down.
+    /// A peer has reported that this node was removed and that its vote is no longer needed. The
+    /// local replica alone does not show whether the removal is settled. The field is set if the
+    /// node was already shutting down.
     Removed(Option<Farewell>),
     /// The node stops at the end of this turn, without a message to peers.
     Aborted,
@@ -49,7 +50,8 @@ pub(super) enum LifecycleEvent {
     Removed,
     /// The owner of the node kills it.
     Abort,
-    /// A turn has ended. `farewell_over` is set if a shutdown waits for nothing more.
+    /// A turn has ended. `farewell_over` is set if an orderly shutdown has completed its steps or
+    /// has waited long enough.
     TurnEnded { farewell_over: bool },
     /// The node cannot continue.
     Failed(StopReason),

@@ -41,8 +41,8 @@ impl Driver {
     }
 
     /// As the leader: proposes an entry for a peer that has reconnected. The peer may have
-    /// restarted. The peer must know that the last change is settled before it can tell a removed
-    /// member of its removal, and the removed member may know no other peer.
+    /// restarted, and reports a removal to the removed member only if it knows that the change is
+    /// settled. The removed member may know no other peer.
     pub(super) fn settle_for_peer(&mut self) {
         if self.leader.is_some() && self.machine.members().has_removed() {
             // The proposal is rejected while another change is in progress. That change will be
@@ -115,8 +115,8 @@ impl Driver {
         membership_request: &MembershipRequest,
     ) -> Result<(NodeId, MemberChange), MemberAnswer> {
         let leader = self.contact.leader();
-        // A new leader has not heard from all members yet. A new leader counts these members as
-        // absent, and would wrongly reject changes. This answer causes the request to be repeated
+        // A new leader counts members from which it has not received a message yet as absent, and
+        // would wrongly reject changes. The answer `NotLeader` causes the request to be repeated
         // later.
         let (now, timeout) = (self.shared.now(), self.shared.settings.election_timeout);
         let is_young = |leading: &LeaderState| now.since(leading.since) < timeout;
@@ -214,7 +214,7 @@ impl Driver {
     }
 
     /// As the leader: promotes new members that have caught up, if they were added to replace a
-    /// voter or on a reservation for a voter.
+    /// voter or joined as a reserved voter.
     pub(super) fn replace_voters(&mut self) {
         let DriverStage::Running(consensus) = &mut self.stage else { return };
         let Some(leading) = &self.leader else { return };
@@ -420,7 +420,7 @@ fn not_let_in(rejection: &MembershipError) -> JoinAnswer {
             JoinAnswer::Later("another membership change is in progress".to_owned())
         }
         // The member to replace was looked up by its name in this replica, which may lag: another
-        // member may have that name by now. A member that is missing for the quorum may soon be
+        // member may have that name by now. A member without which there is no quorum may soon be
         // back. So the joining node should retry.
         MembershipError::Unknown(_) | MembershipError::LosesQuorum { .. } => {
             JoinAnswer::Later(rejection.to_string())

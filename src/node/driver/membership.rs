@@ -1,5 +1,5 @@
-//! The members as known to the driver, the versions that connected members support, and whether the last membership
-//! change is settled.
+//! The members as known to the driver, the versions that connected members support, and whether the
+//! last membership change is settled (durable on a quorum).
 
 use std::collections::BTreeMap;
 
@@ -68,8 +68,9 @@ impl Membership {
         there > voters / 2
     }
 
-    /// Returns the newest cluster version that all members support, of which this one supports `own`. Returns `None`
-    /// if a member is not connected: it may come back with another build.
+    /// Returns the newest cluster version that all members support. `own` is the version that this
+    /// member supports. Returns `None` if a member is not connected: it may come back with another
+    /// build.
     pub(super) fn version_of_all(
         &self,
         members: &Members,
@@ -110,7 +111,7 @@ impl Membership {
         self.settlement = Settlement::Proposed;
     }
 
-    /// Records that this node leads no more: the next leader has to propose the settling entry.
+    /// Records that this node no longer leads. The next leader has to propose the settling entry.
     pub(super) fn stopped_leading(&mut self) {
         if self.settlement == Settlement::Proposed {
             self.settlement = Settlement::ToPropose;

@@ -16,8 +16,8 @@
 //!                                     commit ──▶ apply ──▶ publish ──▶ watch ──▶ locks ──▶ callers
 //! ```
 //!
-//! A fault ends the node, but never the process: the driver marks the node as stopped, fails everything that waits,
-//! and does not run again.
+//! A fault ends the node, but never the process: the driver marks the node as stopped, fails all
+//! waiting calls, and does not run again.
 
 mod commit;
 mod contact;
@@ -80,7 +80,8 @@ use to_leader::ToLeader;
 
 pub(crate) use commit::apply_entry;
 
-/// Size to which an entry of several requests grows, in bytes. A larger single request gets an entry of its own.
+/// Size in bytes up to which several requests are packed into one entry. A larger request gets an
+/// entry of its own.
 const ENTRY_BYTES: usize = 256 << 10;
 
 /// Maximum size of a proposal from another node, in bytes. A correct node sends at most
@@ -186,7 +187,7 @@ impl Driver {
     /// Returns a driver that has not run yet.
     ///
     /// # Errors
-    /// Consensus cannot start from the contents of the log.
+    /// Fails if consensus cannot start from the contents of the log.
     pub(crate) fn new(parts: Parts) -> Result<Self, Fatal> {
         let Parts {
             shared,
@@ -279,8 +280,8 @@ impl Driver {
         }
     }
 
-    /// Returns the time of the next turn if no input arrives: the next tick or early campaign, or earlier if leases
-    /// are counted, because the lessor must read the clock.
+    /// Returns the time of the next turn if no input arrives: the next tick or early campaign.
+    /// While leases are counted, the turn is earlier, because the lessor must read the clock.
     fn next_turn(&self, now: Moment) -> Moment {
         let next_tick = self.timing.next_tick();
         let campaign_at = self.contact.campaign_at().filter(|at| *at > now);

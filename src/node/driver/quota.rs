@@ -13,7 +13,8 @@ use crate::node::requests::quota::{self, Values, growth};
 use crate::{metrics, wal};
 
 impl Driver {
-    /// As the leader: removes the requests that must not grow the state now, and rejects them.
+    /// As the leader: removes and rejects requests that would make the state grow beyond the quota
+    /// or the disk space.
     pub(super) fn hold_back_growth(&mut self, waiting: &mut [Batch], now: Moment) {
         let no_space = self.peers.has_no_space(self.membership.roster.members());
         let quota_bytes = self.shared.settings.quota_bytes;

@@ -14,7 +14,7 @@ use crate::watch::waking;
 const FAREWELL: Duration = Duration::from_millis(400);
 
 impl Driver {
-    /// Processes an event that may end the node with this turn.
+    /// Processes an event that may stop the node at the end of this turn.
     pub(super) fn lifecycle_event(&mut self, event: LifecycleEvent, now: Moment) {
         match self.lifecycle.apply(event) {
             LifecycleAction::CloseSessions => {
@@ -46,7 +46,8 @@ impl Driver {
         false
     }
 
-    /// Releases everything that waits for the driver, after it has panicked in the middle of a turn.
+    /// Fails all waiting calls and ends the sessions, after the driver has panicked in the middle
+    /// of a turn.
     pub(crate) fn abandon(&mut self, reason: &StopReason) {
         self.lifecycle_event(LifecycleEvent::Failed(reason.clone()), self.shared.now());
         // Run these steps separately: after the panic the state may be inconsistent, so each step
@@ -72,7 +73,7 @@ impl Driver {
         }
     }
 
-    /// Ends everything, in an order that lets each waiting caller see the reason.
+    /// Stops the node. The order of the steps makes sure that each waiting caller gets the reason.
     pub(super) fn stop(&mut self, reason: StopReason) -> Next {
         self.publish_status();
         self.end_calls(&reason);

@@ -46,7 +46,8 @@ impl Driver {
         }
         match &self.stage {
             DriverStage::Restoring { .. } => self.snapshots.own.give_up_stalled(now),
-            // The log has overtaken the snapshot, because a newer leader still had the entries.
+            // The log may already contain entries beyond the snapshot, because a newer leader still
+            // had these entries. The snapshot is then not needed.
             DriverStage::Running(_) => {
                 if let Some(id) = self.snapshots.own.end_overtaken_fetch(self.machine.applied()) {
                     self.snapshot_abandoned(id);
@@ -254,7 +255,7 @@ impl Driver {
         let _ = self.snapshots.flow.apply(SnapshotEvent::Abandoned(id));
     }
 
-    /// Processes an event on the way of a snapshot into this replica.
+    /// Processes an event of the fetch or installation of a snapshot.
     pub(super) fn snapshot_event(
         &mut self,
         event: SnapshotEvent<Offer, Box<Machine>>,
@@ -275,7 +276,7 @@ impl Driver {
 
     // ---- installing -------------------------------------------------------------------------------
 
-    /// Installs the state of a snapshot after consensus has put it in place of the log.
+    /// Installs the state of a snapshot after consensus has replaced the log by the snapshot.
     fn install(&mut self, id: SnapshotId, machine: Machine, now: Moment) -> Result<(), Fatal> {
         self.put_in_place(machine)?;
         if let DriverStage::Running(consensus) = &mut self.stage {
@@ -288,8 +289,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Replaces the replica's state by a later state, and notifies everything that follows the
-    /// replica.
+    /// Replaces the replica's state by a later state, and notifies the watchers, the lock table and
+    /// the waiting callers.
     fn put_in_place(&mut self, machine: Machine) -> Result<(), Fatal> {
         self.shared.meters.snapshots_installed_total.one();
         let before = self.shared.reader.revision();

@@ -1,4 +1,4 @@
-//! The way of a leader's snapshot into this replica.
+//! The steps in which this replica fetches and installs a snapshot of the leader.
 //!
 //! ```text
 //!          offer            loaded           accepted by consensus      group pushed
@@ -8,8 +8,7 @@
 //!                    idle             idle
 //! ```
 //!
-//! [`SnapshotFlow::apply`] is the only transition function. The type does not depend on the contents of an offer `O`
-//! or of a loaded state `M`.
+//! [`SnapshotFlow::apply`] is the only transition function.
 
 use crate::consensus::Taken;
 use crate::model::SnapshotId;
@@ -42,7 +41,7 @@ pub(super) enum SnapshotFlow<O, M> {
     },
 }
 
-/// An event on the way of a snapshot.
+/// An event of the fetch or installation of a snapshot.
 #[derive(Debug)]
 pub(super) enum SnapshotEvent<O, M> {
     /// The leader offers a snapshot that this node needs.
@@ -53,7 +52,7 @@ pub(super) enum SnapshotEvent<O, M> {
     Loaded { id: SnapshotId, state: M },
     /// Consensus has decided about the loaded snapshot.
     Decided(Taken),
-    /// The log was given the group that puts the snapshot in place of its entries.
+    /// The group that replaces the log's entries by the snapshot was passed to the log.
     Writing { id: SnapshotId, group: u64 },
     /// All groups up to this number are durable.
     Durable(u64),
@@ -68,7 +67,7 @@ pub(super) enum SnapshotAction<M> {
     Discard(M),
     /// Install the state.
     Install(SnapshotId, M),
-    /// Stop: consensus installs a snapshot that it was not given.
+    /// Stop the node: consensus installs a snapshot that this node has not loaded.
     Missing(SnapshotId),
 }
 
@@ -92,7 +91,7 @@ impl<O, M> SnapshotFlow<O, M> {
             (Flow::Offered { id, offer }, Event::Loaded { id: of, state }) if id == of => {
                 (Flow::Loaded { id, offer, state }, Action::Nothing)
             }
-            // The snapshot was abandoned for another one, which may be on its way.
+            // The loaded snapshot was abandoned. Another snapshot may be in progress.
             (flow, Event::Loaded { state, .. }) => (flow, Action::Discard(state)),
 
             (Flow::Loaded { id, state, .. }, Event::Decided(Taken::Installing)) => {
@@ -170,7 +169,7 @@ mod tests {
         let later = || [offered(7), loaded(7), Event::Decided(Taken::Later)];
         let (flow, action) = after(later());
         assert!(!flow.may_fetch() && action == Action::Nothing);
-        // A new offer does not displace it.
+        // A new offer does not replace the loaded snapshot.
         let (flow, _) = after(later().into_iter().chain([offered(9)]));
         assert_eq!(flow, Flow::Loaded { id: id(7), offer: "offer", state: "state" });
         let needless = after(later().into_iter().chain([Event::Decided(Taken::Needless)]));

@@ -50,7 +50,8 @@ impl Driver {
             Recording::Founders(founders) => {
                 self.machine.found(Members::founded(&founders));
                 self.identity.founded(founders);
-                // In a restored cluster more entries are applied than the synthetic founding entry.
+                // In a restored cluster, the applied index is higher than that of the synthetic
+                // founding entry.
                 let commit = self.machine.applied();
                 self.start_consensus(wal::HardState { commit, ..wal::HardState::default() })?;
                 for peer in self.membership.roster.peers() {

@@ -129,7 +129,8 @@ impl Driver {
                 let me = self.shared.settings.node;
                 sample.leads = self.leader.is_some();
                 sample.electing = consensus.leader().is_none();
-                // If this member led and has stepped down, there is no other leader to name.
+                // If this member was the last leader and has stepped down, no other leader is
+                // known.
                 let last = self.contact.last().map(|contact| contact.leader);
                 let last = consensus.leader().or(last.filter(|leader| *leader != me));
                 sample.leader = last.map(name);

@@ -1,4 +1,4 @@
-//! The times that the driver keeps: its timers, and how long the log takes.
+//! The timers of the driver, and the measured durations of log writes.
 
 use std::time::Duration;
 

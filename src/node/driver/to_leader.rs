@@ -32,7 +32,7 @@ pub(super) struct ToLeader {
     /// Time before which no requests are sent to the leader, because the leader has just rejected a
     /// request or was unreachable.
     hold_until: Moment,
-    /// Duration of such a pause.
+    /// Length of the pause until `hold_until`.
     pause: Duration,
 }
 
@@ -63,7 +63,7 @@ impl ToLeader {
         self.proposals.add(Write { command, deadline, bytes: 0, reply, trace })
     }
 
-    /// Sends nothing to the leader for a moment.
+    /// Pauses the sending of requests to the leader.
     pub(super) fn hold(&mut self, now: Moment) {
         self.hold_until = self.hold_until.max(now + self.pause);
     }

@@ -55,15 +55,15 @@ pub(crate) enum DigestVerdict {
 }
 
 impl Digests {
-    /// Returns a table without digests. The digests of members that have not sent one yet may
-    /// resolve a difference within `patience_ticks`.
+    /// Returns a table without digests. Missing digests may resolve a difference within
+    /// `patience_ticks`.
     pub(crate) fn new(me: NodeId, patience_ticks: u32) -> Self {
         let (voters, received) = (BTreeSet::new(), BTreeMap::new());
         Self { me, voters, received, undecided: None, patience_ticks, rest_ticks: 0 }
     }
 
-    /// Sets the voters, of which a majority decides. A learner compares its digest with theirs, and
-    /// a learner's digest is not counted by other members.
+    /// Sets the voters. A majority of them decides. A learner compares its digest with those of the
+    /// voters, but other members do not count the learner's digest.
     pub(crate) fn set_voters(&mut self, voters: impl IntoIterator<Item = NodeId>) {
         self.voters = voters.into_iter().collect();
         let (voters, me) = (&self.voters, self.me);

@@ -1,4 +1,4 @@
-//! Whether a node's replica has a state, and whether readers may read it without a question to the leader.
+//! Whether a node's replica has a state, and whether linearizable reads need a query to the leader.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,8 +12,9 @@ pub(in crate::node) struct ReplicaState {
 }
 
 impl ReplicaState {
-    /// Returns whether this replica holds a state of its cluster. Before the cluster is founded, before a new member
-    /// has received a state, and while a lost state is fetched, the store is empty and must not be read.
+    /// Returns whether this replica holds a state of its cluster. Without a state, the store is
+    /// empty and must not be read: before the cluster is founded, before a new member has received
+    /// a state, and while a lost state is fetched.
     pub(in crate::node) fn has_state(&self) -> bool {
         self.has_state.load(Ordering::Acquire)
     }
@@ -22,22 +23,22 @@ impl ReplicaState {
         self.has_state.store(true, Ordering::Release);
     }
 
-    /// Returns whether linearizable reads are possible without a question to the leader.
+    /// Returns whether linearizable reads are possible without a query to the leader.
     pub(in crate::node) fn is_alone(&self) -> bool {
         self.alone.load(Ordering::SeqCst)
     }
 
-    /// Enables local linearizable reads without a question to the leader. The caller guarantees
-    /// that this node is the only member and leads, and that its readers see everything committed.
-    /// Every later commit is acknowledged by this node, after it is visible to readers. This is
-    /// valid until [`ReplicaState::in_company`] is called.
+    /// Enables local linearizable reads without a query to the leader. The caller guarantees that
+    /// this node is the only member and leads, and that its readers see everything committed. Every
+    /// later commit is acknowledged by this node, after it is visible to readers. This is valid
+    /// until [`ReplicaState::in_company`] is called.
     pub(in crate::node) fn alone(&self) {
         self.alone.store(true, Ordering::SeqCst);
     }
 
-    /// Disables local linearizable reads. Must be called before a change can become visible on
-    /// another node and is not visible to readers here yet. This is the case before any message is
-    /// sent to another member, and before an entry is applied.
+    /// Disables local linearizable reads. Must be called before any message is sent to another
+    /// member and before an entry is applied. From then on, a change may be visible on another
+    /// node, or in part here, before readers of this node see it.
     pub(in crate::node) fn in_company(&self) {
         mutant!(B53, return);
         self.alone.store(false, Ordering::SeqCst);

@@ -20,8 +20,8 @@
 //! - It adds [`LEADER_LEASE`] to the TTL of every lease that existed before its term, since the
 //!   former leader may renew it that long.
 //! - It proposes no end of such a lease before [`LEADER_LEASE`] has passed since its election. So a
-//!   leader lease never confirms a renewal of a lease that has ended. Ends that were proposed before
-//!   its election are no danger: those of the former leader are covered by the next rule, and those
+//!   leader lease never confirms a renewal of a lease that has ended. Ends that were proposed
+//!   before its election need no wait. The next paragraph covers those of the former leader. Those
 //!   of earlier terms were applied before the former leader began to count. A lease of the new
 //!   leader's own term is unknown to the former leader, and can end at once.
 //!
@@ -29,8 +29,8 @@
 //! while such an entry is proposed and not applied, renewals need a round. Only a renewal that
 //! succeeds is answered from the leader lease: a lease that this node does not know may exist.
 //!
-//! Both times are adjusted for the drift of clocks. Nothing else about other nodes is assumed, for
-//! example that voters wait before they vote.
+//! The leader lease is shortened, and the waits of a new leader are extended, by the bound on clock
+//! drift. The rules make no other assumption, for example that voters wait before they vote.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -93,9 +93,9 @@ pub(crate) enum Renewal {
 /// A renewal without a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DirectRenewal {
-    /// The TTL that remained before.
+    /// Remaining TTL before the renewal.
     pub(crate) margin: Duration,
-    /// The TTL that the lease has now.
+    /// TTL after the renewal.
     pub(crate) ttl: Duration,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct DirectRenewal {
 pub(crate) fn ends_leases(command: &Command) -> bool {
     match command.inner() {
         Command::Revoke(_) => true,
-        // It revokes the own sessions of earlier incarnations.
+        // A node that opens its own session revokes those of its earlier incarnations.
         Command::Grant { session, .. } => {
             matches!(session, Some(SessionInfo { own: true, .. }))
         }
@@ -267,7 +267,7 @@ impl Lessor {
         due.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Returns leases whose expiry could not be proposed.
+    /// Takes back leases whose expiry could not be proposed, so that they are due again.
     pub(crate) fn not_proposed(&mut self, ids: &[LeaseId]) {
         for id in ids {
             if let Some(lease) = self.leases.get_mut(id) {

@@ -1,9 +1,10 @@
 //! Decides how much history is kept, and when the leader compacts the rest.
 //!
-//! The leader regularly records the newest revision as a mark. The revision that was the newest at
-//! the beginning of the window is the oldest revision that must stay readable. A new leader does
-//! not know the marks of the previous leader, so its window starts empty. So after a change of the
-//! leader, history is kept for longer than configured, but never for less time.
+//! The leader regularly records the newest revision as a mark. The configured window is the time
+//! for which history stays readable. So the newest revision at the beginning of the window is the
+//! oldest revision to keep. A new leader does not know the marks of the previous leader, so its
+//! window starts empty. So after a change of the leader, history is kept for longer than
+//! configured, but never for less time.
 //!
 //! ```text
 //!    marks     r=40     r=55     r=90              now, r=120
@@ -80,7 +81,7 @@ const MARKS_A_WINDOW: u32 = 32;
 /// Time after which a compaction that had no effect is proposed again.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// The state of the leader's replica.
+/// The revisions and the size of the history in the leader's replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sight {
     /// The newest revision.
@@ -98,7 +99,7 @@ pub(crate) struct Retention {
     rules: History,
     /// Maximum number of bytes of history.
     bytes_max: u64,
-    /// The newest revision at each time, oldest mark first.
+    /// The marks, oldest first: a time, and the newest revision at that time.
     marks: VecDeque<(Moment, Revision)>,
     /// The compaction that was proposed, and the time after which it counts as lost.
     proposed: Option<(Revision, Moment)>,
@@ -120,8 +121,8 @@ impl Retention {
         }
     }
 
-    /// Returns the compaction to propose now, if one is due. A compaction that was proposed is not returned again
-    /// until it has had time to be applied.
+    /// Returns the compaction to propose now, if one is due. A compaction that was proposed is not
+    /// returned again before [`TRY_AGAIN_AFTER`] has passed.
     pub(crate) fn due(&mut self, now: Moment, sight: Sight) -> Option<Revision> {
         self.mark(now, sight.revision);
         if let Some((at, lost)) = self.proposed
@@ -167,7 +168,7 @@ impl Retention {
     fn by_bytes(&self, sight: Sight) -> Option<Revision> {
         self.rules.quota_percent?;
         let (oldest, newest) = (sight.compacted.get(), sight.revision.get());
-        // Round up, so that of two revisions the older one is discarded.
+        // Round up, so that the older one of only two revisions is compacted.
         (sight.history_bytes? > self.bytes_max)
             .then(|| Revision(newest - newest.saturating_sub(oldest) / 2))
     }

@@ -18,7 +18,7 @@ use crate::node::sessions::ASKED_AT_ONCE;
 /// A caller's request for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum LeaseRequest {
-    /// Renew it for another TTL.
+    /// Renew the lease for another TTL.
     Renew,
     /// Return the remaining TTL.
     Look,
@@ -100,7 +100,7 @@ impl LeaseCalls {
         }
     }
 
-    /// Asks the new leader.
+    /// Recalls the unanswered questions, so that they are sent to the new leader.
     pub(crate) fn leader_changed(&mut self) {
         self.0.leader_changed();
     }
@@ -230,7 +230,7 @@ mod tests {
         let mut calls = none();
         let mut early = call(&mut calls, 1, LeaseRequest::Renew);
         let first = calls.ask(at(0)).unwrap();
-        // A later call needs a later renewal.
+        // A call that arrives after the renewal was sent needs another renewal.
         let mut late = call(&mut calls, 1, LeaseRequest::Renew);
         let second = calls.ask(at(100)).unwrap();
         assert_eq!(calls.ask(at(200)), Some(first.clone()));

@@ -1,5 +1,6 @@
-//! Numbered queries to the leader. Linearizable reads, calls for leases, membership requests and renewals of leases
-//! all use this mechanism: a query is sent to the leader and repeated until it is answered.
+//! Numbered queries to the leader. A query is sent to the leader and repeated until it is answered.
+//! Linearizable reads, calls for leases, membership requests and renewals of leases use this
+//! mechanism.
 //!
 //! ```text
 //!             send                      answered
@@ -13,14 +14,14 @@
 //!
 //! - **Numbers.** A query has a number that no other query of this kind has in this incarnation of the node. The
 //!   messages also contain the incarnation.
-//! - **Answers.** An answer counts only for the query with its number, only while that query is in flight, and only
-//!   once. A late answer to a query that was recalled or has ended counts for nothing.
+//! - **Answers.** An answer counts only for the query with its number, only while that query is in
+//!   flight, and only once. A late answer to a query that was recalled or has ended is ignored.
 //! - **Repetitions.** A repeated query keeps its number and its contents. So an answer to any repetition is valid,
 //!   and the answers of a slow leader count. If the time of sending matters, the caller sends a new query instead.
-//! - **Arrival.** A caller that arrives after a query was first sent is not added to that query, because an answer may
-//!   describe the state before the caller arrived.
-//! - **Leader changes.** [`SharedQueries::leader_changed`] recalls the queries in flight. Their callers are sent to
-//!   the new leader under new numbers.
+//! - **Arrival.** A caller that arrives after a query was first sent is not added to it. The answer
+//!   may describe the state before the caller arrived.
+//! - **Leader changes.** [`SharedQueries::leader_changed`] recalls the queries in flight. The
+//!   queries of their callers are sent to the new leader under new numbers.
 //! - **Completeness.** Every caller stays until its query is answered, its deadline passes, or the node stops.
 
 pub(super) mod lease_calls;
@@ -244,8 +245,8 @@ mod tests {
         Arrive,
         /// The node sends everything that is due, after this many milliseconds.
         Ask(u64),
-        /// The leader answers the query that was sent as the n-th one, counted from the last. It serves all callers,
-        /// or only the first.
+        /// The leader answers one of the queries, counted back from the newest. The answer serves
+        /// all callers of the query, or only the first.
         Answer {
             back: usize,
             whole: bool,
@@ -270,7 +271,7 @@ mod tests {
         ]
     }
 
-    /// The model: each query that was ever sent, and the place of each caller.
+    /// The model: each query that was ever sent, and the waiting and ended callers.
     #[derive(Default)]
     struct Model {
         /// The callers, the time of the last sending, and whether the query is in flight, by number.
@@ -375,7 +376,7 @@ mod tests {
                     model.ended.insert(caller);
                 }
             }
-            // No caller is lost, and none is in two queries.
+            // Each waiting caller is in exactly one query.
             let mut open: Vec<u32> =
                 queries.groups().flat_map(|callers| callers.0.clone()).collect();
             open.sort_unstable();

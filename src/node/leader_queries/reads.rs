@@ -22,7 +22,7 @@ use crate::node::requests::answer::{CallError, ReplyTo, StopReason};
 pub(crate) struct ReadWaiter<T = ()> {
     pub(crate) deadline: Moment,
     pub(crate) reply: ReplyTo<T>,
-    /// The span of its traces.
+    /// The tracing span of the call.
     pub(crate) span: Span,
 }
 
@@ -89,7 +89,7 @@ impl Reads {
         self.applying.insert((index, round), (now, readers));
     }
 
-    /// Asks the new leader.
+    /// Recalls the unanswered questions, so that they are sent to the new leader.
     pub(crate) fn leader_changed(&mut self) {
         mutant!(B46, return);
         mutant!(B47, return);

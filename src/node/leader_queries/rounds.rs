@@ -1,10 +1,11 @@
 //! The questions that a leader answers, and the rounds in which it confirms its leadership for them.
 //!
-//! Linearizable reads, renewals of leases and calls for leases need the same proof: after the question has arrived, a
-//! quorum confirms that the answering node is still the leader. Only renewals can do without, while the leader lease
-//! lasts (`node/leader/lessor.rs`). Questions from all nodes, including the leader, share
-//! one confirmation round of the consensus. A round that is not confirmed in time is started again under a new number,
-//! so that a confirmation of the old round is not counted for the new round.
+//! Linearizable reads, renewals of leases and calls for leases need the same proof: after the
+//! question has arrived, a quorum confirms that the answering node is still the leader. Only
+//! renewals need no such proof while the leader lease lasts (`node/leader/lessor.rs`). Questions
+//! from all nodes, including the leader, share one confirmation round of the consensus. A round
+//! that is not confirmed in time is started again under a new number. So a confirmation of the old
+//! round does not count for the new one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -80,7 +80,8 @@ impl Steps {
         let due = |wanted: &PendingChange| wanted.done.is_none() && wanted.ask_at <= now;
         let (&request, wanted) = self.open.iter_mut().find(|(_, wanted)| due(wanted))?;
         let round = self.attempts.send(Attempt { request, term }, now);
-        // The intervals grow, because a rejection is final only if no attempt is open.
+        // The intervals grow with the number of open attempts, because a rejection is final only if
+        // no attempt is open.
         let open = self.attempts.queries().filter(|attempt| attempt.request == request).count();
         let open = u32::try_from(open).unwrap_or(u32::MAX);
         wanted.ask_at = now + self.ask_again_after.saturating_mul(open);
@@ -290,8 +291,8 @@ mod tests {
         steps.applied(LogIndex(10));
         assert_eq!(results.take(), [Ok(id)]);
 
-        // The leader of the first attempt is gone. The next leader has applied all surviving
-        // entries of the first leader.
+        // The second attempt goes to the leader of a later term. That leader has applied all
+        // surviving entries of the first leader.
         steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
         let (_, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 2, 100));
         steps.answered(second, refused());
@@ -352,8 +353,8 @@ mod tests {
         steps.applied(LogIndex(9));
         assert_eq!(results.take(), [Ok(id)]);
 
-        // Otherwise it fails, and that is certain if no attempt is open. An answer from a leader that has lost its
-        // leadership changes nothing.
+        // Otherwise the request fails at its deadline, with `Pending` if no attempt is open. An
+        // answer from a leader that has lost its leadership changes nothing.
         let busy = || Err(CallError::Members(MembershipError::Pending));
         let unknown = || Err(CallError::Deadline { maybe_applied: true });
         for (last, expected) in [

@@ -84,7 +84,8 @@ impl Identity {
         }
     }
 
-    /// Updates the members after this replica has applied a change, or has learned that enough members know of it.
+    /// Updates the members after this replica has applied a change, or has learned that the change
+    /// is settled.
     pub(crate) fn knows(&self, members: Arc<Members>, unsettled: bool) {
         let mut known = self.known();
         (known.members, known.unsettled) = (members, unsettled);

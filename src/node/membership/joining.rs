@@ -66,7 +66,7 @@ pub(crate) fn save_answer(env: &Env, dir: &Path, joined: &model::Joined) -> io::
 }
 
 /// Returns the members in the answer, if the answer is for this member and is still needed. An
-/// unreadable file counts as absent. In this case other members must contact this member.
+/// unreadable file counts as absent. This member must then wait until other members contact it.
 pub(crate) fn saved_contacts(
     env: &Env,
     dir: &Path,

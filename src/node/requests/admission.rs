@@ -180,7 +180,7 @@ impl Admission {
         self.open_bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts a write, if all open writes then take at most `most` bytes.
+    /// Counts a write, unless the open writes would then exceed `most` bytes.
     fn count(&self, bytes: usize, most: usize) -> CallResult<()> {
         assert!(bytes > 0, "a command of no bytes");
         let writes = self.open_writes.fetch_add(1, Ordering::Relaxed) + 1;

@@ -2,12 +2,12 @@
 //!
 //! Each request keeps its number through all attempts, so that the dedup table of the state machine
 //! can tell a repetition from a new request. Requests are sent to the leader. The node answers the
-//! caller when it applies the request itself; the leader never answers. So a write that has
+//! caller when the node itself applies the request. The leader sends no reply. So a write that has
 //! returned is visible to local reads, watches and locks of this node. A request is sent again when
 //! the leader changes, and when it has been unanswered for a while, because messages may get lost.
-//! At its deadline a request is given up and removed from the window of open numbers, which is sent
-//! with later requests. Once replicas have received this window, they never apply a request that
-//! was given up.
+//! At its deadline, a request is given up and removed from the window (the set of open request
+//! numbers). Later requests contain this window. Replicas that have received it never apply a
+//! request that was given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range as Span;
@@ -167,7 +167,7 @@ impl Proposals {
         self.unsent.first().copied().filter(|seq| *seq < oldest + WINDOW)
     }
 
-    /// Takes the next requests to send: at least one, and no more after about `bytes_max`.
+    /// Takes the next requests to send: at least one, and about `bytes_max` bytes in total.
     pub(crate) fn batch(&mut self, now: Moment, bytes_max: usize) -> Option<Batch> {
         let mut requests = Vec::new();
         let mut fresh = Vec::new();
@@ -220,7 +220,8 @@ impl Proposals {
         AckWindow { frontier, open }
     }
 
-    /// Takes back a batch that was not sent. So this attempt has put its requests into no log.
+    /// Takes back a batch that was not sent. Therefore no log contains its requests because of this
+    /// attempt.
     pub(crate) fn put_back(&mut self, seqs: impl IntoIterator<Item = u64>, fresh: &[u64]) {
         for seq in seqs {
             if let Some(open) = self.open.get_mut(&seq) {
@@ -304,7 +305,7 @@ impl Proposals {
 
     /// Processes the rejection by another node, the present or an earlier leader, of a request that
     /// would make the state grow. A rejection answers one attempt. If there was only one attempt,
-    /// the request was not proposed and will not be.
+    /// the request was not proposed and never will be.
     pub(crate) fn growth_rejected_by_leader(
         &mut self,
         seq: u64,
@@ -518,7 +519,7 @@ mod tests {
         let full = 1..WINDOW + 1;
         let window = proposals.batch(at(0), 1).unwrap().proposal.window;
         assert_eq!(window, AckWindow { frontier: WINDOW + 1, open: vec![full] });
-        // One request in the middle is answered, and the newest one of all.
+        // A request in the middle of the window and the newest request are answered.
         proposals.applied(7, put_reply()).unwrap().answer();
         proposals.applied(3 * WINDOW, put_reply()).unwrap().answer();
         let window = proposals.batch(at(0), 1).unwrap().proposal.window;
@@ -590,7 +591,7 @@ mod tests {
         assert_eq!(*results.lock().unwrap(), [Err(CallError::NoSpace), Err(CallError::NoSpace)]);
     }
 
-    /// A rejection does not say to which attempt it belongs, and says nothing about the other attempts.
+    /// A rejection does not identify its attempt, and the other attempts may still succeed.
     #[test]
     fn resent_request_may_be_in_a_log_despite_rejections() {
         let (mut proposals, results) = (proposals(), Results::default());

@@ -22,7 +22,7 @@ const KEPT_BYTES_MIN: u64 = 128;
 /// command that cannot make the state grow. Deletions also return `None`, although they add to the
 /// history, because an operator needs them to make room. `len_of` returns the length of a key's
 /// value, including values in unapplied entries. The length is needed because a put that keeps the
-/// value stores that value once more.
+/// value stores another copy of it.
 pub(crate) fn growth(command: &Command, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     match command.inner() {
         Command::Put(put) => Some(of_put(put, len_of)),
@@ -68,9 +68,9 @@ fn of_txn(txn: &Txn, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     branch(&txn.success).max(branch(&txn.failure))
 }
 
-/// If the state must not grow by `more` bytes now, returns the reason. `bytes` is the size of the state, with all growth
-/// that is already on its way, and `no_space` is set if no disk space is left for growth. Both the node of a caller and
-/// the leader decide with this function.
+/// If the state must not grow by `more` bytes now, returns the reason. `bytes` is the size of the
+/// state, including the growth by unapplied requests. `no_space` is set if no disk space is left
+/// for growth. Both the node of a caller and the leader decide with this function.
 pub(crate) fn rejection(
     no_space: bool,
     bytes: u64,

@@ -82,7 +82,7 @@ impl RequestTrace {
     /// Splits the duration of an answered request into its stages.
     pub(crate) fn stages(&self, times: BatchTimes, answered: Moment) -> Stages {
         let BatchTimes { came, visible } = times;
-        // If no send is recorded, an earlier attempt was answered.
+        // `sent` is empty if an earlier attempt was answered.
         let sent = self.sent.unwrap_or(came).min(came);
         // The request may be sent again while the entry of the first attempt is already in the log.
         let queued = self.in_log.map_or(came, |times| times.queued).clamp(sent, came);

@@ -1,8 +1,9 @@
 //! Decides which slow requests are logged.
 //!
-//! At most one line is logged each second, with the number of slow requests since the last line, so that a slow
-//! cluster does not flood the log. Requests that were made before the node first knew a leader are counted but not
-//! logged, because every first request waits for the leader.
+//! At most one line is logged each second, so that a slow cluster does not flood the log. The line
+//! contains the number of slow requests since the last line. Requests that were made before the
+//! node first knew a leader are counted but not logged, because every first request waits for the
+//! leader.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -46,7 +47,7 @@ impl SlowLog {
     /// Records that this node knows a leader.
     pub(crate) fn knows_leader(&self, now: Moment) {
         let (never, now) = (0, nanos(now).max(1));
-        // Only the first call has an effect.
+        // Record only the time of the first call.
         let _ = self.led_since.compare_exchange(never, now, Ordering::Relaxed, Ordering::Relaxed);
     }
 

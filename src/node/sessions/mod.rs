@@ -85,7 +85,8 @@ pub(crate) struct Sessions {
     ask_again: Duration,
     sessions: BTreeMap<LeaseId, Kept>,
     resuming: BTreeMap<LeaseId, ResumedLease>,
-    /// Renewal requests. Validity is counted from the time of sending, so a repetition is a request of its own.
+    /// Renewal requests. Validity is counted from the time of sending, so a repeated renewal is a
+    /// new request.
     asked: LeaderQueries<Vec<LeaseId>>,
     /// Time before which no renewal is due.
     quiet_until: Moment,
@@ -380,7 +381,7 @@ impl Sessions {
 }
 
 impl Kept {
-    /// Adds a claim for a caller that expects this delay.
+    /// Adds a claim, if the session has the lock delay that the caller requests.
     fn claim(&mut self, delay: Duration) -> CallResult<Arc<SharedSession>> {
         let kept = self.state.delay;
         if kept != delay {
@@ -544,8 +545,8 @@ mod tests {
 
     #[test]
     fn unnoticed_expiry_is_not_a_clean_close() {
-        // The claim is dropped, or the node shut down, after the session has expired and before the tick that reports
-        // it.
+        // The claim is dropped, or the node shut down, after the session has expired but before the
+        // tick that reports the expiry.
         let (mut sessions, state) = one_with(10_000, false);
         assert_eq!(sessions.close(&state, SessionClose::Dropped, at(2700)), None);
         let (mut sessions, _) = one_with(10_000, false);
@@ -615,7 +616,7 @@ mod tests {
         assert_eq!(state.valid_until(), at(5500));
     }
 
-    /// Few seeds of the simulator get into the situation.
+    /// Few seeds of the simulator reach the situation in which this mutant has an effect.
     #[test]
     fn test_of_late_renewals_fails_under_its_mutant() {
         let _planted = crate::mutant::Mutant::B70.plant();

@@ -1,9 +1,9 @@
-//! The state of a session that its users share with the driver: a lease that this node keeps alive, and the time
-//! until which the session may rely on it.
+//! The state of a session: a lease that this node keeps alive, and the time until which the session
+//! may rely on it. The users of the session share this state with the driver.
 //!
-//! A session relies on its lease until `valid_until`: the TTL, shortened by the drift bound, after
-//! the time on this node's clock at which the last confirmed renewal was *sent*. The leader counts
-//! the TTL from the arrival of the renewal, and extends it by the drift bound, so it ends the lease
+//! A session relies on its lease until `valid_until`. This time is the TTL, shortened by the drift
+//! bound, after the last confirmed renewal was *sent*, by this node's clock. The leader counts the
+//! TTL from the arrival of the renewal, and extends it by the drift bound, so it ends the lease
 //! later. If `valid_until` passes without a renewal, the session is lost permanently, even if the
 //! lease still exists. So once a loss was reported to a user, the session never becomes valid
 //! again.
@@ -280,9 +280,10 @@ pub(crate) enum SessionClose {
     Declined,
 }
 
-/// A claim on a session of this node. While there is a claim, the lease is kept alive; when the last one is dropped,
-/// the session is closed. A [`Follower`](crate::node::shared::Follower) must not hold a claim, because the claim owns the
-/// state that owns the follower.
+/// A claim on a session of this node. While there is a claim, the lease is kept alive; when the
+/// last one is dropped, the session is closed. A [`Follower`](crate::node::shared::Follower) must
+/// not hold a claim. That would be a reference cycle, because a claim owns the shared state, which
+/// owns the follower.
 pub(crate) struct Claim {
     /// The state of the node that keeps the session.
     pub(crate) shared: Arc<Shared>,

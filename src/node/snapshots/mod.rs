@@ -273,8 +273,8 @@ impl Snapshots {
     }
 
     /// Requests lost parts again after a while. If a snapshot is complete but not installed yet,
-    /// returns it, and the driver requests the end of the file. This request tells the offering
-    /// peer that this node is still working on the snapshot.
+    /// returns it, and the driver requests the end of the file. The request shows the offering peer
+    /// that this node is still working on the snapshot.
     pub(crate) fn tick(&mut self, now: Moment) -> Option<(NodeId, SnapshotId)> {
         let fetch = self.fetch.as_mut()?;
         if fetch.asked == u64::MAX || now.since(fetch.heard) <= self.patience {

@@ -9,9 +9,9 @@
 //! ```
 //!
 //! A snapshot was sound when it was written. When a peer asks for the first part of a snapshot, the
-//! worker verifies the whole file again before it sends that part, unless the file was verified
-//! recently. So a file that was damaged on disk is not sent. This node also learns of the damage
-//! while it still has the state in memory.
+//! worker first verifies the whole file again, unless the file was verified recently. So a file
+//! that was damaged on disk is not sent. This node also learns of the damage while it still has the
+//! state in memory.
 //!
 //! A received file gets its final name only after a machine was loaded from it. If the process dies
 //! while loading, usually for lack of memory, one unfinished file remains, and the next attempt
@@ -349,7 +349,8 @@ impl SnapshotWorker {
 
     // ---- sending ----------------------------------------------------------------------------------
 
-    /// Sends a part to a peer: at once, unless the peer starts with this snapshot and it must be verified.
+    /// Sends a part to a peer. If the peer requests the first part of a snapshot that must be
+    /// verified, the part is sent after the verification.
     fn read(&mut self, to: NodeId, id: SnapshotId, offset: u64) {
         let now = self.env.clock.now();
         let is_proven =

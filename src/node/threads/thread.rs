@@ -31,7 +31,7 @@ pub(crate) struct Running {
 /// The result of a shutdown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ShutdownReport {
-    /// The threads that had not ended, because they are blocked in the disk.
+    /// The threads that had not ended, because the disk blocks them.
     pub(crate) hanging: Vec<&'static str>,
 }
 

@@ -39,7 +39,8 @@ impl Office {
                 .and_then(|()| DevAuthority::new(foreign, "shop"))
                 .and_then(|foreign| {
                     let theirs = foreign.issue("m2")?;
-                    // The peer trusts the right authority, but that alone is not enough.
+                    // The peer trusts the right authority, but another authority has issued its
+                    // certificate.
                     let ours = authority.issue("m1")?;
                     Ok(PeerTls::new(ours.ca, theirs.cert, theirs.key))
                 }),
@@ -295,7 +296,7 @@ fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     let strict = start(1, with(office.right(1)), &[(2, plain.handle.address())]);
     strict.inbox.wait_for_rejection(node(2), "does not use TLS");
     drop(strict);
-    // This peer has a revoked certificate, but would also talk without TLS.
+    // This peer has a revoked certificate, but also accepts connections without TLS.
     let bad = with(office.wrong(Wrong::Revoked).migrating());
     let bad = start(2, bad, &[]);
     let moving = with(office.right(1).migrating());

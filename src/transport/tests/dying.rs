@@ -120,7 +120,7 @@ fn until_through(one: &mut Member, two: &Member) {
     }
 }
 
-/// No timeout expires within this test, so nothing that arrives has waited for one.
+/// No timeout expires within this test, so no message that arrives has waited for a timeout.
 #[test]
 fn healed_black_hole_costs_no_timeout() {
     let settings = TcpSettings { handshake_timeout: NEVER, idle_timeout: NEVER, ..settings() };

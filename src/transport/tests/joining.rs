@@ -74,7 +74,7 @@ fn joiner_is_redirected_from_a_follower_to_the_leader() {
     let joining = start_join(with_token("t"), &at, DEADLINE);
     let leader = two.handle.address().to_string();
     one.inbox.wait_for_ask().1.send(JoinAnswer::NotLeader(Some(leader)));
-    // The second member has just lost the leadership, and knows no other leader.
+    // The second member has just lost the leadership and does not know the new leader.
     two.inbox.wait_for_ask().1.send(JoinAnswer::NotLeader(None));
     one.inbox.wait_for_ask().1.send(JoinAnswer::Later("an election is under way".to_owned()));
     one.inbox.wait_for_ask().1.send(JoinAnswer::Joined(joined()));

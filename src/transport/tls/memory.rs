@@ -77,7 +77,7 @@ impl fmt::Debug for PeerPem {
 pub struct PeerCertificates(Arc<watch::Sender<PeerPem>>);
 
 impl PeerCertificates {
-    /// Holds these certificates. They are validated when a node starts with them.
+    /// Stores these certificates. They are validated when a node starts with them.
     pub fn new(pem: PeerPem) -> Self {
         Self(Arc::new(watch::Sender::new(pem)))
     }
@@ -88,9 +88,9 @@ impl PeerCertificates {
     /// for files that change.
     ///
     /// # Errors
-    /// Returns [`TransportError::Certificates`] if the texts cannot be used: a part is not valid
-    /// PEM, the key does not belong to the certificate, or the certificate is for another member
-    /// than the current one. The current certificates then stay in use.
+    /// Returns [`TransportError::Certificates`] if a part is not valid PEM, the key does not belong
+    /// to the certificate, or the certificate is for another member than the current one. The
+    /// current certificates then stay in use.
     pub fn renew(&self, pem: PeerPem) -> Result<(), TransportError> {
         let usable = |pem: &PeerPem| {
             let proof = match pem.ca.is_empty() {
@@ -101,7 +101,7 @@ impl PeerCertificates {
         };
         let unusable = |error: TrustError| TransportError::Certificates(error.to_string());
         let new = usable(&pem).map_err(unusable)?;
-        // Certificates that no node could use have no name that must stay.
+        // The member's name must not change, unless the current certificates are unusable.
         if let Ok(current) = usable(&self.0.borrow()) {
             same_member(current.uri(), new.uri()).map_err(unusable)?;
         }

@@ -15,8 +15,8 @@
 //! and addresses are not checked, because they change and a name service proves nothing.
 //!
 //! **Verification.** One function ([`verifier`]) verifies every connection, in both directions and
-//! on all lanes: the chain up to the authority, the validity period, the use for clients or
-//! servers, and the revocation list, if there is one. Sessions are never resumed, because that
+//! on all lanes. It checks the chain up to the authority, the validity period, the use for clients
+//! or servers, and the revocation list, if there is one. Sessions are never resumed, because that
 //! would skip the verification. The TLS version is 1.3.
 //!
 //! **Not in this module.** This module does not know the members of the cluster. The comparison of
@@ -103,9 +103,9 @@ pub enum PeerProof {
     /// member. Every owner of such a certificate can then pose as any member. Therefore the
     /// authority must sign certificates for members only.
     OwnKind,
-    /// All certificates. Connections are encrypted but not authenticated: any process that reaches
-    /// the port can pose as a member. Therefore non-loopback addresses also need the setting
-    /// [`Config::insecure_peers`].
+    /// Every certificate is accepted. Connections are encrypted but not authenticated: any process
+    /// that reaches the port can pose as a member. Therefore non-loopback addresses also need the
+    /// setting [`Config::insecure_peers`].
     ///
     /// [`Config::insecure_peers`]: crate::Config::insecure_peers
     Nothing,
@@ -155,7 +155,7 @@ impl PeerTls {
     /// after the other. If a peer does not use TLS, it is dialed again without TLS. A rejected
     /// certificate still ends the connection.
     ///
-    /// While this is set, certificates do not protect: any process that reaches the port can pose
+    /// While this is set, certificates do not protect. Any process that reaches the port can pose
     /// as a member, and an attacker who can change the traffic can turn TLS off.
     #[must_use]
     pub fn migrating(mut self) -> Self {
@@ -257,7 +257,7 @@ impl Tls {
                 None => tokio::time::sleep(every).await,
             }
             let tls = self.clone();
-            // The file system may hang, so this blocks a separate thread.
+            // The file system may hang, so read the files on a separate thread.
             let _ = tokio::task::spawn_blocking(move || tls.refresh()).await;
         }
     }

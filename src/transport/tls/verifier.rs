@@ -291,13 +291,14 @@ mod tests {
         for used in [Use::Client, Use::Server] {
             assert_eq!(verify(Vec::new(), used), Ok(()));
             assert_eq!(verify(vec![list(&root, &[]), list(&between, &[])], used), Ok(()));
-            // The leaf's number on the root's list refers to another certificate.
+            // The root's list contains the serial number of the leaf, but the leaf has another
+            // issuer.
             assert_eq!(verify(vec![list(&root, &[3]), list(&between, &[2])], used), Ok(()));
             let by_root = vec![list(&root, &[2]), list(&between, &[])];
             assert_eq!(verify(by_root, used), refused(CertificateError::Revoked));
             let by_between = vec![list(&root, &[]), list(&between, &[3])];
             assert_eq!(verify(by_between, used), refused(CertificateError::Revoked));
-            // Each authority needs a list.
+            // Verification fails unless both authorities have a list.
             for one in [list(&root, &[]), list(&between, &[])] {
                 let unknown = refused(CertificateError::UnknownRevocationStatus);
                 assert_eq!(verify(vec![one], used), unknown);

@@ -57,8 +57,9 @@ fn hung_up(kind: io::ErrorKind, how: &'static str, was_heard: bool) -> io::Error
     io::Error::new(kind, HungUp { how, was_heard })
 }
 
-/// Returns whether a handshake has failed in a way that suggests a member without TLS: the other
-/// end has replied with something else, or closed the connection without sending anything.
+/// Returns whether a handshake has failed in a way that suggests a member without TLS. In this
+/// case, the other end has sent something else, or has closed the connection without sending
+/// anything.
 pub(in super::super) fn may_lack_tls(error: &io::Error) -> bool {
     let Some(why) = error.get_ref() else { return false };
     let answered = why.downcast_ref::<Untrusted>().is_some_and(|why| why.lacks_tls);

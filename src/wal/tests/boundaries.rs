@@ -1,6 +1,6 @@
-//! Tests with data larger than each internal buffer: the window of a search for records, a single
-//! read of a segment, and the slices in which a new segment is zeroed. The other tests stay below
-//! these sizes.
+//! Tests with data larger than each internal buffer: the search window for records, a single read
+//! of a segment, and the slices in which a new segment is zeroed. The other tests stay below these
+//! sizes.
 
 use super::super::format::RECORD_BYTES;
 use super::super::scan::{self, CHUNK_BYTES, FIRST_CHUNK_BYTES};

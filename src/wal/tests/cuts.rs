@@ -192,7 +192,7 @@ fn reader_reports_entries_truncated_during_its_read() {
     let disk = Arc::new(SimDisk::new(1));
     drop(long(&disk));
     for opened_before in 0..4_u32 {
-        // Truncates the log when the reader opens a later segment. The fields are the number of
+        // Truncates the log when the reader opens a later segment. The tuple contains the number of
         // files to open before the truncation, and the writer.
         let cutter = Arc::new(Mutex::new((opened_before, None::<LogWriter>)));
         let cuts = Arc::clone(&cutter);
@@ -263,7 +263,8 @@ fn missing_front_is_damage_unless_truncated() {
             assert!(why.contains("the segment is missing"), "{why}");
         }
     }
-    // Simulates a truncation in which only some segments were removed, or in another order.
+    // Simulate a truncation that removed only some of the segments, or removed them in another
+    // order.
     let copy = disk.copy();
     let disk = Arc::new(disk.copy());
     let mut opened = reopen(&disk);
@@ -281,7 +282,7 @@ fn missing_front_is_damage_unless_truncated() {
         assert_eq!(read_all(&opened.reader), entries[found_first.get() as usize - 2..]);
         assert_eq!(segments(&disk)[0], first);
     }
-    // Removes one segment more than was truncated.
+    // Remove one segment more than the log has truncated.
     let disk = Arc::new(disk.copy());
     disk.remove(&path(first)).unwrap();
     assert!(matches!(try_open(&disk), Err(LogError::Corrupt { .. })));
@@ -309,7 +310,7 @@ fn corrupted_truncation_record_is_detected() {
             );
         }
     }
-    // Without the complete record, the truncation never happened.
+    // Remove the truncation record. The log then regards the removed segments as missing.
     disk.replace(&path(last), &before);
     let Err(LogError::Corrupt { why, .. }) = try_open(&disk) else { panic!("not missed") };
     assert_eq!(why, "the segment is missing");

@@ -84,7 +84,8 @@ fn flipped_bit_is_rejected_harmless_or_in_the_unacknowledged_tail() {
         for file in &written.files {
             let bytes = written.disk.read(file).unwrap();
             for (at, byte) in bytes.iter().enumerate() {
-                // Deep inside a run of zeros all bytes are alike, so most of them are skipped.
+                // Skip most bytes inside a long run of zeros, because damage to each of them has
+                // the same effect.
                 if at % 16 > 0 && bytes[at.saturating_sub(64)..=at].iter().all(|byte| *byte == 0) {
                     continue;
                 }
@@ -161,7 +162,7 @@ fn corrupted_term_or_vote_is_never_forgotten() {
         let group = Group { number: term, hard_state: Some(last.clone()), ..Group::default() };
         let _proof = opened.writer.commit(&[group]).unwrap();
     }
-    // The records after this one do not contain the term, and are in other segments.
+    // Append entries, which contain no vote, until the log continues in later segments.
     for number in 12..15 {
         let entries = vec![entry(number - 10, 11, &[1; 1000])];
         let _proof = opened.writer.commit(&[group(number, entries)]).unwrap();

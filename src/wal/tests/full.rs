@@ -137,7 +137,7 @@ fn a_cut_finds_room(idle: bool) {
     let mut opened = reopen(&disk);
     disk.limit(Some(9000));
     let number = fill_up(&mut opened, 2);
-    // These are the smallest possible groups.
+    // Fill the rest of the segment with the smallest possible groups.
     let vow = |term| Group {
         hard_state: Some(hard_state(term, None, number - 1)),
         ..group(999, Vec::new())

@@ -129,7 +129,7 @@ pub(super) fn any_based_group(rng: &Rng, number: u64, content: &LogContent) -> G
         let index = content.base.index.get() + rng.below(content.entries.len() as u64 + 1);
         base(index, content.term(index).unwrap().get())
     } else {
-        // The base has a term in which this log contains no entry.
+        // Sometimes choose a base of a later term than all entries of this log.
         let term = state.term.get() + 1;
         base(state.commit.get() + 1 + rng.below(content.entries.len() as u64 + 20), term)
     };

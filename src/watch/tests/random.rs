@@ -147,7 +147,7 @@ impl Play {
         self.close(tally);
     }
 
-    /// In some runs, reads of history are always overtaken by new changes.
+    /// In some runs, new changes are made during every read of history.
     fn act_while_history_is_read(&mut self) {
         if self.dice.once_in(2) {
             return;

@@ -95,12 +95,13 @@ fn consume(world: &World, number: u64, last: Revision, reached: &AtomicU64) {
     let mut found: Vec<Event> = Vec::new();
     let mut through = Revision(1);
     for round in 1u64.. {
-        // Watchers of the other ranges notice the end only if they request progress.
+        // A watcher whose range has no change in the last revision reaches that revision only if it
+        // requests progress.
         if world.hub.visible() == last {
             watcher.request_progress();
         }
         let batch = if range.as_single().is_some() {
-            // This watcher is not woken for the last revision.
+            // A watcher of a single key is not woken for the last revision, so poll it.
             match watcher.try_recv() {
                 Poll::Ready(batch) => batch.expect("not ended").expect("not failed"),
                 Poll::Pending => {
@@ -296,7 +297,7 @@ fn close_wakes_waiters() {
     });
 }
 
-/// Counts its wake-ups, and panics at each if configured.
+/// A waker that counts its wake-ups, and panics at each one if configured.
 struct Counting {
     woken: AtomicUsize,
     panics: bool,

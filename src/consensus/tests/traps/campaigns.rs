@@ -71,7 +71,8 @@ fn member_with_unapplied_entries_does_not_campaign() {
 
 #[test]
 fn rejected_pre_vote_in_the_first_term_is_answered() {
-    // At term 0, where raft would start by itself, this panics.
+    // Bowline starts at term 1. At term 0, raft's own initial term, the message below would cause a
+    // panic.
     let mut world = World::new(3, 0, 1);
     let mut request = message(MessageType::MsgRequestPreVote, 2, 1, 2);
     (request.index, request.log_term) = (1, 1);

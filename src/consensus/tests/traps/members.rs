@@ -158,7 +158,8 @@ fn removed_while_leading() -> World {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.change(node(1), &remove(2)).unwrap();
-    // All members have the entry, but the leader crashes before it learns so.
+    // All members receive the entry, but the leader crashes before it receives their
+    // acknowledgements.
     for flying in std::mem::take(&mut world.flying) {
         world.deliver(flying);
     }
@@ -251,7 +252,7 @@ fn removed_member_never_campaigns_even_after_a_restart() {
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     make(&mut world, &remove(3));
-    // A removed leader may not know that its removal is committed. Here it does.
+    // Member 3 is removed, and learns from this message that its removal is committed.
     let index = *world.states.last_key_value().unwrap().0;
     let mut append = message(MessageType::MsgAppend, 1, 3, 2);
     (append.index, append.log_term, append.commit) = (index.get(), 2, index.get());

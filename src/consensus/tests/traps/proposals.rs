@@ -80,8 +80,8 @@ fn large_proposals_are_split_into_acceptable_messages() {
 #[test]
 fn entries_batched_into_a_pending_append_are_consecutive() {
     // With `batch_append`, raft adds entries to a waiting message without checking that they follow
-    // it. In this test, an empty message refers to the end of the log, and raft would append
-    // entries from the beginning of the log to it.
+    // its entries. In this test, raft would add the first entries of the log to an empty message
+    // that refers to the end of the log.
     let mut world = World::new(3, 0, 1);
     world.elect(1);
     world.propose(node(1), b"A");

@@ -57,8 +57,8 @@ fn lost_heartbeat_only_delays_a_read_round() {
     assert_eq!(world.rounds_confirmed, 1);
 }
 
-/// A context that is used twice could confirm a stale read: a round is started, its replies are
-/// delayed, and it is started again with the same id after a write.
+/// A context that is used twice could confirm a stale read. In this test, a round is started, its
+/// replies are delayed, and a round with the same id is started after a write.
 #[test]
 fn late_answer_confirms_no_other_round_with_the_same_id() {
     let mut world = World::new(3, 0, 1);
@@ -89,8 +89,8 @@ fn late_answer_confirms_no_other_round_with_the_same_id() {
             assert!(confirmed < index, "only the first round is confirmed");
         }
     }
-    // If both rounds had the same context, raft would confirm the second round with the late
-    // replies. Therefore the leader adds a serial number.
+    // If both rounds had the same context, raft would count the late replies for the second round.
+    // Therefore the leader adds a serial number to the context.
     let serials: Vec<_> = [&first, &second]
         .map(|round| RoundContext::from_bytes(&round[0].context).unwrap().serial)
         .to_vec();

@@ -248,7 +248,7 @@ fn rewritten_entry_is_durable_only_after_the_last_write() {
     }
 }
 
-/// Few seeds of the simulator get into the situation.
+/// Few seeds of the simulator reach the situation in which this mutant has an effect.
 #[test]
 fn test_of_rewritten_entries_fails_under_its_mutant() {
     let _planted = Mutant::M46.plant();

@@ -103,7 +103,7 @@ fn snapshot_offer_has_no_effect_until_the_file_is_received() {
 fn install_blocks_other_work_until_it_is_in_place() {
     let mut world = offered();
     world.holds_installs = true;
-    // An entry is being written to disk when the file is complete.
+    // An entry is still being written to disk when the snapshot file is complete.
     let (term, last) = (world.at(3).term().get(), world.at(3).status().last.get());
     let mut append = message(MessageType::MsgAppend, 1, 3, term);
     (append.index, append.log_term, append.commit) = (last, 2, last);
@@ -116,7 +116,7 @@ fn install_blocks_other_work_until_it_is_in_place() {
     world.sync(node(3));
     assert!(world.members[&node(3)].installing.is_some());
     world.flying.clear();
-    // While the group is being written, heartbeats are received and answered later.
+    // A heartbeat that arrives while the group is being written is answered later.
     give(&mut world, &message(MessageType::MsgHeartbeat, 1, 3, term));
     assert!(world.at(3).turn().unwrap().is_none());
     assert!(world.flying.is_empty(), "{:?}", kinds(&world.flying));
@@ -175,7 +175,8 @@ fn crash_during_install_keeps_the_old_or_the_new_state() {
 #[test]
 fn snapshot_of_a_failed_leader_is_installed_under_the_next() {
     let mut world = offered();
-    // When the file is complete, no leader is known, and the sender of the snapshot is gone.
+    // When the file is complete, the follower knows no leader, and the sender of the snapshot is
+    // unreachable.
     let (offer, disk) = (offer_of(&world), world.disk(3));
     let machine = world.disk(1).look().files[&offer.id].clone();
     disk.look().files.insert(offer.id, machine);

@@ -1,4 +1,4 @@
-//! Tests of linearizable reads on the only member of a cluster, which need no question to the leader.
+//! Tests of linearizable reads on the only member of a cluster, which need no query to the leader.
 
 use std::panic::catch_unwind;
 use std::sync::{Mutex, OnceLock};

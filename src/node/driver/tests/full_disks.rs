@@ -95,7 +95,7 @@ fn fill(three: &mut Three, node: usize) -> usize {
 fn full_disks_recover_repeatedly() {
     let mut three = Three::led_by(0, |_, settings| {
         settings.log_segment_bytes = 256 << 10;
-        // The log is not truncated and takes all the space.
+        // The log is never truncated, so it fills the disk.
         settings.snapshot_log_bytes = 1 << 40;
     });
     let mut kept = three.put(0, "first", 10).unwrap().revision();
@@ -148,10 +148,11 @@ fn writes_in_flight_leave_room_for_deletions_on_full_disks() {
         settings.snapshot_log_bytes = 1 << 40;
     });
     three.put(0, "k", 10).unwrap();
-    // The log can allocate nothing beyond the next segment and the reserve.
+    // Wait until the log has allocated the next segment and the reserve. It can allocate no more
+    // after that.
     three.pass(5_000);
     three.disks.iter().for_each(|disk| disk.limit(Some(disk.used())));
-    // Three times the size of a segment, before the leader knows of the full disk.
+    // Write three times the size of a segment before the leader detects the full disk.
     let calls: Vec<Call> =
         (0..300).map(|i| three.call(0, put(&format!("more{i}"), 40_000), 60_000)).collect();
     three.pass(3_000);
@@ -171,7 +172,7 @@ fn full_disk_truncates_the_log_despite_a_lagging_follower() {
         settings.snapshot_log_bytes = 64 << 10;
     });
     let first = |three: &Three| three.nodes[0].driver.io.log_reader.first().get();
-    // One connected member does not write its log.
+    // Member 2 is connected but does not write its log.
     for i in 0..100 {
         let mut call = three.call(0, put(&format!("k{i}"), 1_000), 5_000);
         while poll(&mut call).is_pending() {

@@ -135,7 +135,8 @@ fn isolated_member_reports_no_leader_in_bounded_time() {
         three.hub.cut(id(one), id(other));
         three.hub.cut(id(other), id(one));
     }
-    // The hub loses messages and breaks no connection, so it takes four election timeouts and a few ticks.
+    // The hub drops messages but keeps connections open, so the loss of the quorum is detected
+    // after four election timeouts and a few ticks.
     three.pass(2_000 + 500);
     for node in 0..3 {
         let health = three.shared(node).health();

@@ -38,7 +38,7 @@ fn oversized_requests_are_dropped_and_the_leader_keeps_leading() {
 
 #[test]
 fn requests_with_large_windows_are_spread_over_entries() {
-    // Allow requests of this size in flight.
+    // A large segment size allows this many bytes of requests in flight.
     let mut three = Three::led_by(0, |_, settings| settings.log_segment_bytes = 20 << 20);
     for seq in 1..=20 {
         let message = proposal(seq, put(&format!("k{seq:02}"), 1), 200_000);

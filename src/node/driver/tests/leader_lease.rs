@@ -1,4 +1,5 @@
-//! Tests of the leader lease: renewals without a round, by the leader and by a leader that was replaced.
+//! Tests of renewals under the leader lease, without a round of confirmation by a quorum, on the
+//! leader and on a replaced leader.
 
 use std::panic::catch_unwind;
 
@@ -54,7 +55,8 @@ fn confirmed() -> (Three, LeaseId) {
     (three, lease)
 }
 
-/// Lets the second node lead, while the first does not hear from the others and still believes to lead.
+/// Makes the second node the leader, while the first receives no messages and still acts as the
+/// leader.
 fn replaced() -> (Three, LeaseId) {
     let (mut three, lease) = confirmed();
     let asked = transfer(&three, 0, 1, 5_000);
@@ -157,7 +159,7 @@ fn new_leader_ends_no_lease_that_a_replaced_leader_may_renew() {
     let mut revoked = three.call(1, Command::Revoke(lease), 5_000);
     let mut renewed = 0;
     loop {
-        // The result of a call is known before the next renewal is sent.
+        // Check whether the revocation has returned before sending the next renewal.
         let is_revoked = poll(&mut revoked).is_ready();
         let is_renewed = renew_at_once(&three, 0, lease).is_some();
         assert!(!(is_revoked && is_renewed), "a revoked lease is renewed");
@@ -208,7 +210,7 @@ fn renewals_need_a_round_while_a_revocation_is_proposed() {
     let other = grant(&mut three, 0, TTL);
     assert_eq!(rounds_to_renew(&mut three, 0, lease), 0);
     let call = three.call(0, Command::Revoke(other), 5_000);
-    // The leader proposes it. The followers may apply it before the leader does.
+    // The leader proposes the revocation, which a follower may apply before the leader does.
     three.nodes[0].driver.turn();
     assert_eq!(renew_at_once(&three, 0, lease), None);
     three.finish(call).unwrap();

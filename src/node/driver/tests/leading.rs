@@ -1,5 +1,5 @@
-//! Tests of a leader's duties under faults: each lease ends, each question is answered, and a leader that cannot lead
-//! gives way.
+//! Tests of a leader under faults: leases still expire, queries are answered, and a leader with a
+//! hanging disk transfers its leadership.
 
 use std::panic::catch_unwind;
 
@@ -73,7 +73,8 @@ fn lease_due_during_a_failed_transfer_ends_after_it() {
     let mut three = led();
     let lease = grant(&mut three, 2, 1_000);
     three.pass(1_000);
-    // For an election timeout nothing is proposed, and the lease becomes due during that.
+    // During the transfer, which lasts an election timeout, nothing is proposed. The lease becomes
+    // due in this time.
     isolate(&three, 1);
     let asked = transfer(&three, 0, 1, 5_000);
     three.pass(250);
@@ -138,7 +139,7 @@ fn leader_with_a_hanging_disk_transfers_leadership() {
         three.step_without_log(Some(0));
     }
     assert!(!leads(&three), "its disk has not answered for two seconds");
-    // The healthy members continue without it.
+    // The healthy members continue without the member whose disk hangs.
     let mut call = three.call(2, put("k", 10), 1_000);
     let ended = (0..200).any(|_| {
         three.step_without_log(Some(0));
@@ -215,7 +216,7 @@ fn read_rounds_forgotten_by_raft_are_started_again() {
     let mut three = led();
     three.hub.cut(id(1), id(0));
     three.hub.cut(id(2), id(0));
-    // The maximum number of unconfirmed rounds.
+    // Start the maximum number of unconfirmed rounds.
     let before = rounds(&three, 0);
     let reads: Vec<Read> = (0..4)
         .map(|_| {
@@ -289,7 +290,7 @@ const NOTICED: [(Mutant, fn()); 8] = [
     (Mutant::B50, idle_replica_is_scrubbed),
 ];
 
-/// No other test detects the last four mutants, because another mechanism repeats what they break a little later.
+/// No other test detects the last four mutants: another mechanism soon repairs their effect.
 #[test]
 fn each_of_these_tests_fails_under_its_mutant() {
     for (mutant, test) in NOTICED {

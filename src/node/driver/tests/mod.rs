@@ -233,7 +233,7 @@ impl Three {
         let shared = Arc::clone(self.shared(node));
         let deadline = shared.now() + Duration::from_millis(timeout_ms);
         let mut call: Call = Box::pin(async move { shared.write(command, deadline).await });
-        // The first poll queues it for the driver.
+        // The first poll queues the call for the driver.
         let first = poll(&mut call);
         match first {
             Poll::Pending => call,

@@ -1,5 +1,5 @@
-//! Tests of requests that are rejected before they are proposed: at the quota those that grow the state, but not
-//! those that shrink it, and those that scan too much.
+//! Tests of requests that are rejected before they are proposed, because they exceed the quota or
+//! scan too many keys. Requests that shrink the state are accepted at the quota.
 
 use super::*;
 use crate::model::{
@@ -97,8 +97,8 @@ fn unheard_of(three: &mut Three, call: impl FnOnce(&mut Three)) {
     three.hub.heal_all();
 }
 
-/// This holds with a deadline, and also for internal requests without one. Internal requests must
-/// not wait for room either, because they would block the requests that make room.
+/// This applies to requests with a deadline, and to internal requests without one. Internal
+/// requests must not wait for space either, because they would block the requests that free space.
 #[test]
 fn retried_growth_is_rejected_once_no_attempt_can_apply() {
     let mut three = nearly_full();
@@ -116,15 +116,15 @@ fn retried_growth_is_rejected_once_no_attempt_can_apply() {
     three.delete(1, "k1").unwrap();
 }
 
-/// The entry is in the log of a leader that does not know yet whether it is committed, and whose quota has no room
-/// for it.
+/// The leader has the entry in its log, does not know yet whether it is committed, and has no quota
+/// left for it.
 #[test]
 fn logged_growth_is_reported_as_applied_despite_a_full_quota() {
     let mut three = nearly_full();
     three.lead(2);
     let before = three.shared(0).reader.revision();
-    // The next leader receives the entry. The present leader does not learn of that, and the node that made the
-    // request does not have the entry.
+    // Node 2, the next leader, receives the entry. The current leader receives no acknowledgement,
+    // and node 1, which made the request, does not receive the entry.
     three.hub.cut(id(0), id(2));
     three.hub.cut(id(2), id(1));
     let (sender, mut answer) = tokio::sync::oneshot::channel();
@@ -141,8 +141,8 @@ fn logged_growth_is_reported_as_applied_despite_a_full_quota() {
         }
         three.step();
     }
-    // The entry is not committed while the other log does not respond, and the request is sent to the new leader
-    // again.
+    // While the log of node 1 does not respond, the entry is not committed, and the request is sent
+    // to the new leader again.
     (0..20).for_each(|_| three.step_without_log(Some(1)));
     assert!(leads(&three) && answer.try_recv().is_err());
     three.pass(500);
@@ -331,7 +331,7 @@ fn full_scan_is_admitted_alongside_requests_without_scans() {
     three.write(0, wide()).unwrap();
 }
 
-/// A small command that keeps a value stores that value once more.
+/// A put that keeps the value of a key stores another version with that value.
 #[test]
 fn kept_and_unapplied_values_count_towards_growth() {
     for (caller, longest) in [(0, 100_000), (1, 100_000), (0, 1)] {
@@ -339,7 +339,8 @@ fn kept_and_unapplied_values_count_towards_growth() {
         for key in 0..5 {
             three.put(0, &format!("k{key}"), longest).unwrap();
         }
-        // A value that is still in flight when it is to be kept counts with its final length.
+        // If a put keeps a value that is still in flight, it is counted with the length of that
+        // value.
         let coming = three.call(caller, put("k0", 100_000), 5_000);
         let keep = |key: usize| {
             let value = crate::model::PutValue::Keep;

@@ -84,7 +84,7 @@ fn keys_of_an_isolated_holder_stay_for_the_lock_delay() {
         });
         let ended = three.clock.now();
         assert_eq!(three.standing(&state), SessionState::Ended(SessionEndReason::NotRenewed));
-        // The node reconnects, and the program drops its claim.
+        // Reconnect the node, and drop the claim on the session.
         three.hub.heal_all();
         drop(claim);
         three.until("its key stays forever", |three| !three.is_bound(0));
@@ -111,7 +111,8 @@ fn shutdown_closes_valid_sessions_and_leaves_expired_ones_to_their_delay() {
         let claim = three.open(1, 3000, 60_000, false);
         if cut_off {
             three.cut_off(1);
-            // The session is not read, and the node has no tick before it is stopped.
+            // The session expires, but the node has no tick before it is stopped, and nothing reads
+            // the session's state.
             three.clock.0.fetch_add(2_995, Ordering::Relaxed);
             three.hub.heal_all();
         }
@@ -253,8 +254,8 @@ fn dropped_resume_call_leaves_the_lease_unchanged() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
     let lease = three.detach(first);
-    // The call is dropped after each number of steps, including the one at which the answer has arrived and was not
-    // polled.
+    // Drop the call after 0 steps, 1 step, and so on, until it is answered. This includes an answer
+    // that has arrived but was not polled.
     let answered = (0..40).find(|steps| {
         let shared = Arc::clone(three.shared(2));
         let deadline = shared.now() + ms(5000);

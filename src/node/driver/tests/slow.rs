@@ -151,7 +151,7 @@ fn abandoned_request_names_the_hanging_disk() {
 fn fast_requests_are_not_logged() {
     let lines = slow_lines(|three| {
         let all = |three: &Three| (0..3).map(|node| slow_requests(three, node)).sum::<u64>();
-        // Requests from before the first election.
+        // Count the slow requests made before the first election.
         let before = all(three);
         for node in 0..3 {
             three.put(node, "k", 10).unwrap();
@@ -218,7 +218,7 @@ fn slow_read_names_the_leader_or_this_replica() {
     });
     let [line] = &lines[..] else { panic!("one line: {lines:?}") };
     assert!(line.contains("mostly asking the leader"), "{line}");
-    // The earlier write is committed, but this node's disk and replica do not have it yet.
+    // The write before the read is committed, but node 1 has neither written nor applied it.
     let lines = slow_lines(|three| {
         let write = three.call(0, put("k", 10), 5_000);
         (0..6).for_each(|_| three.step_without_log(Some(1)));

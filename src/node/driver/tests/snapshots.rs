@@ -24,7 +24,7 @@ fn accepted_snapshot_waits_for_a_slow_log() {
     }
     three.pass(30_000);
     three.hub.heal_all();
-    // After many ticks the snapshot has arrived, but the log has not confirmed it.
+    // After many ticks, the snapshot has arrived, but the log of node 2 has not made it durable.
     for _ in 0..600 {
         three.step_without_log(Some(2));
     }
@@ -44,7 +44,7 @@ fn fetch_overtaken_by_the_log_is_abandoned_with_its_file() {
         let applied = three.shared(2).state.status.borrow().applied;
         let later = LogIndex(applied.get() + 20);
         let id_of_it = SnapshotId { index: later, term: Term(1), bytes: 1 << 20, checksum: 7 };
-        // The peer that offers it is gone, and another node leads.
+        // The peer that offers the snapshot is cut off, and is not the leader.
         three.hub.cut(id(2), id(1));
         let now = three.clock.now();
         three.nodes[2].driver.fetch(id(1), id_of_it, now);

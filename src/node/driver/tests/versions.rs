@@ -4,7 +4,7 @@
 use super::*;
 use crate::model::{ClusterVersion, Hello};
 
-/// Stands for a future cluster version; there is only one so far.
+/// A future cluster version. So far, only one version exists.
 const NEXT: ClusterVersion = ClusterVersion(2);
 
 /// Returns three nodes, led by the first. The second supports only the first version.
