@@ -13,7 +13,6 @@ pub(crate) trait Decode: Sized {
     /// Minimum encoded size of any value. Limits the number of items that a list can claim to have.
     const BYTES_MIN: usize;
 
-    /// Reads one value.
     fn decode(from: &mut Decoder) -> Result<Self, CodecError>;
 }
 
@@ -66,14 +65,12 @@ impl Decoder {
         }
     }
 
-    /// Reads one byte.
     pub(crate) fn byte(&mut self) -> Result<u8, CodecError> {
         let byte = *self.input.get(self.at).ok_or_else(|| self.cut_short(1))?;
         self.at += 1;
         Ok(byte)
     }
 
-    /// Reads a number.
     pub(crate) fn number(&mut self) -> Result<u64, CodecError> {
         let mut number = 0u64;
         for shift in (0..64).step_by(7) {
@@ -119,7 +116,6 @@ impl Decoder {
         Ok(bytes)
     }
 
-    /// Reads all remaining bytes.
     pub(crate) fn rest(&mut self) -> Bytes {
         let bytes = self.input.slice(self.at..);
         self.at = self.input.len();

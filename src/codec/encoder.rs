@@ -4,7 +4,6 @@ use bytes::BytesMut;
 
 /// A destination of encoded bytes.
 pub(crate) trait Sink {
-    /// Appends `bytes`.
     fn put(&mut self, bytes: &[u8]);
 }
 
@@ -47,7 +46,6 @@ impl<'a, S: Sink> Encoder<'a, S> {
         Self { sink }
     }
 
-    /// Writes one byte.
     pub(crate) fn byte(&mut self, byte: u8) {
         self.sink.put(&[byte]);
     }

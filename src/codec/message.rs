@@ -22,7 +22,6 @@ use crate::model::{FoundingState, Hello, LeaseLife, PeerMessage, ProposeRejectio
 /// build reads.
 const VERSION: u8 = 1;
 
-/// Appends the encoding of a message to `sink`.
 pub(crate) fn encode_message(message: &PeerMessage, sink: &mut impl Sink) {
     let mut to = Encoder::new(sink);
     to.byte(VERSION);

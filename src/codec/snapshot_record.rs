@@ -57,7 +57,6 @@ pub(crate) fn encode_head(head: &StateHead, sink: &mut impl Sink) {
     }
 }
 
-/// Decodes the head of a state.
 pub(crate) fn decode_head(bytes: Bytes) -> Result<StateHead, CodecError> {
     let mut from = Decoder::new("state head", bytes);
     let format = from.version(HEAD_WITH_ALARMS)?;

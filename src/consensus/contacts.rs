@@ -95,7 +95,6 @@ impl Contacts {
         }
     }
 
-    /// Returns whether the process of `peer` has ended.
     pub(super) fn has_ended(&self, peer: NodeId) -> bool {
         self.ended.contains(&peer)
     }

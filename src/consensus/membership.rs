@@ -75,7 +75,6 @@ pub(super) fn write_change(change: &MemberChange) -> Vec<u8> {
     to_raft(change).write_to_bytes().expect("every field of a change is optional")
 }
 
-/// Converts a change for raft.
 pub(super) fn to_raft(change: &MemberChange) -> ConfChangeV2 {
     use ConfChangeType::{AddLearnerNode, AddNode, RemoveNode};
     let changes = match change {

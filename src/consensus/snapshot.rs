@@ -50,7 +50,6 @@ pub(crate) enum Taken {
     Later,
 }
 
-/// Converts a snapshot for raft.
 pub(super) fn to_raft(id: SnapshotId, configuration: &Configuration) -> Snapshot {
     let mut data = Vec::with_capacity(16);
     data.extend_from_slice(&id.bytes.to_le_bytes());

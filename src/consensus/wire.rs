@@ -90,7 +90,6 @@ pub(crate) enum WireError {
     },
 }
 
-/// Encodes a message.
 pub(super) fn encode(message: &Message) -> Bytes {
     let bytes = message.write_to_bytes().expect("every field of a message is optional");
     assert!(bytes.len() <= FRAME_BYTES_MAX, "a message of {} bytes", bytes.len());

@@ -77,7 +77,6 @@ impl LockMode {
         }
     }
 
-    /// Returns the kind of lock.
     pub(crate) fn kind(&self) -> LockKind {
         match self {
             LockMode::Mutex => LockKind::Mutex,

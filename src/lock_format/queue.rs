@@ -36,7 +36,6 @@ impl QueuePosition {
         Self { since, key }
     }
 
-    /// Returns the position of a row.
     pub(crate) fn of(row: &KeyValue) -> Self {
         Self { since: row.create_revision, key: row.key.clone() }
     }
@@ -79,7 +78,6 @@ impl LockQueue {
         self.entries.insert(position, mode);
     }
 
-    /// Removes an entry.
     pub(crate) fn remove(&mut self, position: &QueuePosition) {
         self.entries.remove(position);
         self.barring.remove(position);
@@ -91,12 +89,10 @@ impl LockQueue {
         self.entries.contains_key(position)
     }
 
-    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns the first entry.
     pub(crate) fn first(&self) -> Option<(&QueuePosition, &LockMode)> {
         self.entries.first_key_value()
     }

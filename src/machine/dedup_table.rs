@@ -123,7 +123,6 @@ impl DedupTable {
         DedupVerdict::New
     }
 
-    /// Records the reply to a new request.
     pub(super) fn remember(&mut self, id: RequestId, outcome: &Outcome) {
         let life = self.nodes.get_mut(&id.node).expect("checked as new");
         assert_eq!(life.incarnation, id.incarnation, "checked as new");
@@ -142,7 +141,6 @@ impl DedupTable {
         life.dedup.get(&id.seq).cloned()
     }
 
-    /// Returns the nodes in the table.
     pub(super) fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.keys().copied()
     }

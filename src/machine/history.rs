@@ -44,7 +44,6 @@ impl EventHistory {
         self.first
     }
 
-    /// Returns the next revision.
     pub(super) fn next(&self) -> Revision {
         Revision(self.first.get() + self.len as u64)
     }

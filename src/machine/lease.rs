@@ -156,7 +156,6 @@ impl LeaseTable {
         self.leases.iter().map(held).collect()
     }
 
-    /// Returns the number of leases.
     pub(super) fn len(&self) -> usize {
         self.leases.len()
     }
@@ -256,7 +255,6 @@ impl LeaseTable {
         self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys).map(|key| &key[..])
     }
 
-    /// Returns the number of keys of a lease.
     pub(super) fn keys_of(&self, id: LeaseId) -> usize {
         self.leases.get(&id).map_or(0, |lease| lease.keys.len())
     }

@@ -97,7 +97,6 @@ impl<T: Keyed> RowPage<T> {
         first.is_none_or(|first| first.key()[..self.common] == key[..self.common])
     }
 
-    /// Inserts an item at its position.
     pub(super) fn insert(&mut self, at: usize, item: T) {
         let common = match self.items.first() {
             Some(first) => common(first.key(), item.key()).min(self.common),
@@ -135,13 +134,11 @@ impl<T: Keyed> RowPage<T> {
         Some(upper)
     }
 
-    /// Removes an item.
     pub(super) fn remove(&mut self, at: usize) -> T {
         self.hints.remove(at);
         self.items.remove(at)
     }
 
-    /// Removes and returns the items from `at` on.
     fn split_off(&mut self, at: usize) -> Self {
         let (hints, items) = (self.hints.split_off(at), self.items.split_off(at));
         let mut upper = Self { common: self.common, hints, items };

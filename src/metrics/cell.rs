@@ -15,12 +15,10 @@ pub(super) const BUCKETS: usize = 46;
 pub(crate) struct CounterCell(AtomicU64);
 
 impl CounterCell {
-    /// Adds 1.
     pub(crate) fn one(&self) {
         self.add(1);
     }
 
-    /// Adds `more`.
     pub(crate) fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
@@ -120,7 +118,6 @@ impl Default for Seconds {
 }
 
 impl Seconds {
-    /// Adds one duration.
     pub(crate) fn add(&self, took: Duration) {
         self.0.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
     }
@@ -139,7 +136,6 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// Adds one size.
     pub(crate) fn add(&self, size: usize) {
         self.0.add(size as u64);
     }

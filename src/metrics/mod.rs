@@ -68,7 +68,6 @@ impl MetricRead for Seconds {
 }
 
 impl Seconds {
-    /// Returns the current histogram.
     pub(crate) fn histogram(&self) -> Histogram {
         const MICROSECONDS_A_SECOND: f64 = 1e6;
         Histogram::read(&self.0, SECONDS_FIRST, MICROSECONDS_A_SECOND)
@@ -95,9 +94,7 @@ pub type ByLabel<L, V> = Vec<(L, V)>;
 pub(crate) trait Label: Copy + Eq + 'static {
     /// Name of the label.
     const NAME: &'static str;
-    /// Returns all values.
     fn all() -> &'static [Self];
-    /// Returns the text of this value.
     fn text(self) -> &'static str;
 }
 
@@ -395,13 +392,11 @@ catalogue! {
 }
 
 impl Meters {
-    /// Records the end of a request.
     pub(crate) fn ended(&self, kind: RequestKind, ending: Ending, took: Duration) {
         self.requests_total.at(kind).at(ending).one();
         self.request_seconds.at(kind).add(took);
     }
 
-    /// Records a snapshot of this replica.
     pub(crate) fn snapshot_taken(&self, took: Duration, bytes: u64) {
         self.snapshots_taken_total.one();
         self.snapshot_seconds.add(took);

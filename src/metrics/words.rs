@@ -50,7 +50,6 @@ label! {
 }
 
 impl RequestKind {
-    /// Returns the kind of a command.
     pub(crate) fn of(command: &Command) -> Self {
         match command.inner() {
             Command::Put(_) => Self::Put,

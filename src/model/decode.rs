@@ -56,7 +56,6 @@ impl DecodeError {
         Self { key, value, mod_revision: None, why, prefix: Box::default() }
     }
 
-    /// Sets the revision of the row.
     pub(crate) fn at(self, revision: Revision) -> Self {
         Self { mod_revision: Some(revision), ..self }
     }
@@ -79,12 +78,10 @@ impl DecodeError {
     }
 }
 
-/// Returns the value of a row as text.
 pub(crate) fn text<'a>(key: &Bytes, value: &'a Bytes) -> Result<&'a str, DecodeError> {
     std::str::from_utf8(value).map_err(|error| not_text("value", key, value, error))
 }
 
-/// Returns the key of a row as text.
 pub(crate) fn key_text<'a>(key: &'a Bytes, value: &Bytes) -> Result<&'a str, DecodeError> {
     std::str::from_utf8(key).map_err(|error| not_text("key", key, value, error))
 }

@@ -53,7 +53,6 @@ impl<B: Borrow<[u8]> + Ord + Clone> KeySet<B> {
         self.0.insert(start, end);
     }
 
-    /// Returns whether a key is in the set.
     pub(crate) fn has(&self, key: &[u8]) -> bool {
         self.around(key).is_some_and(|(_, end)| match end {
             SpanEnd::At(end, is_inside) => (end.borrow(), *is_inside) > (key, false),

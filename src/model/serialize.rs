@@ -75,7 +75,6 @@ pub(crate) fn seconds_option<S: Serializer>(
     serde::Serialize::serialize(&duration.map(|duration| duration.as_secs_f64()), to)
 }
 
-/// Serializes a list of keys.
 pub(crate) fn serialize_list<S: Serializer>(list: &[Bytes], to: S) -> Result<S::Ok, S::Error> {
     let mut sequence = to.serialize_seq(Some(list.len()))?;
     for bytes in list {

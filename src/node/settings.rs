@@ -105,7 +105,6 @@ impl Settings {
     /// Ticks between heartbeats.
     pub(crate) const TICKS_A_HEARTBEAT: u32 = 4;
 
-    /// Returns the election timeout in ticks.
     pub(crate) fn election_ticks(&self) -> u32 {
         let ticks = self.election_timeout.as_micros().div_ceil(self.tick().as_micros());
         u32::try_from(ticks).expect("checked when the settings were made")

@@ -43,7 +43,6 @@ pub(crate) trait Follower: Any + Send + Sync {
     /// The replica was replaced by a later state. The changes in between are not reported.
     fn installed(self: Arc<Self>, visible: Revision);
 
-    /// Called at every tick.
     fn tick(self: Arc<Self>, now: Moment);
 
     fn stopped(self: Arc<Self>, reason: &StopReason);

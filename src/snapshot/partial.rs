@@ -62,7 +62,6 @@ impl Partial {
         Ok(Self { temporary, path, file, cluster, id, length, synced: length })
     }
 
-    /// Removes the file.
     pub(crate) fn discard(mut self) {
         self.temporary.armed = true;
     }

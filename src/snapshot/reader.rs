@@ -111,7 +111,6 @@ impl SnapshotReader {
         Err(SnapshotError::Foreign { path, found, expected })
     }
 
-    /// Returns the head of the state.
     pub(crate) fn head(&self) -> &StateHead {
         &self.head
     }
@@ -309,7 +308,6 @@ impl Check {
         self.publish().map(Some)
     }
 
-    /// Returns the head of the state.
     pub(crate) fn head(&self) -> &StateHead {
         self.reader.head()
     }

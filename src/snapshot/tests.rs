@@ -66,7 +66,6 @@ fn some_pieces(seed: u64, count: u64) -> Vec<SnapshotRecord> {
     (0..count).map(|_| sample.draw()).collect()
 }
 
-/// Writes a snapshot.
 fn write(
     folder: &Folder,
     index: u64,

@@ -78,7 +78,6 @@ pub(crate) enum ConnectionEvent<'a> {
 }
 
 impl ProcessEvidence {
-    /// Processes an event.
     pub(crate) fn apply(&mut self, event: ConnectionEvent<'_>) {
         *self = match (std::mem::take(self), event) {
             (ProcessEvidence::Ended, ConnectionEvent::Opened | ConnectionEvent::DialNotRefused)
@@ -123,7 +122,6 @@ impl ProcessEvidence {
         *self == ProcessEvidence::Ended
     }
 
-    /// Returns whether connections are open.
     pub(crate) fn is_connected(&self) -> bool {
         matches!(self, ProcessEvidence::Connected { .. })
     }

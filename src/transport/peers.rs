@@ -58,7 +58,6 @@ impl Peer {
         }
     }
 
-    /// Returns the pipe of one lane.
     pub(super) fn pipe(&self, lane: Lane) -> &Pipe {
         match lane {
             Lane::Control => &self.control,
@@ -67,7 +66,6 @@ impl Peer {
         }
     }
 
-    /// Returns the addresses of the peer.
     pub(super) fn addresses(&self) -> Vec<String> {
         self.target.borrow().clone().unwrap_or_default()
     }

@@ -136,7 +136,6 @@ impl Pipe {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of queued bytes.
     pub(super) fn queued_bytes(&self) -> usize {
         match &*self.link() {
             PipeLink::Down | PipeLink::Failed(_) | PipeLink::Resting => 0,

@@ -153,7 +153,6 @@ impl TcpSettings {
         self.insecure_peers
     }
 
-    /// Returns the security of connections.
     pub(super) fn security(
         &self,
         env: &Env,

@@ -122,7 +122,6 @@ impl Wire {
         }
     }
 
-    /// Writes all of the data.
     pub(super) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() || self.is_pending() {
             self.writable().await?;

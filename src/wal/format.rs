@@ -312,7 +312,6 @@ pub(super) fn encode_founding(founding: &super::Founding) -> Vec<u8> {
     bytes
 }
 
-/// Decodes the founders.
 pub(super) fn decode_founding(payload: &[u8]) -> Option<super::Founding> {
     if !payload.len().is_multiple_of(24) {
         return None;

@@ -114,7 +114,6 @@ impl SegmentIndex {
         }
     }
 
-    /// Applies a [`IndexChange`].
     pub(super) fn apply(&mut self, change: IndexChange) {
         match change {
             IndexChange::Entry(sample, term) => self.insert(sample, term),

@@ -60,7 +60,6 @@ impl LogState {
         Ok(())
     }
 
-    /// Sets the founders of the cluster.
     pub(super) fn take_founding(&mut self, founding: Founding) -> Result<(), Broken> {
         if founding.is_empty() {
             return Err("the list of founders is empty");
@@ -69,7 +68,6 @@ impl LogState {
         Ok(())
     }
 
-    /// Sets the incarnation of the member.
     pub(super) fn take_incarnation(&mut self, number: u64) -> Result<(), Broken> {
         if number <= self.incarnation {
             return Err("the incarnation is not greater than the previous one");

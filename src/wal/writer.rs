@@ -97,7 +97,6 @@ impl LogWriter {
         self.unless_failed(|writer| writer.commit_groups(groups))
     }
 
-    /// Returns the free space.
     pub(crate) fn space(&self) -> Space {
         if self.waiting { Space::Low } else { self.stock.space() }
     }

@@ -19,7 +19,6 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    /// Opens the store in `dir`.
     pub(super) fn open(store: &dyn CopyStore, dir: &Path) -> Result<Self, StoreError> {
         Ok(Self { store: Some(caught(|| store.open(dir))?) })
     }
@@ -98,7 +97,6 @@ fn caught<T>(work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreErr
         .unwrap_or_else(|panic| Err(StoreError::Fell(words_of(&*panic))))
 }
 
-/// Returns the message of a panic.
 fn words_of(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
     words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()

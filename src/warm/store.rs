@@ -15,7 +15,6 @@ pub(crate) trait Store: Send {
     /// Applies all changes of the batch or none of them.
     fn apply(&mut self, batch: CopyBatch) -> Result<(), StoreError>;
 
-    /// Returns the record with this key.
     fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, StoreError>;
 
     /// Passes every record from `first` on to `visit`, in key order, until `visit` stops the scan.
@@ -65,12 +64,10 @@ pub(crate) struct CopyBatch {
 }
 
 impl CopyBatch {
-    /// Sets a record.
     pub(crate) fn set(&mut self, key: Vec<u8>, value: Vec<u8>) {
         self.changes.push((key, Some(value)));
     }
 
-    /// Removes a record.
     pub(crate) fn remove(&mut self, key: Vec<u8>) {
         self.changes.push((key, None));
     }

@@ -227,7 +227,6 @@ impl Hub {
         true
     }
 
-    /// Removes a watcher.
     pub(super) fn part(&self, inbox: &WatchInbox) {
         let mut state = self.lock();
         let live = inbox.is_live();

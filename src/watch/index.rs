@@ -78,7 +78,6 @@ impl WatcherIndex {
         removed
     }
 
-    /// Calls `visit` for each watcher of `key`.
     pub(super) fn each<'a>(&'a self, key: &Bytes, mut visit: impl FnMut(&'a Arc<WatchInbox>)) {
         let span = (key.clone(), WatcherId(0))..=(key.clone(), WatcherId(u64::MAX));
         self.singles.range(span).for_each(|(_, inbox)| visit(inbox));

@@ -122,7 +122,6 @@ impl Store {
         self.machine.install(other).unwrap();
     }
 
-    /// Reports the install to the hub.
     fn installed(&mut self, hub: &Hub) {
         hub.installed(self.newest());
         self.published = self.log.len();
@@ -133,12 +132,10 @@ impl Store {
         self.published = self.log.len();
     }
 
-    /// Returns the revision of the machine.
     fn newest(&self) -> Revision {
         self.log.last().map_or(Revision::FIRST, |change| change.revision)
     }
 
-    /// Returns the revision of the hub.
     fn visible(&self) -> Revision {
         Revision(Revision::FIRST.0 + self.published as u64)
     }

@@ -11,7 +11,6 @@ use crate::consensus::status::{PeerState, PeerStatus, RaftRole};
 use crate::model::{LogIndex, MemberRole, NodeId, Term};
 
 impl Consensus {
-    /// Returns the role of this member.
     pub(crate) fn role(&self) -> RaftRole {
         self.raw.raft.state.into()
     }
@@ -37,7 +36,6 @@ impl Consensus {
         !self.pending.is_empty()
     }
 
-    /// Returns the term.
     pub(crate) fn term(&self) -> Term {
         Term(self.raw.raft.term)
     }

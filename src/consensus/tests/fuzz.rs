@@ -44,7 +44,6 @@ fn add(id: u64, replaces: Option<u64>) -> MemberChange {
     MemberChange::Add { id: node(id), disk, name, address: String::new(), replaces }
 }
 
-/// Returns a membership with voters, followed by learners.
 fn members_of(voters: u64, learners: u64) -> Members {
     let founders = (1..=voters).map(|id| (node(id), DiskId(u128::from(id)))).collect();
     let mut members = Members::founded(&founders);

@@ -242,7 +242,6 @@ fn heal(world: &mut World) {
     panic!("the cluster does not come to agree:\n{}", all.join("\n"));
 }
 
-/// Runs the seeds and reports one that fails.
 fn run_all(seeds: std::ops::Range<u64>, changing: bool) -> Outcome {
     let mut sum = Outcome::default();
     for seed in seeds {

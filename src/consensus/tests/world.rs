@@ -27,7 +27,6 @@ pub(super) fn node(id: u64) -> NodeId {
     NodeId::new(id).unwrap()
 }
 
-/// Returns a membership with these voters and learners.
 pub(super) fn members_of(voters: &[u64], learners: &[u64]) -> Members {
     let founders = voters.iter().map(|id| (node(*id), DiskId(u128::from(*id)))).collect();
     let mut members = Members::founded(&founders);
@@ -37,7 +36,6 @@ pub(super) fn members_of(voters: &[u64], learners: &[u64]) -> Members {
     members
 }
 
-/// Returns the addition of a new member.
 pub(super) fn add(id: u64) -> MemberChange {
     let (disk, name) = (DiskId(u128::from(id)), format!("m{id}"));
     MemberChange::Add { id: node(id), disk, name, address: String::new(), replaces: None }
@@ -294,7 +292,6 @@ impl World {
         while self.sync(node(id)) {}
     }
 
-    /// Delivers a message.
     pub(super) fn deliver(&mut self, flying: Flying) {
         let is_removed = self.newest().is_removed(flying.from);
         let Some(consensus) = self.consensus(flying.to) else { return };

@@ -324,7 +324,6 @@ impl Driver {
         Ok(())
     }
 
-    /// The phases of a tick.
     fn tick(&mut self, now: Moment) -> Result<(), Fatal> {
         if let DriverStage::Running(consensus) = &mut self.stage {
             consensus.tick();

@@ -132,7 +132,6 @@ impl Driver {
     }
 }
 
-/// Returns the metric label for a rejection.
 pub(super) fn reason(why: ProposeRejection) -> metrics::Refused {
     match why {
         ProposeRejection::NotLeader(_) => metrics::Refused::NotLeader,

@@ -59,7 +59,6 @@ impl Driver {
         self.io.warm.abandon();
     }
 
-    /// Fails all calls.
     fn end_calls(&mut self, reason: &StopReason) {
         let closed = self.to_leader.stop_writes(reason);
         self.answer_callers(closed);

@@ -52,7 +52,6 @@ impl NodeState {
         *self.sample.lock().unwrap_or_else(PoisonError::into_inner) = sample;
     }
 
-    /// Returns the current health of the node.
     pub(in crate::node) fn health(&self, now: Moment, election_timeout: Duration) -> Health {
         let sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Health::evaluate(sample, self.stop_reason(), now, election_timeout)

@@ -158,7 +158,6 @@ impl Lessor {
         self.time.saturating_add(unread).saturating_add(self.drift.wait_for(ttl))
     }
 
-    /// Adds a lease that was granted.
     pub(crate) fn granted(&mut self, id: LeaseId, ttl: Duration, now: Moment) {
         let deadline = self.deadline(ttl, now);
         self.count(id, Counted { ttl, deadline, expiring: false, inherited: false });
@@ -170,7 +169,6 @@ impl Lessor {
         self.leases.insert(id, lease);
     }
 
-    /// Removes a lease that has ended.
     pub(crate) fn ended(&mut self, id: LeaseId) {
         if let Some(lease) = self.leases.remove(&id) {
             self.deadlines.remove(&(lease.deadline, id));

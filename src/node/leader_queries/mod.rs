@@ -205,7 +205,6 @@ impl<C: Callers> SharedQueries<C> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Returns all groups of callers.
     pub(crate) fn groups(&self) -> impl Iterator<Item = &C> {
         self.queries.queries().chain([&self.waiting])
     }

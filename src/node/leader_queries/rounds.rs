@@ -108,13 +108,11 @@ const FLYING_MAX: usize = 4;
 const PENDING_MAX: usize = 16_384;
 
 impl Rounds {
-    /// Returns an empty set for a new incarnation.
     pub(crate) fn new(node: NodeId, incarnation: Incarnation, start_again: Duration) -> Self {
         let (pending, flying) = (Vec::new(), BTreeMap::new());
         Self { node, incarnation, counter: 0, pending, flying, start_again }
     }
 
-    /// Adds a question.
     pub(crate) fn join(&mut self, query: LeaderQuery) {
         if mutant!(B29)
             && let Some(mut under_way) = self.flying.last_entry()

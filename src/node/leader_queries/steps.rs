@@ -59,7 +59,6 @@ impl Steps {
         Self { open: BTreeMap::new(), attempts: LeaderQueries::default(), ask_again_after }
     }
 
-    /// Adds a request.
     pub(crate) fn add(
         &mut self,
         membership_request: MembershipRequest,
@@ -208,7 +207,6 @@ mod tests {
     struct Results(Arc<Mutex<Vec<Result<NodeId, CallError>>>>);
 
     impl Results {
-        /// Returns the receiver of a new caller.
         fn caller(&self) -> ReplyTo<NodeId> {
             let results = Arc::clone(&self.0);
             ReplyTo::Call(Box::new(move |result| results.lock().unwrap().push(result)))

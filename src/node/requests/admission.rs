@@ -170,7 +170,6 @@ impl Admission {
         if keys > max { Err(Rejection::TooManyKeys { max }) } else { Ok(keys) }
     }
 
-    /// Records whether this node's disk is full.
     pub(in crate::node) fn set_disk_full(&self, full: bool) {
         self.disk_full.store(full, Ordering::Relaxed);
     }

@@ -106,7 +106,6 @@ impl Closed {
 }
 
 impl Proposals {
-    /// Returns an empty set for a new incarnation.
     pub(crate) fn new(node: NodeId, incarnation: Incarnation, resend_after: Duration) -> Self {
         Self {
             node,

@@ -121,7 +121,6 @@ impl Proposed {
         self.growth = self.growth - before + more;
     }
 
-    /// Removes a request that is decided.
     pub(crate) fn decided(&mut self, id: &RequestId) {
         self.growth -= self.requests.remove(id).unwrap_or(0);
     }

@@ -44,7 +44,6 @@ impl RequestTrace {
         Self { kind, asked: now, number: 0, sent: None, attempts: 0, in_log: None, span }
     }
 
-    /// Records the number of the request.
     pub(crate) fn numbered(&mut self, number: u64) {
         self.number = number;
         self.span.record("request", number);

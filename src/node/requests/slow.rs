@@ -44,7 +44,6 @@ impl SlowLog {
         Self { threshold, next, passed_over, led_since }
     }
 
-    /// Records that this node knows a leader.
     pub(crate) fn knows_leader(&self, now: Moment) {
         let (never, now) = (0, nanos(now).max(1));
         // Record only the time of the first call.

@@ -105,7 +105,6 @@ impl Snapshots {
 
     // ---- taking -----------------------------------------------------------------------------------
 
-    /// Returns the newest durable snapshot, with its members.
     pub(crate) fn newest(&self) -> Option<&(SnapshotId, Members)> {
         self.newest.as_ref()
     }

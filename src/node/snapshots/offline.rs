@@ -118,7 +118,6 @@ impl Offline {
         &self.log.reader
     }
 
-    /// Returns the folder of its snapshots.
     pub(crate) fn snapshots(&self) -> Folder {
         Folder::look(&self.env.disk, &self.dir, self.log.identity.cluster)
     }

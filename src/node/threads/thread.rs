@@ -221,7 +221,6 @@ fn run_warm(worker: &mut warm::Worker) {
     }
 }
 
-/// Returns the message of a panic.
 fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
     panic
         .downcast_ref::<String>()

@@ -215,7 +215,6 @@ impl TestIntroducer {
         self.hello.lock().unwrap_or_else(PoisonError::into_inner).since = LogIndex(index);
     }
 
-    /// Sets the members that this member knows.
     fn knows(&self, members: Members) {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = known(members);
     }

@@ -237,12 +237,10 @@ impl Tls {
         self.paths.migrating
     }
 
-    /// Returns the current trust.
     pub(super) fn trust(&self) -> Arc<Trust> {
         self.trust.borrow().clone()
     }
 
-    /// Returns a receiver of changes of the trust.
     pub(super) fn changes(&self) -> watch::Receiver<Arc<Trust>> {
         self.trust.subscribe()
     }

@@ -200,7 +200,6 @@ impl Trust {
         Ok(Self { uri, chain, verifier, client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// Returns the identity of this member.
     pub(super) fn uri(&self) -> Option<&MemberUri> {
         self.uri.as_ref()
     }

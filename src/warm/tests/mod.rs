@@ -216,7 +216,6 @@ impl World {
         panic!("the worker never rests");
     }
 
-    /// Kills the process.
     fn kill(&mut self) {
         let process = self.process.take().expect("the process runs");
         process.post.abandon();

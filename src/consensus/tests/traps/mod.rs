@@ -44,7 +44,6 @@ pub(super) fn group(number: u64, term: u64, commit: u64, entries: Vec<wal::Entry
     wal::Group { number, hard_state: Some(hard_state), entries, ..wal::Group::default() }
 }
 
-/// Returns a disk with a log.
 pub(super) fn disk(term: u64, commit: u64, entries: Vec<wal::Entry>) -> Disk {
     let disk = Disk::new();
     disk.look().queued.push_back(group(1, term, commit, entries));

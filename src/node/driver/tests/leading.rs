@@ -35,7 +35,6 @@ pub(super) fn grant(three: &mut Three, node: usize, ttl: u64) -> LeaseId {
     }
 }
 
-/// Returns the leases in a node's replica.
 pub(super) fn leases(three: &Three, node: usize) -> Vec<LeaseId> {
     three.shared(node).reader.leases().into_iter().map(|(lease, _)| lease).collect()
 }
