@@ -331,8 +331,8 @@ impl Cluster {
         .await
     }
 
-    /// Waits until the statuses of the running members satisfy `condition`. If they never do, the
-    /// error has the text `otherwise`.
+    /// Waits until the statuses of the running members satisfy `condition`. If the statuses never
+    /// do, the error has the text `otherwise`.
     ///
     /// # Errors
     /// Returns [`TooLate`] if the condition is not met within the limit.

@@ -45,9 +45,8 @@ pub struct LossWarning {
     pub name: String,
     /// Index of the last entry in the member's log.
     pub last: LogIndex,
-    /// Term of the last entry in the member's log. If several members are available, use the one
-    /// with the highest term, and among those the one with the highest index: it has lost the
-    /// least.
+    /// Term of the last entry in the member's log. If several members are available, use the member
+    /// with the highest term and, among those, the highest index, because it has lost the least.
     pub term: Term,
     /// The revision after the last entry was applied.
     pub revision: Revision,

@@ -49,12 +49,12 @@ impl Decoder {
         self.input.len() - self.at
     }
 
-    /// Returns whether the next byte is this one, without reading it.
+    /// Returns whether the next byte is `byte`, without reading it.
     pub(super) fn next_is(&self, byte: u8) -> bool {
         self.input.get(self.at) == Some(&byte)
     }
 
-    /// Reads the version byte. It must be between 1 and `known`.
+    /// Reads the version byte, which must be between 1 and `known`.
     pub(crate) fn version(&mut self, known: u8) -> Result<u8, CodecError> {
         match self.byte()? {
             0 => Err(self.malformed("version 0")),

@@ -80,8 +80,8 @@ impl<'a, S: Sink> Encoder<'a, S> {
         self.sink.put(bytes);
     }
 
-    /// Writes bytes without a length. They reach to the end of the encoding, so nothing can follow
-    /// them.
+    /// Writes bytes without a length. The bytes reach to the end of the encoding, so nothing can
+    /// follow them.
     pub(crate) fn rest(&mut self, bytes: &[u8]) {
         self.sink.put(bytes);
     }

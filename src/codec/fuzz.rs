@@ -82,7 +82,7 @@ pub(crate) fn message_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Applies arbitrary log entries to two machines: entry by entry to one, item by item to the other.
-/// Both must reach the same state.
+/// Both machines must reach the same state.
 pub(crate) fn commands(data: &[u8]) -> Came {
     let mut feed = Feed::new(data);
     let machine =

@@ -14,8 +14,7 @@ use super::{
 };
 use crate::model::{AckWindow, Item, Proposal};
 
-/// The format version of log entries that this build writes. It is also the newest version that
-/// this build reads.
+/// The format version of log entries that this build writes, and the newest version that it reads.
 const VERSION: u8 = 1;
 
 /// Encodes the payload of a log entry.

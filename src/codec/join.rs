@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::{CodecError, Encode, Encoder, choice, decode_versioned, record};
 use crate::model::{JoinAnswer, JoinAsk, Joined};
 
-/// The format version that this build writes. It is also the newest version that this build reads.
+/// The format version that this build writes, and the newest version that it reads.
 const VERSION: u8 = 1;
 
 record!(JoinAsk, 19, { disk, name as limited, address as limited, replaces });

@@ -18,8 +18,8 @@ use crate::model::{
     MembershipRequest, SnapshotId,
 };
 
-/// The format version of membership changes that this build writes. It is also the newest version
-/// that this build reads.
+/// The format version of membership changes that this build writes, and the newest version that it
+/// reads.
 const VERSION: u8 = 1;
 
 /// Encodes the payload of a log entry that changes the membership.

@@ -18,8 +18,7 @@ use bytes::Bytes;
 use super::{CodecError, Encode, Encoder, Length, Sink, choice, decode_versioned, record};
 use crate::model::{FoundingState, Hello, LeaseLife, PeerMessage, ProposeRejection};
 
-/// The format version of messages that this build writes. It is also the newest version that this
-/// build reads.
+/// The format version of messages that this build writes, and the newest version that it reads.
 const VERSION: u8 = 1;
 
 pub(crate) fn encode_message(message: &PeerMessage, sink: &mut impl Sink) {

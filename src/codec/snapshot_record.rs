@@ -20,8 +20,7 @@ use crate::model::{
     Revision, RowChange, SessionInfo, SnapshotRecord, StateHead, Term,
 };
 
-/// The format version of pieces that this build writes. It is also the newest version that this
-/// build reads.
+/// The format version of pieces that this build writes, and the newest version that it reads.
 const VERSION: u8 = 1;
 
 /// The version of heads with users and roles. Written if users or roles have ever existed.

@@ -330,7 +330,7 @@ fn entries_and_messages_round_trip() {
 
 #[test]
 fn empty_range_start_survives_encoding() {
-    // Members of earlier versions reject the command, so this one must not give it a meaning.
+    // Members of earlier versions reject such a command, so this version must reject it too.
     for end in [RangeEnd::Single, RangeEnd::Before("z".into()), RangeEnd::Unbounded] {
         let delete = Delete::new(KeyRange::from_parts("", end));
         let items = entry(Command::Delete(delete));

@@ -48,7 +48,8 @@ impl Cache {
         self.entries.get(usize::try_from(index.checked_sub(self.first())?).ok()?)
     }
 
-    /// Appends entries. They replace all existing entries from the index of the first new entry on.
+    /// Appends entries, which replace all existing entries from the index of the first new entry
+    /// on.
     pub(super) fn append(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first().map(|entry| entry.index) else { return };
         assert!(first <= self.next, "entry {first} after a log that ends before {}", self.next);

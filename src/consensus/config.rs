@@ -7,8 +7,8 @@ use crate::model::{Members, NodeId};
 
 use super::fault::ConsensusFault;
 
-/// Maximum size of an entry in bytes. It is larger than any request that the settings allow, and
-/// small enough that the gate accepts a message with one entry.
+/// Maximum size of an entry in bytes. The maximum is larger than any request that the settings
+/// allow, and small enough that the gate accepts a message with one entry.
 pub(crate) const ENTRY_BYTES_MAX: usize = 7 << 20;
 
 /// The configuration of one member's consensus.
@@ -45,7 +45,7 @@ pub(crate) struct ConsensusConfig {
     /// Time in ticks without progress after which the leader restarts the snapshot transfer to a
     /// follower. Default: 4 T.
     pub(crate) snapshot_ticks: usize,
-    /// Source of randomness. It is used once, at the start.
+    /// Source of randomness, used once, at the start.
     pub(crate) entropy: Arc<dyn Entropy>,
 }
 

@@ -1,10 +1,10 @@
 //! Tracks this member's contact with the other members, and decides when to replace a leader whose
 //! process has ended without waiting for the election timeout.
 //!
-//! The rule decides only when this member campaigns and when it processes the vote requests of
-//! others. It does not decide who wins: a candidate still needs a quorum of members that accept its
-//! log. A member without evidence that the leader's process has ended ignores vote requests while
-//! it receives messages from the leader. So a leader that reaches a quorum stays.
+//! The rule decides only when this member campaigns and when it processes vote requests. The rule
+//! does not decide the election: a candidate still needs a quorum of members that accept its log. A
+//! member without evidence that the leader's process has ended ignores vote requests while it
+//! receives messages from the leader. So a leader that reaches a quorum stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -104,8 +104,8 @@ impl Contacts {
         self.ignored.insert(from, message);
     }
 
-    /// Forgets the ignored pre-vote requests. Returns that of the candidate with the longest log, or
-    /// of the one with the highest id if several logs are equally long.
+    /// Forgets the ignored pre-vote requests. Returns the request of the candidate with the longest
+    /// log. If several logs are equally long, chooses the candidate with the highest id.
     pub(super) fn take_ignored(&mut self) -> Option<Message> {
         let ignored = std::mem::take(&mut self.ignored);
         ignored.into_values().max_by_key(|asked| (asked.log_term, asked.index, asked.from))

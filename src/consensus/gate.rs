@@ -1,10 +1,10 @@
 //! The gate validates every message of a peer before raft processes it.
 //!
 //! The raft crate trusts its input. Some messages that look valid make the crate panic, for example
-//! a commit index beyond the log. Others make it overflow (a term near the maximum), or accept a
-//! stranger as its leader. A correct member never sends such a message. The gate accepts the
-//! messages that a correct member can send to this member, and rejects every other message before
-//! raft processes it.
+//! a commit index beyond the log. Other messages make the crate overflow (a term near the maximum),
+//! or accept a stranger as its leader. A correct member never sends such a message. The gate
+//! accepts the messages that a correct member can send to this member, and rejects every other
+//! message before raft processes it.
 //!
 //! The gate compares the sender with the members in the applied state, which may be outdated. A
 //! message from a removed member is rejected. An unknown sender is accepted, because the transport
@@ -99,7 +99,8 @@ pub(crate) enum GateRejection {
         /// Term of that entry.
         term: u64,
     },
-    /// The sender's log differs from this one at a committed index. One of the two is damaged.
+    /// The sender's log differs from this member's log at a committed index. One of the two is
+    /// damaged.
     #[error("the sender's log differs at entry {index}, which is committed here")]
     Contradiction {
         /// The index.

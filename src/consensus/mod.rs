@@ -1,7 +1,7 @@
 //! The consensus: one replicated log on several members, based on the raft crate.
 //!
 //! Only this folder uses the crates `raft` and `protobuf`. The consensus takes messages, ticks,
-//! proposals and read rounds as input. It returns the work to do: messages to send, groups to
+//! proposals and read rounds as input. The output is the work to do: messages to send, groups to
 //! persist, and entries to apply. The consensus uses no clock, no thread and no socket, and does
 //! not interpret the entries.
 //!
@@ -20,8 +20,8 @@
 //! Disk writes are asynchronous: while the log writes, the driver thread continues to handle
 //! heartbeats, reads and messages. Three rules keep this safe:
 //!
-//! - A message that depends on state that is not durable yet is [sealed](seal). It cannot be sent
-//!   before the log has proven that the writes with this state are durable.
+//! - A message that depends on state that is not durable yet is [sealed](seal). A sealed message
+//!   cannot be sent before the log has proven that the writes with this state are durable.
 //! - A leader may send its entries before they are durable on its own disk. But a new leader sends
 //!   nothing before its term is durable, because a single voter that crashes could otherwise become
 //!   the leader of the same term twice.

@@ -8,7 +8,7 @@ use crate::model::Moment;
 /// A clock. Only the difference between two moments has a meaning, and only if both come from the
 /// same machine.
 pub trait Clock: Send + Sync + 'static {
-    /// Returns the current moment. It never goes backwards.
+    /// Returns the current moment, which never goes backwards.
     fn now(&self) -> Moment;
 
     /// Returns the id of the boot of the machine from which moments are counted, or `None` if the

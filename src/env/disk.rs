@@ -74,7 +74,7 @@ pub trait Disk: Send + Sync + 'static {
 /// this function returns.
 pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let draft = path.with_extension("new");
-    // A crash may have left a temporary file behind. No code reads temporary files, so this one can
+    // A crash may have left a temporary file behind. No code reads temporary files, so the file can
     // be removed.
     match disk.remove(&draft) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -38,7 +38,7 @@ pub trait Network: Send + 'static {
 /// The result of a send, as far as the sending side knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendOutcome {
-    /// The message is queued. It may still be lost.
+    /// The message is queued, but may still be lost.
     Queued,
     /// The message was dropped, because there is no connection to the peer.
     Unreachable,

@@ -1,6 +1,6 @@
 //! The stored form of locks: keys and values of queue entries and of admin requests, and the
-//! decision which entries hold. `bowline-client` does not depend on the library and has a parser of
-//! its own, which a test of that crate compares with this one.
+//! decision which entries hold the lock. `bowline-client` does not depend on the library and has a
+//! parser of its own. A test of that crate compares the two parsers.
 //!
 //! ```text
 //!   NAME/694d7f3a5c1e2b08             key of an entry: name of the lock, and lease id in hexadecimal

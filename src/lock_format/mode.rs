@@ -17,8 +17,8 @@ pub(crate) enum LockMode {
     /// Holds if the read entry with this key is the only reader that holds. An upgrade overtakes
     /// waiting writers, because they wait for that reader anyway. If such a writer leaves the
     /// queue, readers after it may hold the lock. So an upgrade that holds does not exclude other
-    /// holders by itself. It only allows the row of the read entry to be rewritten, provided that
-    /// the queue has not changed.
+    /// holders by itself. An upgrade only allows the row of the read entry to be rewritten,
+    /// provided that the queue has not changed.
     Upgrade(Bytes),
     /// Holds if the permits ahead plus the permits of this entry fit into the limit.
     Permits {

@@ -185,7 +185,7 @@ impl Machine {
         Ok(Reply::Noted { revision: self.store.revision() })
     }
 
-    /// Returns the range of revisions that reads of commands in the log may use. It includes
+    /// Returns the range of revisions that reads of commands in the log may use. The range includes
     /// revisions that are not published yet.
     pub(super) fn newest(&self) -> Published {
         Published { revision: self.store.revision(), compacted: self.store.compacted() }

@@ -27,8 +27,8 @@ use crate::model::{
     EventKind, Fault, KeyValue, LifeRow, Revision, RowChange, SnapshotRecord, StateHead,
 };
 
-/// Number of rows visited while the lock is held. It is lower than for other readers, because an
-/// image is not urgent and reads everything.
+/// Number of rows visited while the lock is held. The number is lower than for other readers,
+/// because an image is not urgent and reads everything.
 const HOLD_ROWS: usize = 128;
 
 /// Size in bytes that a lease, or a reply without rows, counts in a piece.

@@ -11,8 +11,7 @@ use std::ops::Range as Span;
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct OpenSet {
     frontier: u64,
-    /// The open spans. They are sorted, disjoint, not adjacent, not empty, and all below
-    /// `frontier`.
+    /// The open spans: sorted, disjoint, not adjacent, not empty, and all below `frontier`.
     open: Vec<Span<u64>>,
 }
 

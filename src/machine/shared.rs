@@ -74,7 +74,7 @@ impl Live {
         })
     }
 
-    /// Replaces a version by another one. Either may be absent.
+    /// Replaces a version by another one. Either version may be absent.
     pub(super) fn replace(&mut self, before: Option<u64>, now: Option<u64>) {
         self.keys = self.keys + u64::from(now.is_some()) - u64::from(before.is_some());
         self.bytes = self.bytes + now.unwrap_or(0) - before.unwrap_or(0);
@@ -92,7 +92,8 @@ pub(super) struct MachineShared {
     leases: RwLock<LeaseTable>,
     /// As of the last applied entry.
     members: RwLock<Arc<Members>>,
-    /// Users and roles as of the last applied entry. They are never older than the published state.
+    /// Users and roles as of the last applied entry. Users and roles are never older than the
+    /// published state.
     access: RwLock<Arc<Access>>,
     /// As of the last applied entry.
     alarms: RwLock<Arc<Alarms>>,

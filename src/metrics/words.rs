@@ -100,8 +100,8 @@ label! {
         Forwarding = "forwarding",
         /// From the end of `forwarding` until the entry is durable on this node's disk.
         Logging = "logging",
-        /// From the end of `logging` until the entry is committed and this node knows it. This is
-        /// mostly the time of the disks of the other members.
+        /// From the end of `logging` until the entry is committed and this node knows it. Most of
+        /// this time is spent by the disks of the other members.
         Replicating = "replicating",
         /// The time to apply the entry to this replica and make it visible, including the entries
         /// before it in the same batch.

@@ -119,7 +119,7 @@ pub enum Item {
     Expire {
         /// Term of the leader that measured the expiry.
         term: Term,
-        /// The leases. Each is revoked as by [`Command::Revoke`].
+        /// The leases. Each lease is revoked as by [`Command::Revoke`].
         leases: Vec<LeaseId>,
     },
 }

@@ -84,8 +84,8 @@ number!(
 
 number!(
     /// The feature level that all members of a cluster understand. The version is raised when every
-    /// member runs a build that supports the new level, and is never lowered. It determines which
-    /// kinds of entries the log may contain.
+    /// member runs a build that supports the new level, and is never lowered. The version
+    /// determines which kinds of entries the log may contain.
     ClusterVersion,
     "v"
 );
@@ -244,7 +244,7 @@ macro_rules! wide {
 
 wide!(
     /// The id of a cluster, a hash of its token and its founding members. Only the lower 64 bits
-    /// are displayed, in hexadecimal. They are also the cluster id in etcd's protocol.
+    /// are displayed, in hexadecimal. These bits are also the cluster id in etcd's protocol.
     ClusterId, "{:016x}", u64
 );
 wide!(

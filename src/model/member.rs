@@ -145,7 +145,7 @@ pub struct Members {
     next: u64,
 }
 
-/// A membership change. Each is a log entry of its own.
+/// A membership change. Each change is a log entry of its own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MemberChange {
     /// Adds a member as a learner, with an id that was never used before.

@@ -59,7 +59,7 @@ pub enum FoundingState {
 /// A message from one member to another. Any message may be lost, duplicated, delayed or reordered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PeerMessage {
-    /// The identity of the sender. It is also the first frame of every connection.
+    /// The identity of the sender. A hello is also the first frame of every connection.
     Hello(Hello),
     /// A message of the Raft consensus, encoded. Only the module `consensus` decodes it.
     Raft(Bytes),

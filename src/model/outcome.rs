@@ -397,7 +397,7 @@ pub enum Fault {
         /// Revision of the current state.
         revision: Revision,
     },
-    /// The entry does not follow the one applied last.
+    /// The entry does not follow the last applied entry.
     #[error("cannot apply entry {found}: the last applied entry is {applied}")]
     OutOfOrder {
         /// Index of the entry.

@@ -3,8 +3,8 @@
 /// The step between two states of [`SplitMix64`]: 2^64 divided by the golden ratio.
 pub(crate) const SPLIT_MIX_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finalizer of SplitMix64: every bit of the input affects every bit of the output. It maps 0
-/// to 0.
+/// The finalizer of SplitMix64: every bit of the input affects every bit of the output. The
+/// function maps 0 to 0.
 pub(crate) const fn finalize(mut number: u64) -> u64 {
     number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

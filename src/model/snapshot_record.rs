@@ -57,7 +57,7 @@ pub struct StateHead {
 pub enum SnapshotRecord {
     /// Rows live at the compacted revision, in key order.
     Rows(Vec<KeyValue>),
-    /// The changes of the compacted revision and of all later revisions. They are ordered by
+    /// The changes of the compacted revision and of all later revisions. The changes are ordered by
     /// revision, and within a revision by the operations of the request. The changes of one
     /// revision may be split between two pieces.
     Changes(Vec<RowChange>),

@@ -1,6 +1,7 @@
 //! A node: one member of the cluster.
 //!
-//! Read [`driver`] first: it runs the node. It uses the following parts, which do not depend on each other:
+//! Read [`driver`] first: it runs the node. The driver uses the following parts, which do not
+//! depend on each other:
 //!
 //! - [`requests`]: admission, the quota, the queue of inputs, and writes that have no answer yet
 //! - [`leader_queries`]: numbered queries to the leader (linearizable reads, calls for leases, membership requests,

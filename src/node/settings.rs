@@ -30,8 +30,8 @@ pub(crate) struct Settings {
     pub(crate) listed: Vec<Contact>,
     /// Whether the configured token differs from the one with which the cluster was founded.
     pub(crate) has_other_token: bool,
-    /// The newest cluster version that this node reports as supported. This is the version of this
-    /// build, except in tests of upgrades.
+    /// The newest cluster version that this node reports as supported: that of this build, except
+    /// in tests of upgrades.
     pub(crate) supported_version: ClusterVersion,
     /// The data directory.
     pub(crate) dir: PathBuf,

@@ -280,8 +280,8 @@ impl Shared {
         self.push(Input::Write(Write { command, deadline: None, bytes: 0, reply, trace }));
     }
 
-    /// Like [`Shared::propose_until_applied`], for operations that callers can request any number of times. They
-    /// count towards the limit of open writes.
+    /// Like [`Shared::propose_until_applied`], for operations that callers can request any number
+    /// of times. Such operations count towards the limit of open writes.
     ///
     /// # Errors
     /// Returns [`CallError::Busy`], or the violated limit. After an error nothing will be applied.
@@ -358,8 +358,8 @@ impl Shared {
         }
     }
 
-    /// Counts the request that ends now after `took` if it is slow. If it should be logged, returns
-    /// the number of slow requests that were not logged since the last line.
+    /// Counts the request that ends now after `took` if it is slow. If the request should be
+    /// logged, returns the number of slow requests that were not logged since the last line.
     pub(crate) fn is_slow(&self, took: Duration, now: Moment) -> Option<u64> {
         let slowness = self.slow.classify(took, now);
         if slowness != Slow::No {

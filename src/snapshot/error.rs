@@ -54,8 +54,8 @@ impl SnapshotError {
         }
     }
 
-    /// Returns whether the operation failed because the disk is full. It may succeed once there is
-    /// free space.
+    /// Returns whether the operation failed because the disk is full. The operation may succeed
+    /// once there is free space.
     pub(crate) fn is_no_space(&self) -> bool {
         matches!(self, Self::NoSpace { .. })
     }

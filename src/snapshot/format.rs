@@ -10,7 +10,7 @@ use crate::model::{ClusterId, PieceCounts, SnapshotId, SnapshotRecord, StateHead
 
 const MAGIC: [u8; 8] = *b"bowlsnap";
 
-/// The file format that this build writes. It is also the newest format that this build reads.
+/// The file format that this build writes, and the newest format that it reads.
 const FORMAT: u32 = 1;
 
 /// Length of the header.

@@ -96,7 +96,8 @@ impl Writer {
     }
 }
 
-/// A file under a temporary name. It is removed on drop, unless it was renamed.
+/// A file under a temporary name. Dropping this value removes the file, unless the file was
+/// renamed.
 pub(super) struct Temporary {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) path: PathBuf,

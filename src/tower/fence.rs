@@ -15,10 +15,10 @@ use crate::recipes::{FenceError, StoredFence, Token};
 /// no later holder of the lock has sent a request before. The highest token is in the store: all
 /// processes of the service share it, and it survives their restarts.
 ///
-/// The function `token` finds the token of a request, for example in a header:
-/// `Fn(&mut Request) -> Option<Token>`. It may also store the token in the request for the handler.
-/// The function `reject` answers the requests that are not admitted:
-/// `Fn(&Request, FenceRejection) -> Response`.
+/// The function `token` finds the token of a request, for example in a header: `Fn(&mut Request) ->
+/// Option<Token>`. The function may also store the token in the request for the handler. The
+/// function `reject` answers the requests that are not admitted: `Fn(&Request, FenceRejection) ->
+/// Response`.
 ///
 /// The token is checked before the request reaches the inner service. If a later holder sends a
 /// request while an admitted request is being handled, both are handled at the same time. A handler

@@ -22,9 +22,10 @@ use crate::recipes::ElectionView;
 /// [`LeaderLayer::of_consensus`] only for requests about the cluster itself.
 ///
 /// The layer checks once, before the request reaches the inner service, from local memory and
-/// without waiting. It keeps requests away from processes that are not meant to serve them. It does
-/// not protect data: a process that is paused after the check may continue although another process
-/// leads. To protect data, write with the conditions of [`ElectionView::still_leader`].
+/// without waiting. The layer keeps requests away from processes that are not meant to serve them.
+/// The layer does not protect data: a process that is paused after the check may continue although
+/// another process leads. To protect data, write with the conditions of
+/// [`ElectionView::still_leader`].
 #[derive(Clone, Debug)]
 pub struct LeaderLayer<R> {
     kind: LeaderKind,

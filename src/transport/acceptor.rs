@@ -120,8 +120,8 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
         );
     }
     if let Some(before) = before {
-        // Wait until the older connection has ended. It then drops its end of the channel, so the
-        // result is always an error.
+        // Wait until the older connection has ended and drops its end of the channel. The result is
+        // always an error.
         let _ = before.await;
     }
     context.peers.heard_from(peer, life_of(&hello));
@@ -343,7 +343,7 @@ struct AcceptorWaiting {
 }
 
 impl AcceptorWaiting {
-    /// Counts a new connection, and closes another one if there are too many.
+    /// Counts a new connection. If there are too many connections, closes another connection.
     fn begin(context: Arc<Context>, origin: IpAddr) -> Self {
         let mut state = context.incoming.state();
         while state.silent.len() + state.speaking.len() >= context.settings.handshakes_max.max(1) {

@@ -410,8 +410,8 @@ async fn serve(
     }
 }
 
-/// The pause before dialing again. It doubles each time up to a maximum. The actual pause is a
-/// random value from the upper half of the range, so that members do not dial at the same times.
+/// The pause before dialing again. The pause doubles each time up to a maximum. The actual pause is
+/// a random value from the upper half of the range, so that members do not dial at the same times.
 struct Pause {
     min: Duration,
     max: Duration,

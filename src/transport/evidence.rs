@@ -11,8 +11,8 @@
 //!         here                                                           └──a dial is not refused───────┘
 //! ```
 //!
-//! The evidence decides only when an election starts. It may be wrong, for example if a proxy
-//! between the members ends.
+//! The evidence decides only when an election starts. The evidence may be wrong, for example if a
+//! proxy between the members ends.
 
 use std::collections::BTreeSet;
 use std::io;

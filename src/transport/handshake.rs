@@ -25,8 +25,8 @@ use super::clusters::{OtherCluster, OtherClusters};
 use super::{Introducer, Known, Refused};
 use crate::model::{DiskId, FoundingState, Hello, Incarnation, Members, NodeId};
 
-/// Maximum number of members whose last incarnation is remembered. It is larger than the number of
-/// members of a cluster, so only forged ids can displace entries.
+/// Maximum number of members whose last incarnation is remembered. A cluster has fewer members, so
+/// only forged ids can displace entries.
 const SEEN_MAX: usize = 4 * Members::MEMBERS_MAX;
 
 /// The first digits of a random id.
@@ -51,7 +51,7 @@ impl From<DiskId> for Digits {
     }
 }
 
-/// The reason for which a member rejects the hello of another one.
+/// The reason for which a member rejects the hello of another member.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum HelloRejection {
     /// The two members belong to different clusters: two clusters are connected by mistake, or two
@@ -104,14 +104,14 @@ pub(crate) enum HelloRejection {
         /// The removed member.
         member: NodeId,
     },
-    /// The member's disk is not the one with which it became a member. Its votes on the old disk
+    /// The member's disk is not the disk with which it became a member. Its votes on the old disk
     /// are lost, so it must not vote again under this id.
     #[error(
         "member {member} belongs to the cluster with disk {expected} but now has disk {found}: a member that \
          lost its disk cannot return under its old id"
     )]
     ReplacedDisk {
-        /// The member with the wrong disk. This may be the other member or this one.
+        /// The member with the wrong disk. Either the other member or this member.
         member: NodeId,
         /// The disk that the cluster knows.
         expected: Digits,
@@ -497,8 +497,7 @@ mod tests {
             Ok(()),
             "may be needed"
         );
-        // A member of another cluster with the same names, in which member 2 is not the one that
-        // was removed.
+        // A member of another cluster with the same names, whose member 2 was not removed.
         let other = [(node(1), disk(71)), (node(2), disk(72))].into();
         let stranger = Hello { standing: FoundingState::Founded(other), ..founded(2, 1) };
         let refused = check(&all, &stranger);

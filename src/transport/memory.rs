@@ -23,8 +23,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(50);
 #[derive(Clone, Default)]
 pub(crate) struct MemoryHub {
     // This lock is held while a receiver is called. Therefore no receiver is called after its
-    // member has left, and all receivers see the events in the same order. This is safe because
-    // receivers neither block nor call back.
+    // member has left, and all receivers see the events in the same order. Holding the lock is safe
+    // because receivers neither block nor call back.
     state: Arc<Mutex<MemoryState>>,
 }
 

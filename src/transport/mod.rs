@@ -109,8 +109,8 @@ pub use tls::{MemberUri, PeerCertificates, PeerPem, PeerProof, PeerTls};
 
 /// The receiver of incoming messages and events. The network's threads call it, concurrently for
 /// different peers or lanes, and sequentially for one peer and lane. An implementation must not
-/// block, and must not call back into the transport. It should only put the data into an inbox and
-/// return.
+/// block, and must not call back into the transport. An implementation should only put the data
+/// into an inbox and return.
 pub(crate) trait Receiver: Send + Sync + 'static {
     /// Delivers a message from `from`. Messages on one lane are delivered in the order of sending,
     /// possibly with gaps.
@@ -199,7 +199,7 @@ pub(crate) trait Introducer: Send + Sync + 'static {
 /// The members that a member knows.
 #[derive(Clone, Debug)]
 pub(crate) enum Known {
-    /// The cluster is not founded yet. These members and this one will found it.
+    /// The cluster is not founded yet. These members and this member will found the cluster.
     Founders(BTreeSet<NodeId>),
     /// The members of a cluster.
     Members(Arc<Members>),

@@ -19,7 +19,7 @@ use crate::model::{DiskId, Hello, Incarnation, Lane, Moment, NodeId};
 /// the same failure repeats.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
-/// The lanes. Each has a connection of its own.
+/// The lanes. Each lane has a connection of its own.
 pub(crate) const LANES: [Lane; 3] = [Lane::Control, Lane::Bulk, Lane::Snapshot];
 
 /// A peer that this member dials.
@@ -78,8 +78,8 @@ impl Peer {
     /// Records that this incarnation was admitted.
     pub(super) fn met(&self, life: Life) {
         self.life.send_if_modified(|last| {
-            // A later incarnation may have been recorded before this incarnation, although this one
-            // was accepted first.
+            // A later incarnation may have been recorded before this incarnation, although this
+            // incarnation was accepted first.
             let is_over = last.is_some_and(|last| last.0 == life.0 && last.1 > life.1);
             if is_over || *last == Some(life) {
                 return false;

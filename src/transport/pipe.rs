@@ -90,8 +90,8 @@ impl PipeQueue {
 struct Up {
     stream: Arc<Wire>,
     queue: PipeQueue,
-    /// The part that the dialer's task has removed from the queue but not completely written. It
-    /// still counts towards the limit.
+    /// The part that the dialer's task has removed from the queue but not completely written. This
+    /// part still counts towards the limit.
     taken: Option<PipeTaken>,
     /// Whether a message was sent since the last call of [`Pipe::rest_if_unused`].
     used: bool,

@@ -18,7 +18,7 @@ const SHUTDOWN_WAIT_MAX: Duration = Duration::from_millis(500);
 
 static SHARED: Mutex<Weak<NetRuntime>> = Mutex::new(Weak::new());
 
-/// The runtime. It is shut down when the last reference is dropped.
+/// The runtime, which is shut down when the last reference is dropped.
 pub(super) struct NetRuntime {
     runtime: Option<Runtime>,
 }

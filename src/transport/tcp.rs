@@ -23,7 +23,7 @@ use crate::model::{Lane, NodeId, PeerMessage, addresses, is_address};
 
 /// Minimum number of keepalives that the dialer sends in one idle timeout.
 const ALIVE_PER_IDLE: u32 = 3;
-/// Minimum idle timeout of a member. It is longer than the pauses of a busy machine.
+/// Minimum idle timeout of a member. This timeout is longer than the pauses of a busy machine.
 const IDLE_MIN: Duration = Duration::from_secs(2);
 /// Maximum idle timeout of a member.
 const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -54,8 +54,8 @@ pub(crate) struct TcpSettings {
     /// Interval at which the certificate files are read again. Default: 10 s.
     #[cfg(feature = "tls")]
     pub(crate) tls_reload_every: Duration,
-    /// Time limit from connecting to the end of the handshake. It applies to accepted connections,
-    /// and to the longest of the dialer's parallel attempts. Default: 5 s.
+    /// Time limit from connecting to the end of the handshake. The limit applies to accepted
+    /// connections, and to the longest of the dialer's parallel attempts. Default: 5 s.
     pub(crate) handshake_timeout: Duration,
     /// Maximum number of connections in their handshake. If there are more, one of them is closed;
     /// [`acceptor`](super::acceptor) describes which. Default: 64.

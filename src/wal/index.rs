@@ -32,7 +32,8 @@ pub(super) struct IndexSample {
 /// A change to an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum IndexChange {
-    /// An entry at its position. It replaces the entry with the same index and all later ones.
+    /// An entry at its position. The new entry replaces the entry with the same index and all later
+    /// entries.
     Entry(IndexSample, Term),
     /// Discards the entries up to this one, which the log has with this term.
     Keep(Base),

@@ -107,8 +107,8 @@ pub(crate) enum EntryKind {
 pub(crate) struct HardState {
     pub(crate) term: Term,
     pub(crate) vote: Option<NodeId>,
-    /// The durable commit index. It may be lower than the commit index in memory, but it is never
-    /// greater than the index of the last entry.
+    /// The durable commit index. The durable index may be lower than the commit index in memory,
+    /// and is at most the index of the last entry.
     pub(crate) commit: LogIndex,
 }
 
@@ -203,7 +203,7 @@ impl Committed {
 pub(crate) enum Space {
     /// The disk has enough space, as far as the log knows.
     Plenty,
-    /// The disk is full. The log can only use files that it has prepared earlier. It uses the
+    /// The disk is full. The log can only use files that it has prepared earlier. The log uses the
     /// reserve file last.
     Low,
 }
@@ -243,7 +243,7 @@ pub(crate) struct Opened {
     pub(crate) recovered: Recovered,
 }
 
-/// A log that was read without changes. It stays locked against writers as long as this value
+/// A log that was read without changes. The log stays locked against writers as long as this value
 /// exists.
 pub(crate) struct Examined {
     pub(crate) identity: Identity,

@@ -1,6 +1,6 @@
 //! The reader of durable entries. The reader serves peers that lag behind the entries kept in
-//! memory, and the replay at start. It verifies the chain of checksums over every byte that it
-//! reads.
+//! memory, and the replay at start. The reader verifies the chain of checksums over every byte that
+//! it reads.
 //!
 //! Invariant: the reader returns only durable entries, and never writes.
 

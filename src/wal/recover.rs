@@ -27,7 +27,8 @@ pub(super) struct Recovery {
     pub(super) foreign_keys: Vec<u32>,
     /// The last segment with a header.
     pub(super) tail: Tail,
-    /// The file after the last segment in use, if it exists. It contains no data that must be kept.
+    /// The file after the last segment in use, if it exists. The file contains no data that must be
+    /// kept.
     pub(super) next: Option<NextFile>,
     /// The bytes after the end that are not zero.
     pub(super) torn: Option<Torn>,

@@ -44,7 +44,7 @@ impl LogState {
         }
     }
 
-    /// Adds an entry. It must follow the existing entries and replace no committed one.
+    /// Adds an entry, which must follow the existing entries and replace no committed entry.
     pub(super) fn take_entry(&mut self, change: IndexChange) -> Result<(), Broken> {
         if let IndexChange::Entry(sample, term) = change {
             self.index.follows(sample.index, term, self.hard_state.commit)?;

@@ -1,8 +1,8 @@
 //! Files prepared in advance: the next segment, and a reserve for a full disk.
 //!
-//! The next segment and the reserve are files of zeros. They are synced, and durable under their
-//! names, before any group depends on them. Therefore a full disk is noticed here, before a group
-//! was accepted. Writing a group only overwrites zeros that are already allocated.
+//! The next segment and the reserve are files of zeros. Both files are synced, and durable under
+//! their names, before any group depends on them. Therefore a full disk is noticed here, before a
+//! group was accepted. Writing a group only overwrites zeros that are already allocated.
 //!
 //! ```text
 //! next.tmp    --filled, synced-->  0000000004.log     the next segment

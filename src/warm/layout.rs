@@ -30,7 +30,7 @@ use crate::codec::{
 };
 use crate::model::{ClusterId, DiskId, NodeId, Revision, SnapshotRecord, StateHead};
 
-/// The format version that this build writes. It is also the newest version that this build reads.
+/// The format version that this build writes, and the newest version that it reads.
 const VERSION: u8 = 1;
 
 const CRC_BYTES: usize = 4;
@@ -64,8 +64,8 @@ pub(super) struct CopyHead {
     pub(super) base: Revision,
     pub(super) rows: u64,
     pub(super) changes: u64,
-    /// The revision after the last change in the copy. It may be greater than the revision of the
-    /// state.
+    /// The revision after the last change in the copy. This revision may be greater than the
+    /// revision of the state.
     pub(super) next: Revision,
     pub(super) tables: Vec<u32>,
     /// Encoded size of the rows and changes in bytes.

@@ -198,8 +198,8 @@ struct CopyLoaded {
 
 impl CopyOpened {
     /// Builds a machine from the copy and publishes its whole state. `fits` takes the index and
-    /// term of the copy's last entry. It returns whether the log contains the entries after this
-    /// one. If the log still contains this entry itself, the entry must have this term.
+    /// term of the copy's last entry, and returns whether the log contains the entries after it. If
+    /// the log still contains this entry itself, the entry must have this term.
     pub(crate) fn load(
         &mut self,
         options: MachineOptions,

@@ -24,8 +24,8 @@ pub(crate) trait Store: Send {
         visit: &mut dyn FnMut(&[u8], &[u8]) -> Visit,
     ) -> Result<(), StoreError>;
 
-    /// Passes all writes to the operating system, so that they survive the end of the process. They
-    /// need not survive a reboot.
+    /// Passes all writes to the operating system, so that they survive the end of the process. The
+    /// writes need not survive a reboot.
     fn flush(&mut self) -> Result<(), StoreError>;
 
     /// Returns the space that the store takes on disk, in bytes.

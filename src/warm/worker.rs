@@ -9,9 +9,9 @@
 //! ```
 //!
 //! The worker works for a few milliseconds at a time, and then sleeps nine times as long. Therefore
-//! it never uses more than a tenth of a core. While the node is under load, the worker pauses, so
-//! the copy may lag behind the state by any amount. If the copy fails, the node continues to work.
-//! The worker discards the copy and builds a new one, a limited number of times.
+//! the worker never uses more than a tenth of a core. While the node is under load, the worker
+//! pauses, so the copy may lag behind the state by any amount. If the copy fails, the node
+//! continues to work. The worker discards the copy and builds a new one, a limited number of times.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use crate::model::{KeyRange, Rejection, Revision};
 /// The changes that the replica still stores. A revision is in the history before the hub publishes
 /// it.
 pub trait WatchHistory: Send + Sync + 'static {
-    /// Returns the newest revision that can be read. It never decreases.
+    /// Returns the newest revision that can be read. This revision never decreases.
     fn revision(&self) -> Revision;
 
     /// Returns the changes of `range` from revision `from` on. The result consists of complete

@@ -231,7 +231,7 @@ impl Hub {
         let mut state = self.lock();
         let live = inbox.is_live();
         let removed = state.index.remove(inbox.range(), inbox.id());
-        // This may run while another panic unwinds, where a second panic would abort the host
+        // This code may run while another panic unwinds. A second panic would then abort the host
         // process.
         assert!(
             removed.is_some() == live || std::thread::panicking(),

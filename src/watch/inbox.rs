@@ -165,7 +165,8 @@ impl WatchInbox {
     }
 
     /// Takes the visible entries. If there are no entries and no history to read, registers
-    /// `waker`. Both happen under one lock, so that no publication is missed in between.
+    /// `waker`. Taking and registering happen under one lock, so that no publication is missed in
+    /// between.
     pub(super) fn take(&self, visible: &VisibleRevision, waker: Option<&Waker>) -> WatchTaken {
         let waker = waker.cloned();
         let mut queue = self.lock();
@@ -223,7 +224,7 @@ impl WatchInbox {
         queue.position = WatchPosition::Live(start);
     }
 
-    /// Marks the watcher as removed from the index. It receives no further publications.
+    /// Marks the watcher as removed from the index. The watcher receives no further publications.
     pub(super) fn leave(&self, at: Revision) -> Option<Waker> {
         let mut queue = self.lock();
         if matches!(queue.position, WatchPosition::Live(_)) {

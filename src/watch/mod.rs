@@ -34,8 +34,8 @@
 //! never waits for a consumer.
 //!
 //! **Complete revisions.** The hub adds the changes of a revision to all inboxes before it raises
-//! the visible revision. A watcher takes only changes up to the visible revision. Therefore it
-//! never yields a part of a revision.
+//! the visible revision. A watcher takes only changes up to the visible revision. Therefore a
+//! watcher never yields a part of a revision.
 //!
 //! **Installs.** When the replica installs a later state, the changes that led to it are not
 //! published. Live watchers that need some of these changes leave the index before the new revision
@@ -43,8 +43,8 @@
 //! watchers yield them. If the changes are compacted, the watchers yield `Compacted`.
 //!
 //! **Lock order.** A thread that needs both locks locks the hub before an inbox. A thread that
-//! holds one of these two locks never locks the history. It also never calls, clones or drops a
-//! waker, because wakers may run code of the host program.
+//! holds one of these two locks never locks the history. Such a thread also never calls, clones or
+//! drops a waker, because wakers may run code of the host program.
 //!
 //! Invariant: this module does not depend on the consensus, the log or the time. The driver
 //! publishes a change only after it is committed, applied, and visible in the history.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::model::Revision;
 
-/// The visible revision. It is raised under the hub's lock and read without the lock.
+/// The visible revision, which is raised under the hub's lock and read without the lock.
 pub(super) struct VisibleRevision(AtomicU64);
 
 /// Proof that the visible revision was raised. Waking a watcher requires this proof. A watcher that

@@ -183,8 +183,8 @@ impl Consensus {
     ///
     /// A round may never complete, because all rounds are dropped without notice when this member
     /// loses the leadership. Therefore the caller should set a deadline of a few heartbeats for
-    /// each round, and then start another one with a new id. Heartbeats repeat a round, so a single
-    /// lost message delays it by only one heartbeat interval.
+    /// each round, and then start another round with a new id. Heartbeats repeat a round, so a
+    /// single lost message delays it by only one heartbeat interval.
     pub(crate) fn read_round(&mut self, id: RoundId) -> bool {
         let raft = &self.raw.raft;
         let can_ask = self.is_leader()

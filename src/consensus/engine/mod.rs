@@ -41,8 +41,8 @@ use super::timeout::ElectionTimeouts;
 /// reached only if no quorum replies.
 const ROUNDS_MAX: usize = 1024;
 
-/// Maximum number of messages that wait for the disk. If there are more, the oldest one is dropped.
-/// This is safe, because any message may be lost.
+/// Maximum number of messages that wait for the disk. If there are more, the oldest message is
+/// dropped, which is safe because any message may be lost.
 const SEALED_MAX: usize = 4096;
 
 /// A message that may be sent to a peer now.
@@ -71,8 +71,8 @@ pub(crate) struct Turn {
     /// the caller must install the state and call [`Consensus::installed`]. Until then, there is no
     /// further turn.
     pub(crate) install: Option<SnapshotId>,
-    /// Entries to apply. They are committed and on this member's disk. The caller reports them with
-    /// [`Consensus::applied`]. An entry for the state machine without data only advances the
+    /// Entries to apply, which are committed and on this member's disk. The caller reports them
+    /// with [`Consensus::applied`]. An entry for the state machine without data only advances the
     /// applied index.
     pub(crate) commit: Vec<wal::Entry>,
     /// Rounds that a quorum has confirmed. Once the index is applied, reads that arrived before the
@@ -98,8 +98,8 @@ pub(crate) struct Consensus {
     raw: RawNode<RaftStore>,
     /// The members as of the newest applied change.
     members: Members,
-    /// Raft's configuration. It corresponds to `members`, except that it is newer while a snapshot
-    /// is being installed.
+    /// Raft's configuration. While a snapshot is being installed, the configuration is newer than
+    /// `members`. At all other times the two correspond.
     configuration: Configuration,
     timeouts: ElectionTimeouts,
     /// Ticks since the start.

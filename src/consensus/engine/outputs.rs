@@ -105,11 +105,11 @@ impl Consensus {
 
     /// Seals a message with the group that contains the state it depends on.
     ///
-    /// A leader's message depends only on the leader's term. It does not claim that the leader's
-    /// own entries are durable, because they are written while the message is in flight. But the
-    /// term must be durable, because a single voter becomes leader before its term is durable. A
-    /// reply to a heartbeat depends only on the term as well. Every other message (votes, vote
-    /// requests, acknowledgements of entries) depends on the whole state.
+    /// A leader's message depends only on the leader's term. Such a message does not claim that the
+    /// leader's own entries are durable, because they are written while the message is in flight.
+    /// But the term must be durable, because a single voter becomes leader before its term is
+    /// durable. A reply to a heartbeat depends only on the term as well. Every other message
+    /// (votes, vote requests, acknowledgements of entries) depends on the whole state.
     fn seal(&mut self, mut message: Message, leads: bool) {
         let kind = message.get_msg_type();
         let of_the_term = leads || kind == MessageType::MsgHeartbeatResponse;

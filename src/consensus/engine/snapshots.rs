@@ -111,8 +111,8 @@ impl Consensus {
     /// Accepts the file of an offer, which is durable, verified and ready to be installed.
     ///
     /// The transfer may have taken long, and the leader may have changed meanwhile. A snapshot
-    /// covers only committed entries, so a snapshot from a former leader is valid too. It is
-    /// acknowledged to the current leader.
+    /// covers only committed entries, so a snapshot from a former leader is valid too. The snapshot
+    /// is acknowledged to the current leader.
     pub(crate) fn take_snapshot(&mut self, offer: &Offer) -> Taken {
         if self.install.is_some() || self.fault.is_some() {
             return Taken::Later;

@@ -51,8 +51,9 @@ impl Consensus {
     }
 
     /// Returns the best member to transfer the leadership to: the voter with the longest log that
-    /// was heard from within an election timeout. It must still be a voter after a replacement in
-    /// progress. Returns `None` if there is none, or if this member is not the leader.
+    /// was heard from within an election timeout. The member must still be a voter after a
+    /// replacement in progress. Returns `None` if there is none, or if this member is not the
+    /// leader.
     pub(crate) fn best_transferee(&self) -> Option<NodeId> {
         let peers = self.peers();
         let fits = |peer: &&PeerStatus| {

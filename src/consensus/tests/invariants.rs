@@ -97,8 +97,8 @@ impl World {
         Ok(())
     }
 
-    /// Returns whether a majority of voters has the entry, according to the last configuration
-    /// before it or the one before that. When a leader counts acknowledgements, it has applied all
+    /// Returns whether a majority of voters has the entry, according to one of the last two
+    /// configurations before the entry. When a leader counts acknowledgements, it has applied all
     /// changes except at most the last.
     fn is_on_a_quorum(&self, entry: &wal::Entry) -> bool {
         let holds = |id: &NodeId| {

@@ -239,7 +239,7 @@ impl Driver {
             | PeerMessage::SnapshotWanted { .. }
             | PeerMessage::SnapshotHere { .. } => {}
             PeerMessage::Space { low } => self.peers.space.hear(from, low, now),
-            // This is an answer to an earlier incarnation, so ignore it.
+            // The answer is for an earlier incarnation of this node, so ignore it.
             PeerMessage::ProposeRejected { .. }
             | PeerMessage::ReadAnswer { .. }
             | PeerMessage::MemberAnswer { .. }

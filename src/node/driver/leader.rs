@@ -183,8 +183,8 @@ impl Driver {
         }
     }
 
-    /// As a new leader: holds back the requests that may end leases of earlier terms. They wait
-    /// until leases are counted and the leader lease of a former leader has ended.
+    /// As a new leader: holds back the requests that may end leases of earlier terms. The requests
+    /// wait until leases are counted and the leader lease of a former leader has ended.
     fn hold_back_ends(&mut self, waiting: &mut Vec<Batch>, now: Moment) {
         let Some(leading) = &mut self.leader else { return };
         let held_back = std::mem::take(&mut leading.held_back).into_values();

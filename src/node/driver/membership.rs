@@ -92,8 +92,9 @@ impl Membership {
         self.settlement = Settlement::ToPropose;
     }
 
-    /// Records that the members were taken from a state that this node received or loaded. It is unknown whether the
-    /// last change is settled. If any member was ever removed, a new entry settles it.
+    /// Records that the members were taken from a state that this node received or loaded. The node
+    /// does not know whether the last change is settled. If any member was ever removed, a new
+    /// entry settles it.
     pub(super) fn founded(&mut self, has_removed: bool) {
         self.settlement = if has_removed { Settlement::ToPropose } else { Settlement::Settled };
     }

@@ -34,8 +34,8 @@ impl Peers {
         }
     }
 
-    /// Returns whether requests that grow the state cannot be stored now. This is the case if the
-    /// disk of this node is full, or if the voters with disk space are no quorum.
+    /// Returns whether requests that grow the state cannot be stored now: this node's disk is full,
+    /// or the voters with disk space are no quorum.
     pub(super) fn has_no_space(&self, members: &Members) -> bool {
         let quorum = self.space.quorum_has_room(members.voters())
             && self.space.quorum_has_room(members.outgoing().iter().copied());

@@ -102,7 +102,8 @@ impl DataErrorKind {
         }
     }
 
-    /// The entry has passed its checksum. If this release cannot read it, a newer release wrote it.
+    /// The entry has passed its checksum. So if this release cannot read the entry, a newer release
+    /// wrote it.
     fn of_entry(fault: &Fault) -> Self {
         match fault {
             Fault::Outgrown { .. } | Fault::Unreadable { .. } => Self::Newer,

@@ -1,5 +1,5 @@
 //! The times at which entries were passed to this node's log and became durable. The log line about
-//! a slow request reports the disk time from them.
+//! a slow request reports the disk time between them.
 //!
 //! ```text
 //!   the driver pushes a group ──▶ queued      it is synced ──▶ durable      its entries are applied ──▶ forgotten

@@ -30,8 +30,8 @@ impl ReplicaState {
 
     /// Enables local linearizable reads without a query to the leader. The caller guarantees that
     /// this node is the only member and leads, and that its readers see everything committed. Every
-    /// later commit is acknowledged by this node, after it is visible to readers. This is valid
-    /// until [`ReplicaState::in_company`] is called.
+    /// later commit is acknowledged by this node, after it is visible to readers. Such reads end
+    /// when [`ReplicaState::in_company`] is called.
     pub(in crate::node) fn alone(&self) {
         self.alone.store(true, Ordering::SeqCst);
     }

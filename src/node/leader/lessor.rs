@@ -11,19 +11,19 @@
 //!
 //! A renewal is acknowledged only by a node that is still the leader. To know this, the leader asks
 //! a quorum in a round. After a confirmed round it acknowledges further renewals without a round,
-//! until [`LEADER_LEASE`] has passed since the round began. This is its leader lease.
+//! until [`LEADER_LEASE`] has passed since the round began. This time is its leader lease.
 //!
 //! Another leader may be elected in this time. One of its voters has also confirmed the round, and
 //! did so before it voted. So the other leader was elected after the round began, and the leader
 //! lease ends at most [`LEADER_LEASE`] after the election. Two rules for every new leader follow:
 //!
-//! - It adds [`LEADER_LEASE`] to the TTL of every lease that existed before its term, since the
-//!   former leader may renew it that long.
-//! - It proposes no end of such a lease before [`LEADER_LEASE`] has passed since its election. So a
-//!   leader lease never confirms a renewal of a lease that has ended. Ends that were proposed
-//!   before its election need no wait. The next paragraph covers those of the former leader. Those
-//!   of earlier terms were applied before the former leader began to count. A lease of the new
-//!   leader's own term is unknown to the former leader, and can end at once.
+//! - The new leader adds [`LEADER_LEASE`] to the TTL of every lease that existed before its term,
+//!   since the former leader may renew it that long.
+//! - The new leader proposes no end of such a lease before [`LEADER_LEASE`] has passed since its
+//!   election. So a leader lease never confirms a renewal of a lease that has ended. Ends that were
+//!   proposed before its election need no wait. The next paragraph covers those of the former
+//!   leader. Those of earlier terms were applied before the former leader began to count. A lease
+//!   of the new leader's own term is unknown to the former leader, and can end at once.
 //!
 //! A leader also ends leases itself, and a follower may apply the end before the leader does. So
 //! while such an entry is proposed and not applied, renewals need a round. Only a renewal that

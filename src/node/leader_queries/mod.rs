@@ -164,7 +164,8 @@ impl<C: Callers> SharedQueries<C> {
         self.queries.answered(number).map(|(_, callers)| callers)
     }
 
-    /// Removes the callers that a partial answer serves. The query stays in flight for the others.
+    /// Removes the callers that a partial answer serves. The query stays in flight for the
+    /// remaining callers.
     pub(crate) fn answered_partly<T>(
         &mut self,
         number: u64,

@@ -15,8 +15,8 @@ pub(crate) struct Roster {
     members: Arc<Members>,
     /// Members from the configuration, or from peers that this replica does not know yet.
     hints: BTreeMap<NodeId, Contact>,
-    /// The addresses that members gave in their introduction. They are needed because a member that
-    /// has moved can announce its new address only after the leader has contacted it.
+    /// The addresses that members gave in their introduction. A member that has moved can announce
+    /// its new address only after the leader has contacted it.
     greeted: BTreeMap<NodeId, String>,
 }
 

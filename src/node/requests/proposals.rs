@@ -6,8 +6,8 @@
 //! returned is visible to local reads, watches and locks of this node. A request is sent again when
 //! the leader changes, and when it has been unanswered for a while, because messages may get lost.
 //! At its deadline, a request is given up and removed from the window (the set of open request
-//! numbers). Later requests contain this window. Replicas that have received it never apply a
-//! request that was given up.
+//! numbers). The node sends the window with later requests. Replicas that have received it never
+//! apply a request that was given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range as Span;
@@ -28,9 +28,10 @@ use crate::node::requests::request_trace::RequestTrace;
 /// table of the state machine is larger than this distance.
 const WINDOW: u64 = 32_768;
 
-/// A compaction at this revision is always rejected. It is proposed under the number of a request
-/// that is given up and that may be in some log. If the compaction is applied first, the request
-/// can never be applied. Otherwise the request was applied, and its result is kept.
+/// A compaction at this revision is always rejected. The node proposes the compaction under the
+/// number of a request that is given up and that may be in some log. If the compaction is applied
+/// first, the request can never be applied. Otherwise the request was applied, and its result is
+/// kept.
 const NEVER: Revision = Revision(u64::MAX);
 
 /// The open requests of this node.
@@ -293,10 +294,10 @@ impl Proposals {
         self.close(seq, |_| Err(error))
     }
 
-    /// Like [`Proposals::reject_unproposed`], for a request that would make the state grow. This includes
-    /// requests without a deadline, because no caller relies on such a request being applied. If
-    /// some log may contain the request, returns `None`, and the caller is answered once the
-    /// outcome is known.
+    /// Like [`Proposals::reject_unproposed`], for a request that would make the state grow.
+    /// Requests without a deadline are rejected too, because no caller relies on such a request
+    /// being applied. If some log may contain the request, returns `None`, and the caller is
+    /// answered once the outcome is known.
     pub(crate) fn reject_growth_here(&mut self, seq: u64, error: CallError) -> Option<Closed> {
         let is_in_no_log = !self.open.get(&seq)?.maybe_applied;
         self.end_or_give_up(seq, is_in_no_log, error)

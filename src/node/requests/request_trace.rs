@@ -27,8 +27,7 @@ pub(crate) struct RequestTrace {
     /// Time at which the request was first sent to the leader or, on the leader, appended to the
     /// log.
     pub(crate) sent: Option<Moment>,
-    /// Number of times the request was sent. This is more than one if the leader changed or did not
-    /// answer.
+    /// Number of times the request was sent: more than one if the leader changed or did not answer.
     pub(crate) attempts: u32,
     /// The times, in this node's log, of the entry that decided the request.
     pub(crate) in_log: Option<InLog>,

@@ -30,8 +30,8 @@ use crate::node::sessions::session::{
 use crate::node::settings::Drift;
 
 /// Maximum number of leases in one renewal request. The request and its answer take at most ten
-/// bytes for each lease. They are sent in the same lane (stream of messages) as the heartbeats, and
-/// are small enough not to delay them.
+/// bytes for each lease. Request and answer share a lane (a connection for one kind of messages)
+/// with the heartbeats, and are small enough not to delay the heartbeats.
 pub(super) const ASKED_AT_ONCE: usize = 16_384;
 
 /// A request to open a session.

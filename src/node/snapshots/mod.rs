@@ -75,8 +75,8 @@ struct Fetch {
 }
 
 impl Snapshots {
-    /// Returns the state of a node that has `newest`, has applied `log_bytes` of entries since, and has a partial
-    /// file of `left`. It requests `part_bytes` at a time.
+    /// Returns the state of a node that has `newest`, has applied `log_bytes` of entries since, and
+    /// has a partial file of `left`. The node requests `part_bytes` at a time.
     pub(crate) fn new(
         log_bytes_min: u64,
         part_bytes: u64,

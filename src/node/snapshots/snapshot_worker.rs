@@ -245,7 +245,8 @@ pub(crate) enum SnapshotTurn {
 }
 
 impl SnapshotWorker {
-    /// Returns a worker for the snapshots of `folder`. It writes and sends them in parts of `part_bytes`.
+    /// Returns a worker for the snapshots of `folder`. The worker writes and sends snapshots in
+    /// parts of `part_bytes`.
     pub(crate) fn new(
         env: Env,
         folder: Folder,
@@ -359,7 +360,7 @@ impl SnapshotWorker {
             Some(Proving { id: same, asks, .. }) if *same == id => {
                 let waits = asks.range((to, 0)..=(to, u64::MAX)).next().is_some();
                 if offset == 0 || waits {
-                    // If too many requests wait, drop this one. The peer asks again.
+                    // If too many requests wait, drop this request, which the peer repeats.
                     if asks.len() < READS_MAX {
                         asks.insert((to, offset));
                     }
@@ -367,7 +368,7 @@ impl SnapshotWorker {
                 }
             }
             _ if is_proven => {}
-            // Another snapshot is being verified. The peer asks again.
+            // Another snapshot is being verified, so drop the request, which the peer repeats.
             Some(_) if offset == 0 => return,
             None if offset == 0 => match self.folder.open_id(id) {
                 Ok(reader) => {

@@ -10,7 +10,7 @@ fn thousand_silent_connections_do_not_lock_members_out() {
     let mut silent: Vec<TcpStream> = Vec::new();
     for number in 0..1000 {
         silent.push(connect(one.handle.address()));
-        // One connection above the limit closes the oldest, long before its timeout.
+        // Each connection above the limit closes the oldest connection, long before the timeout.
         if number >= kept {
             read_to_close(&mut silent[number - kept]);
         }

@@ -77,15 +77,15 @@ impl fmt::Debug for PeerPem {
 pub struct PeerCertificates(Arc<watch::Sender<PeerPem>>);
 
 impl PeerCertificates {
-    /// Stores these certificates. They are validated when a node starts with them.
+    /// Stores these certificates, which are validated when a node starts with them.
     pub fn new(pem: PeerPem) -> Self {
         Self(Arc::new(watch::Sender::new(pem)))
     }
 
-    /// Replaces the certificates and the key. From then on, all nodes of this process that use them
-    /// open new connections with the new ones. Open connections stay, unless their peer's
-    /// certificate is not valid by the new authorities or revocation lists. This is the same rule as
-    /// for files that change.
+    /// Replaces the certificates and the key. All nodes of this process that use this value then
+    /// open new connections with the new certificates. Open connections stay, unless their peer's
+    /// certificate is not valid by the new authorities or revocation lists. The same rule applies
+    /// to files that change.
     ///
     /// # Errors
     /// Returns [`TransportError::Certificates`] if a part is not valid PEM, the key does not belong

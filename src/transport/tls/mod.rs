@@ -15,9 +15,9 @@
 //! and addresses are not checked, because they change and a name service proves nothing.
 //!
 //! **Verification.** One function ([`verifier`]) verifies every connection, in both directions and
-//! on all lanes. It checks the chain up to the authority, the validity period, the use for clients
-//! or servers, and the revocation list, if there is one. Sessions are never resumed, because that
-//! would skip the verification. The TLS version is 1.3.
+//! on all lanes. The function checks the chain up to the authority, the validity period, the use
+//! for clients or servers, and the revocation list, if there is one. Sessions are never resumed,
+//! because that would skip the verification. The TLS version is 1.3.
 //!
 //! **Not in this module.** This module does not know the members of the cluster. The comparison of
 //! names is in [`super::handshake`].
@@ -42,9 +42,9 @@ use trust::{TrustError, read_pem, same_member};
 pub use uri::MemberUri;
 pub(super) use wire::{TlsWire, Untrusted, may_lack_tls};
 
-/// The certificate files of a member, with which it proves its identity and verifies its peers. All
-/// are PEM files. The files are read again while the node runs, so a new certificate or revocation
-/// list needs no restart. [`PeerTls::in_memory`] takes certificates from memory instead.
+/// The certificate files of a member, in PEM format, with which it proves its identity and verifies
+/// its peers. The files are read again while the node runs, so a new certificate or revocation list
+/// needs no restart. [`PeerTls::in_memory`] takes certificates from memory instead.
 ///
 /// # Cryptography
 ///
@@ -260,8 +260,8 @@ impl Tls {
         }
     }
 
-    /// Reads the files again. If they cannot be used, keeps the current trust and logs the reason
-    /// once.
+    /// Reads the files again. If the files cannot be used, keeps the current trust and logs the
+    /// reason once.
     pub(super) fn refresh(&self) {
         let files = read_pem(&*self.env.disk, &self.paths);
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);

@@ -42,9 +42,9 @@ fn untrusted(error: &rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, Untrusted { why, lacks_tls })
 }
 
-/// The other side has closed the connection during the handshake. This is no sign of missing trust:
-/// a proxy in front of a peer that is down behaves in this way. A member without certificates sends
-/// a reply instead.
+/// The other side has closed the connection during the handshake. Such an end is no sign of missing
+/// trust: a proxy in front of a peer that is down behaves in this way. A member without
+/// certificates sends a reply instead.
 #[derive(Debug, Error)]
 #[error("the other end {how} the connection during the TLS handshake")]
 struct HungUp {

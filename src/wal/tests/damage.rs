@@ -217,7 +217,7 @@ fn lost_write_is_detected_after_a_later_write() {
             disk.read(&path(1)).unwrap()
         })
         .collect();
-    // The last group reached the medium, but the one before it did not.
+    // The last group reached the disk, but the group before it did not.
     let mut bytes = images[2].clone();
     let changed: Vec<usize> = (0..bytes.len()).filter(|i| images[0][*i] != images[1][*i]).collect();
     for at in changed {

@@ -83,7 +83,7 @@ fn missing_or_damaged_record_is_detected() {
     let manifest = || world_mark(&world);
     let manifest = manifest();
     for (key, record) in &records {
-        // Covers every kind of record, with bits at both ends and in the middle.
+        // Flip bits at both ends and in the middle of records of every kind.
         for at in [0, record.len() / 2, record.len() - 1] {
             store.meddle(&dir, |records| {
                 let mut bytes = record.to_vec();

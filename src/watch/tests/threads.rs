@@ -177,7 +177,8 @@ fn waiting_consumer_is_woken_by_each_racing_change() {
 }
 
 /// A publication to thousands of watchers takes a while. In each round, the first watcher looks for
-/// changes at another moment of the publication. It must then either find the change or be woken.
+/// changes at another moment of the publication. The watcher must then either find the change or be
+/// woken.
 #[test]
 fn large_publication_wakes_every_watcher() {
     const WATCHERS: usize = 5_000;

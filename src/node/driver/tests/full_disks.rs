@@ -148,8 +148,8 @@ fn writes_in_flight_leave_room_for_deletions_on_full_disks() {
         settings.snapshot_log_bytes = 1 << 40;
     });
     three.put(0, "k", 10).unwrap();
-    // Wait until the log has allocated the next segment and the reserve. It can allocate no more
-    // after that.
+    // Wait until the log has allocated the next segment and the reserve. The log can allocate no
+    // more after that.
     three.pass(5_000);
     three.disks.iter().for_each(|disk| disk.limit(Some(disk.used())));
     // Write three times the size of a segment before the leader detects the full disk.

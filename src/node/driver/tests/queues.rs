@@ -64,7 +64,7 @@ fn stopped_node_reports_stopped_before_other_errors() {
     let stopped = CallError::Stopped { reason: StopReason::Killed, maybe_applied: false };
     assert_eq!(open_session(&three).1, Poll::Ready(Err(stopped.clone())));
 
-    // Rejected calls do not use up the limit either.
+    // Rejected calls do not count towards the limit.
     let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 1);
     three.push(0, Input::Abort);
     three.step();

@@ -68,7 +68,8 @@ fn a_grant_counts_as_growth_and_a_revocation_does_not() {
     three.write(0, Command::Revoke(lease)).unwrap();
 }
 
-/// Returns nodes whose leader has a small quota that is nearly reached. The quotas of the others are larger.
+/// Returns nodes whose leader has a small quota that is nearly reached. The quotas of the other
+/// nodes are larger.
 fn nearly_full() -> Three {
     let mut three = Three::led_by(0, |node, settings| {
         settings.quota_bytes = if node == 0 { 1 << 20 } else { 1 << 30 };
@@ -97,7 +98,7 @@ fn unheard_of(three: &mut Three, call: impl FnOnce(&mut Three)) {
     three.hub.heal_all();
 }
 
-/// This applies to requests with a deadline, and to internal requests without one. Internal
+/// Growth is rejected in requests with a deadline, and in internal requests without one. Internal
 /// requests must not wait for space either, because they would block the requests that free space.
 #[test]
 fn retried_growth_is_rejected_once_no_attempt_can_apply() {
@@ -255,8 +256,8 @@ fn scanning_transaction_counts_its_keys_until_answered() {
     }
 }
 
-/// Attaching a key to a lease requires rights to all keys of that lease. Each replica checks them, even if the
-/// request is then denied.
+/// Attaching a key to a lease requires rights to all keys of that lease. Each replica checks these
+/// rights, even if the request is then denied.
 #[test]
 fn attaching_a_lease_counts_all_its_keys() {
     let mut three = Three::led_by(0, |_, settings| settings.open_writes_max = 16_384);
@@ -307,7 +308,8 @@ fn attaching_a_lease_counts_all_its_keys() {
         let count = let_in(command);
         assert!(expected.contains(&count), "{what}: {count}");
     }
-    // One key belongs to root only. The request is denied, and is counted like the others.
+    // Only root may access one of the keys. The request is denied, but is counted like the earlier
+    // requests.
     three.write(0, Command::Put(Put::new("x", "").lease(lease))).unwrap();
     let refused = three.call(0, by("ann", put("k000")), 5_000);
     assert!(three.shared(0).admission.open_bytes() > 1_000 * 160);
@@ -315,8 +317,8 @@ fn attaching_a_lease_counts_all_its_keys() {
     assert_eq!(refused, CallError::Rejected(AuthError::Denied.into()));
 }
 
-/// The keys of the store count for more than the limit of open requests. A command that scans all of them is still
-/// admitted, and so is another one on a single key.
+/// The keys of the store count for more than the limit of open requests. A command that scans all
+/// keys is still admitted, and so is another command on a single key.
 #[test]
 fn full_scan_is_admitted_alongside_requests_without_scans() {
     let mut three = Three::led_by(0, |_, settings| settings.open_bytes_max = 1 << 20);

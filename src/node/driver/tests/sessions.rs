@@ -254,8 +254,8 @@ fn dropped_resume_call_leaves_the_lease_unchanged() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
     let lease = three.detach(first);
-    // Drop the call after 0 steps, 1 step, and so on, until it is answered. This includes an answer
-    // that has arrived but was not polled.
+    // Drop the call after 0 steps, 1 step, and so on, until it is answered. In one case, the answer
+    // has arrived but was not polled.
     let answered = (0..40).find(|steps| {
         let shared = Arc::clone(three.shared(2));
         let deadline = shared.now() + ms(5000);
