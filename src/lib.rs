@@ -40,9 +40,10 @@
 //! | tests | `testing` and `sim`, behind features of the same names |
 //!
 //! Calls are futures that work on any executor, because a node runs on its own threads. Programs
-//! without async call [`.block()`](Blocking::block) on them, as most examples here do.
+//! without async code call [`.block()`](Blocking::block) on these futures, as most examples here
+//! do.
 //!
-//! Logs go to [`tracing`](https://docs.rs/tracing). Install a subscriber to see them.
+//! Logs go to [`tracing`](https://docs.rs/tracing). Install a subscriber to see the log lines.
 //!
 //! # Features
 //!
@@ -61,10 +62,10 @@
 //!
 //! # Keys and values
 //!
-//! Keys and values are bytes ([`Bytes`]). Calls accept them in the form that the program has
-//! ([`IntoBytes`]): `"jobs/1"`, `&name`, `format!("jobs/{n}")`, `vec![1, 2]`, `b"raw"`, `&bytes`.
-//! Calls return [`Bytes`], which can be compared with text (`row.value == "paid"`). The value of a
-//! row as text is [`row.text()?`](KeyValue::text), and as a number
+//! Keys and values are bytes ([`Bytes`]). Calls accept keys and values in the form that the program
+//! has ([`IntoBytes`]): `"jobs/1"`, `&name`, `format!("jobs/{n}")`, `vec![1, 2]`, `b"raw"`,
+//! `&bytes`. Calls return [`Bytes`], which can be compared with text (`row.value == "paid"`). The
+//! value of a row as text is [`row.text()?`](KeyValue::text), and as a number
 //! [`row.parse::<u64>()?`](KeyValue::parse). Errors name the key. The module [`typed`] reads and
 //! writes values of your own types.
 //!
@@ -90,7 +91,7 @@
 //! # Source layout
 //!
 //! The source file lists the modules in the order in which a request passes through them.
-//! `docs/architecture.md` describes them.
+//! `docs/architecture.md` describes the modules.
 
 // This module is first because the modules below use its macro `mutant!`.
 #[cfg(not(bowline_mutants))]

@@ -10,7 +10,8 @@
 //! ([`Mutant::plant_everywhere`]). The page `docs/assurance/mutants.md` lists the seeds of the
 //! simulation that detect each mutant. `benches/mutants` generates that page.
 //!
-//! Invariant: only `--cfg bowline_mutants` enables mutants in a program. No feature may enable them.
+//! Invariant: only `--cfg bowline_mutants` enables mutants in a program. No crate feature may
+//! enable mutants.
 
 #![cfg_attr(
     not(bowline_mutants),

@@ -87,7 +87,7 @@ pub enum BackupError {
     )]
     Joins,
     /// The revision jump is 0, or is so high that too few revisions remain for the new cluster.
-    /// Revisions are below 2^63, and half of them must remain. Nothing was changed.
+    /// Half of all revisions, which are below 2^63, must remain. Nothing was changed.
     #[error(
         "cannot raise the revision {revision} of the backup by {jump}: the jump must be at least 1, and the \
          result at most {RESEEDED_REVISION_MAX}, so that enough revisions are left"

@@ -28,8 +28,8 @@ pub struct Recovered {
     pub cluster: ClusterId,
     /// Number of keys.
     pub keys: u64,
-    /// A description of the possible losses. Show it to the operator who decides whether to use the
-    /// backup.
+    /// A description of the possible losses. Show this description to the operator who decides
+    /// whether to use the backup.
     pub warning: LossWarning,
 }
 

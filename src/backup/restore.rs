@@ -50,7 +50,8 @@ impl RestoreOptions {
     }
 }
 
-/// A directory that was restored from a backup. Start a node on it with the same configuration.
+/// A directory that was restored from a backup. Start a node on this directory with the same
+/// configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Restored {

@@ -89,7 +89,7 @@ impl Decoder {
         Err(self.malformed("a number has more than 64 bits"))
     }
 
-    /// Reads flags. All of them must be among `known`.
+    /// Reads flags, all of which must be among `known`.
     pub(crate) fn flags(&mut self, what: &'static str, known: u64) -> Result<u64, CodecError> {
         let found = self.number()?;
         if found & !known == 0 { Ok(found) } else { Err(CodecError::Newer { what, found }) }

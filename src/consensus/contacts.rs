@@ -4,7 +4,7 @@
 //! The rule decides only when this member campaigns and when it processes vote requests. The rule
 //! does not decide the election: a candidate still needs a quorum of members that accept its log. A
 //! member without evidence that the leader's process has ended ignores vote requests while it
-//! receives messages from the leader. So a leader that reaches a quorum stays.
+//! receives messages from the leader. So a leader that reaches a quorum stays the leader.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -35,7 +35,7 @@ const TERM_LEAP_MAX: u64 = 1 << 20;
 /// The context of a vote request that a transfer of leadership has caused.
 const CAMPAIGN_TRANSFER: &[u8] = b"CampaignTransfer";
 
-/// The reason why a message of a peer was rejected. No part of it was processed.
+/// The reason why a message of a peer was rejected. No part of the message was processed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub(crate) enum GateRejection {

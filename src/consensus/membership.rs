@@ -103,8 +103,8 @@ pub(super) fn to_raft(change: &MemberChange) -> ConfChangeV2 {
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Configuration {
     pub(super) voters: BTreeSet<NodeId>,
-    /// The voters before a replacement in progress. Until it completes, a majority of them must
-    /// agree as well.
+    /// The voters before a replacement in progress. Until the replacement completes, a majority of
+    /// these voters must agree as well.
     pub(super) outgoing: BTreeSet<NodeId>,
     pub(super) learners: BTreeSet<NodeId>,
 }
@@ -119,7 +119,8 @@ impl Configuration {
         }
     }
 
-    /// Converts raft's configuration, in any order. Returns `None` if no membership can have it.
+    /// Converts raft's configuration, in any order. Returns `None` if no membership can have this
+    /// configuration.
     pub(super) fn from_raft(state: &ConfState) -> Option<Self> {
         let set = |ids: &[u64]| -> Option<BTreeSet<NodeId>> {
             let set: BTreeSet<NodeId> =

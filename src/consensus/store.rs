@@ -205,8 +205,8 @@ impl RaftStore {
         self.cache.bytes()
     }
 
-    /// Loads the entries from `from` to `to` (exclusive) that raft will request next and that are
-    /// not cached, with at most one read from disk.
+    /// Loads the uncached entries from `from` to `to` (exclusive), which raft will request next,
+    /// with at most one read from disk.
     ///
     /// # Errors
     /// Fails if they cannot be read.

@@ -16,8 +16,8 @@ pub(crate) fn accept_ipv4(socket: &impl AsFd) -> io::Result<()> {
 ///
 /// Incoming messages do not pass through this trait: the listener puts them into the node's inbox.
 ///
-/// The node drops its `Network` when it stops for any reason. Dropping it closes the connections to
-/// the peers.
+/// The node drops its `Network` when it stops for any reason. Dropping the `Network` closes the
+/// connections to the peers.
 pub trait Network: Send + 'static {
     /// Queues a message. Messages to one peer on one lane arrive in order or not at all.
     fn send(&mut self, to: NodeId, lane: Lane, message: PeerMessage) -> SendOutcome;

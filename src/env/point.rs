@@ -1,7 +1,7 @@
 //! Named points in the code where tests inject a crash.
 //!
-//! In production, reaching a point does nothing. In a crash test, it can kill the process. In the
-//! simulation, it can kill the simulated node.
+//! In production, reaching a point does nothing. In a crash test, a point can kill the process. In
+//! the simulation, a point can kill the simulated node.
 
 /// A point in the code at which a test can crash the node. A crash there must not lose acknowledged
 /// data.

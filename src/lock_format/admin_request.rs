@@ -89,7 +89,7 @@ impl AdminRequest {
         .into()
     }
 
-    /// Parses a row's value. Returns `None` if it is not a request written by Bowline.
+    /// Parses a row's value. Returns `None` if the value is not a request written by Bowline.
     pub(crate) fn parse(value: &[u8]) -> Option<AdminRequest> {
         let text = std::str::from_utf8(value.strip_prefix(MARK)?).ok()?;
         let mut lines = text.splitn(4, '\n');

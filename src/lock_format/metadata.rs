@@ -17,7 +17,7 @@ use bytes::Bytes;
 use super::mode::LockMode;
 use crate::model::LeaseId;
 
-/// Prefix of values written by Bowline. A candidate's value must not begin with it.
+/// Prefix of values written by Bowline. A candidate's value must not begin with this prefix.
 pub(crate) const MARK: &[u8] = b"bowline:1 ";
 
 /// Maximum length of a stored `site` in bytes. From a longer path the beginning is removed, because
@@ -80,7 +80,8 @@ impl EntryMetadata {
         value.into()
     }
 
-    /// Parses the value of the row with this key. Returns `None` if it was not written by Bowline.
+    /// Parses the value of the row with this key. Returns `None` if Bowline did not write the
+    /// value.
     pub(crate) fn parse(key: &[u8], value: &Bytes) -> Option<EntryMetadata> {
         let rest = value.strip_prefix(MARK)?;
         let mut lines = rest.splitn(4, |byte| *byte == b'\n');
@@ -149,7 +150,8 @@ mod tests {
         {
             assert_eq!(mode(request), LockMode::Mutex, "{request}");
         }
-        // A group member, sequential keys, a UUID, a barrier participant.
+        // The names are those of a group member, sequential keys, a UUID, and a barrier
+        // participant.
         for other in ["694d7f3a-0", "job-0000000001", "0000000001", "", ".1", "5f0c-11", "ready"] {
             assert_eq!(mode(other), LockMode::Foreign, "{other}");
         }

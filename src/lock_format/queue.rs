@@ -143,9 +143,9 @@ impl LockQueue {
                 let is_first = entries.next().is_some_and(|(first, mode)| {
                     first.key == *of && first < position && *mode == LockMode::Read
                 });
-                // Holds if it is the only upgrade and no other reader holds. Readers hold from the
-                // first entry of the queue up to the first entry that blocks readers. The upgrade
-                // itself blocks the readers after it.
+                // An upgrade holds the lock if it is the only upgrade and no other reader holds.
+                // Readers hold from the first entry of the queue up to the first entry that blocks
+                // readers. The upgrade itself blocks the readers after it.
                 is_first
                     && !self.barring.range(..position).any(|bar| self.entries[bar].is_upgrade())
                     && (entries.next().is_none_or(|(_, mode)| *mode != LockMode::Read)

@@ -211,7 +211,7 @@ mod tests {
             assert_eq!(rows.keys().cloned().collect::<Vec<_>>(), keys);
             assert_eq!(all(bytes_max).len(), 400);
         }
-        // The old row is superseded but still stored. After the compaction it is swept.
+        // The old row is superseded but still stored. After the compaction, the row is swept.
         put(&mut machine, 7);
         assert_eq!(all(1000).len(), 400);
         let newest = machine.revision();

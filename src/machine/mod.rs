@@ -3,8 +3,8 @@
 //! The machine takes log entries in order. For each entry it returns the replies to the requests in
 //! the entry, and the changes of rows. Readers on other threads see the resulting state. The state
 //! is identical on every replica, because applying an entry uses no clock, no randomness, no
-//! node-specific data, and no map with a random order. To verify this, replicas compare a
-//! [digest](Machine::digest) of the whole state.
+//! node-specific data, and no map with a random order. To verify that the states are equal,
+//! replicas compare a [digest](Machine::digest) of the whole state.
 //!
 //! ```text
 //!    entry = items
@@ -32,7 +32,7 @@
 //! # Revisions
 //! The store begins empty at revision 1. A request that changes at least one key increases the
 //! revision by exactly one, however many keys it changes. A request that changes no key does not
-//! increase it. A rejected request has no effect at all.
+//! increase the revision. A rejected request has no effect at all.
 //!
 //! # Time
 //! The machine has no notion of time. A lease expires when the leader appends an expiry of the
@@ -375,8 +375,8 @@ impl Machine {
     }
 
     /// Returns the digest of everything applied. The digest is equal on all replicas that have
-    /// applied the same entries, even if they have freed different compacted versions. Computing it
-    /// takes the same time for a small and for a large state.
+    /// applied the same entries, even if they have freed different compacted versions. Computing
+    /// the digest takes the same time for a small and for a large state.
     pub fn digest(&self) -> u64 {
         let parts = DigestParts {
             applied: self.applied,

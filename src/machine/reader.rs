@@ -137,7 +137,7 @@ impl Reader {
     /// cannot be read.
     ///
     /// # Panics
-    /// Panics if the transaction writes: it must go through the log.
+    /// Panics if the transaction writes: a transaction that writes must go through the log.
     pub fn read_txn(&self, txn: &Txn) -> Result<TxnReply, Rejection> {
         assert!(only_reads(txn), "a transaction that writes goes through the log");
         loop {

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Number of buckets of a histogram. The last one has no upper bound.
+/// Number of buckets of a histogram. The last bucket has no upper bound.
 pub(super) const BUCKETS: usize = 46;
 
 /// A counter, which only increases.

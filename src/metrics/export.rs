@@ -16,10 +16,10 @@ impl Metrics {
     /// current value, under the names and with the labels of the [Prometheus
     /// text](Metrics::to_prometheus). Requires the crate feature `metrics`.
     ///
-    /// Call it periodically, or before each scrape. Both outputs are produced from the same
-    /// snapshot of the node's own counters. So the outputs never disagree, and a recorder that is
-    /// installed late, or replaced, shows the same values as other recorders. The node itself does
-    /// not call the recorder, so a slow recorder does not slow the node down.
+    /// Call this method periodically, or before each scrape. Both outputs are produced from the
+    /// same snapshot of the node's own counters. So the outputs never disagree, and a recorder that
+    /// is installed late, or replaced, shows the same values as other recorders. The node itself
+    /// does not call the recorder, so a slow recorder does not slow the node down.
     ///
     /// - Counters are set with [`Counter::absolute`](metrics::Counter::absolute).
     /// - A histogram is exported as in Prometheus: as counters with the suffixes `_bucket` (with

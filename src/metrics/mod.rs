@@ -12,7 +12,8 @@
 //! and the Prometheus text are generated from this table, and a test compares the table with
 //! `docs/operating/metrics.md`.
 //!
-//! Invariant: this module uses no clock and no threads. Callers measure durations and pass them in.
+//! Invariant: this module uses no clock and no threads. Callers measure the durations and pass them
+//! in.
 
 mod cell;
 #[cfg(feature = "metrics")]

@@ -66,7 +66,8 @@ pub struct User {
     pub password: Option<Secret>,
     /// Names of the user's roles.
     pub roles: BTreeSet<String>,
-    /// Revision of the table at which the password was set. Tokens issued before it are invalid.
+    /// Revision of the table at which the password was set. Tokens issued before this revision are
+    /// invalid.
     pub since: u64,
 }
 
@@ -132,7 +133,7 @@ pub enum AccessChange {
     },
     /// Deletes a user.
     DeleteUser(String),
-    /// Changes a user's password. Tokens issued for the old one become invalid.
+    /// Changes a user's password. Tokens issued for the old password become invalid.
     SetPassword {
         /// Name of the user.
         user: String,
@@ -306,7 +307,7 @@ impl Access {
     /// Size that each entry of the table counts in addition to its bytes.
     const ENTRY_BYTES: usize = 16;
 
-    /// Builds the table from its parts. Returns `None` if they contradict each other.
+    /// Builds the table from its parts. Returns `None` if the parts contradict each other.
     pub(crate) fn from_parts(
         (enabled, revision, secret): (bool, u64, Secret),
         users: BTreeMap<String, User>,

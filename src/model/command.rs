@@ -15,7 +15,7 @@ pub enum Command {
     Put(Put),
     /// Deletes keys.
     Delete(Delete),
-    /// A transaction. Its ranges are read when it is applied.
+    /// A transaction. The ranges of a transaction are read when it is applied.
     Txn(Txn),
     /// Discards history before this revision.
     Compact(Revision),
@@ -66,8 +66,8 @@ impl Command {
 pub struct SessionInfo {
     /// A human-readable label, such as the program and its host.
     pub label: String,
-    /// Whether this is the node's own session. Granting it revokes the own sessions that earlier
-    /// incarnations of the node have left behind.
+    /// Whether this is the node's own session. Granting such a session revokes the own sessions
+    /// that earlier incarnations of the node have left behind.
     pub own: bool,
 }
 

@@ -33,8 +33,8 @@ use super::Revision;
 #[error("cannot decode the row \"{}\": {why}", self.full_key().escape_ascii())]
 #[non_exhaustive]
 pub struct DecodeError {
-    /// Key of the row, without the prefix of the client or of the folder that read it. Use it in
-    /// calls of that client.
+    /// Key of the row, without the prefix of the client or of the folder that read it. Use this key
+    /// in calls of that client.
     pub key: Bytes,
     /// Value of the row.
     pub value: Bytes,

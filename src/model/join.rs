@@ -48,6 +48,6 @@ pub struct Joined {
     pub node: NodeId,
     /// The founders of the cluster with their disks.
     pub founding: BTreeMap<NodeId, DiskId>,
-    /// The members of the cluster, including the new one.
+    /// The members of the cluster, including the new member.
     pub members: Members,
 }

@@ -305,7 +305,8 @@ impl Members {
         Self { rows, outgoing: BTreeSet::new(), next }
     }
 
-    /// Builds the membership from its decoded parts. Returns `None` if they contradict each other.
+    /// Builds the membership from its decoded parts. Returns `None` if the parts contradict each
+    /// other.
     pub fn from_parts(
         rows: BTreeMap<NodeId, Member>,
         outgoing: BTreeSet<NodeId>,

@@ -61,7 +61,8 @@ pub enum FoundingState {
 pub enum PeerMessage {
     /// The identity of the sender. A hello is also the first frame of every connection.
     Hello(Hello),
-    /// A message of the Raft consensus, encoded. Only the module `consensus` decodes it.
+    /// A message of the Raft consensus, encoded. Only the module `consensus` decodes such a
+    /// message.
     Raft(Bytes),
     /// Requests that the leader should propose.
     Propose(Proposal),

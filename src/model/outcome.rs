@@ -101,7 +101,8 @@ pub struct PutReply {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct DeleteReply {
-    /// The store's revision after the delete. A delete that finds no keys does not increase it.
+    /// The store's revision after the delete. A delete that finds no keys does not increase the
+    /// revision.
     pub revision: Revision,
     /// Number of deleted keys.
     pub deleted: u64,
@@ -115,7 +116,7 @@ pub struct DeleteReply {
 #[non_exhaustive]
 pub struct TxnReply {
     /// The store's revision after the transaction. A transaction that changes nothing does not
-    /// increase it.
+    /// increase the revision.
     pub revision: Revision,
     /// Whether all compares held.
     pub succeeded: bool,

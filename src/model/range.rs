@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::IntoBytes;
 
-/// The smallest possible key. Keys are not empty, so it is a single zero byte.
+/// The smallest possible key: a single zero byte, because keys are not empty.
 const FIRST_KEY: Bytes = Bytes::from_static(b"\0");
 
 /// The end of a range of keys.
@@ -125,9 +125,9 @@ impl KeyRange {
     /// Returns the keys of this range that are greater than `key`. Use this method to read a large
     /// range in pages: `key` is the last key of a page, and the result is the range of the next page.
     ///
-    /// `key` need not exist, and may be outside of the range. If it is less than every key of the
-    /// range, the result is the whole range. If it is greater than every key, the result is empty.
-    /// Reading an empty range returns no rows.
+    /// `key` need not exist, and may be outside of the range. If `key` is less than every key of
+    /// the range, the result is the whole range. If `key` is greater than every key, the result is
+    /// empty. Reading an empty range returns no rows.
     ///
     /// To read all pages at one revision, pass the revision of the first page to the others
     /// ([`RangeCall::revision`](crate::kv::RangeCall::revision)):

@@ -1,9 +1,10 @@
 //! Serialization with [serde](https://docs.rs/serde), behind the feature `serde`.
 //!
-//! In formats for people, such as JSON, a key or value is text if it is UTF-8: `"jobs/1"`.
-//! Otherwise it is an object with its bytes in hexadecimal: `{"hex": "ff00"}`. In binary formats it
-//! is bytes. Types with a text form, such as lease ids and tokens, are text. Names of states are in
-//! lower case with underscores: `"no_quorum"`. Durations are numbers of seconds.
+//! In formats for people, such as JSON, a key or value is text if it is UTF-8: `"jobs/1"`. Any
+//! other key or value is an object with the bytes in hexadecimal: `{"hex": "ff00"}`. In binary
+//! formats, keys and values are bytes. Types with a text form, such as lease ids and tokens, are
+//! text. Names of states are in lower case with underscores: `"no_quorum"`. Durations are numbers
+//! of seconds.
 
 use std::fmt;
 use std::time::Duration;

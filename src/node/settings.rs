@@ -81,7 +81,7 @@ pub(crate) struct Settings {
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Contact {
     pub(crate) name: String,
-    /// The address at which peers reach it, as `host:port`. Empty if it has none.
+    /// The address at which peers reach the member, as `host:port`. Empty if the member has none.
     pub(crate) address: String,
 }
 

@@ -77,8 +77,8 @@ fn read(
     Ok((reader.head().clone(), records, reader.cluster()))
 }
 
-/// Makes a file of chunks, each with a kind and a content from the input. In most cases it begins
-/// with a head, has valid pieces, and ends with a correct footer.
+/// Makes a file of chunks, each with a kind and a content from the input. In most cases, the file
+/// begins with a head, has valid pieces, and ends with a correct footer.
 fn forged(feed: &mut Feed<'_>) -> Vec<u8> {
     let (_, begin) = Chunks::begin(CLUSTER, machine(0).image().head());
     let mut bytes = begin[..format::HEADER_BYTES].to_vec();

@@ -105,8 +105,8 @@ impl Partial {
         Ok(Appended::Written)
     }
 
-    /// Makes the complete file durable, to be checked and renamed. If it is damaged, it is removed
-    /// and must be received again.
+    /// Makes the complete file durable, to be checked and renamed. A damaged file is removed and
+    /// must be received again.
     ///
     /// # Errors
     /// Fails if the disk returns an error, or if the file is incomplete, damaged or belongs to

@@ -102,7 +102,7 @@ impl SnapshotReader {
     /// Checks that the file belongs to this cluster.
     ///
     /// # Errors
-    /// Fails if it does not.
+    /// Fails if the file belongs to another cluster.
     pub(crate) fn expect_cluster(&self, expected: ClusterId) -> Result<(), SnapshotError> {
         if self.cluster == expected {
             return Ok(());
@@ -151,7 +151,7 @@ impl SnapshotReader {
     /// Checks that the file has this id, after it was read to its end.
     ///
     /// # Errors
-    /// Fails if it does not.
+    /// Fails if the file has another id.
     pub(crate) fn expect_id(&self, expected: SnapshotId) -> Result<(), SnapshotError> {
         if self.id == Some(expected) {
             return Ok(());

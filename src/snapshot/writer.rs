@@ -12,8 +12,8 @@ use crate::model::{ClusterId, SnapshotRecord, StateHead};
 /// at the end would delay the syncs of the log on the same disk.
 pub(super) const SYNC_BYTES: u64 = 4 << 20;
 
-/// A snapshot that is being written, under a temporary name. If it is dropped before it is
-/// complete, the file is removed.
+/// A snapshot that is being written, under a temporary name. If the writer is dropped before the
+/// file is complete, the file is removed.
 pub(crate) struct Writer {
     temporary: Temporary,
     path: PathBuf,

@@ -300,8 +300,8 @@ struct AcceptorNewcomer {
 }
 
 impl IncomingState {
-    /// Closes one connection whose handshake is not complete. The module page states how it is
-    /// chosen.
+    /// Closes one connection whose handshake is not complete. The module page states how the
+    /// connection is chosen.
     fn evict_one(&mut self) {
         let mut crowds: BTreeMap<IpAddr, usize> = BTreeMap::new();
         for newcomer in self.silent.values().chain(self.speaking.values()) {
@@ -379,7 +379,7 @@ struct Seat {
     /// Number of recent connections of this incarnation that replaced an open one, including this
     /// one.
     contests: u32,
-    /// Notified when a newer connection has replaced this one.
+    /// Notified when a newer connection has replaced this connection.
     replaced: Arc<Notify>,
     /// Notified when the membership has changed.
     recheck: Arc<Notify>,

@@ -166,7 +166,7 @@ mod tests {
             assert!(!then(&[refused(0), event, refused(1)]).has_ended(), "{event:?}");
         }
         assert!(!then(&[refused(0), refused(1), OPENED, refused(0), refused(1)]).has_ended());
-        // A kernel may close the connections of a process before its port.
+        // A kernel may close the connections of a process before it closes the port.
         assert!(then(&[NOT_REFUSED, refused(0), refused(1)]).has_ended());
     }
 

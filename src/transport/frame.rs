@@ -12,9 +12,9 @@
 //! The length is checked against its own checksum and the lane's limit before anything is allocated
 //! for it. The buffer grows with the data that has arrived, not with the announced length. Without
 //! the first checksum, the receiver would take all following frames, up to a corrupted length, for
-//! the body of the current frame. Among them are keepalives, so the connection would seem alive.
-//! The second checksum covers kind and body, and is checked before either is interpreted. The
-//! checksums detect accidental damage, not attacks.
+//! the body of the current frame. These frames include keepalives, so the connection would seem
+//! alive. The second checksum covers kind and body, and is checked before either is interpreted.
+//! The checksums detect accidental damage, not attacks.
 //!
 //! A small body is copied out of the read buffer, so that a key of ten bytes does not keep a buffer
 //! of 64 KiB in memory. A large body is a slice of the buffer.
@@ -66,7 +66,7 @@ pub(super) enum FrameKind {
     Message,
     /// An empty keepalive.
     Alive,
-    /// A permanent rejection: the receiver was removed from the cluster. Like `Refused`, it
+    /// A permanent rejection: the receiver was removed from the cluster. Like `Refused`, the frame
     /// contains the reason as text.
     Removed,
     /// A number with which a joining process proves that it knows the token.

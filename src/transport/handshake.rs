@@ -73,7 +73,7 @@ pub(crate) enum HelloRejection {
     WrongAnswer {
         /// This member.
         me: NodeId,
-        /// The member that this one dialed.
+        /// The member that this member dialed.
         meant: NodeId,
         /// The member that replied.
         them: NodeId,

@@ -55,8 +55,8 @@ const ANSWER_MARGIN: Duration = Duration::from_secs(5);
 /// Size of challenge and proof in bytes.
 const NUMBER_BYTES: usize = 16;
 
-/// The channel for the reply to a join request. If it is dropped without a reply, the joiner is
-/// asked to retry later.
+/// The channel for the reply to a join request. If the channel is dropped without a reply, the
+/// joiner is asked to retry later.
 #[derive(Debug)]
 pub(crate) struct JoinReply {
     sender: oneshot::Sender<JoinAnswer>,

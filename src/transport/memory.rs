@@ -125,8 +125,8 @@ impl MemoryHub {
         Err(JoinError::TooLate(last))
     }
 
-    /// Removes a member as if it had crashed. Sends from and to it report `Unreachable`. Does
-    /// nothing if a later instance of the member has joined with another seat.
+    /// Removes a member as if it had crashed. Sends from and to the member report `Unreachable`.
+    /// Does nothing if a later instance of the member has joined with another seat.
     pub(crate) fn leave(&self, node: NodeId, seat: u64) {
         let mut state = self.state();
         if state.seats.get(&node).is_some_and(|found| found.number == seat) {
@@ -245,7 +245,8 @@ impl MemoryState {
     }
 }
 
-/// Sends messages to members in the same process. Dropping it removes its member from the hub.
+/// Sends messages to members in the same process. Dropping the network removes its member from the
+/// hub.
 pub(crate) struct MemoryNetwork {
     hub: MemoryHub,
     me: NodeId,

@@ -189,7 +189,7 @@ pub(crate) trait Introducer: Send + Sync + 'static {
     /// cluster is founded.
     fn hello(&self, to: NodeId) -> Hello;
 
-    /// Returns the members that this one knows currently.
+    /// Returns the members that this member knows currently.
     fn known(&self) -> Known;
 
     /// Returns the name of a member, if this one knows it. A certificate must be for that name.

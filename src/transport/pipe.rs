@@ -17,9 +17,9 @@
 //! way, the bytes stay in order. The lock of the pipe is held for at most one non-blocking write or
 //! one copy at a time.
 //!
-//! A pipe on demand has a connection only while it is used. Messages sent while it is being dialed
-//! wait in the queue. The caller's thread never writes to the socket of such a pipe, because the
-//! messages are large.
+//! A pipe on demand has a connection only while it is used. Messages that are sent while the
+//! connection is being dialed wait in the queue. The caller's thread never writes to the socket of
+//! such a pipe, because the messages are large.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -202,7 +202,7 @@ impl Pipe {
             };
         }
         // The rest of a partly written frame must be sent, whatever its length. The limit applies
-        // to the frames after it.
+        // to the following frames.
         up.queue.push(&frame[written..]);
         let idle = up.taken.is_none();
         drop(link);

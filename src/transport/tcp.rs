@@ -30,8 +30,8 @@ const IDLE_MAX: Duration = Duration::from_secs(10);
 /// Minimum and maximum time between two attempts to reach a peer.
 const REDIAL_MIN: Duration = Duration::from_millis(100);
 const REDIAL_MAX: Duration = Duration::from_millis(500);
-/// Length of the accept queue. If it is full, the operating system drops connection attempts, and
-/// the dialer retries only after a second. The system may impose a lower limit.
+/// Length of the accept queue. If the queue is full, the operating system drops connection
+/// attempts, and the dialer retries only after a second. The system may impose a lower limit.
 const BACKLOG: u32 = 4096;
 /// Minimum interval of keepalives, however short the idle timeout is.
 const TICK_MIN: Duration = Duration::from_millis(1);
@@ -288,8 +288,8 @@ impl TcpBound {
     }
 }
 
-/// The sending half of the TCP transport. Dropping it closes the port and all connections soon
-/// afterwards, without waiting. Use [`TcpHandle`] to wait.
+/// The sending half of the TCP transport. Dropping the value closes the port and all connections
+/// soon afterwards, without waiting. Use [`TcpHandle`] to wait.
 pub(crate) struct TcpNetwork {
     me: NodeId,
     peers: BTreeMap<NodeId, Arc<Peer>>,
@@ -380,7 +380,7 @@ pub(super) fn fits(me: NodeId, to: NodeId, lane: Lane, message: &PeerMessage) ->
     bytes <= max
 }
 
-/// A handle that stops a member's connections. Dropping it stops them too.
+/// A handle that stops a member's connections. Dropping the handle stops the connections too.
 pub(crate) struct TcpHandle {
     address: SocketAddr,
     running: Mutex<Option<TcpRunning>>,

@@ -37,7 +37,7 @@ pub(super) enum IndexChange {
     Entry(IndexSample, Term),
     /// Discards the entries up to this one, which the log has with this term.
     Keep(Base),
-    /// Discards all entries; the log continues after this one.
+    /// Discards all entries. The log continues after this base.
     Reset(Base),
 }
 

@@ -45,7 +45,7 @@
 //!
 //! The log cannot detect one fault: the disk reverts the last segment as a whole to its contents
 //! after an earlier group. This disk contains no evidence of the fault. The other members can
-//! detect it.
+//! detect such a fault.
 //!
 //! **A full disk** is noticed when the log prepares the next segment, before any group depends on
 //! that segment. A group that does not fit waits, and none of its bytes are written
@@ -263,7 +263,7 @@ pub(crate) struct Recovered {
     pub(crate) incarnation: Incarnation,
     pub(crate) founding: Option<Founding>,
     pub(crate) hard_state: HardState,
-    /// Entries up to this one were removed or never existed.
+    /// Entries up to this base were removed or never existed.
     pub(crate) base: Base,
     /// Index of the last entry, or of the base if there are no entries.
     pub(crate) last: LogIndex,

@@ -55,7 +55,7 @@ pub(super) struct Tail {
 pub(super) struct NextFile {
     pub(super) file: Box<dyn File>,
     pub(super) length: u32,
-    /// Whether it contains only zeros.
+    /// Whether the file contains only zeros.
     pub(super) blank: bool,
 }
 

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The Roll record is written only when the file of segment k+1 is durable under its name. The
-//! header of k+1 is written only when segment k is synced. Therefore a segment with a header proves
-//! that everything before it was synced.
+//! header of segment k+1 is written only when segment k is synced. Therefore a segment with a
+//! header proves that everything before it was synced.
 //!
 //! If no further segment can be created for a group, the group waits and none of its bytes are
 //! written. A write into a segment overwrites zeros that were synced, so the write needs no free

@@ -172,7 +172,7 @@ impl Copy {
 
     /// Completes the copy of the state as of `image`, whose rows must be published. Writes the
     /// missing changes, the tables and the head in one batch. If many changes are missing, earlier
-    /// batches write most of them.
+    /// batches write most of the changes.
     ///
     /// # Errors
     /// Same as [`Copy::step`].

@@ -122,7 +122,7 @@ fn merge(
     merged
 }
 
-/// Passes the first `count` pieces of a kind to `visit`. All of them must exist.
+/// Passes the first `count` pieces of a kind to `visit`. All these pieces must exist.
 fn each_piece(
     store: &mut Guarded,
     kind: CopyKind,

@@ -67,7 +67,7 @@ impl WatcherIndex {
         self.len += 1;
     }
 
-    /// Removes a watcher. Returns `None` if it is not in the index.
+    /// Removes a watcher. Returns `None` if the watcher is not in the index.
     pub(super) fn remove(&mut self, range: &KeyRange, id: WatcherId) -> Option<Arc<WatchInbox>> {
         let removed = if range.as_single().is_some() {
             self.singles.remove(&(range.start().clone(), id))

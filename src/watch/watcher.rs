@@ -70,8 +70,8 @@ impl Watcher {
         self.start.max(Revision(self.delivered.next().get().saturating_add_signed(off)))
     }
 
-    /// Returns the next changes, or the reason why the watch ended. Once it has returned the
-    /// reason, it returns `None`.
+    /// Returns the next changes, or the reason why the watch ended. After the reason, further calls
+    /// return `None`.
     ///
     /// Cancel safe: if the future is dropped, the next call yields the same items.
     ///

@@ -15,9 +15,9 @@ impl Consensus {
     }
 
     /// Returns the number of ticks since this member was last known to be in contact with a quorum.
-    /// For a leader, this is the time since it last heard from a quorum. For other members, it is
-    /// the time since they last heard from the leader. Returns `None` if no leader is known, or if
-    /// too few voters were ever heard from.
+    /// For a leader, this is the time since it last heard from a quorum. For another member, this
+    /// is the time since the member last heard from the leader. Returns `None` if no leader is
+    /// known, or if too few voters were ever heard from.
     pub(crate) fn out_of_touch(&self) -> Option<u64> {
         if self.is_leader() {
             let Configuration { voters, outgoing, .. } = &self.configuration;

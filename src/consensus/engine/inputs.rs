@@ -152,10 +152,11 @@ impl Consensus {
     /// most [`ENTRY_BYTES_MAX`] long.
     ///
     /// Returns the term and index. If the entry that is applied at this index has this term, it is
-    /// the proposed entry. If it has another term, the proposed entry will never be applied.
+    /// the proposed entry. If that entry has another term, the proposed entry will never be
+    /// applied.
     ///
     /// # Errors
-    /// Returns an error if the entry was not proposed. In this case it will never be applied.
+    /// Returns an error if the entry was not proposed. Such an entry will never be applied.
     pub(crate) fn propose(&mut self, data: Vec<u8>) -> Result<(Term, LogIndex), ProposeRejection> {
         assert!(!data.is_empty(), "an entry without data means nothing");
         assert!(data.len() <= ENTRY_BYTES_MAX, "an entry of {} bytes", data.len());

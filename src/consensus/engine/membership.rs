@@ -27,15 +27,15 @@ impl Consensus {
     /// in progress. The state machine decides whether the change is valid when it applies it.
     ///
     /// Returns the term and index. If the entry that is applied at this index has this term and is
-    /// a membership change, it is the proposed change. If it has this term and no data, raft has
-    /// discarded the change.
+    /// a membership change, it is the proposed change. If that entry has this term and no data,
+    /// raft has discarded the change.
     ///
     /// If the change would remove the leader itself, the leader transfers its leadership instead
     /// and returns `Busy`. The reason: the remaining members must learn that the change is
     /// committed, and this is only certain if one of them is the leader.
     ///
     /// # Errors
-    /// Returns an error if the change was not proposed. In this case it will never be applied.
+    /// Returns an error if the change was not proposed. Such a change will never be applied.
     pub(crate) fn propose_membership(
         &mut self,
         change: &MemberChange,

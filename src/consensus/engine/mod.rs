@@ -61,19 +61,19 @@ pub(crate) struct Outbound {
 /// machine in order.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
-    /// Messages to send. The state that they depend on is already durable.
+    /// Messages to send. The state that the messages depend on is already durable.
     pub(crate) send: Vec<Outbound>,
-    /// A group for the log to write. When it is durable, the caller passes the log's proof to
-    /// [`Consensus::persisted`].
+    /// A group for the log to write. When the group is durable, the caller passes the log's proof
+    /// to [`Consensus::persisted`].
     pub(crate) persist: Option<wal::Group>,
     /// A snapshot, accepted by [`Consensus::take_snapshot`], that replaces the state and the log.
     /// The group in `persist` records the snapshot in the log. When that group is proven durable,
     /// the caller must install the state and call [`Consensus::installed`]. Until then, there is no
     /// further turn.
     pub(crate) install: Option<SnapshotId>,
-    /// Entries to apply, which are committed and on this member's disk. The caller reports them
-    /// with [`Consensus::applied`]. An entry for the state machine without data only advances the
-    /// applied index.
+    /// Entries to apply, which are committed and on this member's disk. The caller reports applied
+    /// entries with [`Consensus::applied`]. An entry for the state machine without data only
+    /// advances the applied index.
     pub(crate) commit: Vec<wal::Entry>,
     /// Rounds that a quorum has confirmed. Once the index is applied, reads that arrived before the
     /// round began can be served.

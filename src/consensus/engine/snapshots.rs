@@ -182,8 +182,8 @@ impl Consensus {
             .then_some(wal::Base { index: LogIndex(metadata.index), term: Term(metadata.term) })
     }
 
-    /// Starts the installation of a snapshot in this batch. From here on raft's log begins after
-    /// it.
+    /// Starts the installation of a snapshot in this batch. From here on, raft's log begins after
+    /// the snapshot.
     pub(super) fn begin_install(&mut self, ready: &raft::Ready) -> Option<SnapshotId> {
         let base = Self::base_of(ready)?;
         let install = self.install.as_mut().expect("raft has none that it was not handed");

@@ -301,8 +301,8 @@ fn failing_transaction_has_no_effect() {
         assert_eq!(before, (world.reader.get(b"a"), world.machine.store.fingerprint()));
     }
     // If several operations are invalid, etcd 3.6 reports the reason of the first one. For a put
-    // inside a transaction it first checks whether the kept value exists; for a single put it first
-    // checks the lease.
+    // inside a transaction, etcd first checks whether the kept value exists. For a single put, etcd
+    // first checks the lease.
     let wants = |key: &'static str| Put { lease: PutLease::Attach(unknown), ..Put::new(key, "") };
     let both = Put { value: PutValue::Keep, ..wants("b") };
     let nested = |op| Op::Txn(Txn { success: vec![op], ..Txn::default() });

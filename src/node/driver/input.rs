@@ -249,8 +249,9 @@ impl Driver {
         Ok(())
     }
 
-    /// Drops requests that no correct member sends. No caller waits for them. Such requests must
-    /// not reach the log, because a request that is too large for an entry cannot be proposed.
+    /// Drops requests that no correct member sends. No caller waits for such requests. Such
+    /// requests must not reach the log, because a request that is too large for an entry cannot be
+    /// proposed.
     fn malformed(&mut self, from: NodeId, proposal: &Proposal) {
         self.shared.meters.proposals_refused_total.at(metrics::Refused::Malformed).one();
         let (node, bytes) = (proposal.node, codec::proposal_len(proposal));

@@ -59,7 +59,8 @@ impl LeaderState {
         }
     }
 
-    /// Records that a request was proposed in the entry at `index`. `more` is the growth that it may cause.
+    /// Records that a request was proposed in the entry at `index`. `more` is the growth of the
+    /// state that the request may cause.
     fn proposed(&mut self, id: RequestId, index: LogIndex, command: &Command, more: u64) {
         self.in_log.proposed(id, index, command, more);
     }

@@ -48,7 +48,7 @@ pub(super) enum LifecycleEvent {
     Transferring,
     /// A peer reports that this node was removed.
     Removed,
-    /// The owner of the node kills it.
+    /// The owner of the node kills the node.
     Abort,
     /// A turn has ended. `farewell_over` is set if an orderly shutdown has completed its steps or
     /// has waited long enough.

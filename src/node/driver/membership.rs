@@ -119,7 +119,7 @@ impl Membership {
         }
     }
 
-    /// Processes an applied entry without requests. Returns whether it has settled a change.
+    /// Processes an applied entry without requests. Returns whether the entry has settled a change.
     pub(super) fn settle(&mut self) -> bool {
         std::mem::replace(&mut self.settlement, Settlement::Settled) != Settlement::Settled
     }

@@ -32,7 +32,7 @@ impl Driver {
         }
     }
 
-    /// Logs which founding members this one waits for.
+    /// Logs the founding members for which this member waits.
     fn report_founding(&mut self, now: Moment) {
         let DriverStage::Founding(founding) = &mut self.stage else { return };
         let Some(waits_for) = founding.report(now) else { return };

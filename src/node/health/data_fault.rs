@@ -25,7 +25,7 @@ pub enum DataErrorKind {
     Foreign,
     /// Durable data was changed or lost. This member may have acknowledged the lost data. Move the
     /// directory away and replace the member ([`Config::replacing`](crate::Config::replacing)).
-    /// Never restart it with an empty directory under its old name.
+    /// Never restart the member with an empty directory under its old name.
     Damaged,
     /// A newer release wrote a format that this release cannot read. Start that release or a newer one.
     Newer,

@@ -62,8 +62,8 @@ impl Digests {
         Self { me, voters, received, undecided: None, patience_ticks, rest_ticks: 0 }
     }
 
-    /// Sets the voters. A majority of them decides. A learner compares its digest with those of the
-    /// voters, but other members do not count the learner's digest.
+    /// Sets the voters. A majority of the voters decides. A learner compares its digest with those
+    /// of the voters, but other members do not count the learner's digest.
     pub(crate) fn set_voters(&mut self, voters: impl IntoIterator<Item = NodeId>) {
         self.voters = voters.into_iter().collect();
         let (voters, me) = (&self.voters, self.me);

@@ -38,7 +38,7 @@ impl NodeState {
         self.stopped.subscribe()
     }
 
-    /// Records that the node has stopped, unless it already had. Returns whether it had not.
+    /// Records that the node has stopped. Returns false if this was recorded before.
     pub(in crate::node) fn stop(&self, reason: &StopReason) -> bool {
         self.stopped.send_if_modified(|stopped| {
             let first = stopped.is_none();

@@ -31,7 +31,7 @@ impl SpaceTable {
         Self { me, low: false, peers: BTreeMap::new(), every, next: now }
     }
 
-    /// Records the state of this node's disk. Returns whether it has changed.
+    /// Records the state of this node's disk. Returns whether this state has changed.
     pub(crate) fn own(&mut self, low: bool, now: Moment) -> bool {
         self.next = now;
         std::mem::replace(&mut self.low, low) != low

@@ -9,9 +9,9 @@
 //!
 //! # The leader lease
 //!
-//! A renewal is acknowledged only by a node that is still the leader. To know this, the leader asks
-//! a quorum in a round. After a confirmed round it acknowledges further renewals without a round,
-//! until [`LEADER_LEASE`] has passed since the round began. This time is its leader lease.
+//! A renewal is acknowledged only by a node that is still the leader. The leader asks a quorum for
+//! this confirmation in a round. After a confirmed round it acknowledges further renewals without a
+//! round, until [`LEADER_LEASE`] has passed since the round began. This time is its leader lease.
 //!
 //! Another leader may be elected in this time. One of its voters has also confirmed the round, and
 //! did so before it voted. So the other leader was elected after the round began, and the leader

@@ -1,4 +1,5 @@
-//! Renewals and TTL queries for leases that this node does not keep alive. Only the leader can answer them.
+//! Renewals and TTL queries for leases that this node does not keep alive. Only the leader can
+//! answer such calls.
 //!
 //! Calls that arrive between two runs of the driver share one question to the leader. The question
 //! is repeated until all of its leases are answered. If the expiry of

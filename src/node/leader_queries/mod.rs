@@ -83,7 +83,7 @@ impl<Q> LeaderQueries<Q> {
         self.in_flight.get_mut(&number).map(|query| &mut query.query)
     }
 
-    /// Ends the query that was answered. Returns it, and the time at which it was last sent.
+    /// Ends the query that was answered. Returns the query, and the time at which it was last sent.
     pub(crate) fn answered(&mut self, number: u64) -> Option<(Moment, Q)> {
         self.in_flight.remove(&number).map(|query| (query.sent, query.query))
     }
@@ -98,7 +98,7 @@ impl<Q> LeaderQueries<Q> {
         self.in_flight.retain(|_, query| keep(query.sent, &mut query.query));
     }
 
-    /// Ends all queries. Returns them, in the order of their numbers.
+    /// Ends and returns all queries, in the order of their numbers.
     pub(crate) fn recall(&mut self) -> impl Iterator<Item = Q> + use<Q> {
         std::mem::take(&mut self.in_flight).into_values().map(|query| query.query)
     }

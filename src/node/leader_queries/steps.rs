@@ -50,7 +50,7 @@ struct PendingChange {
 struct Attempt {
     /// Number of the request.
     request: u64,
-    /// The term of the leader that received it.
+    /// The term of the leader that received the attempt.
     term: Term,
 }
 
@@ -182,9 +182,9 @@ impl Steps {
 }
 
 /// Returns whether this rejection implies that no earlier leader has made the change. For some
-/// requests it does not, because a change that was made and then undone looks as if it had never
-/// been made. For example, a member was promoted and then removed, or a node has joined on a
-/// reservation and was then removed.
+/// requests, a rejection does not imply this: a change that was made and then undone looks as if it
+/// had never been made. For example, a member was promoted and then removed, or a node has joined
+/// on a reservation and was then removed.
 fn shows_never_made(membership_request: &MembershipRequest, rejection: &MembershipError) -> bool {
     match membership_request {
         // The rejection shows that the member exists. A removed member never comes back, so the

@@ -2,16 +2,17 @@
 //!
 //! A member on a new disk does not vote, propose or answer. The founder is the founding member with
 //! the lowest id. The founder waits until it has met all founding members, each on a new disk. Then
-//! it records a list of the founders and their disk ids. The other founding members take this list
-//! from the founder, or from any member that has it. If a member's disk id differs from the list,
-//! the member has lost its disk. Such a member must not come back under its old id, because it may
-//! have voted and acknowledged entries that it no longer has. So two wiped disks out of three never
-//! form an empty quorum: the third member still has the list and shows it to the other two.
+//! the founder records a list of the founders and their disk ids. The other founding members take
+//! this list from the founder, or from any member that has it. If a member's disk id differs from
+//! the list, the member has lost its disk. Such a member must not come back under its old id,
+//! because it may have voted and acknowledged entries that it no longer has. So two wiped disks out
+//! of three never form an empty quorum: the third member still has the list and shows it to the
+//! other two.
 //!
 //! Since there is only one founder, members that share a quorum never have different lists. If the
 //! founder loses its disk after it has written the list, there are two cases. Either the founder
-//! meets a member that has the old list, and stops. Or it meets only members without a list, which
-//! have never taken part in consensus.
+//! meets a member that has the old list, and stops. Or the founder meets only members without a
+//! list, which have never taken part in consensus.
 
 use std::collections::BTreeMap;
 

@@ -76,7 +76,7 @@ impl Identity {
         self.known().standing = FoundingState::Founded(founders);
     }
 
-    /// Returns the founders of the cluster. Empty before it is founded.
+    /// Returns the founders of the cluster. Empty before the cluster is founded.
     pub(crate) fn founders(&self) -> wal::Founding {
         match &self.known().standing {
             FoundingState::Blank => wal::Founding::new(),

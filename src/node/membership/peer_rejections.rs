@@ -29,7 +29,7 @@ struct Rejected {
 }
 
 impl PeerRejections {
-    /// Adds a rejection. Returns whether to log it.
+    /// Adds a rejection. Returns whether to log the rejection.
     pub(crate) fn add(&mut self, peer: &str, why: &str, now: Moment) -> bool {
         let Some(rejected) = self.0.get_mut(peer) else {
             if self.0.len() >= PEERS_MAX {

@@ -40,7 +40,7 @@ impl Roster {
         self.hints.retain(|id, _| !members.is_removed(*id));
     }
 
-    /// Records the address from a member's introduction. Returns whether it is new.
+    /// Records the address from a member's introduction. Returns whether the address is new.
     pub(crate) fn hear(&mut self, id: NodeId, address: &str) -> bool {
         if address.is_empty() || self.members.is_removed(id) {
             return false;

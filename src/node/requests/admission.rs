@@ -22,7 +22,7 @@ pub(in crate::node) const COMMAND_BYTES_MAX: usize = 7 << 19;
 /// answer, without the value of the row, which is shared.
 const LOOK_BYTES: usize = 160;
 
-/// Counts as one open read until it is dropped.
+/// A value that counts as one open read until it is dropped.
 #[derive(Default)]
 pub(crate) struct OpenRead(Arc<AtomicUsize>);
 

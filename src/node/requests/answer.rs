@@ -123,8 +123,8 @@ impl fmt::Display for StopReason {
 pub(crate) enum ReplyTo<T> {
     Waiting(oneshot::Sender<CallResult<T>>),
     /// A closure that the driver calls with the result. The closure must return quickly and must
-    /// not block. If it panics, the node stops, so a closure that wakes other tasks does so inside
-    /// [`waking`].
+    /// not block. If the closure panics, the node stops. So a closure that wakes other tasks does
+    /// so inside [`waking`].
     Call(Box<dyn FnOnce(CallResult<T>) + Send>),
     /// The result is discarded.
     Discard,

@@ -152,7 +152,7 @@ impl Inbox {
         Self { state: Mutex::default(), parker: Parker::default(), on_push, peer_bytes_max, meters }
     }
 
-    /// Adds an input. Returns it to the caller if the driver has stopped.
+    /// Adds an input. Returns the input to the caller if the driver has stopped.
     pub(crate) fn push(&self, input: Input) -> Result<(), Box<Input>> {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

@@ -56,7 +56,7 @@ struct Open {
     bytes: usize,
     reply: ReplyTo<Reply>,
     trace: RequestTrace,
-    /// Time at which it was last sent.
+    /// Time at which the request was last sent.
     sent: Option<Moment>,
     /// Whether an attempt may have reached a log.
     maybe_applied: bool,
@@ -78,7 +78,7 @@ pub(crate) struct Closed {
     reply: ReplyTo<Reply>,
     result: CallResult<Reply>,
     trace: RequestTrace,
-    /// Bytes that admission counts for it.
+    /// Bytes that admission counts for the request.
     pub(crate) bytes: usize,
 }
 

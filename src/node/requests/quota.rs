@@ -20,9 +20,9 @@ const KEPT_BYTES_MIN: u64 = 128;
 
 /// Estimates the number of bytes by which a command may make the state grow. Returns `None` for a
 /// command that cannot make the state grow. Deletions also return `None`, although they add to the
-/// history, because an operator needs them to make room. `len_of` returns the length of a key's
-/// value, including values in unapplied entries. The length is needed because a put that keeps the
-/// value stores another copy of it.
+/// history, because an operator needs deletions to make room. `len_of` returns the length of a
+/// key's value, including values in unapplied entries. The length is needed because a put that
+/// keeps the value stores another copy of it.
 pub(crate) fn growth(command: &Command, len_of: &dyn Fn(&[u8]) -> u64) -> Option<u64> {
     match command.inner() {
         Command::Put(put) => Some(of_put(put, len_of)),

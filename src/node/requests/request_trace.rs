@@ -52,7 +52,7 @@ impl RequestTrace {
     /// Records that the request is sent. Later attempts do not change the time.
     pub(crate) fn handed_over(&mut self, now: Moment) {
         // The clock is read at the start of a turn, before its inputs are taken, so the request may
-        // be newer.
+        // be newer than this time.
         self.sent.get_or_insert(now.max(self.asked));
         self.attempts += 1;
     }

@@ -87,7 +87,7 @@ pub enum ResumeSessionError {
     NodesOwn {
         /// The lease.
         lease: LeaseId,
-        /// The node that owns it.
+        /// The node that owns the session.
         node: NodeId,
     },
     /// The TTL of the lease is not longer than the lock delay, so the session would have no time in
@@ -273,10 +273,10 @@ pub(crate) enum SessionClose {
     Closed,
     /// The session was detached: it has ended, and its lease stays.
     Detached,
-    /// A claim was dropped. If it was the last claim, the session is closed.
+    /// A claim was dropped. If this was the last claim, the session is closed.
     Dropped,
-    /// A claim was dropped before the caller received it. If it was the only claim, the lease stays
-    /// as it was.
+    /// A claim was dropped before the caller received it. If this was the only claim, the lease is
+    /// unchanged.
     Declined,
 }
 

@@ -1,5 +1,5 @@
-//! Tracks the snapshots of this node. Decides when one is due, how far the log may be truncated at its front, and
-//! which parts to fetch from a peer.
+//! Tracks the snapshots of this node. Decides when a snapshot is due, how far the log may be
+//! truncated at its front, and which parts to fetch from a peer.
 //!
 //! Invariant: touches no files and sends no messages; the driver does both.
 
@@ -227,7 +227,8 @@ impl Snapshots {
         self.failed.is_none_or(|(failed, _, until)| failed != id || now >= until)
     }
 
-    /// Starts to fetch a snapshot that a peer has and this node needs. Returns false if it is already being fetched.
+    /// Starts to fetch a snapshot that a peer has and this node needs. Returns false if the
+    /// snapshot is already being fetched.
     pub(crate) fn fetch(&mut self, from: NodeId, id: SnapshotId, now: Moment) -> bool {
         if let Some(fetch) = &mut self.fetch
             && fetch.id == id

@@ -97,7 +97,7 @@ pub(crate) struct Stopped {
 }
 
 impl Offline {
-    /// Opens a directory. Returns `None` if it does not contain a member.
+    /// Opens a directory. Returns `None` if the directory does not contain a member.
     ///
     /// # Errors
     /// [`OfflineError::Log`]: a node runs on the directory, or the log is damaged.

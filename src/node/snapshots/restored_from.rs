@@ -62,8 +62,8 @@ pub(crate) enum OriginError {
 }
 
 impl RestoredFrom {
-    /// Reads from which backup a directory was restored. Returns `None` if it was not restored from
-    /// a backup.
+    /// Reads from which backup a directory was restored. Returns `None` if the directory was not
+    /// restored from a backup.
     ///
     /// # Errors
     /// See [`OriginError`].

@@ -425,7 +425,8 @@ impl SnapshotWorker {
                 let bytes = partial.length();
                 return self.report(News::Received { id, bytes });
             }
-            // The whole snapshot is already on the disk. The result of loading it will be reported.
+            // The whole snapshot is already on the disk. The result of loading the snapshot will be
+            // reported.
             Some(receiving) if receiving.id == id => return,
             _ => self.receiving = None,
         }
@@ -462,7 +463,7 @@ impl SnapshotWorker {
     fn discard(&mut self, id: SnapshotId) {
         match self.receiving.take_if(|receiving| receiving.id == id) {
             Some(Receiving { stage: ReceivingStage::Parts(partial), .. }) => partial.discard(),
-            // This also drops the partly loaded machine.
+            // Dropping the value also drops the partly loaded machine.
             Some(_) => {}
             None => {
                 if let Err(error) = self.folder.forget(id) {

@@ -1,4 +1,4 @@
-//! The threads of a node: the thread of the log, and running a node on real threads.
+//! The threads of a node: the log's thread, and the code that runs the parts of a node on threads.
 
 pub(super) mod log_worker;
 pub(super) mod parker;

@@ -287,7 +287,7 @@ fn migrating_member_connects_with_and_without_tls() {
 }
 
 /// The fallback to plain connections is for members without TLS. A rejected certificate must not
-/// trigger it.
+/// trigger the fallback.
 #[test]
 fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     let mut office = Office::new("shop");

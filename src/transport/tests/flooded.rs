@@ -157,7 +157,7 @@ fn files_max() -> usize {
 #[test]
 #[allow(clippy::print_stdout, reason = "the figures are worth reading")]
 fn ten_thousand_silent_connections_are_cheap() {
-    // Runs in a process of its own, with as many open files as possible.
+    // The test runs in a process of its own, with as many open files as possible.
     const CHILD: &str = "BOWLINE_TEST_FLOOD_CHILD";
     const FILES: &str =
         "ulimit -n 20000 2>/dev/null || ulimit -n $(ulimit -Hn); exec \"$0\" \"$@\"";

@@ -46,8 +46,8 @@ impl fmt::Debug for PeerPem {
 }
 
 /// Certificates and a key in memory, for programs that get them from a secret store or an
-/// authority's API instead of files. Pass them to [`PeerTls::in_memory`], and keep the value to
-/// renew them while the node runs. Clones share the certificates.
+/// authority's API instead of files. Pass the value to [`PeerTls::in_memory`], and keep it to renew
+/// the certificates while the node runs. Clones share the certificates.
 ///
 /// ```
 /// # use bowline::{Blocking, Config, Node, testing::DevAuthority};

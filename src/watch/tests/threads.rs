@@ -1,5 +1,5 @@
-//! Tests with real threads: one publishes while others watch, wait, stall, drop and resume. Also
-//! tests of wakers.
+//! Tests with real threads: one thread publishes while other threads watch, wait, stall, drop and
+//! resume. Also tests of wakers.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};

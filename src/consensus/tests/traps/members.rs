@@ -78,8 +78,8 @@ fn second_pending_change_is_rejected() {
 
 #[test]
 fn leader_proposes_no_change_before_its_term_is_applied() {
-    // A new leader does not know whether an earlier change is committed. Without this check, it
-    // could start a second change.
+    // A new leader does not know whether an earlier change is committed. Without this check, the
+    // leader could start a second change.
     let mut world = World::new(1, 0, 1);
     world.at(1).campaign();
     assert!(world.at(1).is_leader());
@@ -301,7 +301,7 @@ fn replacement_needs_both_majorities_and_leaves_joint_by_itself() {
     let mut world = World::new(3, 1, 1);
     world.elect(1);
     // Only one of the new voters (1, 2, 4) receives the entry: the leader. Two of the old voters
-    // receive it.
+    // receive the entry.
     let index = world.change(node(1), &replace(3, 4)).unwrap();
     world.settle_without(|flying| [2, 4].map(node).contains(&flying.to));
     assert!(world.members[&node(1)].applied >= index && world.newest().is_joint());

@@ -218,7 +218,6 @@ fn renewals_need_a_round_while_a_revocation_is_proposed() {
     assert_eq!(renew_at_once(&three, 0, lease), Some(ms(TTL)));
 }
 
-/// A mutant, and the test that detects it.
 const NOTICED: [(Mutant, fn()); 5] = [
     (Mutant::B74, leader_lease_of_an_isolated_leader_ends),
     (Mutant::B75, lease_that_a_replaced_leader_renews_lives_for_its_ttl),

@@ -277,7 +277,6 @@ fn idle_replica_is_scrubbed() {
     assert_eq!((now.term, now.applied), (before.term, before.applied), "nothing else happened");
 }
 
-/// A mutant, and the test that detects it.
 const NOTICED: [(Mutant, fn()); 8] = [
     (Mutant::B41, lease_due_during_a_failed_transfer_ends_after_it),
     (Mutant::B43, leader_with_a_hanging_disk_transfers_leadership),

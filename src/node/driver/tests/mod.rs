@@ -228,7 +228,7 @@ impl Three {
         self.leader_now().unwrap()
     }
 
-    /// Starts a call on a node. [`Three::finish`] completes it.
+    /// Starts a call on a node. [`Three::finish`] completes the call.
     fn call(&self, node: usize, command: Command, timeout_ms: u64) -> Call {
         let shared = Arc::clone(self.shared(node));
         let deadline = shared.now() + Duration::from_millis(timeout_ms);

@@ -185,7 +185,8 @@ fn history_beyond_its_share_is_compacted_repeatedly() {
     assert_eq!(last, Revision(201));
 }
 
-/// Every replica would run the transaction, and again at each start. So it is rejected before it reaches the log.
+/// Every replica would run the transaction, and again at each start. So the transaction is rejected
+/// before it reaches the log.
 #[test]
 fn transaction_with_an_excessive_scan_is_never_proposed() {
     let mut three = Three::new(|_, settings| settings.limits.txn_keys_max = 100);

@@ -50,8 +50,8 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &Id) {}
 }
 
-/// Runs three nodes, led by the first, with a threshold of 100 ms. Returns the lines that they log about slow
-/// requests.
+/// Runs three nodes, led by the first, with a threshold of 100 ms. Returns the lines that the nodes
+/// log about slow requests.
 fn slow_lines(act: impl FnOnce(&mut Three)) -> Vec<String> {
     let slow = |_: usize, settings: &mut Settings| {
         settings.slow_request = Duration::from_millis(100);

@@ -1,5 +1,5 @@
-//! Tests of raising the cluster version: only when all members support it, since a member that was downgraded in the
-//! meantime would have to stop.
+//! Tests that the cluster version is raised only when all members support the new version. A member
+//! that was downgraded in the meantime would have to stop.
 
 use super::*;
 use crate::model::{ClusterVersion, Hello};
