@@ -1,12 +1,12 @@
 //! Fuzz targets for every parser of untrusted bytes.
 //!
 //! `cargo test --lib fuzz` runs the targets as tests. With `--cfg fuzzing`, which cargo-fuzz sets,
-//! and the feature `sim`, this hidden module exports them for `tests/fuzz`. A target is a function
-//! that takes bytes, and panics if the parser violates one of its guarantees. The implementation of
-//! a target is in the file `fuzz.rs` of the folder that parses the bytes. Some targets interpret
-//! the bytes as a list of operations ("commit two entries, flip a bit, open"). These targets read
-//! the operations from a [`Feed`]. Such targets also correct the checksums in their data, because a
-//! fuzzer would hardly find valid checksums.
+//! and the feature `sim`, this hidden module exports the targets for `tests/fuzz`. A target is a
+//! function that takes bytes, and panics if the parser violates one of its guarantees. The
+//! implementation of a target is in the file `fuzz.rs` of the folder that parses the bytes. Some
+//! targets interpret the bytes as a list of operations ("commit two entries, flip a bit, open").
+//! These targets read the operations from a [`Feed`]. Such targets also correct the checksums in
+//! their data, because a fuzzer would hardly find valid checksums.
 
 use crate::{codec, consensus, snapshot, transport, wal};
 

@@ -294,9 +294,9 @@ pub mod lock {
 /// - **Each delivery is an attempt, even if the taker crashes.** If a program is restarted
 ///   while it has an item, the item has used an attempt. So let a worker finish its items before a
 ///   rolling restart, or choose a limit that leaves room for restarts.
-/// - **A dead letter** is an item in another queue, `jobs.dead()`. Its reason is that of the
-///   last attempt. If the last attempt ended without a call of `fail`, for example with a crash, the
-///   item is moved with a general reason when its turn comes.
+/// - **A dead letter** is an item in another queue, `jobs.dead()`. The reason of a dead letter is
+///   that of the last attempt. If that attempt ended without a call of `fail`, for example with a
+///   crash, the item is moved with a general reason when it would be delivered again.
 /// - **A delay is a lower bound.** After its delay, an item waits for its turn like all others, so a
 ///   backlog delays it further. A change of the leader restarts the delay.
 ///

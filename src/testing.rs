@@ -95,7 +95,7 @@ impl ClusterOptions {
     }
 
     /// Starts all members and waits until one of them is the leader. If no leader is elected within
-    /// the [limit](ClusterOptions::wait_limit), the cluster is returned nevertheless. Calls on its
+    /// the [limit](ClusterOptions::wait_limit), the cluster is returned nevertheless. Calls on the
     /// nodes and [`Cluster::leader`] then fail.
     ///
     /// # Errors

@@ -26,8 +26,8 @@ use crate::model::{
     SortOrder, SortTarget, Txn,
 };
 
-/// Returns the encoded size of a command in a log entry. Visits the operations without copying
-/// them.
+/// Returns the encoded size of a command in a log entry. Visits the operations of the command
+/// without copying them.
 pub(crate) fn encoded_len_hint(command: &Command) -> usize {
     let mut length = Length::default();
     command.encode(&mut Encoder::new(&mut length));

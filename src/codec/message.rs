@@ -34,7 +34,7 @@ pub(crate) fn message_len(message: &PeerMessage) -> usize {
     length.0
 }
 
-/// Decodes one message. Keys and values in it are slices of `bytes`.
+/// Decodes one message. Keys and values in the message are slices of `bytes`.
 pub(crate) fn decode_message(bytes: Bytes) -> Result<PeerMessage, CodecError> {
     decode_versioned("message", VERSION, bytes)
 }

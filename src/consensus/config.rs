@@ -16,8 +16,8 @@ pub(crate) const ENTRY_BYTES_MAX: usize = 7 << 20;
 pub(crate) struct ConsensusConfig {
     /// Id of this member.
     pub(crate) id: NodeId,
-    /// The members in the applied state. This member may be missing from them, because it has not
-    /// applied its own addition yet, or because it was removed.
+    /// The members in the applied state. This member may be missing: it may not have applied its
+    /// own addition yet, or it was removed.
     pub(crate) members: Members,
     /// Interval of a leader's heartbeats in ticks. At least 1.
     pub(crate) heartbeat_ticks: usize,

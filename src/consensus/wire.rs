@@ -96,7 +96,7 @@ pub(super) fn encode(message: &Message) -> Bytes {
     bytes.into()
 }
 
-/// Decodes a message. The data of its entries are slices of `bytes`.
+/// Decodes a message. The data of the decoded entries are slices of `bytes`.
 pub(super) fn decode(bytes: &Bytes) -> Result<Message, WireError> {
     if bytes.len() > FRAME_BYTES_MAX {
         return Err(WireError::TooLong { bytes: bytes.len() });
@@ -164,8 +164,8 @@ fn read_message(bytes: &Bytes) -> Result<Message, WireError> {
     Ok(message)
 }
 
-/// Decodes an entry. Rejects its context (6) and the deprecated `sync_log` (5), which are not used
-/// and which the log cannot store.
+/// Decodes an entry. Rejects the fields for the context (6) and the deprecated `sync_log` (5),
+/// which are not used and which the log cannot store.
 fn read_entry(frame: &Bytes, bytes: &[u8]) -> Result<Entry, WireError> {
     let mut entry = Entry::default();
     let mut fields = WireFields::new("an entry", bytes);

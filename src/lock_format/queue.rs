@@ -9,8 +9,8 @@
 //!   upgrade of a read         holds if that read is the only one that holds
 //! ```
 //!
-//! A queue has one kind of lock. A later entry of another kind is rejected. Until the key of the
-//! rejected entry is deleted, it blocks like a mutex, so that mixed kinds are never unsafe.
+//! A queue has one kind of lock. A later entry of another kind is rejected. Until its key is
+//! deleted, the rejected entry blocks the queue like a mutex, so that mixed kinds are safe.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -38,8 +38,8 @@ use crate::model::{
 /// open one.
 pub(super) const WINDOW: u64 = 1 << 16;
 
-/// Maximum size in bytes of a reply that is stored with its rows. Counts the rows and their
-/// overhead.
+/// Maximum size in bytes of a reply that is stored with its rows. The size counts the rows and
+/// their overhead.
 pub(super) const ANSWER_BYTES_MAX: usize = 1 << 10;
 
 /// Maximum total size of the rows in the replies to one node, in bytes.

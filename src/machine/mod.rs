@@ -99,9 +99,9 @@ pub struct MachineOptions {
     /// Number of compacted versions that are freed after each entry. For each version that the
     /// entry wrote, two more versions are freed, so that the sweep cannot fall behind. Default: 64.
     pub sweep_rows: usize,
-    /// The newest cluster version that this machine supports. If the log raises the version above
-    /// it, the machine reports a fault. Default: [`ClusterVersion::NEWEST`]. Tests of upgrades use
-    /// a lower version.
+    /// The newest cluster version that this machine supports. If the log raises the cluster version
+    /// above this version, the machine reports a fault. Default: [`ClusterVersion::NEWEST`]. Tests
+    /// of upgrades use a lower version.
     pub known: ClusterVersion,
 }
 

@@ -51,7 +51,7 @@ impl<T: Keyed> RowPage<T> {
         &self.items
     }
 
-    /// Returns the item at a position. If its key is changed, the caller must call
+    /// Returns the item at a position. If the caller changes the key of the item, it must call
     /// [`RowPage::keys_have_changed`].
     pub(super) fn item(&mut self, at: usize) -> &mut T {
         &mut self.items[at]

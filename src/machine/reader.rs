@@ -129,8 +129,8 @@ impl Reader {
         }
     }
 
-    /// Executes a transaction that [only reads](only_reads). All its reads see the state at one
-    /// revision.
+    /// Executes a transaction that [only reads](only_reads). All reads of the transaction see the
+    /// state at one revision.
     ///
     /// # Errors
     /// Returns [`Rejection::Future`] or [`Rejection::Compacted`] if the requested revision of a range

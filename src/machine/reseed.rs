@@ -47,7 +47,8 @@ pub const RESEEDED_REVISION_MAX: u64 = REVISION_MAX / 2;
 /// The options for starting a new cluster from a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reseed {
-    /// The founders of the new cluster. Empty if they will be set later ([`Machine::found`]).
+    /// The founders of the new cluster. Empty if the founders will be set later
+    /// ([`Machine::found`]).
     pub members: Members,
     /// Number that is added to the revision, at least 1. The jump must be larger than the number of
     /// revisions that the old cluster has written after the backup was taken. Otherwise fencing

@@ -103,7 +103,7 @@ pub(super) struct MachineShared {
     /// several times for one read register their revision.
     reading: Mutex<BTreeMap<Revision, usize>>,
     /// Number of readers that wait for the lock. Without this count, the writer, which takes the
-    /// lock again and again, would starve them.
+    /// lock again and again, would starve readers.
     waiting: AtomicUsize,
 }
 

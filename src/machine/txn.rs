@@ -2,9 +2,9 @@
 //! the transaction changes anything.
 //!
 //! All compares, including those of nested transactions, are evaluated on the state before the
-//! first write. The result is the list of branches that will be executed. Every reason to reject
-//! one of their operations is checked before the first write, so that no operation can fail after
-//! it.
+//! first write. The result is the list of branches that will be executed. Every reason to reject an
+//! operation of these branches is checked before the first write. So no operation can fail after
+//! the first write.
 
 use super::read::resolve;
 use super::shared::{Published, Replaced, Snapshot};

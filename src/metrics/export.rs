@@ -24,7 +24,7 @@ impl Metrics {
     /// - Counters are set with [`Counter::absolute`](metrics::Counter::absolute).
     /// - A histogram is exported as in Prometheus: as counters with the suffixes `_bucket` (with
     ///   the label `le`) and `_count`, and a gauge with the suffix `_sum`. The node keeps its
-    ///   histograms in buckets, so the recorder's histograms could only approximate them.
+    ///   histograms in buckets, so the recorder's histograms could only approximate the values.
     /// - A recorder cannot forget a gauge. The gauge of a peer that has no value any more, for
     ///   example because this node is not the leader now, is set to 0.
     ///

@@ -1,4 +1,4 @@
-//! The metrics of a node: counters, gauges and histograms. Each node has its own; there are no
+//! The metrics of a node: counters, gauges and histograms. Each node has its own metrics, without
 //! global variables.
 //!
 //! ```text

@@ -10,9 +10,8 @@
 //! ```
 //!
 //! While access control is disabled, every caller may do everything. The program that embeds the
-//! node may always do everything: only commands that contain a [`Caller`] are checked. Hashing
-//! passwords and authenticating callers is not part of this module; it happens before a command is
-//! proposed.
+//! node may always do everything: only commands that contain a [`Caller`] are checked. Other code
+//! hashes passwords and authenticates callers, before a command is proposed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -300,8 +299,8 @@ impl Access {
     /// Maximum length of the name of a user or a role, in bytes.
     pub const NAME_BYTES_MAX: usize = 256;
 
-    /// Maximum approximate size of the whole table in bytes. The table is limited because every
-    /// snapshot contains it in its head.
+    /// Maximum approximate size of the whole table in bytes. The table is limited because the head
+    /// of every snapshot contains the table.
     pub const BYTES_MAX: usize = 256 << 10;
 
     /// Size that each entry of the table counts in addition to its bytes.

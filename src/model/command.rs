@@ -115,7 +115,7 @@ pub enum Item {
     /// Requests of a node.
     Proposal(Proposal),
     /// Leases that have expired according to the leader of `term`. The item is ignored if its log
-    /// entry has another term. Ids of leases that no longer exist are skipped.
+    /// entry has another term than `term`. Ids of leases that no longer exist are skipped.
     Expire {
         /// Term of the leader that measured the expiry.
         term: Term,

@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::Revision;
 
 /// A row whose key or value cannot be decoded, for example because it is not text or not a number.
-/// Holds the row, so that a program can log, repair or delete it.
+/// The error contains the row, so that a program can log, repair or delete the row.
 ///
 /// The text of the error names the [full key](DecodeError::full_key). This example deletes a row
 /// that another program wrote, unless it has been repaired meanwhile:

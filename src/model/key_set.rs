@@ -28,7 +28,7 @@ impl<B> Default for KeySet<B> {
 }
 
 impl<B: Borrow<[u8]> + Ord + Clone> KeySet<B> {
-    /// Adds the keys of a range. Spans that overlap or touch it are merged with it.
+    /// Adds the keys of a range. Spans that overlap or touch the range are merged with it.
     pub(crate) fn add<'r>(&mut self, range: &'r KeyRange, bytes: impl Fn(&'r Bytes) -> B) {
         let mut start = bytes(range.start());
         let mut end = match range.end() {

@@ -63,8 +63,9 @@ pub struct Member {
     pub endpoints: Vec<String>,
     /// Role of the member.
     pub role: MemberRole,
-    /// Set if this learner becomes a voter once it has caught up with the log. If the value is its
-    /// own id, it becomes an additional voter; otherwise it replaces the voter with this id.
+    /// Set if this learner becomes a voter once it has caught up with the log. If the value is the
+    /// learner's own id, the learner becomes an additional voter. Otherwise the learner replaces
+    /// the voter with this id.
     pub replaces: Option<NodeId>,
     /// Index of the log entry that added the member; 1 for the founders.
     pub since: LogIndex,

@@ -151,7 +151,8 @@ pub enum PeerMessage {
         /// Offset of the first byte.
         offset: u64,
     },
-    /// A part of a snapshot. The sender chooses its size; it is empty only at the end of the file.
+    /// A part of a snapshot. The sender chooses the size of a part. A part is empty only at the end
+    /// of the file.
     SnapshotPart {
         /// Id of the snapshot.
         id: SnapshotId,

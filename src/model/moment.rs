@@ -4,10 +4,10 @@ use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// A point in time on the boot-time clock of this machine. Unlike the wall clock it never jumps,
-/// and unlike [`std::time::Instant`] and tokio's clock it advances while the machine is suspended.
-/// Only the difference between two moments has a meaning, and only if both come from the same
-/// machine.
+/// A point in time on the boot-time clock of this machine. Unlike the wall clock, this clock never
+/// jumps. Unlike [`std::time::Instant`] and tokio's clock, it advances while the machine is
+/// suspended. Only the difference between two moments has a meaning, and only if both come from the
+/// same machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(Duration);
 

@@ -68,8 +68,8 @@ impl KeyRange {
         Self { start, end }
     }
 
-    /// Returns the range of every key from `start` (inclusive). An empty `start` means every key. This
-    /// function is not called `from`, because `From` converts bytes into a range of a single key.
+    /// Returns the range of every key from `start` (inclusive). An empty `start` means every key.
+    /// The name is not `from`, because `From` converts bytes into a range of a single key.
     ///
     /// ```
     /// use bowline::KeyRange;

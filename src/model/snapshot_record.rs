@@ -52,7 +52,7 @@ pub struct StateHead {
     pub digest: u64,
 }
 
-/// A part of a state. All its items are of one kind.
+/// A part of a state. All items of a part are of one kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SnapshotRecord {
     /// Rows live at the compacted revision, in key order.

@@ -442,7 +442,8 @@ fn load_snapshot(
         if candidate.index < base {
             break;
         }
-        // The snapshot was received just before a crash, so the log does not know of it.
+        // The snapshot was received just before a crash, so the log does not refer to the snapshot
+        // yet.
         if opened.reader.term(candidate.index) != Some(candidate.term) {
             continue;
         }

@@ -37,7 +37,8 @@ use crate::node::settings::Settings;
 /// the replica. The driver calls the methods after a change is visible to readers and before it
 /// answers the callers. Implementations must return quickly and must not block.
 pub(crate) trait Follower: Any + Send + Sync {
-    /// The changes up to `visible` are visible to readers. `came` is the time at which the driver received them.
+    /// The changes up to `visible` are visible to readers. `came` is the time at which the driver
+    /// received the changes.
     fn applied(self: Arc<Self>, changes: &[Change], visible: Revision, came: Moment);
 
     /// The replica was replaced by a later state. The changes in between are not reported.
@@ -251,8 +252,8 @@ impl Shared {
         Command::Txn(Txn { success, ..Txn::default() })
     }
 
-    /// Admits a command that is within the limits of requests. Returns the bytes that it counts towards the limit of
-    /// open writes.
+    /// Admits a command that is within the limits of requests. Returns the bytes that the command
+    /// counts towards the limit of open writes.
     fn admit_write(&self, command: &Command) -> CallResult<usize> {
         self.admission.admit_write(command, &self.reader).map_err(|why| self.stopped_or(why))
     }

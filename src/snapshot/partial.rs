@@ -14,9 +14,9 @@ use super::writer::{SYNC_BYTES, Temporary};
 use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, SnapshotId};
 
-/// A partially received snapshot. See the module page. Its file survives a restart. The file is
-/// removed if it turns out to be damaged, or when the node receives or keeps another snapshot
-/// instead.
+/// A partially received snapshot. See the module page. The file of the partial snapshot survives a
+/// restart. The file is removed if it turns out to be damaged, or when the node receives or keeps
+/// another snapshot instead.
 pub(crate) struct Partial {
     temporary: Temporary,
     path: PathBuf,

@@ -66,7 +66,7 @@ impl Writer {
     }
 
     /// Completes the file and makes it durable, still under its temporary name. The returned check
-    /// renames it.
+    /// renames the file.
     ///
     /// # Errors
     /// Fails if the disk returns an error or is full.

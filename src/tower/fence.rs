@@ -12,8 +12,8 @@ use tower_service::Service;
 use crate::recipes::{FenceError, StoredFence, Token};
 
 /// Checks the fencing token of each request with a [`StoredFence`], and admits the request only if
-/// no later holder of the lock has sent a request before. The highest token is in the store: all
-/// processes of the service share it, and it survives their restarts.
+/// no later holder of the lock has sent a request before. The store contains the highest token. So
+/// all processes of the service share this token, which survives their restarts.
 ///
 /// The function `token` finds the token of a request, for example in a header: `Fn(&mut Request) ->
 /// Option<Token>`. The function may also store the token in the request for the handler. The

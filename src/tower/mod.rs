@@ -5,8 +5,8 @@
 //! - [`FenceLayer`] admits requests of the current holder of a lock, and rejects those of earlier
 //!   holders.
 //!
-//! Both layers work with any request and response. A function of yours answers the requests that
-//! they reject:
+//! Both layers work with any request and response. A function of yours answers the rejected
+//! requests:
 //!
 //! ```
 //! # use bowline::{Node, tower::{LeaderLayer, NotLeader}};

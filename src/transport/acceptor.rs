@@ -40,7 +40,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Period in which replacements of open connections are counted.
 const CONTEST_TIME: Duration = Duration::from_secs(60);
 /// Maximum number of replacements in that period. A member with ordinary connection failures stays
-/// below it; two processes with the same identity exceed it.
+/// below this limit. Two processes with the same identity exceed the limit.
 const CONTESTS_MAX: u32 = 30;
 
 /// Accepts connections until the transport stops.

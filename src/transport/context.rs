@@ -79,8 +79,8 @@ impl Context {
     }
 
     /// Processes the end of a connection with `peer` that lasted this long. If the peer has closed
-    /// all connections, dialers in a pause dial at once. After a short connection they do not,
-    /// because the peer may accept connections only to close them.
+    /// all connections, dialers in a pause dial at once. After a short connection, dialers do not
+    /// dial at once, because the peer may accept connections only to close them.
     pub(super) fn has_closed(&self, peer: NodeId, lasted: Duration) {
         if !self.peers.contains(peer) {
             self.presence.forget(peer);
@@ -170,7 +170,7 @@ impl ContextPresence {
         Self { peers: Mutex::default(), receiver }
     }
 
-    /// Records a new connection with `peer`. Dropping the guard records its end.
+    /// Records a new connection with `peer`. Dropping the guard records the end of the connection.
     pub(super) fn enter(&self, peer: NodeId, hello: Hello) -> PresenceGuard<'_> {
         self.apply(peer, ConnectionEvent::Opened, Some(hello));
         PresenceGuard { presence: self, peer, end: ConnectionEnd::Here }

@@ -160,8 +160,8 @@ impl Route<'_> {
         }
     }
 
-    /// Makes one short attempt in each `redial_every` until one succeeds. The next one begins early
-    /// if the peer itself dials.
+    /// Makes one short attempt in each `redial_every` until one succeeds. The next attempt begins
+    /// early if the peer itself dials.
     async fn probe(&self) -> Established {
         let settings = &self.context.settings;
         // If a name has several addresses, each attempt starts with another one.

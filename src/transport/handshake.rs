@@ -104,8 +104,8 @@ pub(crate) enum HelloRejection {
         /// The removed member.
         member: NodeId,
     },
-    /// The member's disk is not the disk with which it became a member. Its votes on the old disk
-    /// are lost, so it must not vote again under this id.
+    /// The member's disk is not the disk with which it became a member. The member's votes on the
+    /// old disk are lost, so it must not vote again under this id.
     #[error(
         "member {member} belongs to the cluster with disk {expected} but now has disk {found}: a member that \
          lost its disk cannot return under its old id"

@@ -107,10 +107,10 @@ pub(crate) use tcp::{TcpBound, TcpHandle, TcpSettings};
 #[cfg(feature = "tls")]
 pub use tls::{MemberUri, PeerCertificates, PeerPem, PeerProof, PeerTls};
 
-/// The receiver of incoming messages and events. The network's threads call it, concurrently for
-/// different peers or lanes, and sequentially for one peer and lane. An implementation must not
-/// block, and must not call back into the transport. An implementation should only put the data
-/// into an inbox and return.
+/// The receiver of incoming messages and events. The network's threads call the receiver
+/// concurrently for different peers or lanes, and sequentially for one peer and lane. An
+/// implementation must not block, and must not call back into the transport. An implementation
+/// should only put the data into an inbox and return.
 pub(crate) trait Receiver: Send + Sync + 'static {
     /// Delivers a message from `from`. Messages on one lane are delivered in the order of sending,
     /// possibly with gaps.
@@ -204,8 +204,8 @@ pub(crate) enum Known {
     /// The members of a cluster.
     Members(Arc<Members>),
     /// The members of a cluster in which too few members may have learned of a removal. Members
-    /// that have not learned of it may still need the vote of the removed member. Therefore the
-    /// removed member is still accepted.
+    /// that have not learned of the removal may still need the vote of the removed member.
+    /// Therefore the removed member is still accepted.
     Unsettled(Arc<Members>),
 }
 

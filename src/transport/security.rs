@@ -75,7 +75,7 @@ impl Security {
     }
 
     /// Returns the repeated trust check for a new connection. The trusted certificates may have
-    /// changed since its handshake began.
+    /// changed since the handshake of the connection began.
     pub(super) fn doubt(&self) -> Doubt {
         match self {
             Security::None => Doubt::default(),

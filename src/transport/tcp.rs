@@ -371,7 +371,7 @@ impl Network for TcpNetwork {
 }
 
 /// Returns whether a message fits into a frame of its lane. A message that does not fit never
-/// arrives, however often it is repeated. That is a bug, so it is logged as an error.
+/// arrives, however often it is repeated. Such a message is a bug, so it is logged as an error.
 pub(super) fn fits(me: NodeId, to: NodeId, lane: Lane, message: &PeerMessage) -> bool {
     let (bytes, max) = (codec::message_len(message), frame::body_bytes_max(lane));
     if bytes > max {

@@ -4,11 +4,11 @@
 //! | segment 3 | segment 4 | segment 5 ... Keep 5 |      segment 5 is now the first that is needed
 //! ```
 //!
-//! A segment may be removed if it contains no entry after the snapshot's index. All its other
-//! records are superseded by the State record at the start of the next segment. First the log
-//! durably records the first segment that it still needs. Then the log removes the segments before
-//! the recorded one, oldest first. Recovery accepts missing segments only if the log itself
-//! recorded their removal. Any other missing segment is damage.
+//! A segment may be removed if it contains no entry after the snapshot's index. The State record at
+//! the start of the next segment supersedes all other records of the segment. First the log durably
+//! records the first segment that it still needs. Then the log removes the segments before the
+//! recorded one, oldest first. Recovery accepts missing segments only if the log itself recorded
+//! their removal. Any other missing segment is damage.
 
 use super::format::{Record, RecordKind};
 use super::writer::{LogWriter, TAIL_BYTES, impossible};

@@ -181,8 +181,9 @@ pub(crate) struct Committed {
     /// The proof for the groups that are durable now, or `None` if none of the given groups is
     /// durable.
     pub(crate) proof: Option<Durable>,
-    /// The number of groups at the end of the list for which the disk has no space. None of their
-    /// bytes were written. The caller must commit these groups again in the same order.
+    /// The number of groups at the end of the list for which the disk has no space. None of the
+    /// bytes of these groups were written. The caller must commit these groups again in the same
+    /// order.
     pub(crate) waiting: usize,
 }
 
@@ -225,8 +226,8 @@ pub(crate) struct LogOptions {
     /// Length in bytes of the reserve file, which becomes a segment when the disk is full. 0 means
     /// no reserve. Other values are raised to at least the size of a segment. Default: 16 MiB.
     pub(crate) reserve_bytes: u64,
-    /// The disk's id, if it was chosen before the log is created. If the log exists, it must have
-    /// this id.
+    /// The disk's id, if it was chosen before the log is created. A log that exists already must
+    /// have this id.
     pub(crate) disk: Option<DiskId>,
 }
 

@@ -220,7 +220,7 @@ impl Stock {
     }
 
     /// Returns the segment `number`, durable under its name and at least `least` bytes long.
-    /// Returns `None` and changes nothing if the disk has no room for it.
+    /// Returns `None` and changes nothing if the disk has no room for the segment.
     pub(super) fn take(&mut self, number: u32, least: u32) -> Result<Option<Handed>, LogError> {
         let place = next_place(&self.folder, number);
         let shorter = match &self.next {

@@ -58,7 +58,7 @@ pub(crate) struct LogWriter {
     /// The existing segments before this one, in ascending order: number and length.
     pub(super) older: VecDeque<(u32, u32)>,
     pub(super) stock: Stock,
-    /// Bytes that are not written yet. `buffer_at` is their offset in the segment.
+    /// Bytes that are not written yet. `buffer_at` is the offset of these bytes in the segment.
     pub(super) buffer: Vec<u8>,
     pub(super) buffer_at: u32,
     /// Chain of the last record, written or not.
@@ -264,8 +264,8 @@ impl LogWriter {
         Ok(true)
     }
 
-    /// Starts to use the next segment. Its header and its State record are written with its first
-    /// group.
+    /// Starts to use the next segment. The header and the State record of a segment are written
+    /// with its first group.
     pub(super) fn enter_next(&mut self, file: Box<dyn File>, length: u32) {
         let number = self.segment.number + 1;
         let header = Header {

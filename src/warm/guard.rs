@@ -1,9 +1,9 @@
 //! A wrapper that contains failures and panics of a store.
 //!
 //! After its first error or panic, the store is never used again. A store that panicked is not even
-//! dropped, because its locks may be held and its threads may be in any state. A store that is not
-//! dropped leaks memory, but the number of stores is limited, because a node builds only a limited
-//! number of new copies ([`super::worker`]).
+//! dropped, because its locks may be held and its threads may be in an undefined state. A store
+//! that is not dropped leaks memory, but the number of stores is limited, because a node builds
+//! only a limited number of new copies ([`super::worker`]).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -14,7 +14,7 @@ use super::store::{CopyBatch, CopyStore, Store, StoreError, Visit};
 
 type Records = BTreeMap<Vec<u8>, Bytes>;
 
-/// Stores by directory. Clones share their contents.
+/// Stores by directory. Clones share the contents of the stores.
 #[derive(Clone, Default)]
 pub(crate) struct MemoryShelf {
     inner: Arc<Mutex<MemoryInner>>,

@@ -3,8 +3,8 @@
 //!
 //! The warm copy is only an optimization. The snapshot and the log remain authoritative: the log is
 //! never truncated because of a copy, and a copy is read only at a start. A copy may be missing,
-//! outdated, damaged or another member's, and its store may fail, panic or hang. In all these cases
-//! the node starts and runs without it, and a new copy is built in the background.
+//! outdated, damaged or another member's, and its store may fail, panic or hang. In all these
+//! cases, the node starts and runs without a copy, and a new copy is built in the background.
 //!
 //! ```text
 //!  start:  manifest -- trusted? --> store -- valid? --> Machine --> replay of the later log entries

@@ -4,8 +4,8 @@
 //! measurements):
 //!
 //! - Data after `flush` survives the death of the process but not a power cut. Therefore a store is
-//!   trusted after a power cut only if it was closed properly before. Closing a store includes that
-//!   this module syncs every file.
+//!   trusted after a power cut only if the store was closed properly before. Closing a store
+//!   includes that this module syncs every file.
 //! - Sled panics on files that it cannot interpret. Therefore the panics of every call are caught
 //!   (`super::guard`).
 //! - Writing a record takes tens of microseconds, almost independent of its size. Therefore one

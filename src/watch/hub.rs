@@ -83,7 +83,7 @@ impl Hub {
     /// [`close`](Self::close).
     ///
     /// For each event the cost is O(log n) key comparisons among n live watchers. For each watcher
-    /// that receives it, the cost is one pointer in its queue and one wake-up.
+    /// that receives the event, the cost is one pointer in the watcher's queue and one wake-up.
     pub fn publish(&self, changes: &[Change], visible: Revision) {
         let mut state = self.lock();
         if self.closed.get().is_some() {

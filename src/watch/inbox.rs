@@ -197,8 +197,8 @@ impl WatchInbox {
     }
 
     /// Reports that the changes from `from` through `through` are not published individually. A
-    /// live watcher that needs some of them must read the history, so it stops being live. Returns
-    /// whether the watcher has stopped being live.
+    /// live watcher that needs some of these changes must read the history, so it stops being live.
+    /// Returns whether the watcher has stopped being live.
     pub(super) fn miss(&self, from: Revision, through: Revision) -> bool {
         let mut queue = self.lock();
         match queue.position {

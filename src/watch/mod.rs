@@ -29,9 +29,9 @@
 //! index with a start above it. When the hub publishes the revision later, it skips this watcher.
 //!
 //! **Full inboxes.** When an inbox is full, its watcher leaves the index and records the first
-//! revision that it missed. Once its queue is empty, it continues from the history. Therefore a
-//! consumer that stalls occupies only as much memory as [`WatchLimits`] allows, and publishing
-//! never waits for a consumer.
+//! revision that it missed. Once the watcher's queue is empty, it continues from the history.
+//! Therefore a consumer that stalls occupies only as much memory as [`WatchLimits`] allows, and
+//! publishing never waits for a consumer.
 //!
 //! **Complete revisions.** The hub adds the changes of a revision to all inboxes before it raises
 //! the visible revision. A watcher takes only changes up to the visible revision. Therefore a

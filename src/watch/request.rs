@@ -70,7 +70,7 @@ pub struct WatchBatch {
 #[non_exhaustive]
 pub enum WatchError {
     /// The watch needs changes that were compacted, because it started at an old revision or fell
-    /// too far behind. Read the state again, and start a new watch from its revision.
+    /// too far behind. Read the state again, and start a new watch from the revision of that read.
     #[error("required revision {asked} has been compacted; the oldest left is {compacted}")]
     Compacted {
         /// The first revision that could not be yielded.

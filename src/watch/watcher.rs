@@ -58,7 +58,7 @@ impl Watcher {
     }
 
     /// Returns the revision of the replica when the watch was created. A watch without a start
-    /// revision yields the changes after it.
+    /// revision yields the changes after this revision.
     pub fn created_at(&self) -> Revision {
         self.created_at
     }

@@ -124,8 +124,9 @@ impl Consensus {
     }
 
     /// Limits the commit index in a vote message. Vote messages carry a commit index because a
-    /// cluster could be stuck without it. Suppose that the leader of two members is removed. The
-    /// other member, whose log is shorter, then does not know that it is the only voter.
+    /// cluster could be stuck without this index. Suppose that the leader of two members is
+    /// removed. The other member, whose log is shorter, then does not know that it is the only
+    /// voter.
     ///
     /// A candidate that receives such a message would read all entries up to that index at once.
     /// Therefore the index is reduced to the entries that one read covers.
@@ -185,7 +186,7 @@ impl Consensus {
     /// A round may never complete, because all rounds are dropped without notice when this member
     /// loses the leadership. Therefore the caller should set a deadline of a few heartbeats for
     /// each round, and then start another round with a new id. Heartbeats repeat a round, so a
-    /// single lost message delays it by only one heartbeat interval.
+    /// single lost message delays the round by only one heartbeat interval.
     pub(crate) fn read_round(&mut self, id: RoundId) -> bool {
         let raft = &self.raw.raft;
         let can_ask = self.is_leader()

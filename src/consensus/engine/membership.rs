@@ -133,8 +133,8 @@ impl Consensus {
 
     /// Makes a leader that is no longer a voter step down at once. Otherwise the raft crate would
     /// continue to lead, and would panic at the next committed entry, because the leader is not in
-    /// its own configuration. Before it steps down, this member informs the other members that its
-    /// removal is committed, and asks one of them to campaign.
+    /// its own configuration. Before stepping down, this member informs the other members that its
+    /// removal is committed, and asks one of the members to campaign.
     fn leave_if_removed(&mut self) {
         if !self.is_leader() || self.configuration.is_voter(self.config.id) {
             return;

@@ -30,7 +30,8 @@ pub(super) struct LeaderState {
     pub(super) in_log: Proposed,
     /// Confirmed renewals, by the index that must be applied before they are processed.
     pub(super) renewals: BTreeMap<LogIndex, Vec<LeaderQuery>>,
-    /// The times at which uncommitted entries were proposed. Consensus bounds their number.
+    /// The times at which uncommitted entries were proposed. Consensus bounds the number of these
+    /// entries.
     pub(super) flights: VecDeque<(LogIndex, Moment)>,
     /// The membership change that was proposed and is not applied yet.
     pub(super) step: Option<UnderWay>,

@@ -45,8 +45,8 @@ impl Driver {
     /// settled. The removed member may know no other peer.
     pub(super) fn settle_for_peer(&mut self) {
         if self.leader.is_some() && self.machine.members().has_removed() {
-            // The proposal is rejected while another change is in progress. That change will be
-            // settled in any case.
+            // The proposal is rejected while another change is in progress. A later entry settles
+            // that change too.
             let _ = self.propose_nothing();
         }
     }
@@ -258,7 +258,8 @@ impl Driver {
             .map_err(|fault| fault.to_string())
     }
 
-    /// Processes an applied entry. If this node had proposed a change, its outcome may be known now.
+    /// Processes an applied entry. If this node had proposed a membership change, the outcome of
+    /// that change may be known now.
     pub(super) fn settle_step(&mut self, index: LogIndex, term: Term, has_changed: bool) {
         let step = self
             .leader

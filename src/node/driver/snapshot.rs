@@ -176,8 +176,8 @@ impl Driver {
 
     // ---- fetching ---------------------------------------------------------------------------------
 
-    /// Processes the leader's offer of a snapshot. This node needs it, because the entries that it lacks are no
-    /// longer in the leader's log.
+    /// Processes the leader's offer of a snapshot. This node needs the snapshot, because the
+    /// entries that it lacks are no longer in the leader's log.
     pub(super) fn offered(&mut self, offer: Offer, now: Moment) {
         let (from, id) = (offer.from, offer.id);
         let SnapshotState { own, flow } = &mut self.snapshots;

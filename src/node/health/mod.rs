@@ -5,8 +5,8 @@
 //!   worst                                                                                                   best
 //! ```
 //!
-//! The driver only records facts. The caller of `health` interprets them at the time of the call,
-//! because a driver that hangs cannot report its own state.
+//! The driver only records facts. The caller of `health` interprets the facts at the time of the
+//! call, because a driver that hangs cannot report its own state.
 
 pub(super) mod data_fault;
 pub(super) mod digests;
@@ -96,7 +96,7 @@ pub enum HealthStatus {
     /// The node has not met the other founding members yet, so it can neither read nor write.
     Founding,
     /// The node has lost the state before the beginning of its log, and fetches this state from
-    /// another member. Until it has the state, it can neither read nor write.
+    /// another member. Until the node has the state, it can neither read nor write.
     Restoring,
     /// The replicas differ, and no majority of them agrees. Writes are rejected.
     Diverged,
@@ -156,7 +156,7 @@ pub struct Health {
     pub silent: Duration,
     /// While the cluster is not founded: the founding members for which the node waits, each as
     /// `NAME (ADDRESS)`. The list contains the founding members that the node has not met. If the
-    /// node has met all of them, the list contains the founder.
+    /// node has met all founding members, the list contains the founder.
     pub unmet: Vec<String>,
     /// Whether the node is the leader of the consensus, which is not the leader of an
     /// [`Election`](crate::Election).

@@ -10,18 +10,20 @@
 //! # The leader lease
 //!
 //! A renewal is acknowledged only by a node that is still the leader. The leader asks a quorum for
-//! this confirmation in a round. After a confirmed round it acknowledges further renewals without a
-//! round, until [`LEADER_LEASE`] has passed since the round began. This time is its leader lease.
+//! this confirmation in a round. After a confirmed round, the leader acknowledges further renewals
+//! without a round, until [`LEADER_LEASE`] has passed since the round began. This time is its
+//! leader lease.
 //!
-//! Another leader may be elected in this time. One of its voters has also confirmed the round, and
-//! did so before it voted. So the other leader was elected after the round began, and the leader
-//! lease ends at most [`LEADER_LEASE`] after the election. Two rules for every new leader follow:
+//! Another leader may be elected in this time. One of the voters of that leader has also confirmed
+//! the round, and did so before it voted. So the other leader was elected after the round began,
+//! and the leader lease ends at most [`LEADER_LEASE`] after the election. Two rules for every new
+//! leader follow:
 //!
 //! - The new leader adds [`LEADER_LEASE`] to the TTL of every lease that existed before its term,
 //!   since the former leader may renew it that long.
 //! - The new leader proposes no end of such a lease before [`LEADER_LEASE`] has passed since its
 //!   election. So a leader lease never confirms a renewal of a lease that has ended. Ends that were
-//!   proposed before its election need no wait. The next paragraph covers those of the former
+//!   proposed before the election need no wait. The next paragraph covers those of the former
 //!   leader. Those of earlier terms were applied before the former leader began to count. A lease
 //!   of the new leader's own term is unknown to the former leader, and can end at once.
 //!
@@ -58,9 +60,9 @@ pub(crate) struct Lessor {
     expiring: usize,
     leases: BTreeMap<LeaseId, Counted>,
     deadlines: BTreeSet<(Duration, LeaseId)>,
-    /// Leases whose revocation is in unapplied entries, with the last such entry. Their expiry is
-    /// not proposed: it would name the lease by its id, and after the revocation the same id may
-    /// belong to another lease.
+    /// Leases whose revocation is in unapplied entries, with the last such entry. The expiry of
+    /// such a lease is not proposed. An expiry names the lease by its id, and after the revocation
+    /// the same id may belong to another lease.
     revoked: BTreeMap<LeaseId, LogIndex>,
     /// The last unapplied entry that ends leases, apart from expiries.
     last_end: Option<LogIndex>,
@@ -281,8 +283,8 @@ impl Lessor {
     }
 }
 
-/// The lessor of a node while it leads. The driver counts with it, and callers on any thread renew
-/// leases with it.
+/// The lessor of a node while it leads. The driver counts with the lessor, and callers on any
+/// thread renew leases with it.
 #[derive(Debug, Default)]
 pub(crate) struct SharedLessor(Mutex<Option<Lessor>>);
 

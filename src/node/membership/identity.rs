@@ -11,7 +11,7 @@ use crate::wal;
 
 use crate::node::settings::{Contact, Settings};
 
-/// The identity of this node. Of its fields, only the founders and the known members change.
+/// The identity of this node. Only the fields for the founders and the known members change.
 #[derive(Debug)]
 pub(crate) struct Identity {
     cluster: ClusterId,

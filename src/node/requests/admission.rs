@@ -83,8 +83,8 @@ impl Admission {
         }
     }
 
-    /// Admits a command that is within the limits of requests. Returns the bytes that it counts towards the limit of
-    /// open writes.
+    /// Admits a command that is within the limits of requests. Returns the bytes that the command
+    /// counts towards the limit of open writes.
     pub(in crate::node) fn admit_write(
         &self,
         command: &Command,

@@ -6,8 +6,8 @@
 //! returned is visible to local reads, watches and locks of this node. A request is sent again when
 //! the leader changes, and when it has been unanswered for a while, because messages may get lost.
 //! At its deadline, a request is given up and removed from the window (the set of open request
-//! numbers). The node sends the window with later requests. Replicas that have received it never
-//! apply a request that was given up.
+//! numbers). The node sends the window with later requests. Replicas that have received this window
+//! never apply a request that was given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range as Span;
@@ -220,8 +220,8 @@ impl Proposals {
         AckWindow { frontier, open }
     }
 
-    /// Takes back a batch that was not sent. Therefore no log contains its requests because of this
-    /// attempt.
+    /// Takes back a batch that was not sent. Therefore this attempt has not put any request of the
+    /// batch into a log.
     pub(crate) fn put_back(&mut self, seqs: impl IntoIterator<Item = u64>, fresh: &[u64]) {
         for seq in seqs {
             if let Some(open) = self.open.get_mut(&seq) {

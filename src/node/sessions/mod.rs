@@ -144,8 +144,9 @@ impl Sessions {
         state
     }
 
-    /// Resumes a lease whose TTL is `lease_ttl`. If this node already keeps it alive, answers at once. Otherwise the
-    /// session begins with the first confirmed renewal that is sent from now on.
+    /// Resumes a lease whose TTL is `lease_ttl`. If this node already keeps the lease alive,
+    /// answers at once. Otherwise the session begins with the first confirmed renewal that is sent
+    /// from now on.
     pub(crate) fn resume(
         &mut self,
         waiter: SessionResuming,

@@ -215,8 +215,9 @@ impl SharedSession {
         }
     }
 
-    /// Returns a receiver that is notified when renewals become overdue, when a late renewal succeeds, and when the
-    /// session ends. The driver notifies it at its ticks, unless a user of the session notices the change first.
+    /// Returns a receiver that is notified when renewals become overdue, when a late renewal
+    /// succeeds, and when the session ends. The driver notifies the receiver at its ticks, unless a
+    /// user of the session notices the change first.
     pub(crate) fn watch(&self) -> watch::Receiver<ReportedState> {
         self.reported.subscribe()
     }

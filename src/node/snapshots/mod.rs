@@ -147,7 +147,8 @@ impl Snapshots {
         self.has(id, members);
     }
 
-    /// Records that the snapshot has failed. `for_want_of_room` is set if the disk had no space for it.
+    /// Records that the snapshot has failed. `for_want_of_room` is set if the disk had no space for
+    /// the snapshot.
     pub(crate) fn not_taken(&mut self, for_want_of_room: bool, now: Moment) {
         self.is_taking = false;
         self.not_before = now + TRY_AGAIN_AFTER;

@@ -84,7 +84,7 @@ fn with(files: PeerTls) -> TcpSettings {
     }
 }
 
-/// Starts member `id`. Its name in the cluster differs from its id if its certificate says so.
+/// Starts member `id`. A member with the certificate of `m3` does not know its own name.
 fn start(id: u64, settings: TcpSettings, peers: &[(u64, SocketAddr)]) -> Member {
     let called = match &settings.tls {
         Some(files) if files.cert.ends_with("m3.cert.pem") => None,

@@ -53,8 +53,8 @@ fn garbage_after_the_handshake_closes_the_connection_undelivered() {
     let newer = framed(FrameKind::Message, b"\x63\x01");
     let mut damaged = message_frame(&ping(2));
     damaged[16] ^= 4;
-    // The corrupted length is the longest that the lane allows. A reader that trusted it would wait
-    // for half a megabyte of data, and take keepalives for a part of the body.
+    // The corrupted length is the longest that the lane allows. A reader that trusted this length
+    // would wait for half a megabyte of data, and take keepalives for a part of the body.
     let mut longer = message_frame(&ping(2));
     longer[2] ^= 8;
     let oversized = [&0x7fff_ffff_u32.to_le_bytes()[..], &[0; 100]].concat();

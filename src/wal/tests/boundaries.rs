@@ -33,8 +33,8 @@ fn one_large_segment() -> (SimDisk, Vec<usize>) {
     (disk.copy(), records)
 }
 
-/// Damage begins at one record. The only intact record after it crosses the end of the first search
-/// window.
+/// Damage begins at one record. The only intact record after the damage crosses the end of the
+/// first search window.
 #[test]
 fn damage_is_detected_by_a_record_across_two_windows() {
     let (disk, records) = one_large_segment();

@@ -339,8 +339,8 @@ fn older_copy_of_a_segment_is_detected() {
     let there = segments(&disk);
     let (mut refused, mut same) = (0, 0);
     for (number, bytes) in copies {
-        // The segment in use must not be missing. The segment before it must not be missing either,
-        // if only these two would be left.
+        // The segment in use must not be missing. The segment before the current one must not be
+        // missing either, if only these two would be left.
         if !there.contains(&number) || number + 2 > *there.last().unwrap() {
             continue;
         }

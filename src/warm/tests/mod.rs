@@ -230,7 +230,8 @@ impl World {
         }
     }
 
-    /// Reboots the machine, as after a power cut. The test decides which data its disk keeps.
+    /// Reboots the machine, as after a power cut. The test decides which data the machine's disk
+    /// keeps.
     fn boot(&self) {
         let mut boot = self.clock.boot.lock().unwrap();
         *boot = boot.map(|boot| BootId(boot.0 + 1));

@@ -197,8 +197,8 @@ fn removed_leader_steps_down_and_another_is_elected_at_once() {
 
 /// The leader of a cluster of two members is removed, and the remaining member does not know that
 /// the removal is committed. The remaining member needs the vote of the removed member, but does
-/// not get it, because its log is shorter. Therefore the removed member must inform it of the
-/// commit.
+/// not get it, because its log is shorter. Therefore the removed member must inform the remaining
+/// member of the commit.
 #[test]
 fn remaining_member_learns_from_the_removed_leader_that_it_is_alone() {
     let mut world = World::dark(2, 0, 1);

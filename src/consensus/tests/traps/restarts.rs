@@ -216,8 +216,8 @@ fn older_durability_proof_after_a_newer_one_is_ignored() {
 }
 
 /// Entries are written, replaced by entries of another leader, and received again. The disk
-/// therefore contains them, loses them, and contains them again. The entries must not count as
-/// durable in between.
+/// therefore contains these entries, loses them, and contains them again. The entries must not
+/// count as durable in between.
 #[test]
 fn rewritten_entry_is_durable_only_after_the_last_write() {
     let config = config(2, &[1, 2, 3]);

@@ -10,7 +10,7 @@ fn not_to(id: u64) -> impl Fn(&Flying) -> bool {
 }
 
 /// Returns a cluster whose third member lacks thirty entries. The log of the leader still contains
-/// the last `keep` of them.
+/// the last `keep` of these entries.
 fn behind(keep: u64) -> World {
     let mut world = World::new(3, 0, 1);
     world.elect(1);

@@ -17,7 +17,7 @@ fn look(renewing: &mut Renewing) -> Poll<CallResult<Duration>> {
     renewing.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Calls for a renewal on a node. Returns the answer if the node has it at once.
+/// Calls for a renewal on a node. Returns the answer if the node can give it at once.
 fn renew_at_once(three: &Three, node: usize, lease: LeaseId) -> Option<Duration> {
     match look(&mut begin_renewal(three, node, lease)) {
         Poll::Ready(answer) => Some(answer.unwrap()),
