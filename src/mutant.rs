@@ -1,8 +1,8 @@
 //! Mutants: deliberate faults in the code, which prove that the tests detect such faults.
 //!
-//! A mutant is a small fault at one place in the code, marked there by the macro `mutant!`. If the
-//! mutant is planted (active), the code does the wrong thing. Unless `--cfg bowline_mutants` is set or
-//! the library's own tests are compiled, no mutant is ever planted, and the compiler removes the
+//! A mutant is a small fault at one place in the code, which the macro `mutant!` marks. If the
+//! mutant is planted (active), the code does the wrong thing. Unless `--cfg bowline_mutants` is set
+//! or the library's own tests are compiled, no mutant is ever planted, and the compiler removes the
 //! faulty code. A release therefore contains no mutants.
 //!
 //! For a simulated cluster, it is enough to plant a mutant in one thread ([`Mutant::plant`]). Real
@@ -237,7 +237,7 @@ mod switch {
     }
 
     impl Mutant {
-        /// Plants this mutant in this thread, and replaces any other mutant there.
+        /// Plants this mutant in this thread, and replaces any other mutant of the thread.
         pub fn plant(self) -> Planted {
             Planted { before: HERE.replace(self as u8), _of_this_thread: PhantomData }
         }

@@ -48,8 +48,8 @@ pub struct DirectoryInfo {
     pub torn_bytes: u64,
     /// The snapshots, newest first.
     pub snapshots: Vec<SnapshotFile>,
-    /// The members of the cluster after applying the whole log. If the log cannot be applied, only
-    /// the founders.
+    /// The members of the cluster after applying the whole log. If the log cannot be applied, the
+    /// list contains only the founders.
     pub members: Arc<Members>,
     /// The revision after applying the whole log, or `None` if the log cannot be applied.
     pub revision: Option<Revision>,

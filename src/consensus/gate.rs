@@ -114,8 +114,8 @@ pub(crate) enum GateRejection {
         /// The leader of the term.
         leader: NodeId,
     },
-    /// The leader knows of entries that this member has acknowledged but does not have. This member
-    /// has lost synced data and must stop.
+    /// The leader's message refers to entries that this member has acknowledged but does not have.
+    /// This member has lost synced data and must stop.
     #[error(
         "this member has acknowledged entry {promised} to the leader, but its log ends at entry {last}: synced entries \
          are lost"

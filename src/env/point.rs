@@ -3,8 +3,8 @@
 //! In production, reaching a point does nothing. In a crash test, a point can kill the process. In
 //! the simulation, a point can kill the simulated node.
 
-/// A point in the code at which a test can crash the node. A crash there must not lose acknowledged
-/// data.
+/// A point in the code at which a test can crash the node. A crash at a point must not lose
+/// acknowledged data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Point {

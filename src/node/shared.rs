@@ -171,7 +171,7 @@ impl Shared {
     }
 
     /// Like [`Shared::write`], and calls `hook` exactly once: with the outcome, or with `None` if
-    /// the outcome will never be known. The hook runs even if the caller has gone away. The
+    /// the outcome will never be known. The hook runs even if the caller no longer waits. The
     /// operations in `leaving` are applied after the transaction, in the same entry.
     pub(crate) async fn write_hooked(
         &self,

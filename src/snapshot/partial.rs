@@ -15,7 +15,7 @@ use crate::env::{Disk, File, OpenMode};
 use crate::model::{ClusterId, SnapshotId};
 
 /// A partially received snapshot. See the module page. The file of the partial snapshot survives a
-/// restart. The file is removed if it turns out to be damaged, or when the node receives or keeps
+/// restart. The file is removed if it is found to be damaged, or when the node receives or keeps
 /// another snapshot instead.
 pub(crate) struct Partial {
     temporary: Temporary,

@@ -69,7 +69,7 @@ impl JoinReply {
         (Self { sender }, receiver)
     }
 
-    /// Sends the reply. The joiner may already be gone.
+    /// Sends the reply. The joiner may already have ended.
     pub(crate) fn send(self, answer: JoinAnswer) {
         let _ = self.sender.send(answer);
     }

@@ -27,9 +27,9 @@
 //! The log truncates these bytes. All other invalid bytes are damage. In case of damage the log
 //! refuses to open, because the member may have voted or acknowledged entries based on the lost
 //! data. The last group is an exception: until the next group is synced, or [`LogWriter::idle`]
-//! runs, no record proves that it was synced. If the last group is damaged in this time, it is
-//! mistaken for a torn tail. If the last segment and the disk are both full, this time lasts until
-//! there is free space.
+//! runs, no record proves that it was synced. If the last group is damaged before that, it is
+//! mistaken for a torn tail. If the last segment and the disk are both full, no such record can be
+//! written until there is free space.
 //!
 //! The log makes the assumptions about the disk that `env::disk` lists, and two more. First, a
 //! write changes only the sectors that it overlaps. Second, if a write stores the same value in a

@@ -133,7 +133,7 @@ impl Cursor {
 pub(super) struct Rest {
     /// End of the bytes that are not zero.
     pub(super) used_until: u64,
-    /// The furthest position that a record found there proves to have been synced.
+    /// The furthest position that a record among these bytes proves to have been synced.
     pub(super) witness: Option<Position>,
 }
 

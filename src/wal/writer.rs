@@ -13,8 +13,8 @@
 //!
 //! If no further segment can be created for a group, the group waits and none of its bytes are
 //! written. A write into a segment overwrites zeros that were synced, so the write needs no free
-//! space. On a copy-on-write file system the write may need free space; there, a full disk counts
-//! as a failed write.
+//! space. On a copy-on-write file system the write may need free space. A full disk then counts as
+//! a failed write.
 //!
 //! After the first failed write or sync, all later calls of the writer fail too. The effect of a
 //! failed write or sync is unknown, and neither a retry nor a later success would reveal whether

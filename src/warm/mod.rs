@@ -286,8 +286,8 @@ fn load_copy(
     Ok(CopyLoaded { machine, store, head })
 }
 
-/// Runs `work` on a thread of its own with a time limit. After the limit the work continues there,
-/// but its result is discarded.
+/// Runs `work` on a thread of its own with a time limit. After the limit, the work continues on the
+/// thread, but its result is discarded.
 fn within(
     at_most: Duration,
     work: impl FnOnce() -> Result<CopyLoaded, String> + Send + 'static,

@@ -103,8 +103,8 @@ pub struct WatchLimits {
     /// than the limit. Watchers share the changes in memory, so the total memory is usually less
     /// than the sum over all watchers. Default: 256 KiB.
     pub queue_bytes_max: usize,
-    /// Maximum number of bytes of history read at once. A single revision may be larger. Default:
-    /// 256 KiB.
+    /// Maximum number of bytes of history read at once. A single revision may exceed the limit.
+    /// Default: 256 KiB.
     pub page_bytes_max: usize,
 }
 

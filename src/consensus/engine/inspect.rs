@@ -5,7 +5,7 @@ use crate::model::NodeId;
 
 impl Consensus {
     /// Returns whether a committed entry that a turn has returned is still being written to the
-    /// disk, or is being replaced there.
+    /// disk, or is being replaced on the disk.
     pub(crate) fn is_ahead_of_disk(&self) -> bool {
         self.oldest_pending().is_some_and(|first| first <= self.handed)
     }

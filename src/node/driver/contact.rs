@@ -51,7 +51,7 @@ impl LeaderContact {
         self.known == known
     }
 
-    /// Records the term and its leader. `stands` is set if this node is a candidate or the leader.
+    /// Records the term and its leader. `stands` is true if this node is a candidate or the leader.
     pub(super) fn observe(&mut self, known: (Term, Option<NodeId>), stands: bool) -> ContactChange {
         let is_new_candidacy = stands && known.0 > self.stood_in;
         if stands {

@@ -145,13 +145,13 @@ enum DriverStage {
         /// The hard state in the log.
         hard_state: wal::HardState,
     },
-    /// A record must become durable before the member takes part.
+    /// A record must become durable before the member takes part in consensus.
     Recording(Recording),
     /// Normal operation.
     Running(Box<Consensus>),
 }
 
-/// The record that a member writes before it takes part.
+/// The record that a member writes before it takes part in consensus.
 #[derive(Clone)]
 enum Recording {
     /// The list of founders.

@@ -126,7 +126,8 @@ impl Driver {
             return;
         }
         self.say_space();
-        // Try again to truncate the log: a peer that needed its front may not need it any more.
+        // Try again to truncate the log: a peer that needed the oldest entries may not need them
+        // any more.
         self.cut_log(now);
         self.hand_over_from_full_disk();
     }

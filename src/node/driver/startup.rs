@@ -9,7 +9,7 @@ use crate::node::settings::Settings;
 use crate::wal;
 
 impl Driver {
-    /// Advances the founding of the cluster, on a member that does not take part yet.
+    /// Advances the founding of the cluster, on a member that does not take part in consensus yet.
     pub(super) fn found(&mut self, now: Moment) {
         self.report_founding(now);
         let founders = match &self.stage {
@@ -44,7 +44,7 @@ impl Driver {
         );
     }
 
-    /// Continues the start once the record that a member writes before it takes part is durable.
+    /// Continues the start once the record that must precede consensus is durable.
     pub(super) fn recorded(&mut self, recording: Recording) -> Result<(), Fatal> {
         match recording {
             Recording::Founders(founders) => {

@@ -97,8 +97,8 @@ impl ToLeader {
         }
     }
 
-    /// Fails the callers that wait for a revision and whose deadline has passed, and discards callers that have gone
-    /// away.
+    /// Fails the callers that wait for a revision and whose deadline has passed, and discards
+    /// callers that no longer wait.
     pub(super) fn expire_waiting(&mut self, now: Moment) {
         for waiters in self.at_least.values_mut() {
             for waiter in waiters.extract_if(.., |a| a.deadline <= now || a.reply.is_gone()) {

@@ -106,7 +106,7 @@ impl LeaseCalls {
         self.0.leader_changed();
     }
 
-    /// Fails the calls whose deadline has passed, and discards calls whose callers have gone away.
+    /// Fails the calls whose deadline has passed, and discards calls whose callers no longer wait.
     pub(crate) fn expire(&mut self, now: Moment) {
         self.0.expire(|calls| {
             calls.0.retain(|_, calls| {

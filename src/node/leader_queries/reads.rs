@@ -109,7 +109,7 @@ impl Reads {
         }
     }
 
-    /// Fails the callers whose deadline has passed, and discards callers that have gone away.
+    /// Fails the callers whose deadline has passed, and discards callers that no longer wait.
     /// Returns how many of the failed callers had no answer from a leader.
     pub(crate) fn expire(&mut self, now: Moment) -> u64 {
         let mut late = 0;
@@ -132,7 +132,7 @@ impl Reads {
     }
 }
 
-/// Fails the callers whose deadline has passed, and discards callers that have gone away. Returns
+/// Fails the callers whose deadline has passed, and discards callers that no longer wait. Returns
 /// the number of failed callers.
 fn expire(readers: &mut Readers, now: Moment) -> u64 {
     let mut late = 0;

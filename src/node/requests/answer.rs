@@ -133,7 +133,7 @@ pub(crate) enum ReplyTo<T> {
 impl<T> ReplyTo<T> {
     pub(crate) fn send(self, result: CallResult<T>) {
         match self {
-            // If the receiver was dropped, the caller has gone away.
+            // If the receiver was dropped, the caller no longer waits.
             ReplyTo::Waiting(sender) => _ = waking(|| drop(sender.send(result))),
             ReplyTo::Call(call) => call(result),
             ReplyTo::Discard => {}

@@ -326,7 +326,7 @@ impl Sessions {
         let Some(wanted) = self.resuming.remove(&lease) else { return Vec::new() };
         mutant!(B70, sent = now);
         let ResumedLease { lease_ttl, label, ask_at, mut waiters } = wanted;
-        // If all callers have gone away, the lease is not kept alive.
+        // If no caller waits any more, the lease is not kept alive.
         waiters.retain(|waiter| !waiter.reply.is_gone());
         let Some(first) = waiters.first() else { return Vec::new() };
         let (delay, own) = (first.delay, false);

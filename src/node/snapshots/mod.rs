@@ -294,7 +294,8 @@ impl Snapshots {
         self.fetch.is_some_and(|fetch| fetch.received == fetch.id.bytes)
     }
 
-    /// Abandons a fetch that has made no progress for a long time, because its source may be gone.
+    /// Abandons a fetch that has made no progress for a long time, because its source may have
+    /// ended.
     pub(crate) fn give_up_stalled(&mut self, now: Moment) {
         let (patience, whole) = (self.patience, self.has_whole());
         let stalled = |fetch: &mut Fetch| !whole && now.since(fetch.grew) > patience * 4;

@@ -291,7 +291,8 @@ fn migrating_member_connects_with_and_without_tls() {
 #[test]
 fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
     let mut office = Office::new("shop");
-    // A member that replies without TLS is dialed again. A plain connection would succeed there.
+    // A member that replies without TLS is dialed again. A plain connection to this member would
+    // succeed.
     let plain = start(2, settings(), &[]);
     let strict = start(1, with(office.right(1)), &[(2, plain.handle.address())]);
     strict.inbox.wait_for_rejection(node(2), "does not use TLS");

@@ -73,7 +73,7 @@ fn lease_due_during_a_failed_transfer_ends_after_it() {
     let lease = grant(&mut three, 2, 1_000);
     three.pass(1_000);
     // During the transfer, which lasts an election timeout, nothing is proposed. The lease becomes
-    // due in this time.
+    // due during the transfer.
     isolate(&three, 1);
     let asked = transfer(&three, 0, 1, 5_000);
     three.pass(250);
@@ -245,7 +245,7 @@ fn paused_node_does_not_catch_up_on_missed_ticks() {
     let ticks = |three: &Three, node: usize| three.nodes[node].driver.look().ticks;
     let before: Vec<u64> = (0..3).map(|node| ticks(&three, node)).collect();
     let term = three.nodes[0].driver.look().term;
-    // All nodes stall for a minute. Then each runs many turns.
+    // All nodes stall for a minute. Then each node runs many turns.
     three.clock.0.fetch_add(60_000, Ordering::Relaxed);
     for _ in 0..100 {
         for node in &mut three.nodes {

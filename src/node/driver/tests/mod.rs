@@ -169,7 +169,7 @@ impl Three {
         assert!(self.shared(node).inbox.push(input).is_ok(), "node {node} has stopped");
     }
 
-    /// Delivers a message from a peer, or from an attacker in its place.
+    /// Delivers a message from a peer, or from an attacker that poses as the peer.
     fn deliver(&self, to: usize, from: usize, message: PeerMessage) {
         self.receivers[to].deliver(id(from), message);
     }

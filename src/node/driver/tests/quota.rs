@@ -212,7 +212,8 @@ fn transaction_with_an_excessive_scan_is_never_proposed() {
             );
         }
     }
-    // A scan of four times the number of stored keys is always allowed, even if most of them are deleted.
+    // A scan of four times the number of stored keys is always allowed, even if most of these keys
+    // are deleted.
     for key in 25..40 {
         three.put(0, &format!("k{key:02}"), 1).unwrap();
     }
