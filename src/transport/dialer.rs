@@ -299,7 +299,7 @@ pub(super) async fn open(
                 stream.set_nodelay(true)?;
                 return Ok((stream, at));
             }
-            // The result is a refusal only if every address refuses the connection.
+            // The result is "connection refused" only if every address refuses the connection.
             Ok(Err(refused)) if refused.kind() == io::ErrorKind::ConnectionRefused => {
                 error.get_or_insert(refused);
             }
