@@ -128,14 +128,12 @@ impl Worker {
         }
     }
 
-    /// Works until the node stops.
     pub(crate) fn run(&mut self) {
         while let WarmTurn::Rest(rest) = self.turn() {
             self.post.wait(rest);
         }
     }
 
-    /// Does some work.
     pub(super) fn turn(&mut self) -> WarmTurn {
         match self.post.take_end() {
             Some(End::Orderly(image)) => {

@@ -296,7 +296,6 @@ impl Driver {
         &self.shared.settings.contact.name
     }
 
-    /// The phases of a turn.
     fn work(&mut self, now: Moment) -> Result<(), Fatal> {
         self.take_inputs(now)?;
         if self.lifecycle.is_aborted() {

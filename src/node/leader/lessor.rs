@@ -299,7 +299,6 @@ impl SharedLessor {
         self.with(|_| ()).is_some()
     }
 
-    /// Starts counting.
     pub(crate) fn start(&self, lessor: Lessor) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(lessor);
     }

@@ -122,7 +122,6 @@ impl LeaseCalls {
         });
     }
 
-    /// Fails all calls when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) {
         for call in self.0.stop().0.into_values().flatten() {
             let (reason, maybe_applied) =

@@ -53,7 +53,6 @@ impl Reads {
         Self { queries: SharedQueries::new(patience), applying: BTreeMap::new() }
     }
 
-    /// Returns the number of waiting callers.
     pub(crate) fn len(&self) -> usize {
         let applying = self.applying.values().map(|(_, readers)| readers);
         self.queries.groups().chain(applying).map(Vec::len).sum()
@@ -121,7 +120,6 @@ impl Reads {
         late
     }
 
-    /// Fails all callers when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) {
         let applying = std::mem::take(&mut self.applying).into_values();
         let applying = applying.flat_map(|(_, readers)| readers);

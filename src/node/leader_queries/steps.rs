@@ -171,7 +171,6 @@ impl Steps {
         self.attempts.retain(|_, attempt| self.open.contains_key(&attempt.request));
     }
 
-    /// Fails all requests when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) {
         for wanted in std::mem::take(&mut self.open).into_values() {
             let reason = reason.clone();

@@ -152,12 +152,10 @@ impl Proposals {
         self.open.contains_key(&seq)
     }
 
-    /// Returns the number of open requests.
     pub(crate) fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// Returns the number of requests that must be sent.
     pub(crate) fn unsent(&self) -> usize {
         self.unsent.len()
     }
@@ -354,7 +352,6 @@ impl Proposals {
         closed
     }
 
-    /// Ends all requests when the node stops.
     pub(crate) fn stop(&mut self, reason: &StopReason) -> Vec<Closed> {
         let open: Vec<u64> = self.open.keys().copied().collect();
         let stopped = |open: &Open| {

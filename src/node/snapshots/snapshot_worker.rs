@@ -169,7 +169,6 @@ impl SnapshotQueue {
         (self.on_push)();
     }
 
-    /// Returns the number of queued jobs.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).jobs.len()
     }

@@ -75,7 +75,6 @@ impl LogQueue {
         self.parker.wakeups()
     }
 
-    /// Returns the number of queued groups.
     pub(crate) fn len(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).groups.len()
     }

@@ -221,7 +221,6 @@ impl World {
         process.post.abandon();
     }
 
-    /// Stops the process properly.
     fn stop(&mut self) {
         let Process { machine, post, worker, .. } = self.process.take().expect("the process runs");
         post.stop(machine.image());
