@@ -109,7 +109,10 @@ fn released_entry_of_an_owner_closes_no_deadlock() {
         let mut held = Some(a.lock().owner(&ann).block().unwrap());
         let others = b.lock().owner(&bob).block().unwrap();
         let mut waits = Some(begin(node, "a", a.lock().owner(&bob)));
+        // The first poll must come before the node applies the request and finds the deadlock.
+        cluster.pause(0);
         let mut acquire = Begun::new(b.lock().owner(&ann));
+        cluster.resume(0);
         until_true(node, "it must wait", || acquire.wakes() > 0);
         // While the node is paused, the cancellation cannot reach the cluster.
         cluster.pause(0);
@@ -316,8 +319,11 @@ fn concurrent_tasks_of_one_owner_do_not_wait_for_each_other() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.mutex("lock"));
+    // Both tasks wait before the first one holds the lock.
+    cluster.pause(0);
     let one = Begun::new(lock.lock().owner(&owner));
     let mut two = Begun::new(lock.lock().owner(&owner));
+    cluster.resume(0);
     // The second task waits behind the first task, which holds the lock but was not polled since.
     until_true(cluster.node(0), "it stands in line", || two.wakes() > 0);
     assert!(two.poll().is_none());
@@ -339,8 +345,10 @@ fn deadlock_between_tasks_of_one_owner_is_reported_once_one_holds() {
     // `holds_max` returns a new owner, which does not know the holds of the original owner.
     let again = owner.clone().holds_max(3);
     for owner_too in [&owner, &again] {
+        cluster.pause(0);
         let one = Begun::new(lock.read().owner(&owner));
         let mut two = Begun::new(lock.write().owner(owner_too));
+        cluster.resume(0);
         until_true(cluster.node(0), "it stands in line", || two.wakes() > 0);
         assert!(two.poll().is_none());
         let one = one.finish().unwrap();

@@ -187,10 +187,15 @@ fn unconfirmed_resize_reports_an_unknown_effect() {
     let (_, far, other) = roles(&cluster);
     let of = session(&cluster, far).semaphore(NAME, 1);
     let _held = of.acquire().block().unwrap();
+    // A paused node answers nothing within a poll.
+    cluster.pause(far);
     let mut resize = Begun::new(of.resize(2).deadline(STEADY));
-    // The resize has read the queue, and is about to rewrite its rows.
+    cluster.resume(far);
     until_true(cluster.node(far), "the line is read", || resize.wakes() >= 1);
+    // The resize has read the queue, and is about to rewrite its rows.
+    cluster.pause(far);
     assert!(resize.poll().is_none());
+    cluster.resume(far);
     until_true(cluster.node(far), "it is rewritten", || resize.wakes() >= 2);
     cluster.partition(&[far]);
     let error = resize.finish().unwrap_err();
