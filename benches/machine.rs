@@ -1,7 +1,7 @@
 //! Measures the state machine: memory of a key, and time of a request at three sizes of the store, each with and
 //! without a long history.
 //!
-//! `cargo bench --bench machine`, or with `-- 1000000` for one size only. Each size runs in a
+//! Run `cargo bench --bench machine`, or add `-- 1000000` for one size only. Each size runs in a
 //! separate process, because the allocator may keep freed memory.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its report")]

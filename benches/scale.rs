@@ -2,8 +2,8 @@
 //! waiters for a lock, or with the history of a key. The cluster has one member, and one caller
 //! makes one call after another.
 //!
-//! `cargo bench --bench scale`, or with `-- --quick` for small sizes only. Each situation runs in a
-//! separate process, because the allocator may keep freed memory. Compared with the smallest
+//! Run `cargo bench --bench scale`, or add `-- --quick` for small sizes only. Each situation runs
+//! in a separate process, because the allocator may keep freed memory. Compared with the smallest
 //! situation of its kind, a situation may cost more by a logarithmic factor and by cache misses,
 //! but not by more. On a machine with other load, compare the fastest tenth, because half of the
 //! calls have waited for a core.

@@ -341,7 +341,7 @@ impl World {
     /// Takes an image, or continues to read the current image.
     fn travel(&mut self, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let Some(taken) = &mut self.taken else {
-            // The copy of a model with a long history is large.
+            // Copying a model with a long history is expensive, so it is copied less often.
             if random.percent(if self.now.revision < Revision(200) { 15 } else { 1 }) {
                 let mut naive = self.naive.clone();
                 naive.publish();

@@ -198,7 +198,8 @@ pub fn run(plan: &Plan, program: &Program) -> Ran {
         (violation @ Verdict::Violation(_), Some(Control { may_stop: true, .. })) => {
             violation.of_control()
         }
-        // The minimum number of operations does not apply to a control: if a control is ok, it has failed as required.
+        // The minimum number of operations does not apply to a control, a run that must show a violation. The verdict
+        // on a control is ok if the violation was found.
         (Verdict::Ok(well), None) => {
             let (least, wants) = (plan.workload.least, plan.nemesis.wants);
             let seconds = plan.load.as_secs();

@@ -90,11 +90,11 @@ impl PutCall {
     /// Sets a TTL of at least 1 ms: the key is deleted this long after the put, unless it is written
     /// again.
     ///
-    /// The call grants a lease for this key, so it costs two commits, and a lease in the replicated
-    /// state until the key expires. The leader counts the TTL. A change of the leader restarts it,
-    /// so the key may live longer, but never shorter. Neither this node nor any other renews the
-    /// lease. To extend the life of the key, put it again. For many keys of one owner, and for keys
-    /// that live as long as this program, attach them to one session instead:
+    /// The call grants a lease for this key. So it costs two commits, and the replicated state
+    /// contains the lease until the key expires. The leader counts the TTL. A change of the leader
+    /// restarts the TTL, so the key may live longer, but never shorter. No node renews the lease.
+    /// To extend the life of the key, put it again. For many keys of one owner, and for keys that
+    /// live as long as this program, attach them to one session instead:
     /// [`lease(session.lease())`](PutCall::lease), which this node renews.
     ///
     /// If the TTL passes before the put is applied, the call fails with
@@ -360,10 +360,10 @@ impl RangeCall {
         self
     }
 
-    /// Returns only as many rows as fit into `bytes`, but at least one, if rows are sorted by key. A
-    /// row counts with its key, its value unless [`keys_only`](RangeCall::keys_only) is set, and 64
-    /// bytes for its numbers. The reply's `more` is set if the range has more rows. The scan stops
-    /// there, as after [`skip_count`](RangeCall::skip_count).
+    /// Returns only as many rows as fit into `bytes`, but at least one, if rows are sorted by key.
+    /// A row counts with its key, its value unless [`keys_only`](RangeCall::keys_only) is set, and
+    /// 64 bytes for its revisions and other numbers. The reply's `more` is set if the range has
+    /// more rows. The scan stops at that point, as with [`skip_count`](RangeCall::skip_count).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};

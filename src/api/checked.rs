@@ -57,7 +57,7 @@ pub(crate) enum SomebodyElse {
     OtherMember {
         /// Id of the member in the directory.
         found: NodeId,
-        /// Id of this node by the list of members.
+        /// Id of this node according to the list of members.
         own: NodeId,
     },
 }
@@ -103,8 +103,8 @@ impl Checked {
 
     /// Returns the settings for a node whose directory belongs to this member of this cluster. Once
     /// the cluster is founded, the directory takes precedence over the configuration. Differences
-    /// between the two cause a warning and no error: configuration management keeps passing the
-    /// flags of the first start, with a member list that may have changed since.
+    /// between the two cause only a warning, because configuration management keeps passing the
+    /// flags of the first start, and the member list may have changed since.
     ///
     /// # Errors
     /// Fails if the directory does not belong to this node.

@@ -234,9 +234,10 @@ impl Client {
     /// keep their own leases alive. For a lease that this node renews, open a
     /// [`Session`](crate::Session).
     ///
-    /// The leader restarts the TTL after the call was made. It does so only if a quorum has confirmed
-    /// in the last 100 ms that it leads, or confirms this now. A caller may rely on the lease for one TTL, minus its clock drift, counted from
-    /// a time before the call. While the expiry of the lease is being decided, the call waits.
+    /// The leader restarts the TTL after the call was made, and only if a quorum confirmed its
+    /// leadership in the last 100 ms or confirms it now. A caller may rely on the lease for one
+    /// TTL, minus its clock drift, counted from the start of the call. While the expiry of the
+    /// lease is being decided, the call waits.
     ///
     /// # Errors
     /// Returns [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound) if the lease does not

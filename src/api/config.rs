@@ -336,9 +336,9 @@ impl Config {
         self
     }
 
-    /// Sets the election timeout. A member that does not hear from a leader starts an election
-    /// after a random time between this value and twice this value. Default 500 ms; at least 3
-    /// heartbeats, at most 1 minute. Must be the same on all members.
+    /// Sets the election timeout. A member that receives no message from a leader starts an
+    /// election after a random time between this value and twice this value. Default 500 ms; at
+    /// least 3 heartbeats, at most 1 minute. Must be the same on all members.
     pub fn election_timeout(mut self, timeout: Duration) -> Self {
         self.election_timeout = timeout;
         self
@@ -435,8 +435,8 @@ impl Config {
     }
 
     /// Sets the size of a log file. The node keeps a file of the same size in reserve, so that it
-    /// can still write when the disk is full. At most half of this size may be in flight without a
-    /// quorum. Default 16 MiB; 64 KiB to 1 GiB.
+    /// can still write when the disk is full. At most half of this size, but at least 1 MiB and at
+    /// most 32 MiB, may be uncommitted. Default 16 MiB; 64 KiB to 1 GiB.
     pub fn log_segment_bytes(mut self, bytes: u64) -> Self {
         self.log_segment_bytes = bytes;
         self

@@ -29,8 +29,8 @@ pub enum Effect {
     /// The call changed nothing, and will not change anything later.
     NotApplied,
     /// The change may have been applied, or may still be applied, at most once. The change is no
-    /// longer applied after the cluster has learnt that this node abandoned the request. Read the
-    /// store to find out.
+    /// longer applied after the cluster has learnt that this node abandoned the request. To find
+    /// out whether the change was applied, read the store.
     Unknown,
     /// The change was applied once.
     Applied,
@@ -284,9 +284,9 @@ impl From<CallError> for Error {
     }
 }
 
-/// Error of a node start. The stored data was not changed, and a later start is possible. The next
-/// start reuses what a failed start leaves behind: the directory, the incremented incarnation and,
-/// for a joining node, the id of its join request.
+/// Error of a node start. The stored data was not changed, and a later start is possible. A failed
+/// start leaves behind the directory, the incremented incarnation and, for a joining node, the id
+/// of its join request. The next start reuses them.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum StartError {

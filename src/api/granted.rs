@@ -1,4 +1,4 @@
-//! [`Granted`]: a lease for one key that is written for a limited time.
+//! [`Granted`]: the lease of a key that is put with a TTL.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -52,7 +52,8 @@ pub struct Node {
 enum NodeLink {
     /// TCP connections to other processes.
     Tcp(TcpHandle),
-    /// In-memory connections to other nodes in this process, from a seat in the hub.
+    /// In-memory connections to other nodes in this process, with the node's id and its seat number
+    /// in the hub.
     Memory(MemoryHub, NodeId, u64),
 }
 
@@ -219,10 +220,10 @@ impl Node {
     /// move a session, [detach](Session::detach) it first. Resuming a lease twice on one node
     /// returns a second handle on the same session.
     ///
-    /// Everything bound to the lease stays. Among these keys are the claims of queue items that an
-    /// earlier run has taken and not acknowledged. No other taker receives these items while the
-    /// session lives, because another node may still work on them. A program that resumes sessions
-    /// should therefore take from queues with a session that it does not resume.
+    /// All keys of the lease stay. Among them are the claims of queue items that an earlier run
+    /// took and did not acknowledge. No other taker receives these items while the session lives,
+    /// because another node may still work on them. A program that resumes sessions should
+    /// therefore take from queues with a session that it does not resume.
     ///
     /// # Errors
     /// - [`Rejection::LeaseNotFound`](crate::Rejection::LeaseNotFound): the lease does not exist or has
@@ -267,11 +268,11 @@ impl Node {
 
     /// Reports whether this node is the leader of the cluster's consensus, as known to this node.
     ///
-    /// The consensus elects a leader to order writes. Every node serves all calls, so programs
-    /// need to know that leader only for diagnostics. It may change at any time, and for a moment
-    /// two nodes may both report true. To let one process do some work, use an
-    /// [`Election`](crate::Election) or [`Node::leader_task`]. The leader of an election is a
-    /// different one: [`Leadership::is_leader`](crate::Leadership::is_leader).
+    /// The consensus elects a leader to order writes. Every node serves all calls, so programs need
+    /// to know that leader only for diagnostics. It may change at any time, and for a moment two
+    /// nodes may both report true. To let one process do some work, use an
+    /// [`Election`](crate::Election) or [`Node::leader_task`]. An election has its own leader:
+    /// [`Leadership::is_leader`](crate::Leadership::is_leader).
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -456,8 +457,8 @@ impl Node {
     /// # Errors
     /// Returns [`Error::Members`] if `address` is not valid,
     /// [`Rejection::NotMember`](crate::Rejection::NotMember) if there is no such member, and
-    /// [`Rejection::AddressTaken`](crate::Rejection::AddressTaken) if another member has the address.
-    /// See [`Error`] for the rest.
+    /// [`Rejection::AddressTaken`](crate::Rejection::AddressTaken) if another member has the
+    /// address. See [`Error`] for other errors.
     ///
     /// ```
     /// use bowline::{Blocking, Config, Node};

@@ -52,8 +52,8 @@ impl Session {
         self.shared_session().lease
     }
 
-    /// Returns the TTL of the session: how long it stays valid without a renewal, before the drift
-    /// bound is subtracted. The lease lives for [`Session::lock_delay`] longer.
+    /// Returns the TTL of the session: how long it stays valid after a renewal, minus the drift
+    /// bound. The lease lives for [`Session::lock_delay`] longer.
     pub fn ttl(&self) -> Duration {
         self.shared_session().ttl
     }

@@ -31,7 +31,7 @@ use super::{Client, Error};
 pub struct TxnCall {
     client: Client,
     txn: Txn,
-    /// Compares whose keys are complete.
+    /// Compares whose keys already include every prefix.
     complete: Vec<Compare>,
     consistency: Consistency,
     deadline: Option<Duration>,

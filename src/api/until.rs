@@ -17,7 +17,7 @@ pub(crate) struct Until {
 }
 
 impl Until {
-    /// Returns this deadline, or none.
+    /// Creates the value for a deadline, or for no deadline.
     pub(crate) fn new(shared: Arc<Shared>, deadline: Option<Moment>) -> Self {
         Self { shared, deadline }
     }
@@ -77,7 +77,8 @@ pub(crate) async fn pause(shared: &Shared) {
 
 /// Returns the time of the next retry.
 pub(crate) fn after_pause(shared: &Shared) -> Moment {
-    /// Waiting longer has no benefit: a change usually arrives within a heartbeat.
+    /// Maximum pause before a retry. A change usually arrives within a heartbeat, so a longer pause
+    /// has no benefit.
     const PAUSE_MAX: Duration = Duration::from_millis(100);
     shared.now() + shared.settings.heartbeat.min(PAUSE_MAX)
 }

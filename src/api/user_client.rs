@@ -72,7 +72,7 @@ impl Client {
     /// change does not increase the revision.
     ///
     /// # Errors
-    /// Returns an [`AuthError`] if the change is not valid. See [`Error`] for the rest.
+    /// Returns an [`AuthError`] if the change is not valid. See [`Error`] for other errors.
     pub async fn change_access(&self, change: AccessChange) -> Result<Revision, Error> {
         Ok(self.propose(Command::Access(change), None).await?.revision())
     }

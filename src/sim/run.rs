@@ -1,5 +1,5 @@
-//! Runs one seed to its verdict: a storm of faults over a working cluster, then a calm phase in which a core of the
-//! nodes must converge and repeat every operation.
+//! Runs one seed to its verdict: a storm of faults over a working cluster, then a calm phase in which a subset of the
+//! nodes (the core) must converge and repeat every operation.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -251,7 +251,7 @@ impl Run {
             Err(panic) => (Violation::new("PANIC", explained(words(panic.as_ref()))), true),
         };
         let failure = self.failure(violation);
-        // After a violation, dropping the world may panic and hide the cause. After a panic, a second one would abort
+        // After a violation, dropping the world may panic and hide the cause. After a panic, a second panic would abort
         // the process.
         match has_panicked {
             true => std::mem::forget(self),

@@ -1,6 +1,6 @@
 //! The workload of a simulated world: clients on every node that put, delete, compare and set, transfer money between
-//! accounts, read in both ways, hold leases, watch and use locks. They report every request and every reply to the
-//! judge.
+//! accounts, read linearizably and locally, hold leases, watch and use locks. They report every request and every reply
+//! to the judge.
 //!
 //! Each value is put only once in a world, so that it identifies its request.
 

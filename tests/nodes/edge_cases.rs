@@ -29,7 +29,7 @@ fn session_expiry_frees_the_lock_and_notifies_the_holder() {
     let other = session(&cluster, 1);
     let waiting = stand_in_line(&other, cluster.node(1), "lock");
     let believed = guard.valid_until();
-    // A revocation stands for every end of a lease, because a lease always ends with a log entry.
+    // The test revokes the lease, but any other end of a lease is a log entry too.
     cluster.node(2).client().revoke(held.lease()).block().unwrap();
     assert_eq!(guard.lost().block(), LostReason::SessionEnded(SessionEndReason::LeaseEnded));
     assert!(cluster.node(0).now() < believed, "told at the apply, not when the belief runs out");

@@ -147,7 +147,7 @@ impl Dead {
         self.down = Some(member);
         let mut failed = self.await_its_stop(fleet, member)?;
         if failed == Some(0) {
-            // The node has written nothing to its disk, so this write makes it do so. The write succeeds only if the
+            // The node has not used its disk during the fault yet, so make it write. The write succeeds only if the
             // other members are reachable.
             drop(fleet.process(member).map(|process| process.ask(&Order::Put(SCRAP.to_owned()))));
             failed = self.await_its_stop(fleet, member)?;

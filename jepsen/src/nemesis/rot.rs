@@ -181,8 +181,8 @@ impl Nemesis for Rot {
     fn end(&mut self, fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
         for member in self.damaged.drain(..) {
             let Some(process) = fleet.process(member) else { continue };
-            // A linearizable read shows that the member has caught up and that its leader checks no further. If the
-            // leader finds damage, the member never catches up.
+            // A successful linearizable read shows that the member has caught up, so the leader has found no damage. A
+            // member with damage never catches up.
             let has_all = process.ready()?
                 && matches!(process.answer(&Order::Status)?, Some(Answer::Status { .. }));
             if has_all && !process.is_over() {

@@ -224,7 +224,7 @@ impl Nemesis for Rolling {
         let up = fleet.up();
         if let Some(member) = up.get(self.next % up.len().max(1)) {
             self.next += 1;
-            // The operator of the workload may be ending an additional member, or may just have ended it.
+            // The operator of the workload may be stopping an additional member, or may just have stopped it.
             let held = fleet.try_hold(*member).filter(|_| fleet.being(*member) == ProcessState::Up);
             let Some(_held) = held else { return Ok(up_to(dice, RESTART_EVERY_MS)) };
             fleet.stop(*member)?;

@@ -134,7 +134,7 @@ impl Summary {
             && (self.window_ms, self.rest_ms) == (other.window_ms, other.rest_ms)
             && self.load_seconds >= other.load_seconds
             && self.rate >= other.rate
-            // A run whose build is unknown does not count for any other run.
+            // Runs are compared only if the build is known.
             && self.made.build.is_some()
             && self.made == other.made
     }

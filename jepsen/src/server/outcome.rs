@@ -1,9 +1,9 @@
 //! Classifies gRPC statuses: either the call certainly had no effect, or its outcome is unknown.
 //!
 //! Both kinds of wrong classification are harmful. If a change that was applied is reported as failed, the checker
-//! reports a false violation. If a rejected change is reported as unknown, the checker may miss the loss of a real one.
-//! Therefore this module lists the statuses of rejections explicitly. Every other status is unknown: deadlines, the
-//! shutdown of the server, and every failure of an established connection.
+//! reports a false violation. If a rejected change is reported as unknown, the checker may miss the loss of an applied
+//! change. Therefore this module lists the statuses of rejections explicitly. Every other status is unknown: deadlines,
+//! the shutdown of the server, and every failure of an established connection.
 
 use std::error::Error as _;
 

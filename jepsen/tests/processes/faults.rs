@@ -102,7 +102,7 @@ fn one_after_the_other_to(over: Over, members: usize, names: &[&str]) -> Result<
         cluster.judge(member)?;
     }
     eprintln!("{} writes acknowledged", cluster.load().history().done());
-    // A joining member is a stranger at first. No other connection may be.
+    // The proxy cannot identify the connection of a joining member at first. It must identify all other connections.
     assert!(cluster.links().strangers() == 0 || cluster.setup().spare > 0);
     Ok(())
 }

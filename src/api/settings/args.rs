@@ -18,7 +18,7 @@ impl clap::Args for PartialConfig {
     }
 }
 
-/// Settings that most programs offer. The short help (`-h`) lists no others.
+/// Settings that most programs need. The short help (`-h`) lists only these.
 const COMMON: [&str; 7] =
     ["data_dir", "node_name", "members", "join", "advertise", "listen", "session_ttl"];
 

@@ -1,4 +1,4 @@
-//! Settings in TOML, in JSON, and in the formats of serde.
+//! Settings in TOML, in JSON, and in formats that serde supports.
 
 use std::fmt;
 use std::io;

@@ -6,7 +6,7 @@
 //!   flags ──────┘
 //! ```
 //!
-//! Every source yields the same texts, which one table parses.
+//! Each source provides the value of a setting as text. One table parses the texts of all sources.
 
 #[cfg(feature = "clap")]
 mod args;
@@ -26,8 +26,8 @@ use super::{Config, ConfigError};
 use parse::distance;
 use table::{PREFIX, REQUIRED, SETTINGS, Setting, missing_feature};
 
-/// Some settings of a node, from one source or several. A [`Config`] is made of them by
-/// [`PartialConfig::into_config`].
+/// Some settings of a node, from one or more sources. [`PartialConfig::into_config`] converts them
+/// to a [`Config`].
 ///
 /// A setting has a key. In a TOML or JSON file, the part before a dot is a table or an object.
 /// [`PartialConfig::from_env`] reads the variable whose name is `BOWLINE_` and the key in upper
@@ -145,7 +145,7 @@ pub struct PartialConfig {
 /// The value of one setting.
 #[derive(Clone, Debug)]
 struct Given {
-    /// The value in the form that environment variables have.
+    /// The value as text, in the format of environment variables.
     value: OsString,
     source: SettingSource,
 }
@@ -232,15 +232,15 @@ impl PartialConfig {
         Ok(())
     }
 
-    /// Returns the settings of both. If both have a setting, the one of `stronger` counts.
+    /// Returns the settings of both. If both have a setting, uses the value in `stronger`.
     #[must_use]
     pub fn overridden_by(mut self, stronger: Self) -> Self {
         self.given.extend(stronger.given);
         self
     }
 
-    /// Returns the configuration. Settings that are not set have their defaults. Settings that text
-    /// cannot express can be added to the result.
+    /// Returns the configuration. Settings that are not set have their defaults. To change a
+    /// setting that has no text form, call its method on the result.
     ///
     /// # Errors
     /// Returns [`ConfigError::Missing`] if a required setting is not set. If a setting is out of
@@ -296,8 +296,8 @@ impl Config {
     /// Creates the configuration of a node from environment variables: `BOWLINE_DATA_DIR` and
     /// `BOWLINE_NODE_NAME`, which are required, `BOWLINE_MEMBERS`, `BOWLINE_HEARTBEAT` and so on.
     /// [`PartialConfig`] lists all settings, and combines variables with other sources. Variables
-    /// that are unset or empty keep the default. Settings without a variable can be added to the
-    /// result.
+    /// that are unset or empty keep the default. To change a setting that has no variable, call its
+    /// method on the result.
     ///
     /// # Errors
     /// Returns [`ConfigError::Variable`], which names the variable, if a required variable is unset
@@ -404,7 +404,7 @@ mod tests {
             assert!(on_page, "{key} is not in settings.md");
             assert!(!setting.help.is_empty() && !setting.help.ends_with('.'), "{key}");
         }
-        // Each setting of the page has a key.
+        // Each setting on the page must have a key.
         let fields = page.lines().take_while(|line| *line != "## Settings of `bowline serve`");
         for line in fields.filter(|line| line.starts_with("| `")) {
             let name = line.split('`').nth(1).unwrap();

@@ -55,7 +55,7 @@ pub(super) enum Form {
 
 #[cfg(any(feature = "clap", feature = "config"))]
 impl Form {
-    /// Returns what a value of this form may be.
+    /// Describes the valid values of this form.
     #[cfg(feature = "config")]
     pub(super) fn accepts(self) -> &'static str {
         match self {
@@ -105,18 +105,19 @@ impl Setting {
         format!("{PREFIX}{}", self.key.replace('.', "_").to_ascii_uppercase())
     }
 
-    /// Returns the name of the flag, without the hyphens before it.
+    /// Returns the name of the flag, without the leading hyphens.
     #[cfg(feature = "clap")]
     pub(super) fn flag(&self) -> String {
         format!("bowline-{}", self.key.replace(['.', '_'], "-"))
     }
 
-    /// Returns why a value in the form that environment variables have is invalid, if it is.
+    /// Checks a value in the format of environment variables. If the value is invalid, returns the
+    /// reason.
     pub(super) fn check(&self, value: &OsStr) -> Result<(), String> {
         self.apply(Config::new("", ""), value).map(drop)
     }
 
-    /// Applies a value in the form that environment variables have.
+    /// Applies a value in the format of environment variables.
     pub(super) fn apply(&self, config: Config, value: &OsStr) -> Result<Config, String> {
         match self.set {
             Setter::Path(set) => Ok(set(config, Path::new(value))),
@@ -127,7 +128,7 @@ impl Setting {
     }
 }
 
-/// Returns the crate feature that a setting outside this build needs.
+/// Returns the crate feature that this setting needs, if the build lacks the feature.
 pub(super) fn missing_feature(key: &str) -> Option<&'static str> {
     let is_tls = key == "peer_tls" || key.starts_with("peer_tls.") || key.starts_with("peer_tls_");
     match key {
@@ -275,11 +276,11 @@ mod tests {
         for setting in SETTINGS {
             let Some((_, default)) = setting.help.split_once("[default: ") else { continue };
             let default = default.strip_suffix(']').unwrap();
-            // The default of these depends on other settings.
+            // These defaults depend on other settings.
             if default.starts_with("from the ") || default.starts_with("the ") {
                 continue;
             }
-            // The settings of a table have defaults only if the table is there.
+            // The settings of a table have defaults only if the table is set.
             let config = Config::new("d", "n");
             #[cfg(feature = "tls")]
             let config = match setting.key.starts_with("peer_tls.") {

@@ -46,8 +46,8 @@ pub enum BarrierError {
 }
 
 impl BarrierError {
-    /// Returns whether the barrier was held. A hold that is attached to a session remains only if
-    /// the call succeeds.
+    /// Returns whether the failed call held the barrier. A hold that is attached to a session
+    /// remains only if the call succeeds.
     pub fn effect(&self) -> Effect {
         match self {
             BarrierError::Held { .. } => Effect::NotApplied,
@@ -55,8 +55,8 @@ impl BarrierError {
         }
     }
 
-    /// Reports whether the same call may succeed later without intervention: the barrier was held,
-    /// or the cluster had no quorum.
+    /// Reports whether the same call may succeed later without intervention, for example because
+    /// the barrier was held or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         match self {
             BarrierError::Held { .. } => true,

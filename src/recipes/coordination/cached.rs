@@ -160,8 +160,8 @@ fn watch_after(client: &Client, range: &KeyRange, seen: Revision) -> Result<Watc
 /// parsed. A program that must react to changes runs a loop over [`Cached::changed`] in a task or
 /// thread of its own.
 ///
-/// Keys are those of the client that created the view: they include the prefix of the view, but not
-/// that of the client ([`Client::with_prefix`]).
+/// Keys include the prefix of the view, but not the prefix of the client that created the view
+/// ([`Client::with_prefix`]).
 ///
 /// Also a [`Stream`] of new views: each item is what [`Cached::changed`] returns. After an error the
 /// stream ends.
@@ -250,7 +250,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
     }
 
     /// Returns one entry of the local replica by its key, or `None` if the key does not exist. The
-    /// key includes the prefix of the view, but not that of the client that created it:
+    /// key includes the prefix of the view, but not the prefix of the client that created the view:
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -264,7 +264,8 @@ impl<T: Send + Sync + 'static> Cached<T> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The entry does not change. To read several entries at one revision, use [`Cached::view`].
+    /// The returned entry is immutable. To read several entries at one revision, use
+    /// [`Cached::view`].
     ///
     /// # Errors
     /// Returns [`Error::Stopped`] if the node has stopped.
@@ -280,9 +281,8 @@ impl<T: Send + Sync + 'static> Cached<T> {
         Ok(self.inner.look(None)?.view.revision)
     }
 
-    /// Waits for a change that this handle has not seen yet, counted from its creation or from its
-    /// last call of this method, and returns the new view. Several changes may be reported as one.
-    /// Cancel-safe.
+    /// Waits for a change since the creation of this handle or its last call of this method, and
+    /// returns the new view. Several changes may be reported as one. Cancel-safe.
     ///
     /// # Errors
     /// Returns [`Error::Stopped`] if the node has stopped.
@@ -299,7 +299,7 @@ impl<T: Send + Sync + 'static> Cached<T> {
     }
 
     /// Returns the view if it has a change that this handle has not seen yet. Otherwise, the next
-    /// change is reported to the waiting tasks.
+    /// change wakes the waiting tasks.
     fn unseen(&mut self) -> Result<Option<View<T>>, Error> {
         let kept = self.inner.look(Some(&Waker::from(Arc::clone(&self.inner.news))))?;
         if kept.changed_at <= self.seen {

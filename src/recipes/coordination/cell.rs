@@ -111,10 +111,11 @@ impl Cell {
     /// If the value was changed meanwhile, retries with the changed value. Returns the written
     /// value. A key with a lease keeps its lease.
     ///
-    /// `change` is called once per attempt and must have no side effects. The old value comes from the
-    /// local replica. If another member changed it a moment ago, `change` may first see the value (or `None`) before that,
-    /// and what it computes from it is never written. So it must accept every value that the cell ever had. To write only under a
-    /// condition, use [`Cell::try_update`]. Each attempt costs one commit.
+    /// `change` is called once per attempt and must have no side effects. The old value comes from
+    /// the local replica. If another member has just changed the cell, `change` may first get an
+    /// earlier value (or `None`). The result for an earlier value is never written. So `change`
+    /// must accept every value that the cell ever had. To write only under a condition, use
+    /// [`Cell::try_update`]. Each attempt costs one commit.
     ///
     /// Of several concurrent attempts, one always succeeds: the one that the leader receives first. So
     /// if many processes change one cell all the time, the process in which the cluster leader runs wins most rounds,
@@ -147,11 +148,11 @@ impl Cell {
     /// new value is written, and returns the result of `change`. If the value was changed meanwhile,
     /// calls `change` again with the changed value. A key with a lease keeps its lease.
     ///
-    /// `change` may be called several times and must have no side effects. As in [`Cell::update`], a call may see
-    /// an earlier value, or `None`. Only the result of the last
-    /// call is returned: its new value was written, or the value that it kept was still the current
-    /// one afterwards. A write costs one commit per attempt, as in [`Cell::update`], and is as unfair under
-    /// contention. Keeping the value costs one linearizable read, and no commit.
+    /// `change` may be called several times and must have no side effects. As in [`Cell::update`],
+    /// a call may get an earlier value, or `None`. Only the result of the last call is returned:
+    /// its new value was written, or a linearizable read confirmed that the kept value was current.
+    /// As in [`Cell::update`], a write costs one commit per attempt and is unfair under contention.
+    /// Keeping the value costs one linearizable read, and no commit.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -190,8 +191,8 @@ impl Cell {
                     Some(value) => {
                         replace(&client, &key, row.as_ref(), value, &until).await?.is_some()
                     }
-                    // The local replica may be stale, so the value that was kept may be an old one.
-                    // After this read the replica is not older than the read.
+                    // The local replica may be stale, so the kept value may be outdated. This
+                    // linearizable read also brings the replica up to date.
                     None => {
                         let now = client.get(key.clone()).deadline(until.left()).await?;
                         version_of(now.as_ref()) == version_of(row.as_ref())

@@ -162,8 +162,8 @@ impl Client {
         }
     }
 
-    /// Deletes `key` if it is in the expected state. If a caller stores a value that only it knows,
-    /// it can use that value here to delete only its own key. (Redis needs a script for this.) With
+    /// Deletes `key` if it is in the expected state. A caller that stores a unique value can pass
+    /// that value here to delete only its own key. (Redis needs a script for this.) With
     /// [`Expected::Missing`] nothing is deleted.
     pub fn compare_and_delete(
         &self,

@@ -84,8 +84,8 @@ pub enum DoubleBarrierError {
 
 impl DoubleBarrierError {
     /// Returns whether this participant was counted, so that the other participants may have
-    /// started. For
-    /// [`BarrierParticipant::leave`]: whether it has left by this call.
+    /// started. For an error of [`BarrierParticipant::leave`]: whether that call has left the
+    /// barrier.
     pub fn effect(&self) -> Effect {
         match self {
             DoubleBarrierError::Full { .. } | DoubleBarrierError::SizeMismatch { .. } => {
@@ -96,8 +96,8 @@ impl DoubleBarrierError {
         }
     }
 
-    /// Reports whether the same call may succeed later without intervention: there were enough
-    /// participants already, or the cluster had no quorum.
+    /// Reports whether the same call may succeed later without intervention, for example because
+    /// there were enough participants already or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         match self {
             DoubleBarrierError::Full { .. } => true,
@@ -171,9 +171,9 @@ impl DoubleBarrier {
         })
     }
 
-    /// Waits until all participants have arrived, and leaves without waiting until the others
-    /// leave. This is a cyclic barrier. Waits without limit unless a deadline is set. Dropping the
-    /// future leaves the barrier.
+    /// Waits until all participants have arrived, then leaves without waiting for the other
+    /// participants to leave. Use this method as a cyclic barrier. Waits without limit unless a
+    /// deadline is set. Dropping the future leaves the barrier.
     ///
     /// # Errors
     /// See [`DoubleBarrierError`]. If the effect of the error is [unknown](crate::Effect::Unknown),
@@ -283,9 +283,8 @@ impl BarrierParticipant {
     /// - [`DoubleBarrierError::KeyDeleted`], or [`Error::SessionEnded`] inside
     ///   [`DoubleBarrierError::Store`]: this participant had already left, and the call did not
     ///   wait for the other participants.
-    /// - [`Error::Deadline`] inside [`DoubleBarrierError::Store`]: other participants are still
-    ///   inside, or it is not known whether they are. With
-    ///   [`Effect::Applied`](crate::Effect::Applied) this participant has left.
+    /// - [`Error::Deadline`] inside [`DoubleBarrierError::Store`]: other participants may still be
+    ///   inside. With [`Effect::Applied`](crate::Effect::Applied) this participant has left.
     pub fn leave(self) -> Call<'static, (), DoubleBarrierError> {
         let Self { client, entry, prefix, round } = self;
         Call::endless(&client.clone(), move |until| async move {

@@ -37,8 +37,8 @@ const GUESSED_VALUE_BYTES_MAX: usize = 256;
 ///
 /// Numbers start at 0, have ten digits, and are dense: each created key takes exactly the next
 /// number, and a call that changes nothing takes no number. (A number is skipped only if its key
-/// was created in another way.) A number is never used twice, even after its key was deleted or its
-/// creation was undone. Keys sort in the order of their creation.
+/// was created without a sequence.) A number is never used twice, even after its key was deleted or
+/// its creation was undone. Keys sort in the order of their creation.
 ///
 /// A call is one entry in the log and is applied at most once. After a crash, a pause or a
 /// partition in the middle of a call the key either exists or does not.
@@ -173,7 +173,7 @@ impl Sequence {
                 }
                 next => next?,
             };
-            // Skip numbers whose keys were created in another way.
+            // Skip numbers whose keys were created without a sequence.
             while client.get(numbered(&prefix, first)?).local().await?.is_some() {
                 first += 1;
             }

@@ -92,7 +92,8 @@ impl SessionKey {
         let made = key.clone();
         let undo = move |reply: &Reply| match reply {
             Reply::Txn(reply) if !reply.succeeded => None,
-            // If the outcome is unknown, the create revision tells whether the key is this one.
+            // If the outcome is unknown, the create revision shows whether this call created the
+            // key.
             reply => Some(deletion(&made, reply.revision())),
         };
         match run_undoable_within(session, command, until, undo).await? {

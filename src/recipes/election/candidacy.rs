@@ -293,8 +293,8 @@ impl Candidacy {
         view
     }
 
-    /// Reports whether a pause has ended. On a stopped node every pause has ended, because the
-    /// timers do not run there.
+    /// Reports whether a pause has ended. On a stopped node no timers run, so every pause counts as
+    /// ended.
     fn is_due(&self, until: Moment) -> bool {
         let shared = self.election.session().shared();
         shared.now() >= until || shared.stop_reason().is_some()

@@ -14,10 +14,10 @@ use crate::recipes::lock::core::view;
 /// the handler of a request. Created by [`Node::election_view`]. Needs no session. Every method
 /// reads local memory only and never waits, so a view also answers while the node has no quorum.
 ///
-/// The leader of an election is not the leader of the consensus. Your program campaigns for the
-/// first ([`Node::leader_task`], [`Session::election`](crate::Session::election)). The members of
-/// the cluster choose the second among themselves ([`Node::is_leader`]). The two are often different
-/// processes.
+/// The leader of an election is not the leader of the consensus. Your program campaigns to lead an
+/// election ([`Node::leader_task`], [`Session::election`](crate::Session::election)). The members
+/// of the cluster elect the leader of the consensus among themselves ([`Node::is_leader`]). The two
+/// are often different processes.
 #[derive(Clone, Debug)]
 pub struct ElectionView {
     client: Client,
@@ -51,10 +51,10 @@ impl ElectionView {
     }
 
     /// Reports whether a task of this node leads the election now. The result is true from the
-    /// moment in which the task receives its [`Leadership`](crate::Leadership) until that is
-    /// resigned, dropped or lost, and is never true after
-    /// [`Hold::valid_until`](crate::lock::Hold::valid_until). So on at most one node the result is
-    /// true at a time, under the conditions of [`Hold`](crate::lock::Hold).
+    /// moment at which the task receives its [`Leadership`](crate::Leadership) until the leadership
+    /// is resigned, dropped or lost. It is never true after
+    /// [`Hold::valid_until`](crate::lock::Hold::valid_until). So the result is true on at most one
+    /// node at a time, under the conditions of [`Hold`](crate::lock::Hold).
     ///
     /// The result describes the time of the call. To write only as the leader, use
     /// [`ElectionView::still_leader`], or [`Hold::txn`](crate::lock::Hold::txn) of the leadership.

@@ -70,8 +70,8 @@ pub enum LockAdminError {
         /// Key of the entry.
         key: Bytes,
     },
-    /// The successor is not a waiter of the same queue, or it has the same session as the holder.
-    /// The two holds of one session could not be distinguished. Nothing was changed.
+    /// The successor is not a waiter of the same queue, or it has the same session as the holder
+    /// (two holds of one session could not be distinguished). Nothing was changed.
     #[error(
         "request not sent: {} is not a waiter of that lock with another session than the holder's",
         successor.escape_ascii()

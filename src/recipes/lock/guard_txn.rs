@@ -63,9 +63,9 @@ impl GuardError {
         }
     }
 
-    /// Reports whether the same transaction may succeed later under the same guard: the cluster had
-    /// no quorum. After [`GuardTxn::commit_and_release`] there is no guard: the lock was released
-    /// regardless of the outcome, and must be acquired again.
+    /// Reports whether the same transaction may succeed later under the same guard, for example
+    /// because the cluster had no quorum. After [`GuardTxn::commit_and_release`] there is no guard:
+    /// the lock was released regardless of the outcome, and must be acquired again.
     pub fn is_transient(&self) -> bool {
         matches!(self, GuardError::Store(error) if error.is_transient())
     }

@@ -28,8 +28,7 @@ use crate::recipes::lock::core::token::Token;
 pub enum LockState {
     /// The lock is held at least until this time.
     Held(Moment),
-    /// The lock is held until this time. Afterwards the lock may be lost, because renewals are
-    /// overdue.
+    /// Renewals are overdue. The lock is held until this time, and may be lost afterwards.
     Unconfirmed(Moment),
     /// The lock is lost: this guard never reports it as held again. [`Hold::txn`] asks the store, which
     /// may notice the loss later.

@@ -6,10 +6,11 @@
 //! contains the cycle.
 //!
 //! Every node can see the whole cycle, because the rows of the queues show who waits for whom: a
-//! row names its owner, and a lease lists its keys. The youngest request closes a cycle and is
-//! rejected. The search for a cycle considers only entries that were enqueued before the request.
-//! All of those are in the local replica when the node has applied the request's own enqueue.
-//! Requests for permits of a semaphore do not wait for a particular owner, so they are ignored.
+//! row names its owner, and a lease lists its keys. The youngest request of a cycle is the one that
+//! closes it, and is rejected. The search for a cycle considers only entries that were enqueued
+//! before the request. All of those are in the local replica when the node has applied the
+//! request's own enqueue. Requests for permits of a semaphore do not wait for a particular owner,
+//! so they are ignored.
 //!
 //! Suppose that a lock was granted to another task of the owner, but not delivered yet. A request
 //! of the owner in the same queue then closes no cycle: once the lock is delivered, the request
@@ -146,8 +147,8 @@ impl Owner {
     }
 
     /// Limits how often the owner may hold one lock at the same time. The minimum is 1, which
-    /// allows no second hold. Default: 65,536. Returns a new owner, which does not know the locks
-    /// that this one holds.
+    /// allows no second hold. Default: 65,536. Returns a new owner, which holds none of the locks
+    /// that this owner holds.
     #[must_use]
     pub fn holds_max(self, holds: u32) -> Self {
         let OwnerInner { id, name, waiting, .. } = &*self.inner;

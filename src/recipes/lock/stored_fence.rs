@@ -14,18 +14,17 @@ use crate::recipes::lock::core::token::Token;
 /// token in the store. Created by [`Client::fence`]. All processes that use the same name share the
 /// fence, and it survives their restarts.
 ///
-/// Use it in a program that receives requests from holders of a lock and has a node of its own. A
-/// holder that has a node itself should write with [`Hold::txn`](crate::lock::Hold::txn) instead,
-/// which needs no token.
+/// Use the fence in a program that embeds a node and receives requests from holders of a lock. A
+/// holder that embeds a node should write with [`Hold::txn`](crate::lock::Hold::txn) instead, which
+/// needs no token.
 ///
 /// Guarantee: once a token was admitted, every later call of [`StoredFence::admit`] for a lower
 /// token fails, on every node. Limits:
 ///
-/// - A fence knows only tokens that it has seen. The requests of an earlier holder are admitted
-///   until the first request of a later holder.
-/// - A request that was admitted may still be at work when a later holder is admitted. If its work
-///   is a transaction of the store, add [`StoredFence::condition`] to it, and the store rejects
-///   the transaction in this case. Otherwise pass the token on to the resource.
+/// - Requests of an earlier holder are admitted until the first request of a later holder.
+/// - An admitted request may still be running when a later holder is admitted. If the request
+///   writes with a transaction of the store, add [`StoredFence::condition`] to the transaction: the
+///   store then does not apply it in this case. Otherwise pass the token on to the resource.
 ///
 /// A fence belongs to one lock: tokens of different locks cannot be compared.
 ///
@@ -93,7 +92,7 @@ impl StoredFence {
     /// token costs one commit. Later calls cost a linearizable read.
     ///
     /// # Errors
-    /// Returns [`FenceError::StaleToken`] for a lower token. See [`FenceError`] for the rest.
+    /// Returns [`FenceError::StaleToken`] for a lower token. See [`FenceError`] for other errors.
     pub fn admit(&self, token: Token) -> Call<'static, (), FenceError> {
         let Self { client, key } = self.clone();
         Call::new(&self.client, move |until| async move {

@@ -91,8 +91,8 @@ impl UpgradeError {
         self.why.effect()
     }
 
-    /// Reports whether the upgrade may succeed later without intervention: there were other
-    /// readers, or the cluster had no quorum.
+    /// Reports whether the upgrade may succeed later without intervention, for example because
+    /// there were other readers or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         self.why.is_transient()
     }

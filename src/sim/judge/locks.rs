@@ -460,7 +460,7 @@ impl Judge {
         let now = self.timeline.now();
         let LockJudge { attempts, holders, .. } = &self.locks;
         let long = |attempt: &&LockAttempt| now - attempt.since.max(calm) > CIRCLE_MAX;
-        // The piece of work that holds what `work` waits for.
+        // The piece of work that holds the lock for which `work` waits.
         let next = |work: WorkId| {
             let attempt =
                 attempts.values().filter(long).find(|attempt| attempt.work == Some(work))?;

@@ -49,7 +49,7 @@ impl Judge {
         };
         let never = Line::new();
         let line = self.line(election).unwrap_or(&never);
-        // An observer that misses compacted history takes a fresh look, however much has happened since.
+        // An observer that needs compacted history reads the current state instead, however many changes it skips.
         let reach = |seen: Revision| if self.compaction_asked() > seen { usize::MAX } else { 1 };
         let next = |seen: &Revision| line.heads_after(*seen).iter().take(reach(*seen));
         let found: Vec<_> = match &seen {

@@ -48,7 +48,7 @@ pub(super) async fn turn(player: &Player, session: &Session, election: &'static 
 pub(super) async fn live_on(player: Player, election: &'static str) {
     let own = OwnSession::of(player.caller.client().clone());
     while !player.is_closing() {
-        // This recipe puts its value again for each campaign, so the value must not count as unique.
+        // This recipe puts the same value for each campaign, so the value must not count as unique.
         let leading = LeaderTask::by_node(Arc::clone(&own), election.into(), "leads again".into());
         let answer = run(&player, leading, election).await;
         let is_over = matches!(answer, Err(LeadError::NotElected(LockError::SessionEnded(_))));

@@ -342,7 +342,7 @@ fn deadlock_between_tasks_of_one_owner_is_reported_once_one_holds() {
     let cluster = lasting(1);
     let mine = session(&cluster, 0);
     let (owner, lock) = (mine.owner("ann"), mine.rw_lock("lock"));
-    // `holds_max` returns a new owner, which does not know the holds of the original owner.
+    // `holds_max` returns a new owner, which has none of the holds of the original owner.
     let again = owner.clone().holds_max(3);
     for owner_too in [&owner, &again] {
         cluster.pause(0);

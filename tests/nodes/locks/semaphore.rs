@@ -76,7 +76,7 @@ fn wrong_limit_wrong_kind_and_excess_permits_are_rejected() {
     let error = mine.mutex(NAME).lock().block().unwrap_err();
     assert_eq!(error, LockError::KindMismatch { stored: LockKind::Semaphore(2) });
     permit.release().block().unwrap();
-    // The queue is empty, so the limit is forgotten.
+    // The queue is empty, so no limit is stored any more.
     until_places(cluster.node(0), NAME, 0);
     assert!(mine.semaphore(NAME, 3).acquire().block().unwrap().is_held());
 }
@@ -374,7 +374,7 @@ fn waits_deep(semaphore: &Semaphore, node: &Node) -> Waits {
 fn repeated_acquires_reuse_key_names() {
     let cluster = lasting(1);
     let of = session(&cluster, 0).semaphore(NAME, 4);
-    // The queue stays known while one request of this node is in it.
+    // The node keeps its data about the queue while one of its requests is in the queue.
     let _stays = of.acquire().block().unwrap();
     let mut names = BTreeSet::new();
     for _ in 0..20 {

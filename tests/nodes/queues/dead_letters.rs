@@ -92,7 +92,7 @@ fn requeued_dead_letter_begins_again_at_the_end_of_its_queue() {
     let again = taker.take().block().unwrap();
     assert_eq!((text(&again), again.attempt()), ("b".to_owned(), 1));
     again.ack().block().unwrap();
-    // Ids that no dead letter has.
+    // No dead letter has these ids.
     assert!(!jobs.requeue(&ids[1]).block().unwrap());
     assert!(!jobs.requeue(&"by hand".parse().unwrap()).block().unwrap());
     assert!(!jobs.dead().requeue(&ids[0]).block().unwrap(), "to be called on the queue");

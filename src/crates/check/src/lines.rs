@@ -17,7 +17,7 @@
 //! | `call` | a call of the model, with its fields | an error |
 //!
 //! Each model documents its calls and their fields. An unknown field is an error, and so is a field that occurs twice
-//! in an object, so that a typing error never makes a history say less than intended. Every error names its line.
+//! in an object, so that a typing error never drops a part of a history. Every error names its line.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! The demo alone. It builds faster than `bowline`.
+//! Runs the demo without the other commands. This binary builds faster than `bowline`.
 
 use std::process::ExitCode;
 

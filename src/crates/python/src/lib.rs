@@ -1,8 +1,8 @@
 //! The native module of the Python package `bowline`: a node of Bowline in the Python process.
 //!
-//! The classes that a Python program uses are in `bowline/*.py`. They use this module, which has no
-//! blocking and no asyncio variants of its methods: a method returns a [`Call`](call::Call), which
-//! one kind of program waits for and the other kind awaits.
+//! The classes that a Python program uses are in `bowline/*.py`. They use this module. Its methods
+//! return a [`Call`](call::Call), for which a blocking program waits and which an asyncio program
+//! awaits.
 //!
 //! ```text
 //!   call      a call: blocking, or on the background thread with a callback

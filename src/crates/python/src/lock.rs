@@ -1,5 +1,5 @@
-//! [`Lock`] and [`Hold`]: locks of all kinds, and what a program holds. [`Election`]: leadership,
-//! which is held like a lock.
+//! [`Lock`], [`Hold`] and [`Election`]: locks of all kinds, their holds, and elections, whose
+//! leadership is a hold too.
 
 use std::sync::Arc;
 use std::time::Instant;

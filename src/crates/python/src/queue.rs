@@ -1,4 +1,4 @@
-//! [`Queue`] and [`Item`]: the work queue, and what a taker has taken.
+//! [`Queue`] and [`Item`]: the work queue, and an item that was taken from it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;

@@ -19,7 +19,7 @@ pub(crate) struct BoundKey {
 }
 
 impl BoundKey {
-    /// Returns an attached key with any value.
+    /// Returns an attached key that is deleted regardless of its value.
     pub(crate) fn of_key(key: Bytes) -> Self {
         Self { key, value: Bytes::new(), is_sure: true }
     }

@@ -232,8 +232,8 @@ impl LockError {
         }
     }
 
-    /// Reports whether the same call may succeed later without intervention: another request was
-    /// ahead, or the cluster had no quorum.
+    /// Reports whether the same call may succeed later without intervention, for example because
+    /// another request was ahead or the cluster had no quorum.
     pub fn is_transient(&self) -> bool {
         match self {
             LockError::Store(error) => error.is_transient(),
@@ -246,8 +246,8 @@ impl LockError {
         }
     }
 
-    /// Reports whether a permanent candidate retries after this error. The candidate also retries
-    /// after errors that an operator has to resolve, such as a full disk.
+    /// Reports whether a candidacy retries after this error. A candidacy also retries after errors
+    /// that an operator has to resolve, such as a full disk.
     pub(crate) fn may_pass(&self) -> bool {
         let is_waited_for = match self {
             LockError::Store(error) => error.needs_room() || *error == Error::Diverged,

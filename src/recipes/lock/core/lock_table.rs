@@ -190,8 +190,8 @@ impl LockTable {
         was_held
     }
 
-    /// Hands a hold off to the next waiter of this process if nothing else is required. Returns
-    /// `false` otherwise.
+    /// Hands a hold to the next waiter of the entry. Returns `false` if there is none, or if the
+    /// release needs a log entry.
     pub(crate) fn hand_off(
         self: &Arc<Self>,
         entry: &Arc<QueueEntry>,
@@ -284,7 +284,7 @@ impl LockTable {
         self.run_since(None, actions);
     }
 
-    /// Like [`LockTable::perform`], for changes that this node learnt of at the time `known` (default:
+    /// Like [`LockTable::run`], for changes that this node learnt of at the time `known` (default:
     /// now).
     fn run_since(self: &Arc<Self>, known: Option<Moment>, actions: DeferredActions) {
         for (entry, action) in actions {

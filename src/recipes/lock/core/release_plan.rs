@@ -33,8 +33,8 @@ pub(crate) struct ReleasePlan {
 /// The entry to which a hold is transferred.
 pub(crate) struct Successor {
     pub(crate) position: QueuePosition,
-    /// Whether the caller that waits for the reply has named the successor. This caller gets an
-    /// error if the transfer is not possible.
+    /// Whether the waiting caller has named the successor. If so, the caller gets an error if the
+    /// transfer is not possible.
     pub(crate) reports_failure: bool,
 }
 

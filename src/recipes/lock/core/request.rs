@@ -23,7 +23,7 @@ pub(crate) struct LockRequest {
     /// Names of the locks without a trailing slash, without duplicates.
     pub(crate) names: Vec<Bytes>,
     pub(crate) row: RequestRow,
-    /// The owner, which looks for deadlocks.
+    /// The owner, whose waits are checked for deadlocks.
     pub(crate) owner: Option<OwnerTag>,
     /// Whether the request fails instead of waiting.
     pub(crate) only_try: bool,

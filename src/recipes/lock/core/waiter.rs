@@ -49,7 +49,7 @@ pub(crate) struct WaiterOptions {
     pub(crate) deadline: Option<(Moment, u64)>,
     /// Maximum hold time.
     pub(crate) max_hold: Option<Duration>,
-    /// Whether the request belongs to an owner, which looks for deadlocks.
+    /// Whether the request belongs to an owner, whose waits are checked for deadlocks.
     pub(crate) is_owned: bool,
 }
 

@@ -356,8 +356,9 @@ impl Evidence for Lists<'_, '_> {
     }
 
     fn joined(&self, mut cycle: Vec<CycleStep>, apart: bool) -> Vec<CycleStep> {
-        // Everything that was appended later comes after this transaction, and after every transaction that did not
-        // read it. At some levels the latter is only forbidden if there is a transaction in between.
+        // A transaction that appended a value comes before all later appends, and before their readers. A transaction
+        // that did not read a value comes before all later appends too. With `apart`, such steps stay separate: if a
+        // merged step were next to another read-write step, the cycle would be allowed.
         let mut place = 0;
         while cycle.len() > 2 && place < cycle.len() {
             let after = (place + 1) % cycle.len();

@@ -6,12 +6,12 @@
 //! is the method of Elle (Kingsbury and Alvaro, 2020: "Inferring Isolation Anomalies from Experimental
 //! Observations"). This method takes seconds where a search for the order would never end:
 //!
-//! | edge | why one transaction comes before the other |
+//! | edge | why the first transaction comes before the second |
 //! |---|---|
-//! | write, write | the other overwrote the value that it wrote, or appended after it |
-//! | write, read | the other read the value that it wrote |
-//! | read, write | it read the value that was there before the other wrote |
-//! | time | it had ended when the other was called |
+//! | write, write | the second overwrote the value of the first, or appended after it |
+//! | write, read | the second read the value that the first wrote |
+//! | read, write | the first read the value that existed before the second wrote |
+//! | time | the first had ended when the second was called |
 //!
 //! The [`Level`] decides which cycles are forbidden. Some anomalies need no cycle and are also looked for: a read of
 //! a value that was never written, that a failed transaction wrote (G1a), or that its own writer overwrote (G1b); a

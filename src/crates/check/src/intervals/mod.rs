@@ -17,7 +17,7 @@
 //! difference between any two.
 //!
 //! Never record a hold as longer than it was, because this causes false violations. For calls, the opposite is true.
-//! Read the clock first and ask the guard afterwards. If the guard says "held", the lock was held at that moment,
+//! Read the clock first and ask the guard afterwards. If the guard reports "held", the lock was held at that moment,
 //! regardless of any pause in between:
 //!
 //! ```text

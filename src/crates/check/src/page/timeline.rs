@@ -149,7 +149,7 @@ impl PageTimeline {
     fn arrow(&self, html: &mut String, number: usize, link: &Link) -> std::fmt::Result {
         let middle = |index: Index| {
             let placed = self.bars.iter().find(|placed| placed.bar.index == index)?;
-            // The end of an open bar says nothing about the time of its effect, so the arrow starts near the call.
+            // The end of an open bar does not show when the operation took effect, so the arrow starts near the call.
             let width = placed.width.min(2 * MOMENT_WIDTH);
             Some((placed.x + width / 2, placed.y + BAR_HEIGHT / 2))
         };

@@ -150,7 +150,7 @@ pub(crate) fn long_run(operations: usize, unknown: u64) -> Store {
                 let call = KvCall::Put { key, value: value.into() };
                 match random.below(100) {
                     fate if fate < unknown => {
-                        // Half of them take effect.
+                        // Half of the writes without a reply take effect.
                         if fate % 2 == 0 {
                             revision += 1;
                             *row = Some((value, revision));

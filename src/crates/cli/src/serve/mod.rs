@@ -1,4 +1,4 @@
-//! `bowline serve`: a cluster member that speaks etcd's v3 protocol.
+//! `bowline serve`: runs a cluster member that serves etcd's v3 protocol.
 //!
 //! This module starts a node and a [`Server`] for it, as the flags say, and stops both at a signal.
 //!

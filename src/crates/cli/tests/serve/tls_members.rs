@@ -296,7 +296,7 @@ async fn members_migrate_to_tls_one_by_one_without_lost_writes() {
             assert!(status.success(), "{log}");
             servers.insert(at, secured(at, more).ready());
             writer.goes_on().await;
-            // Members without TLS are accepted as long as there may be some.
+            // Connections without TLS are accepted as long as some members may not use TLS.
             let answer: &[u8] = if more.is_empty() { &[21, 3] } else { b"bo" };
             assert_eq!(answer_without_tls(peer), answer);
         }

@@ -438,7 +438,7 @@ async fn wait(
         };
         tokio::select! {
             ended = until_deleted(member, who, before, revision.next()) => ended?,
-            // If the entry is deleted while waiting, this is noticed even before the entry ahead of it is gone.
+            // If the entry is deleted while waiting, the deletion is noticed even before the entry ahead of it is gone.
             ended = until_deleted(member, who, entry.key.clone(), revision.next()) => ended?,
         }
     }

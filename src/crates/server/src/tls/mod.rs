@@ -79,7 +79,8 @@ impl ServerTls {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let tls = Arc::clone(&self);
-            // The file system may hang, so the check runs on another thread. If a check fails, the next check follows.
+            // The file system may hang, so the check runs on another thread. If a check fails, the error is ignored,
+            // because the check is repeated.
             drop(tokio::task::spawn_blocking(move || tls.refresh()).await);
         }
     }

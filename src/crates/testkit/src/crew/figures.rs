@@ -1,4 +1,4 @@
-//! The figures of one measurement, and their spread over several.
+//! The figures of one measurement, and their spread over several measurements.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Charts as SVG, without scripts. Colours come from classes, which the page defines for light and dark.
+//! Charts as SVG, without scripts. Colours come from classes, which the page defines for its light and its dark mode.
 
 use std::fmt::Write;
 

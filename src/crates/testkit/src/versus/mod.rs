@@ -1,7 +1,7 @@
 //! Bowline (embedded, and as a server), etcd and Redis compared in one run.
 //!
-//! All systems run at the same time, and are measured in turns. The benchmark `versus` of the command line is this
-//! module. [`report`] documents its files.
+//! All systems run at the same time, and are measured in turns. The benchmark `versus` in `src/crates/cli/benches` runs
+//! this module. [`report`] documents its files.
 
 mod chart;
 mod failover;

@@ -1,5 +1,5 @@
-//! A Redis server that syncs every write, and its clients. Each client has a connection, and speaks Redis' protocol
-//! (RESP) without a crate.
+//! A Redis server that syncs every write, and its clients. Each client has its own connection. This module implements
+//! Redis' protocol (RESP) itself.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

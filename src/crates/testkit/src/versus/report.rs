@@ -3,7 +3,7 @@
 //! The file is one object, a [`Report`]. Names of fields are those of the types below. A system is one of `embedded`
 //! (members inside three processes), `served` (three `bowline serve`), `etcd` (three servers) and `redis` (one server).
 //! A spread is an object with `median`, `min` and `max`. Rates are operations per second. The suffix of a field is its
-//! unit. `schema` rises when a field changes its meaning or disappears.
+//! unit. `schema` increases when a field changes its meaning or disappears.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! The systems that are compared, and one measurement of one of them.
+//! The systems that are compared, and a single measurement of one system.
 
 use std::time::Duration;
 

@@ -44,7 +44,7 @@ pub(crate) struct QueueEntry {
     /// Kind of lock at the time of the request. Since then a resize may have changed the limit in
     /// the row.
     pub(crate) requested: LockKind,
-    /// Whether other nodes have entries after it.
+    /// Whether other nodes have entries after this one.
     is_contended: AtomicBool,
     inner: Mutex<EntryInner>,
 }
@@ -178,8 +178,8 @@ impl QueueEntry {
         is_due
     }
 
-    /// Ends a hold by a handoff inside the node, if nothing else is required. Returns `false` if
-    /// something else is required.
+    /// Hands a hold to the next waiter of the entry. Returns `false` if there is none, or if the
+    /// release needs a log entry.
     pub(crate) fn hand_off(
         self: &Arc<Self>,
         waiter: &Arc<Waiter>,
@@ -267,9 +267,9 @@ impl QueueEntry {
         Ok(is_holder)
     }
 
-    /// Prevents further handoffs of the hold, because a transaction whose end is not known here
-    /// uses its condition. When the hold is released, its key is deleted. Returns `false` if the
-    /// hold has ended.
+    /// Prevents further handoffs of the hold, because the conditions of the hold are used by a
+    /// transaction whose end this node does not learn. When the hold is released, its key is
+    /// deleted. Returns `false` if the hold has ended.
     pub(crate) fn prevent_handoff(&self, waiter: &Arc<Waiter>) -> bool {
         let mut inner = self.lock();
         let is_holder = inner.state.is_held_by(waiter);

@@ -1,5 +1,5 @@
 //! The state machine of a queue entry: one function, [`EntryState::apply`], takes a state and an
-//! event, and returns the next state and the actions. `tests/scripts/locks` shows it at work.
+//! event, and returns the next state and the actions. The scripts in `tests/scripts/locks` test it.
 //!
 //! ```text
 //!   Entering ──▶ Waiting ──▶ Held ──▶ Gone        the step to Gone deletes the key, or, from
@@ -149,11 +149,11 @@ pub(crate) enum EntryEvent {
     WaiterFailed { number: u64, why: LockError },
     /// All waiters have failed.
     WaitersFailed(LockError),
-    /// The task of a waiter has given up.
+    /// The task of a waiter has stopped waiting.
     Cancelled { waiter: Arc<Waiter>, why: LockError },
     /// The holder's hold ends. The reply is due once the lock is free or has another holder.
     Released { waiter: Arc<Waiter>, why: LostReason, reply: ReplyTo<Reply> },
-    /// The holder hands off inside the node, if nothing else is required.
+    /// The holder hands off to the next waiter of the entry, unless the release needs a log entry.
     HandedOff { waiter: Arc<Waiter> },
     /// Like `Released`, but the hold is transferred to another entry if that entry still waits.
     Transferred { waiter: Arc<Waiter>, successor: QueuePosition, reply: ReplyTo<Reply> },
@@ -500,7 +500,7 @@ impl EntryStep<'_> {
         self.advance(EntryState::Held(held), reply)
     }
 
-    /// Ends a hold by a handoff inside the node, if nothing else is required.
+    /// Hands a hold to the next waiter of the entry, unless the release needs a log entry.
     fn hand_off(&mut self, mut held: HeldState, waiter: &Arc<Waiter>) -> EntryState {
         let is_quiet = self.data.txns.open == 0 || mutant!(B24);
         let is_due = held.is_held_by(waiter) && is_quiet && !self.data.waiters.is_empty();

@@ -334,7 +334,7 @@ impl LockTableState {
     }
 
     /// Returns this node's entry that holds the lock with this prefix, and its waiter, if the task
-    /// has received its guard. The lock is one whose only holder is the first in the queue.
+    /// has received its guard. Considers only a lock that the first entry of its queue holds alone.
     pub(crate) fn holder_here(&self, prefix: &Bytes) -> Option<QueuedWaiter> {
         let queue = self.queues.get(prefix)?;
         let (first, _) = queue.all.as_ref()?.first()?;
