@@ -20,7 +20,8 @@ const GUARDED: &str = "shares/guarded";
 /// A counter that holders read and put, protected only by the lock.
 const PLAIN: &str = "shares/plain";
 
-/// In a member: tasks count up, each time under the lock. Measures the waits that began in time.
+/// In a member: tasks increment both counters under the lock, until `time` has passed. Measures the
+/// waits for the lock.
 pub(crate) async fn count_up(site: &Arc<Site>, tasks: u64, time: Duration) -> String {
     let mutex = site.session().await.mutex("shares/lock");
     let begun = Instant::now();

@@ -162,7 +162,7 @@ mod tests {
     }
 
     const LEAST: &[(&str, u64)] = &[("read", 2)];
-    /// Three of these are over three microseconds after the fault.
+    /// Three election timeouts of this length have passed 3 µs after the fault.
     const ELECTION: Duration = Duration::from_micros(1);
 
     fn lacking(entries: &[Entry], windows: &[Window], changes: &[u64], wants: Wants) -> usize {

@@ -139,7 +139,7 @@ impl SimCaller {
     /// Requests a membership change and waits until it has been applied.
     ///
     /// # Errors
-    /// Why it was not applied, or that its outcome is unknown.
+    /// The reason why the change was not applied, or an unknown outcome.
     pub(crate) async fn step(
         &self,
         membership_request: MembershipRequest,

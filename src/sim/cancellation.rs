@@ -42,7 +42,7 @@ const MESSAGES_MAX: u64 = 9;
 /// cut off, this includes an election and a retry.
 const BOUND: Duration = Duration::from_secs(2);
 
-/// The same if the session of the dropped acquisition must expire first.
+/// Like [`BOUND`], if the session of the dropped acquisition must expire first.
 const BOUND_OF_LOST: Duration = Duration::from_secs(4);
 
 /// Time after which a trial counts as hanging.
@@ -76,9 +76,9 @@ impl LockAttemptKind {
 pub enum Break {
     /// One message is lost.
     One,
-    /// All messages from one on are lost, for less time than an election takes.
+    /// All messages from a chosen message on are lost, for less time than an election takes.
     Short,
-    /// All messages from one on are lost, for longer than the session lives.
+    /// All messages from a chosen message on are lost, for longer than the session lives.
     Long,
 }
 

@@ -217,7 +217,7 @@ impl SimDisk {
     /// Flips one bit of a file durably, as bit rot does. `bit` counts from the start of the file.
     ///
     /// # Panics
-    /// If there is no such file or bit.
+    /// Panics if there is no such file or bit.
     pub fn flip_bit(&self, path: &Path, bit: usize) {
         let mut bytes = self.read(path).expect("the file is there");
         bytes[bit / 8] ^= 1 << (bit % 8);
@@ -227,7 +227,7 @@ impl SimDisk {
     /// Makes every read fail that touches the sector of a byte, until the sector is written again.
     ///
     /// # Panics
-    /// If there is no such file.
+    /// Panics if there is no such file.
     pub fn spoil_sector(&self, path: &Path, offset: usize) {
         let mut state = self.state();
         let id = state.find(path).expect("the file is there");
@@ -262,7 +262,7 @@ impl SimDiskState {
         dirs.flat_map(|dir| dir.seen.values().chain(dir.durable.values()).copied()).collect()
     }
 
-    /// Returns the total size of those files in bytes.
+    /// Returns the total size of the named files in bytes.
     fn used(&self) -> usize {
         self.named().iter().filter_map(|id| self.files.get(id)).map(|file| file.seen.len()).sum()
     }

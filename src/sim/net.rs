@@ -293,7 +293,7 @@ impl SimNet {
     /// Returns the message if its connection is still open.
     ///
     /// # Panics
-    /// If an undamaged message cannot be decoded, which is a bug of the codec.
+    /// Panics if an undamaged message cannot be decoded, which is a bug of the codec.
     pub(crate) fn arrive(&self, flight: Flight) -> Arrival {
         let mut state = self.state();
         let connection = state.connections.get(&pair(flight.from, flight.to));

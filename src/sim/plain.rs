@@ -39,7 +39,7 @@ impl Draft {
     /// Applies a put.
     ///
     /// # Panics
-    /// If the put keeps the value or lease of a missing key.
+    /// Panics if the put keeps the value or lease of a missing key.
     pub fn put(&mut self, put: &Put) -> PutReply {
         let revision = self.base.next();
         let old = self.state.get(&put.key).cloned();

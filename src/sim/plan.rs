@@ -69,7 +69,7 @@ pub(crate) enum ResetReach {
     Lane,
     /// All connections with one other node.
     Peer,
-    /// All connections with all other nodes, each for another time.
+    /// All connections with all other nodes, each for a different time.
     Node,
 }
 
@@ -88,7 +88,8 @@ pub(crate) enum PlanFault {
     Pause { who: Who, time: Duration },
     /// A process is paused, receives what has arrived in the meantime, and is then isolated for a while.
     Stupor { who: Who, still: Duration, alone: Duration },
-    /// The same, for the node that next requests the renewal of a session that it resumes, right after that request.
+    /// Like `Stupor`, for the node that next requests the renewal of a session that it resumes, right after that
+    /// request.
     ResumeStupor { still: Duration, alone: Duration },
     /// All processes are paused.
     PauseAll { time: Duration },

@@ -153,8 +153,8 @@ impl Scenario {
     /// that it does not need.
     ///
     /// # Panics
-    /// If a seed fails. The message contains the timeline of the failure, the faults that it needs, and the command
-    /// that repeats it. Also panics if a count is too low ([`at_least`](Self::at_least)).
+    /// Panics if a seed fails. The message contains the timeline of the failure, the faults that it needs, and the
+    /// command that repeats it. Also panics if a count is too low ([`at_least`](Self::at_least)).
     pub fn run_all(&self, seeds: impl IntoIterator<Item = u64>) -> Vec<Report> {
         let mut reports = Vec::new();
         for seed in seeds {

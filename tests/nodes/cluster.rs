@@ -174,7 +174,7 @@ fn leadership_moves_on_request_and_on_shutdown() {
     another_leader(&cluster, new);
 }
 
-/// The create revision of its key is a session's position in the queue, and its token begins with it.
+/// A session's position in the queue is the create revision of its key, and tokens increase from grant to grant.
 #[test]
 fn sessions_are_granted_a_lock_in_the_order_of_their_keys() {
     let cluster = lasting(3);

@@ -29,7 +29,7 @@ fn not_closed(end: SessionEndReason) -> Error {
     Error::SessionEnded { end, effect: Effect::NotApplied }
 }
 
-/// Short timeouts, so that tests of several of them are fast.
+/// Starts a cluster with short timeouts, so that tests that wait for timeouts are fast.
 fn quick(members: usize) -> Cluster {
     electing(members, Duration::from_millis(150))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bowline::testing::{self, ClusterOptions};
 use bowline::{Blocking, Config, Node, Revision, Role};
 
-/// Stands for a future cluster version; there is only one so far.
+/// A stand-in for a future cluster version, because only one version exists so far.
 const NEXT: bowline::model::ClusterVersion = bowline::model::ClusterVersion(2);
 const FIRST: bowline::model::ClusterVersion = bowline::model::ClusterVersion(1);
 

@@ -33,7 +33,7 @@ use frames::Caller;
 /// A running proxy. Dropping this value closes all connections.
 #[derive(Debug)]
 pub struct Proxy {
-    /// Dropping it ends the thread.
+    /// Dropping the sender ends the thread.
     end: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }

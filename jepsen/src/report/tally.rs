@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::Summary;
 use crate::progress::PASSED_ON;
 
-/// Kinds of operations that pass something from one holder to the next.
+/// Kinds of operations that pass a lock or a leadership from one holder to the next.
 const HANDOFFS: &[&str] = &["acquire", "campaign", PASSED_ON];
 /// Prefix of workloads in which each addition takes a lock.
 const ADDS_UNDER_LOCK: &str = "locked-set";

@@ -82,7 +82,7 @@ impl Remote for Clients {
 /// Returns the runtime of all clients.
 ///
 /// # Panics
-/// If the operating system cannot start its threads.
+/// Panics if the operating system cannot start the threads.
 fn runtime() -> &'static Handle {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     let start = || {

@@ -37,7 +37,8 @@ const DONE: &str = "q-done/";
 const WAIT_MS: u64 = 500;
 /// Maximum time between two checks of a held item.
 const HOLD_MS: u64 = 12;
-/// At the end, the queue must become shorter within this time, again and again.
+/// Maximum time until the queue becomes shorter at the end of a run. The time restarts whenever the queue has become
+/// shorter.
 const EMPTIER_WITHIN: Duration = Duration::from_secs(30);
 /// Number that is recorded for an item that is not part of the workload.
 const STRANGE: u64 = u64::MAX;

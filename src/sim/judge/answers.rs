@@ -117,7 +117,7 @@ impl Judge {
         id
     }
 
-    /// Returns whether a caller on a node waits for such a call.
+    /// Returns whether a caller on a node waits for a call with this name.
     pub(crate) fn is_called(&self, node: NodeId, what: &str) -> bool {
         self.callers.calls.values().any(|call| call.node == node && call.what == what)
     }

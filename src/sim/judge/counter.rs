@@ -10,8 +10,8 @@ use crate::model::{Event, EventKind, KeyValue, Revision};
 /// Key of the counter.
 pub(crate) const COUNTER: &str = "tool/counter";
 
-/// Unit of the values that calls set. The sum of all added amounts in a world stays below it, so that a multiple of
-/// it was set.
+/// Unit of the values that calls set. The sum of all added amounts in a world stays below this unit, so every multiple
+/// of the unit was set.
 const SET: u64 = 1_000_000_000_000;
 
 /// Number of consecutive calls whose amounts double. An implementation that adds a half or a quarter of an amount

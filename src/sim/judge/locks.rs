@@ -34,7 +34,7 @@ pub(crate) struct Belief {
     pub(crate) key: Bytes,
     pub(crate) since: Revision,
     pub(crate) token: Token,
-    /// The lease of the hold, and the time by which it outlives a belief that was not given up explicitly.
+    /// The lease of the hold, and the time for which the lease outlives the hold if the holder did not give it up.
     pub(crate) lease: LeaseId,
     pub(crate) delay: Duration,
     /// The piece of work that the hold belongs to.
@@ -114,7 +114,7 @@ pub(super) struct LockJudge {
     believed: BTreeMap<&'static str, Duration>,
     /// Lock delays: the lost lease, and the time before which no other may acquire the lock.
     reserved: BTreeMap<&'static str, (LeaseId, Duration)>,
-    /// Nodes in a graceful shutdown. Losing a hold and ending it are one step for their holders.
+    /// Nodes in a graceful shutdown. For holders on these nodes, a hold is lost and given up in one step.
     pub(super) stopping: BTreeSet<NodeId>,
     pub(super) lines: LockQueueJudge,
     pub(super) observers: BTreeMap<ObserverId, Observer>,

@@ -327,7 +327,7 @@ impl Judge {
         Before { commit, applied, term }
     }
 
-    /// Takes what a node applied before it stopped by itself.
+    /// Records what a node applied before it stopped by itself.
     pub(crate) fn last_look(&mut self, id: NodeId, process: &SimProcess) {
         self.hear(process);
         self.follow_members(id, process, self.seen[place(id)].applied);

@@ -18,9 +18,9 @@ pub(crate) struct ObserverId(u64);
 pub(super) struct Observer {
     pub(super) node: NodeId,
     election: &'static str,
-    /// The revisions at which that leader may have begun to lead, or `None` before the first event. A leader
-    /// identifies its term, but vacancies look alike: after a fresh look that shows no leader, the observer may be at
-    /// any of them.
+    /// The revisions at which that leader may have begun to lead, or `None` before the first event. A leader identifies
+    /// its term, but vacancies look alike: after the observer has read a state without a leader again, it may be at any
+    /// of them.
     seen: Option<BTreeSet<Revision>>,
 }
 

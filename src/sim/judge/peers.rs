@@ -13,9 +13,9 @@ use crate::consensus::{Durable, Vote};
 use crate::model::{Event, Incarnation, LeaseId, LogIndex, Members, NodeId, PeerMessage, Term};
 use crate::node::Look;
 
-/// Maximum time for which a leader without contact to a quorum keeps leading, without its pauses. The votes that
-/// elected it arrived within an election timeout, and it steps down after at most two more of 500 ms, measured in
-/// late ticks of a slow clock.
+/// Maximum time for which a leader without contact to a quorum keeps leading, not counting its pauses. The votes that
+/// elected it arrived within an election timeout, and it steps down after at most two more of 500 ms, measured in late
+/// ticks of a slow clock.
 const LEADS_ALONE_MAX: Duration = Duration::from_millis(2_000);
 
 /// The state of the judge for the messages between nodes.

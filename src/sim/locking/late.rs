@@ -72,7 +72,7 @@ async fn hold(player: &Player, holding: &Holding<Guard>) {
     }
 }
 
-/// Polls an acquisition at intervals, whatever wakes it.
+/// Polls an acquisition at intervals, regardless of wake-ups.
 async fn seldom<H>(
     player: &Player,
     attempt: impl IntoFuture<Output = Result<H, LockError>>,

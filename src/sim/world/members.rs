@@ -56,7 +56,7 @@ impl World {
         all.map(place).collect()
     }
 
-    /// Returns the indices of removed nodes that do not know yet that the others can do without them.
+    /// Returns the indices of removed nodes that still have a machine and a log.
     pub(crate) fn leaving(&self) -> Vec<usize> {
         let is_leaving = |at: &usize| self.is_removed(*at) && self.is_there(self.nodes[*at].id);
         (0..self.nodes.len()).filter(is_leaving).collect()

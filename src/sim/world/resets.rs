@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// Checks that a node which hears from its leader gives it up only if it has evidence.
+    /// Checks that a node that receives messages from its leader abandons the leader only if it has evidence.
     pub(super) fn check_early(&self, at: usize, before: Before, look: &Look) {
         if before.term == Term(0) {
             return;

@@ -85,7 +85,7 @@ impl World {
         self.seesaw = Some(Seesaw { act: SeesawAct::Another, partition, ..seesaw });
     }
 
-    /// Checks a node after its turn: if it has begun to lead, starts the next step before any other node hears of it.
+    /// Checks a node after its turn: if it has begun to lead, starts the next step before any other node learns of it.
     pub(super) fn follow_seesaw(&mut self, at: usize, look: &Look) {
         let Some(seesaw) = self.seesaw else { return };
         let Seesaw { leader, follower, other, term, act, partition } = seesaw;

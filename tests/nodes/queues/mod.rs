@@ -19,7 +19,8 @@ use bowline::{
 
 use crate::stage;
 
-/// Short timeouts, so that tests of several of them are fast. Sessions are long enough for a busy machine.
+/// Starts a cluster with short timeouts, so that tests that wait for timeouts are fast. Sessions are long enough for a
+/// busy machine.
 fn quick(members: usize) -> Cluster {
     stage::with(members, |config| {
         config

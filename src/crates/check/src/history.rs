@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct At(pub u64);
 
-/// The caller of an operation: a client or a thread. Reports show the process. Only the verdict of
-/// [`Level::SessionSerializable`](super::Level::SessionSerializable) depends on it, where each process is a session.
+/// The caller of an operation: a client or a thread. Reports show the process. Only the verdict at
+/// [`Level::SessionSerializable`](super::Level::SessionSerializable) depends on the process: there, each process is a
+/// session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Process(pub u64);
 

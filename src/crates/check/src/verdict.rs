@@ -97,7 +97,7 @@ pub struct DeadEnd {
     pub order: Vec<Index>,
     /// The state of the object after that order.
     pub state: String,
-    /// The operations of which one had to be next and none was possible.
+    /// The candidates for the next operation, none of which was possible.
     pub stuck: Vec<Index>,
 }
 

@@ -28,8 +28,8 @@ const DRIFT_PERCENT: u32 = 10;
 /// Number of renewals per TTL.
 const RENEWALS: u32 = 3;
 
-/// Interval at which the clock is read while waiting. The wait cannot rely on tokio's timers alone, because they stand
-/// still while the machine sleeps.
+/// Interval at which the clock is read while waiting. The wait cannot rely on tokio's timers alone, because they do not
+/// advance while the machine sleeps.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Pause before a failed renewal is retried.

@@ -504,8 +504,8 @@ mod tests {
         );
     }
 
-    /// Returns the result of ending a process that runs these commands, once `is_over` reports whether it has ended
-    /// by itself.
+    /// Ends a process that runs these commands, and returns the result. If `is_over`, waits first until the process has
+    /// ended by itself.
     fn end_of(words: &str, is_over: bool) -> Result<Option<String>, HarnessError> {
         let process = Process::spawn(Command::new("sh").args(["-c", words])).unwrap();
         let lives = |state: &State| is_over && !state.over;

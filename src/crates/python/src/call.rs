@@ -65,7 +65,7 @@ impl Call {
 
 #[pymethods]
 impl Call {
-    /// Makes the call and blocks until its result is there. Returns `None` if `timeout` seconds
+    /// Makes the call and blocks until its result is available. Returns `None` if `timeout` seconds
     /// pass first; the call is then cancelled.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Option<Py<PyAny>>> {
@@ -136,7 +136,7 @@ impl Task {
     }
 }
 
-/// Polls a future on this thread until it is ready or the time has come.
+/// Polls a future on this thread until it is ready or `until` has passed.
 fn poll_until(running: &mut Running, until: Instant) -> Option<Outcome> {
     struct Unpark(Thread);
     impl Wake for Unpark {

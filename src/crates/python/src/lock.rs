@@ -188,7 +188,7 @@ impl Hold {
         Token(self.token)
     }
 
-    /// Returns why it is not held any more, or `None` while it is held. Never blocks.
+    /// Returns why the hold has ended, or `None` while the hold is valid. Never blocks.
     fn lost(&self) -> PyResult<Option<Lost>> {
         let loss = match self.slot.get()?.borrow() {
             Ok(held) => held.loss(),
@@ -197,7 +197,7 @@ impl Hold {
         Ok(loss.map(Lost::from))
     }
 
-    /// Waits until it is not held any more.
+    /// Waits until the hold has ended.
     fn wait_lost(&self) -> PyResult<Call> {
         let slot = Arc::clone(self.slot.get()?);
         Ok(Call::new(async move {
@@ -206,7 +206,7 @@ impl Hold {
         }))
     }
 
-    /// Releases it. The result is the reason if it was lost before.
+    /// Releases the hold. The result is the reason if the hold was lost before.
     fn release(&self) -> PyResult<Call> {
         let slot = Arc::clone(self.slot.get()?);
         Ok(Call::new(async move {
@@ -217,7 +217,7 @@ impl Hold {
         }))
     }
 
-    /// Runs a transaction that is applied only while it is held.
+    /// Runs a transaction that is applied only while the hold is valid.
     fn txn(
         &self,
         when: Vec<Condition>,

@@ -8,7 +8,7 @@ use pyo3::{Borrowed, Bound, FromPyObject, PyAny, PyErr, PyResult, intern};
 
 use crate::args::{Data, Keys, LeaseNumber};
 
-/// The tuple that a Python object stands for.
+/// Returns the tuple that a Python object represents.
 fn parts<'py>(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
     Ok(object.getattr(intern!(object.py(), "_parts"))?.cast_into::<PyTuple>()?)
 }

@@ -113,8 +113,8 @@ impl Grpc {
     }
 }
 
-/// Returns whether a request was rejected for lack of space at this member. An alarm has the same text but is not meant
-/// here.
+/// Returns whether a request was rejected for lack of space at this member. Returns false for a rejection because of an
+/// alarm, which has the same text.
 fn is_for_space(response: &Response<Body>) -> bool {
     let why = response.extensions().get::<Status>().and_then(|status| status.source());
     let why = why.and_then(|why| why.downcast_ref());

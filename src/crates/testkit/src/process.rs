@@ -415,7 +415,8 @@ impl Server {
     }
 
     /// Pauses the server with SIGSTOP. One of its threads receives the signal and stops the others. On a busy machine
-    /// these can run, and answer, until that thread is scheduled, so this waits until all have stopped.
+    /// the other threads can run and answer until that thread is scheduled, so this method waits until all threads have
+    /// stopped.
     pub fn pause(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
         let begun = Instant::now();

@@ -26,7 +26,7 @@ pub(super) trait TxnSteps {
 pub(super) struct TxnMember {
     /// Index in the history that is being checked, which may be a part of the whole history.
     pub(super) place: usize,
-    /// Index in the whole history. Reports name the transaction by it.
+    /// Index in the whole history, which identifies the transaction in reports.
     pub(super) index: Index,
 }
 

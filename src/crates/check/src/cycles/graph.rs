@@ -23,11 +23,11 @@ pub(super) type Key = u32;
 /// The reason why the source of an edge comes before its target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EdgeKind {
-    /// The source wrote a value that the target overwrote, or appended after.
+    /// The source wrote a value, and the target overwrote it or appended after it.
     Ww,
     /// The source wrote a value that the target read.
     Wr,
-    /// The source read a value that the target overwrote, or appended after.
+    /// The source read a value, and the target overwrote it or appended after it.
     Rw,
     /// Like `Rw`, but only real-time order shows that the target wrote later.
     RwByTime,
@@ -69,7 +69,7 @@ impl Kinds {
 pub(super) struct Arrow {
     pub(super) to: Node,
     pub(super) kind: EdgeKind,
-    /// The key that the edge is about, or 0 if it is about none.
+    /// The key that the edge concerns, or 0 if it concerns no key.
     pub(super) key: Key,
 }
 

@@ -117,7 +117,7 @@ impl TxnSteps for RegisterTxn {
 ///
 /// # Panics
 ///
-/// If a reply does not have one result for each read.
+/// Panics if a reply does not have one result for each read.
 ///
 /// ```
 /// use bowline_check::{Level, ListTxn, Operation, TxnStep, cycles};
@@ -141,7 +141,7 @@ pub fn lists(history: &History<ListTxn, Vec<Vec<Value>>>, level: Level) -> Verdi
 ///
 /// # Panics
 ///
-/// If a reply does not have one result for each read.
+/// Panics if a reply does not have one result for each read.
 ///
 /// ```
 /// use bowline_check::{Level, Operation, RegisterTxn, TxnStep, cycles};
@@ -242,7 +242,7 @@ fn timed<Seen>(book: &TxnBook<'_, Seen>, evidence: &dyn Evidence, level: Level) 
     groups.into_values().collect()
 }
 
-/// Turns a cycle into a counterexample: its transactions in order, then those that are needed to know it.
+/// Turns a cycle into a counterexample: its transactions in order, then the transactions that prove its steps.
 fn reason<Seen>(
     book: &TxnBook<'_, Seen>,
     evidence: &dyn Evidence,
@@ -284,7 +284,7 @@ const ROUNDS_MAX: usize = 8;
 /// A violation before it is minimized.
 struct CycleFound {
     reason: Counterexample,
-    /// Whether it needs no cycle.
+    /// Whether the violation needs no cycle.
     is_plain: bool,
 }
 

@@ -29,7 +29,7 @@ impl Default for Holds {
     }
 }
 
-/// A hold, from the first moment at which its owner believed in it to the last.
+/// A hold, from the first to the last moment at which its owner believed that it held the lock.
 #[derive(Clone, Copy)]
 struct HoldBelief<'a> {
     index: Index,
@@ -107,8 +107,8 @@ fn is_write(belief: &HoldBelief<'_>) -> bool {
     belief.kind == HoldKind::Write
 }
 
-/// The two best holds seen so far that belong to different parties. At least one of them belongs to another party
-/// than any given hold.
+/// The two best holds so far that belong to different parties. For any given hold, at least one of the two belongs to
+/// another party.
 struct BestTwo<'l, 'a> {
     best: Option<&'l HoldBelief<'a>>,
     other: Option<&'l HoldBelief<'a>>,

@@ -36,7 +36,7 @@ struct LeaseFact<'a> {
 ///   grant or last renewal was *made*;
 /// - **no return**: a lease that has expired or was revoked is never renewed or seen again;
 /// - **granted first**: no lease is renewed, revoked or seen before the call of its grant;
-/// - **used once**: no two grants use one name;
+/// - **used once**: no two grants use the same name;
 /// - **not late**: checked if [`Leases::late`] is set.
 ///
 /// Takes *n* log *n* time. Deterministic; uses no clock and no thread.

@@ -25,7 +25,7 @@ pub(super) struct Puzzle<'a, M: Model> {
 struct Firm<'a, M: Model> {
     index: Index,
     invoked: At,
-    /// No operation that is invoked later than this may be placed before it.
+    /// The end of the operation. An operation that was invoked later than this must be placed after it.
     due: At,
     call: &'a M::Call,
     reply: &'a M::Reply,
@@ -164,7 +164,7 @@ struct LinearSearch<'p, 'a, 'm, 'b, M: Model> {
     used: BTreeMap<usize, usize>,
     /// Placed operations, in order.
     trail: Vec<PlacedCall>,
-    /// Configurations that failed or are being searched: for each place, the smallest uses of loose operations.
+    /// Configurations that failed or are being searched: for each place, the smallest sets of placed loose operations.
     seen: HashMap<Place<M::State>, Vec<Used>, Fixed>,
     deepest: DeadEnd,
     /// Number of firm operations that the deepest dead end had placed, if there was one.

@@ -18,10 +18,10 @@ use crate::verdict::{Counterexample, DeadEnd};
 /// Step limit of all minimizing searches, as a multiple of the steps of the search that found the violation.
 const STEPS_FACTOR: u64 = 200;
 
-/// Step limit of all minimizing searches, if that multiple is lower.
+/// Minimum step limit of all minimizing searches.
 const STEPS_MIN: u64 = 2_000_000;
 
-/// Each search may use at most one part in this many of the remaining steps.
+/// Each search may use at most this fraction of the remaining steps, given as a divisor.
 const PART_OF_A_SEARCH: u64 = 50;
 
 struct Shrinking<'a, M: Model> {

@@ -15,11 +15,11 @@ use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
 use crate::value::Value;
 
-/// A lock that knows its owner. By default the lock is not re-entrant and has no tokens.
+/// A lock that is held by at most one owner. By default the lock is not re-entrant and has no tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MutexModel {
-    /// Maximum number of times its owner may hold it at once, from 1. Further calls of the owner
-    /// are rejected.
+    /// Maximum number of times that the owner may hold the lock at once, from 1. Further calls of the owner are
+    /// rejected.
     pub holds_max: u32,
     /// Whether each hold has a token higher than all earlier ones. An owner that acquires the lock again gets the
     /// same token. A reply without a token is then a violation. If false, tokens in replies are ignored.

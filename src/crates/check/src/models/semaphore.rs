@@ -13,7 +13,7 @@ use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
 use crate::value::Value;
 
-/// A semaphore that knows the owners of its permits: an owner can release only permits that it holds.
+/// A semaphore whose permits have owners: an owner can release only the permits that it holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SemaphoreModel {
     /// Total number of permits.

@@ -69,7 +69,8 @@ impl<'a> Page<'a> {
     ///
     /// # Panics
     ///
-    /// If the reason names an operation that `history` does not have, that is, if it belongs to another history.
+    /// Panics if the reason names an operation that `history` does not have, that is, if the reason belongs to another
+    /// history.
     pub fn of<C: Written>(&self, history: &History<C, C::Reply>, why: &Counterexample) -> String {
         let window = Window::around(history, why, OPERATIONS_DRAWN);
         let bars: Vec<Bar> = window.drawn.iter().map(|index| bar(history, *index, why)).collect();

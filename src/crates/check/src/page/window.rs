@@ -63,8 +63,8 @@ impl Window {
     }
 }
 
-/// Returns the call and the end of an operation. An operation without an end counts as ended at its call; otherwise
-/// all such operations would be near to everything.
+/// Returns the call and the end of an operation. An operation without an end counts as ended at its call; otherwise all
+/// such operations would be near all others.
 fn span<C, R>(operation: &Operation<C, R>) -> (u64, u64) {
     let invoked = operation.invoked.0;
     (invoked, operation.ended().map_or(invoked, |at| at.0.max(invoked)))

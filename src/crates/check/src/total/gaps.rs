@@ -345,7 +345,7 @@ impl<'a> Choosing<'_, 'a> {
         Quiet::merge(&mut self.rows[number].quiet);
     }
 
-    /// Records that the row cannot have changed in a range, as far as that is certain.
+    /// Records the part of a range in which the row certainly did not change.
     fn be_quiet(&mut self, number: usize, sight: TotalSight<'a>, from: u64, to: u64) {
         if from > to {
             return;
@@ -358,7 +358,7 @@ impl<'a> Choosing<'_, 'a> {
         row.quiet.push(Quiet { from, to });
     }
 
-    /// Returns the changes that may make the fact true, and perhaps others.
+    /// Returns a superset of the changes that may make the fact true.
     fn able(&self, row: usize, sight: TotalSight<'a>) -> &[usize] {
         let row = &self.rows[row];
         match sight {
@@ -368,8 +368,8 @@ impl<'a> Choosing<'_, 'a> {
         }
     }
 
-    /// Returns the first free revision and a change that makes the fact true, if both exist. Records whether others
-    /// would do as well.
+    /// Returns the first free revision and a change that makes the fact true, if both exist. Records whether the choice
+    /// was ambiguous.
     fn needed(
         &mut self,
         row: usize,

@@ -99,7 +99,7 @@ impl SpareRest {
 }
 
 impl Matching<'_> {
-    /// Assigns to each revision a change from the row that has most of them left. Returns the revisions without a
+    /// Assigns to each revision a change from the row with the most unassigned changes. Returns the revisions without a
     /// change.
     fn take_from_the_fullest(&mut self, free: &[u64]) -> Vec<u64> {
         let mut coming: Vec<(u64, Member)> = Vec::new();

@@ -150,7 +150,7 @@ async fn compare(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Alternates between the systems, and also which of them starts.
+/// Measures the two systems in turn, and alternates which of them starts.
 async fn measure(options: &Options, load: Load, bowline: &Bed, etcd: Option<&Bed>) -> Row {
     let mut row = Row::default();
     for turn in 0..options.pairs {

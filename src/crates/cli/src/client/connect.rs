@@ -51,7 +51,7 @@ impl Client {
         Arc::new(Self { settings, calls, has_changed })
     }
 
-    /// Returns the client below, for sessions, locks and watches.
+    /// Returns the underlying client, for sessions, locks and watches.
     pub(crate) fn calls(&self) -> &Arc<bowline_client::Client> {
         &self.calls
     }

@@ -34,7 +34,7 @@ use flags::{Door, Options, TokenKind, Values};
 use log::Log;
 use notify::Notifier;
 
-/// Run a server that speaks etcd's v3 protocol
+/// Run a server for clients of etcd's v3 protocol
 #[derive(Args, Debug)]
 #[command(disable_help_flag = true)]
 pub(crate) struct ServeOptions {

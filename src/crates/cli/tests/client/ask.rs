@@ -28,7 +28,7 @@ impl CliOutput {
         std::str::from_utf8(&self.out).unwrap()
     }
 
-    /// As `text`, and asserts success.
+    /// Asserts success, and returns the standard output as text.
     #[track_caller]
     pub(crate) fn done(self) -> String {
         assert_eq!(self.code, 0, "{self:?}");

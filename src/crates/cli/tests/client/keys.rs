@@ -153,7 +153,7 @@ fn streamed_range_is_printed_like_a_range() {
     assert!(sorted.err.contains("RangeStream does not support custom sort orders"), "{sorted:?}");
 }
 
-/// With the error texts of etcdctl 3.6.
+/// The error texts are those of etcdctl 3.6.
 #[test]
 fn contradictory_get_options_are_rejected() {
     let dir = tempdir().unwrap();

@@ -103,7 +103,7 @@ fn snapshot_file_is_private_and_spares_other_files() {
 }
 
 /// Returns the first of six free ports in a row, two for each of three servers. They are below the ports that the
-/// system assigns and that other tests use. Each test starts its search elsewhere.
+/// system assigns and that other tests use. Each test starts its search at another port.
 fn six_ports(test: u32) -> u16 {
     let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
     let some = u16::try_from((std::process::id() * 97 + 185 * test) % 370).unwrap();

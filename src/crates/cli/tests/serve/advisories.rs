@@ -60,7 +60,7 @@ fn all() -> pb::RangeRequest {
     pb::RangeRequest { key: "\0".into(), range_end: "\0".into(), ..Default::default() }
 }
 
-/// etcd's pull request 21432.
+/// See etcd's pull request 21432.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_with_a_range_at_a_revision_leaves_equal_replicas() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());

@@ -125,7 +125,8 @@ impl Decoder for Raw {
     }
 }
 
-/// Covers every method, even future ones: without a user it fails, and methods for root fail for other users.
+/// Covers every method, including methods added later. Without a user every method fails, and methods for root fail for
+/// other users.
 #[tokio::test]
 async fn every_method_rejects_anonymous_callers_and_operator_methods_require_root() {
     let (_dir, _server, channel) = alone().await;

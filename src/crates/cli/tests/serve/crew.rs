@@ -36,7 +36,7 @@ impl Crew {
         crew.begun()
     }
 
-    /// The same, without starting the processes.
+    /// Like [`Crew::of`], without starting the processes.
     pub(crate) fn still(processes: usize, places: usize) -> Self {
         let (peers, clients) = (lasting_ports(places), lasting_ports(processes));
         let servers = clients.iter().map(|_| None).collect();

@@ -9,7 +9,7 @@ use pb::kv_client::KvClient;
 /// How long to wait before a retry.
 const AGAIN: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// One count: the holder read the counter and wrote it plus one, guarded only by the lock.
+/// One increment: the holder read the counter and wrote it plus one, protected only by the lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Count {
     /// The revision at which the counter was written.
@@ -60,8 +60,8 @@ pub(crate) async fn row(channel: &Channel, key: &str) -> (i64, i64, i64) {
     }
 }
 
-/// Counts once, as the holder of `key`. If the outcome of a put is not known, the counter is read again: no other client
-/// writes it.
+/// Increments the counter once, as the holder of `key`. If the outcome of a put is not known, the counter is read
+/// again: no other client writes it.
 pub(crate) async fn count(channel: &Channel, key: &str, counter: &str) -> Count {
     let (_, _, created) = row(channel, key).await;
     let value = row(channel, counter).await.0 + 1;

@@ -295,7 +295,7 @@ async fn negative_lease_id_maps_to_the_queue_entry_of_etcd_clients() {
     assert_eq!(won.leader.unwrap().key, "e/-1a");
 }
 
-/// An observer that requires a leader gets an error when there is none. Other observers go on waiting.
+/// An observer that requires a leader gets an error when there is none. Other observers keep waiting.
 #[tokio::test]
 async fn observer_that_requires_a_leader_is_notified_of_its_absence() {
     let dirs = [(); 3].map(|()| tempdir().unwrap());

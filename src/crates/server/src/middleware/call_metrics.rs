@@ -198,7 +198,7 @@ fn request_type(service: &str, method: &str) -> Option<&'static str> {
     })
 }
 
-/// A mark by which the service tells that a transaction only reads. A request of another kind has none.
+/// A mark that the service sets if a transaction only reads. A request of another kind has no mark.
 #[derive(Clone, Default)]
 pub(crate) struct ReadonlyMark(Option<Arc<AtomicBool>>);
 
@@ -380,7 +380,7 @@ impl Call {
         self.0.as_ref().is_some_and(|call| call.method.is_stream)
     }
 
-    /// Returns the mark by which the service tells that the call is a transaction that only reads.
+    /// Returns the mark that the service sets if the call is a transaction that only reads.
     fn mark(&self) -> ReadonlyMark {
         self.0.as_ref().map(|call| call.mark.clone()).unwrap_or_default()
     }

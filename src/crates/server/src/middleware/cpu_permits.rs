@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Even if many requests wait on another connection.
+    /// This holds even if many requests wait on another connection.
     #[test]
     fn request_on_another_connection_runs_next() {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();

@@ -122,7 +122,7 @@ struct KeepingAlive {
 }
 
 impl KeepingAlive {
-    /// ResponseSender the requests in order.
+    /// Handles the requests, and sends the responses in order.
     async fn run(
         mut self,
         mut requests: Streaming<LeaseKeepAliveRequest>,

@@ -46,7 +46,7 @@ impl<T> ResponseSlot<'_, T> {
     }
 }
 
-/// Its result is the end of the stream.
+/// The work of a stream. Its result ends the stream.
 type Work = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
 
 /// A stream of responses that runs the work that produces them.

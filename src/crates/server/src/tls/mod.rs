@@ -126,7 +126,7 @@ mod tests {
         params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
     }
 
-    /// Users who have verified the fingerprint rely on it.
+    /// Users who have verified the fingerprint of the certificate rely on it.
     #[test]
     fn generated_certificate_survives_changes_of_other_files() {
         let dir = tempfile::tempdir().unwrap();

@@ -202,7 +202,8 @@ fn short_micros(value: f64) -> String {
     }
 }
 
-/// Draws rate over median latency, with a point for each row, which are the same work with more and more callers.
+/// Draws the rate over the median latency, with a point for each row. The rows are the same work with an increasing
+/// number of callers.
 pub(super) fn rate_over_latency(rows: &[&RowReport]) -> String {
     let mut svg = Svg::new(860.0, 380.0);
     // A system that answered nothing in the time has no latency.

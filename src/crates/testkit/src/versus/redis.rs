@@ -145,7 +145,7 @@ struct Client {
     number: u64,
     keys: u64,
     dice: u64,
-    /// Hashes by which the server knows the scripts.
+    /// Hashes by which the server identifies the scripts.
     unlock: Vec<u8>,
     compare_and_set: Vec<u8>,
 }

@@ -218,7 +218,7 @@ impl Import {
         rows
     }
 
-    /// Writes a key range of the target until the target's rows are as the copy demands.
+    /// Writes a key range of the target until the target's rows match the copy.
     async fn settle(&self, stretch: Stretch<'_>) -> Result<(), Halt> {
         let Stretch { span, rows, mut there, mut known } = stretch;
         for _ in 0..RACES_MAX {

@@ -59,7 +59,7 @@ pub(crate) struct Options {
     pub(crate) announced: EtcdVersion,
 }
 
-/// Durations from which the log has a line.
+/// Durations above which the log has a line for a slow operation.
 #[derive(Clone, Copy, Debug)]
 struct SlowLimits {
     request: Duration,
