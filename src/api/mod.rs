@@ -1,6 +1,6 @@
-//! The API for programs that embed Bowline: a [`Node`] is one member of the cluster, a [`Client`]
-//! reads, writes and watches through it, and leases and [`Session`]s tie the existence of keys to
-//! their owner.
+//! The API for programs that embed Bowline. A [`Node`] is one member of the cluster, and a
+//! [`Client`] reads, writes and watches through it. Leases and [`Session`]s tie the existence of
+//! keys to their owner.
 //!
 //! A call is a builder and does nothing until it is awaited or passed to [`Blocking::block`]:
 //! `kv.put("k", "v").prev_kv().await`. Every call except a backup has a deadline. The default is

@@ -28,7 +28,7 @@ use super::{Client, Config, Error, OpenSession, ReadyCall, ResumeSession, Sessio
 /// runtime or none, and stops when it is shut down or dropped.
 ///
 /// Stop a node with [`Node::shutdown`]. To the other members, a dropped node looks like a crashed
-/// one: they wait until its sessions expire, leadership is not transferred, and its data directory
+/// one: they wait until its sessions expire. Leadership is not transferred, and the data directory
 /// may stay locked for up to a second.
 ///
 /// ```
@@ -75,9 +75,8 @@ impl Node {
     /// Dropping the future cancels the start. A start that [joins](Config::join) a cluster ends
     /// within about a second. Any other start ends once it has completed its current work. Until
     /// its end, a cancelled start keeps the data directory and the port. The cluster may already
-    /// have added the node as a member; as after
-    /// [`JoinErrorKind::TimedOut`](crate::cluster::JoinErrorKind::TimedOut), a later start on the
-    /// same directory becomes that member.
+    /// have added the node as a member. A later start on the same directory then becomes that
+    /// member, as after [`JoinErrorKind::TimedOut`](crate::cluster::JoinErrorKind::TimedOut).
     ///
     /// # Errors
     /// See [`StartError`]. After an error nothing keeps running.

@@ -20,7 +20,7 @@ use super::{Effect, Error, Node};
 /// clone.
 ///
 /// A session considers its lease valid until [`Session::valid_until`], on this machine's boot-time
-/// clock. When that time passes without a confirmed renewal, the session has ended for good.
+/// clock. When that time passes without a confirmed renewal, the session has ended permanently.
 ///
 /// A session is closed in the background when its last handle is dropped. The guard of a lock
 /// counts as a handle, and the node holds a handle on the session of [`Node::session`].
@@ -307,7 +307,7 @@ impl ResumeSession {
     }
 
     /// Sets the lock delay with which the session was opened. The cluster stores only the TTL of
-    /// the lease, which includes the delay; the session's own TTL is the difference. Default zero:
+    /// the lease, which includes the delay. The session's own TTL is the difference. Default zero:
     /// the session then uses the whole TTL of the lease, which is safe, but leaves no lock delay.
     /// The delay must be at most [`Limits::LOCK_DELAY_MAX`] and shorter than the TTL of the lease.
     pub fn lock_delay(mut self, delay: Duration) -> Self {

@@ -17,7 +17,7 @@ type Running<'a, T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send + 'a>>
 ///
 /// By default a call ends at [`Config::call_deadline`](crate::Config::call_deadline).
 /// [`Call::deadline`] changes the deadline. Calls that wait for other participants have no default
-/// deadline; their documentation says so.
+/// deadline, which their documentation states.
 #[must_use = "a call does nothing until it is awaited"]
 pub struct Call<'a, T, E = Error> {
     shared: Arc<Shared>,

@@ -368,8 +368,8 @@ impl SimDiskChange {
 impl Content {
     fn crash(&mut self, rng: &Rng) {
         let writes = std::mem::take(&mut self.writes);
-        // With probability 1/2, all writes are kept or all are lost; otherwise long runs of sectors would hardly ever
-        // be kept together.
+        // With probability 1/2, all writes are kept or all are lost. Without this case, long runs of sectors would
+        // hardly ever be kept together.
         let whole = match rng.below(4) {
             0 => Some(0),
             1 => Some(writes.len() as u64),

@@ -306,7 +306,7 @@ impl Plan {
     /// Returns a plan for measuring the speed of the simulator: three nodes, about a hundred operations a second, and
     /// a fault of any kind except membership changes about every twenty seconds.
     pub(crate) fn steady(rng: &Rng, storm: Duration) -> Self {
-        // Bit rot may destroy a machine for good, which would leave fewer than three.
+        // Bit rot may destroy a machine permanently, which would leave fewer than three.
         let menu: Vec<_> = MENU.into_iter().filter(|(kind, _)| *kind != PlanKind::Rot).collect();
         let faults = draw_faults(rng, storm, Duration::from_secs(20), &menu);
         Self {

@@ -1,8 +1,8 @@
 //! Bit rot: a disk returns other data than was written. Either a bit flips, or a write was misdirected, so that one
 //! sector contains the data of another sector, which keeps its old data.
 //!
-//! The damage is chosen so that it cannot be mistaken for the effect of a crash: in the current segment of the log,
-//! it is within the part that a later record marks as synced. A member must detect such damage.
+//! The damage is chosen so that it cannot be mistaken for the effect of a crash. In the current segment of the log, it
+//! is within the part that a later record marks as synced. A member must detect such damage.
 
 use std::path::{Path, PathBuf};
 

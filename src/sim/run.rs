@@ -1,5 +1,5 @@
-//! Runs one seed to its verdict: a storm of faults over a working cluster, then a calm phase in which a subset of the
-//! nodes (the core) must converge and repeat every operation.
+//! Runs one seed to its verdict. First, a storm of faults affects a working cluster. In the calm phase after it, a
+//! subset of the nodes (the core) must converge and repeat every operation.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -276,8 +276,8 @@ impl Run {
         Ok(())
     }
 
-    /// Runs the calm phase: a core of at least a quorum must converge. In a minimal core, the other nodes are dead
-    /// for good. If the members change, the core is all current members.
+    /// Runs the calm phase: a core of at least a quorum must converge. In a minimal core, the other nodes never run
+    /// again. If the members change, the core is all current members.
     fn calm(&mut self) -> Result<(), Violation> {
         if !self.world.is_recoverable() {
             self.recoverable = false;

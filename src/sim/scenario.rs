@@ -84,7 +84,7 @@ pub struct Scenario {
 impl Scenario {
     /// Creates a scenario for a program, which is started on each node whenever its process starts. The program ends
     /// with its process, at any await point. In the calm phase after the faults, the program should observe
-    /// [`Host::is_closing`] and end within five seconds; then it is dropped.
+    /// [`Host::is_closing`] and end within five seconds. Then it is dropped.
     pub fn new<F>(program: impl Fn(Host) -> F + 'static) -> Self
     where
         F: Future<Output = ()> + 'static,
@@ -263,7 +263,7 @@ impl Host {
         self.scene.timers.sleep(time).await;
     }
 
-    /// Returns a random number below `bound`, which must not be 0. The seed determines it.
+    /// Returns a random number below `bound`, which must not be 0. The number depends only on the seed.
     pub fn random(&self, bound: u64) -> u64 {
         self.rng.below(bound)
     }

@@ -457,7 +457,7 @@ fn leased_keys_that_are_not_lock_requests_are_a_kind_mismatch() {
     }
     let text = mismatch.to_string();
     assert!(text.contains("the name is in use as keys that are not lock requests"), "{text}");
-    // The same applies to a request behind a holder that would be next once the holder releases.
+    // The mismatch is also reported to a request that would hold the lock after the current holder.
     let guard = other.mutex("late").lock().block().unwrap();
     kv.put("late/ready", "1").lease(owner.lease()).block().unwrap();
     let third = another_session(&cluster, 0, "third");

@@ -386,7 +386,7 @@ fn only_environment_modules_are_nondeterministic() {
     settle(complaints);
 }
 
-/// A parameter `prefix` means that the function acts on all keys with that prefix, so its name must say so.
+/// A parameter `prefix` means that the function acts on all keys with that prefix, so its name must contain `prefix`.
 #[test]
 fn function_with_a_prefix_parameter_is_named_after_it() {
     let mut complaints = Vec::new();

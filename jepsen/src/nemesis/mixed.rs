@@ -63,7 +63,7 @@ impl Nemesis for Mixed {
         let first = possible[dice.one_of(possible.len())];
         let mut drawn = vec![first];
         // A server is ready only once it knows a leader. A second fault might isolate a restarting server, and the
-        // harness would wait for it in vain.
+        // harness would wait for the server until its time limit.
         if fleet.setup().over == Over::Embedded && dice.below(TWO_IN) == 0 {
             let second = possible[dice.one_of(possible.len())];
             drawn.extend(Some(second).filter(|second| *second != first));

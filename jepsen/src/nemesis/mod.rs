@@ -9,7 +9,7 @@
 //! through the [`Fleet`] and chooses its targets with the given [`Dice`], so that the seed determines the targets. A
 //! nemesis undoes its fault in [`Nemesis::end`]. After the last window, the fleet ends all remaining faults.
 //!
-//! To write a nemesis, copy `kill.rs`. Register it here with `mod` and an entry in [`ALL`]. [`Kind`] says what must
+//! To write a nemesis, copy `kill.rs`. Register it here with `mod` and an entry in [`ALL`]. [`Kind`] states what must
 //! happen in a valid run (`wants`) and whether this machine can inject the fault (`possible`).
 //!
 //! - `begin` injects the fault and `end` removes it. `step` performs one small action of many (`storm.rs`). `prepare`

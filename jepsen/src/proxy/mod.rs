@@ -7,9 +7,9 @@
 //! ```
 //!
 //! Members learn each other's addresses from handshakes and from the log, so a member has one address that all others
-//! dial. The proxy therefore cannot use the dialed address to tell who dials. The proxy reads the dialing member's
-//! address from the handshake instead, so connections must not be encrypted. A node that asks to join cannot be
-//! identified until it is a member.
+//! dial. The proxy therefore cannot identify the dialing member by the dialed address. The proxy reads the dialing
+//! member's address from the handshake instead, so connections must not be encrypted. A node that asks to join cannot
+//! be identified until it is a member.
 //!
 //! The proxy runs on its own thread in the process of the harness. On a link without faults, it only adds two loopback
 //! hops to each message.

@@ -127,7 +127,7 @@ impl Summary {
     }
 
     /// Returns whether this result makes another run unnecessary. The other run is unnecessary if both have the same
-    /// plan and the same programs, and this run was at least as long, with the same pace and at least the same rate.
+    /// plan, programs and pace, and this run was at least as long and had at least the same rate.
     pub(crate) fn stands_for(&self, other: &Self) -> bool {
         (&self.workload, &self.nemesis, self.members, self.over, self.seed)
             == (&other.workload, &other.nemesis, other.members, other.over, other.seed)

@@ -11,7 +11,7 @@
 //! work with both. This module translates the orders to the etcd protocol. The clients of a member call only that
 //! member, over one connection. When the process of the member ends, its clients give up their holds. But the clients
 //! do not run *in* that process: pausing a member does not pause its clients, which continue to use their holds until
-//! their own clocks say that the leases have expired.
+//! the leases have expired by their own clocks.
 
 mod command;
 mod held;

@@ -5,7 +5,7 @@
 //! The public checkers of `bowline_check` are used wherever one fits.
 //!
 //! To write a workload, copy `register.rs`, which uses a public checker, or `counter.rs`, which has a check of its own.
-//! Register it here with `mod` and an entry in [`ALL`]. [`Kind`] says how many clients each member has, and how often
+//! Register it here with `mod` and an entry in [`ALL`]. [`Kind`] states how many clients each member has, and how often
 //! each operation must succeed per minute.
 //!
 //! - `caller.call` sends a request and returns `Miss::Failed` (no effect, ever) or `Miss::Unknown`. A new kind of

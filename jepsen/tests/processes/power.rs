@@ -216,7 +216,7 @@ fn cluster_bootstrap_completes_after_a_power_cut() -> Result<(), HarnessError> {
         for member in 0..3 {
             cluster.spawn(member)?;
         }
-        // At a random time, because nothing shows when a member is half-way through.
+        // The time is random, because the progress of the founding cannot be observed.
         thread::sleep(Duration::from_millis(dice.below(FOUNDED_WITHIN_MS)));
         counts.cut(switch, &victims)?;
         counts.noticed += again(&cluster, &victims)?;

@@ -184,9 +184,9 @@ impl PartialConfig {
     ///
     /// # Errors
     /// Returns [`ConfigError::Variable`], which names the variable, if a variable is invalid. Other
-    /// variables with the prefix `BOWLINE_` are ignored, except those whose names differ from the
-    /// name of a setting by at most two characters: a node with a misspelt `BOWLINE_MEMBERS` would
-    /// found a cluster of its own.
+    /// variables with the prefix `BOWLINE_` are ignored, unless their names differ from the name of
+    /// a setting by at most two characters. Such a variable is an error, because a node with a
+    /// misspelt `BOWLINE_MEMBERS` would found its own cluster.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::from_variables(env::vars_os())
     }

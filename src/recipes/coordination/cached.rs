@@ -2,9 +2,9 @@
 //! revision, and a call that waits for the next change.
 //!
 //! A node's replica is already in memory, and a local read takes less than a microsecond. A view
-//! adds three things: each value is parsed only once, when it changes; a [`View`] is a whole prefix
-//! at one revision that can be kept and iterated while the store changes; and tasks can wait for
-//! changes without polling.
+//! has three additional properties. Each value is parsed only once, when it changes. A [`View`] is
+//! a whole prefix at one revision that can be kept and iterated while the store changes. Tasks can
+//! wait for changes without polling.
 //!
 //! A view has no background task. A read processes the events that the watch has available, and a
 //! waiting task is woken when the node applies a change:

@@ -43,7 +43,7 @@ use crate::recipes::lock::hold::Released;
 ///   this machine's clock. So after a pause or a partition, the first call after
 ///   [`Hold::valid_until`](crate::lock::Hold::valid_until) returns false.
 /// - A term that is lost while the session lives (its key was deleted, or an operator released or
-///   transferred it) has ended for good. The candidacy joins the end of the queue again, and its
+///   transferred it) has ended permanently. The candidacy joins the end of the queue again, and its
 ///   next term has a higher token.
 /// - If the program crashes, another candidate becomes the leader when the session has expired, or
 ///   earlier if the node restarts.

@@ -37,10 +37,9 @@ use observe::{Candidate, Leader, Observe};
 ///
 /// - If the leader resigns, drops its [`Leadership`], or shuts its node down, the next candidate
 ///   leads after one commit.
-/// - If the leader's process crashes, or is paused or partitioned, the next candidate leads once the
-///   leader's session has expired: up to one session TTL after its last renewal, plus the lock delay
-///   of the session, if it has one. The default TTL is 5 s
-///   ([`Config::session_ttl`](crate::Config::session_ttl)).
+/// - If the leader's process crashes, or is paused or partitioned, the next candidate leads once the leader's session
+///   has expired. This takes up to one session TTL after the last renewal, plus the lock delay of the session, if it
+///   has one. The default TTL is 5 s ([`Config::session_ttl`](crate::Config::session_ttl)).
 /// - A change of the consensus leader restarts the TTL. So if one process was both leaders and
 ///   crashes, add the time of the consensus election: tens of milliseconds if the other members
 ///   notice that the process has ended, otherwise one to two

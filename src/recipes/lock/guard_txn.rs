@@ -145,10 +145,11 @@ impl Hold {
         )
     }
 
-    /// Starts a guarded transaction like [`Hold::txn`], on the keys of `client`: its
-    /// [prefix](Client::with_prefix) is added to the keys of all operations and compares, also to
-    /// those of [`GuardTxn::then_while_held`], and removed from the keys in the reply. The names of
-    /// the lock and of acknowledged items stay complete. Only the prefix of `client` counts.
+    /// Starts a guarded transaction like [`Hold::txn`], on the keys of `client`. The
+    /// [prefix](Client::with_prefix) of `client` is added to the keys of all operations and
+    /// compares, also to those of [`GuardTxn::then_while_held`]. It is removed from the keys in the
+    /// reply. The names of the lock and of acknowledged items stay complete. Only the prefix of
+    /// `client` counts.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -407,7 +408,7 @@ fn what_is_done(
             CallError::Deadline { maybe_applied: true }
             | CallError::Stopped { maybe_applied: true, .. },
         )) => (false, false, unsure(bound)),
-        // The transaction was applied, but it is not known which of its branches.
+        // The transaction was applied, but it is not known which branch ran.
         Some(Ok(_)) => (true, false, unsure(bound)),
         Some(Err(_)) => (true, false, Vec::new()),
     }

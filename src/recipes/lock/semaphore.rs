@@ -258,8 +258,8 @@ impl Permit {
     /// return the same slots. The call costs one commit, and is retried if other permits claim
     /// slots at the same time.
     ///
-    /// After a resize to a smaller limit, earlier permits may still have claimed the low numbers;
-    /// the call then waits until they are released. After a resize to a larger limit, permits that
+    /// After a resize to a smaller limit, earlier permits may still have claimed the low numbers.
+    /// The call then waits until they are released. After a resize to a larger limit, permits that
     /// were acquired before the resize may get any number below the new limit.
     ///
     /// # Errors

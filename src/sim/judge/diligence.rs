@@ -30,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// its quorum, its disk may be slow, and leadership may move several times.
 const ENDS_WITHIN: Duration = Duration::from_secs(12);
 
-/// The same limit while no faults occur.
+/// Like [`ENDS_WITHIN`], while no faults occur.
 const ENDS_IN_QUIET_WITHIN: Duration = Duration::from_secs(2);
 
 /// The observations of all nodes.

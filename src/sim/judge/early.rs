@@ -8,9 +8,9 @@ use crate::consensus::TermStatement;
 use crate::model::{NodeId, PeerMessage, Term};
 use crate::node::Look;
 
-/// A member that has heard from its leader within this time does not vote for another, unless its
-/// connections show that the leader's process has ended. This is the minimum election timeout of
-/// 500 ms, less late ticks and a fast clock.
+/// A member that has received a message from its leader within this time does not vote for another
+/// leader, unless its connections show that the leader's process has ended. This is the minimum
+/// election timeout of 500 ms, less late ticks and a fast clock.
 const FOLLOWS_FOR: Duration = Duration::from_millis(350);
 
 /// A member that has been connected with its leader for this time has withdrawn all evidence.
@@ -27,12 +27,12 @@ pub(super) struct EarlyJudge {
 /// The messages that a node has received from its leader.
 #[derive(Default)]
 struct Follower {
-    /// The highest term of a leader that it has heard from.
+    /// The highest term of a leader that has sent a message to the node.
     term: Term,
     leader: Option<NodeId>,
     /// Time of the last message of that leader.
     at: Duration,
-    /// The same, in the running time of the node.
+    /// Time of that message, in the running time of the node.
     running: Duration,
     /// The highest term in any other message. The term of the node may have risen to it.
     others: Term,

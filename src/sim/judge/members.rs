@@ -66,8 +66,8 @@ struct MembersWanted {
 }
 
 impl MembersWanted {
-    /// Returns whether it was rejected and applied all the same. With several requests, another one may have been
-    /// granted.
+    /// Returns whether the change was rejected and nevertheless applied. With several requests, another request may
+    /// have been granted.
     fn is_wrong(&self) -> bool {
         self.askings == 1 && self.is_taken && self.is_refused
     }

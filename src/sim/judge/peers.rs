@@ -26,9 +26,10 @@ pub(super) struct PeerJudge {
     renewals: BTreeMap<(NodeId, Incarnation, u64), Duration>,
     /// Arrival time of the last acknowledged renewal of each lease.
     renewed: BTreeMap<LeaseId, Duration>,
-    /// For each node, the last time that it heard from each other node, in its running time.
+    /// For each node, the time of the last message from each other node, in its running time.
     heard: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
-    /// The term of a node when it last heard from any other node. Missing if it is to be read at the next check.
+    /// The term of a node when it last received a message from any other node. Missing if it is to be read at the next
+    /// check.
     alone_since: BTreeMap<NodeId, Term>,
     /// The durable state of each node as its messages state it: its term, and up to which index it has the committed
     /// log.
@@ -52,7 +53,7 @@ struct Leads {
 }
 
 impl PeerJudge {
-    /// Records that a process has started and heard from no other node.
+    /// Records that a process has started and has received no messages.
     pub(super) fn started(&mut self, id: NodeId) {
         self.heard.remove(&id);
         self.alone_since.remove(&id);
@@ -200,7 +201,7 @@ impl Judge {
         if leads.term != look.term {
             *leads = begins();
         } else if !Arc::ptr_eq(&leads.members, &members) {
-            // The leader need not have heard earlier from members that have only just become voters.
+            // The leader need not have received earlier messages from members that have only just become voters.
             let changed = begins();
             let is_same = leads.deciders == changed.deciders;
             *leads = Leads { since: if is_same { leads.since } else { now }, ..changed };

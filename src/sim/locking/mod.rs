@@ -302,8 +302,8 @@ impl Player {
         Some(row)
     }
 
-    /// Reads a row and writes it under the lock right before the release. Sometimes drops the write half-way: it may
-    /// then be applied or not, but not after another program holds the lock.
+    /// Reads a row and writes it under the lock right before the release. Sometimes drops the write before it
+    /// completes. The write may then be applied or not, but not after another program holds the lock.
     async fn update_at_last<H: LockingHeld>(&self, holding: &Holding<H>) {
         if !one_in(&self.rng, 6) {
             self.update(holding).await;

@@ -1,4 +1,5 @@
-//! The list of programs: the locks of each, how it starts, and its part in the last round.
+//! The list of programs. For each program, this module defines its locks, its start, and its work
+//! in the last round.
 
 use super::{
     Player, contention, election, handing, late, multi, mutex, orders, owners, permits, queue,

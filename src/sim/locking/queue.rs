@@ -107,7 +107,7 @@ async fn next(player: &Player, taker: &QueueTaker, queue: &'static str) -> Optio
     taken
 }
 
-/// Waits for an item, tries without waiting, or gives up half-way.
+/// Waits for an item, tries without waiting, or cancels a wait.
 async fn take(player: &Player, taker: &QueueTaker) -> Result<Option<Delivery>, QueueError> {
     let call = player.scene.judge.borrow_mut().call(player.node, "take", TAKE_PATIENCE);
     let only_tries = one_in(&player.rng, 5);

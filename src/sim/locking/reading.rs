@@ -1,6 +1,6 @@
-//! Programs that read and write under one read/write lock: they wait, try without waiting, give up half-way, upgrade
-//! and downgrade. A row that a reader has read must not change until it releases the lock, even if it becomes a
-//! writer or was one before.
+//! Programs that read and write under one read/write lock: they wait, try without waiting, cancel a wait, upgrade and
+//! downgrade. A row that a reader has read must not change until it releases the lock, even if it becomes a writer or
+//! was one before.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

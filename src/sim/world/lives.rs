@@ -209,7 +209,7 @@ impl World {
         node.armed_down = down;
     }
 
-    /// Checks that a node that was shut down has stopped within about a second of its own time.
+    /// Checks that a node that was shut down has stopped within about a second, by its own clock.
     pub(super) fn stopped_in_order(&mut self, at: usize) -> Result<(), Violation> {
         let node = &mut self.nodes[at];
         let Some(since) = node.stopping.take() else { return Ok(()) };

@@ -154,7 +154,7 @@ struct SimNode {
     stopped: bool,
     /// How it became a member.
     restored_from: WorldRestoredFrom,
-    /// Whether the machine is gone for good with its disk: it was destroyed, or its node was removed from the
+    /// Whether the machine and its disk are lost permanently: it was destroyed, or its node was removed from the
     /// cluster.
     gone: bool,
     /// The damage to its disk.

@@ -206,7 +206,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Returns a world in which a leader has appended an entry while the others are down, one of them for good, and
+    /// Returns a world in which a leader has appended an entry while the others are down, one of them permanently, and
     /// the index of that leader.
     fn a_leader_that_is_left_alone() -> (World, usize) {
         let net = NetConditions::default();

@@ -188,7 +188,7 @@ fn a_lock_is_renewed_while_its_process_lives() {
     assert!(session(&cluster, two).mutex("lock").try_lock().block().is_err());
 }
 
-/// The same lock with one call for each operation.
+/// Redis' lock, with one call for each operation.
 #[test]
 fn set_nx_px_and_its_release_are_one_call_each() {
     let cluster = lasting(3);

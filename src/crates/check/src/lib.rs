@@ -30,9 +30,9 @@
 //!
 //! - The input is a [`History`] of calls and replies. Each checker has its own types for calls and replies. Types
 //!   that implement [`lines::Written`] can be read from a file and written to one.
-//! - The result is a [`Verdict`]. A violation is a [`Counterexample`]: the `rule` that is broken, the `operations`
-//!   that break it, by their indices in the history, a sentence `why` that refers to them as `#3`, and optionally
-//!   `links`, which are arrows from one operation to another.
+//! - The result is a [`Verdict`]. A violation is a [`Counterexample`]. It contains the broken `rule`, the indices of
+//!   the `operations` that break it, and a sentence `why` that refers to an operation as `#3`. It may contain `links`,
+//!   which are arrows from one operation to another.
 
 pub mod cycles;
 pub mod edn;

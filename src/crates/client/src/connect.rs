@@ -36,8 +36,8 @@ const ROUNDS: usize = 2;
 /// Pause before the second round over the endpoints.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 
-/// Adds the user's token to each request. Also adds a header that tells a member to reject the request while the
-/// member knows no leader.
+/// Adds the user's token to each request. Also adds a header that makes a member reject the request while the member
+/// knows no leader.
 #[derive(Clone, Debug, Default)]
 pub struct Stamp {
     token: Option<MetadataValue<Ascii>>,
@@ -85,8 +85,8 @@ impl Link {
         LeaseClient::new(self.wire()).max_decoding_message_size(ANSWER_BYTES_MAX)
     }
 
-    /// Returns a client for watches. The requests have the header that tells a member to reject a watch while the
-    /// member knows no leader. Without the header, such a watch would silently deliver nothing.
+    /// Returns a client for watches. The requests have the header that makes a member reject a watch while the member
+    /// knows no leader. Without the header, such a watch would silently deliver nothing.
     pub fn watch(&self) -> WatchClient<Wire> {
         let stamp = Stamp { needs_leader: true, ..self.stamp.clone() };
         let wire = InterceptedService::new(self.channel.clone(), stamp);

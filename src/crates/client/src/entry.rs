@@ -1,5 +1,5 @@
-//! The metadata of a queue entry, in the text format of the library's locks. The metadata is stored as the value of
-//! the entry's key. A value that does not start with `bowline:` was written by an etcd client; its entry counts as a
+//! The metadata of a queue entry, in the text format of the library's locks. The metadata is stored as the value of the
+//! entry's key. A value that does not start with `bowline:` was written by an etcd client, and its entry counts as a
 //! mutex.
 //!
 //! ```text

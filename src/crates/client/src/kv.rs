@@ -43,7 +43,7 @@ impl Client {
     /// Puts a key. The response has the revision of the change.
     ///
     /// # Errors
-    /// Returns an error if the change failed; [`Error::effect`] tells whether it was applied.
+    /// Returns an error if the change failed; [`Error::effect`] states whether it was applied.
     pub async fn put(
         &self,
         key: impl IntoBytes,
@@ -60,7 +60,7 @@ impl Client {
     /// Deletes a key. The response has the number of deleted keys, 0 or 1.
     ///
     /// # Errors
-    /// Returns an error if the change failed; [`Error::effect`] tells whether it was applied.
+    /// Returns an error if the change failed; [`Error::effect`] states whether it was applied.
     pub async fn delete(&self, key: impl IntoBytes) -> Result<pb::DeleteRangeResponse, Error> {
         let request = pb::DeleteRangeRequest { key: key.into_bytes(), ..Default::default() };
         let call = async |link: Link| link.kv().delete_range(request.clone()).await;
@@ -70,7 +70,7 @@ impl Client {
     /// Runs a transaction. Without changes, it may be repeated at another server.
     ///
     /// # Errors
-    /// Returns an error if the transaction failed; [`Error::effect`] tells whether it was applied.
+    /// Returns an error if the transaction failed; [`Error::effect`] states whether it was applied.
     pub async fn txn(&self, request: pb::TxnRequest) -> Result<pb::TxnResponse, Error> {
         let kind = if is_read(&request) { CallKind::Repeatable } else { CallKind::Change };
         let call = async |link: Link| -> Result<Response<pb::TxnResponse>, tonic::Status> {

@@ -50,8 +50,8 @@ impl Watch {
         Self { client, request, open: None, was_open: false, asks: false, pauses: false }
     }
 
-    /// Returns the revision of the next change to deliver; 0 before the watch was first opened, unless the request
-    /// contains one.
+    /// Returns the revision of the next change to deliver. Before the watch was first opened, returns the start
+    /// revision of the request, or 0.
     pub fn next_revision(&self) -> i64 {
         self.request.start_revision
     }

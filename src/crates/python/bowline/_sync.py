@@ -80,7 +80,7 @@ class Node(NodeBase):
 
         :param timeout: how long to wait for the lock
         :param reason: text that operators see
-        :param max_hold: time after which the lock is released by itself
+        :param max_hold: time after which the lock is released automatically
         """
         return Lock(self._native_node().lock("mutex", name, 0, 0), timeout, reason, max_hold)
 
@@ -125,7 +125,7 @@ class Node(NodeBase):
         return Session(self._native_node().open_session(ttl, label, lock_delay, timeout).wait())
 
     def transfer_leadership(self, to: int | None = None) -> None:
-        """Lets another voter lead the cluster."""
+        """Transfers leadership of the cluster to another voter."""
         self._native_node().transfer_leadership(to).wait()
 
     def promote(self, member: int) -> None:
@@ -314,7 +314,7 @@ class Kv:
         *,
         timeout: float | None = None,
     ) -> TxnReply:
-        """Runs ``then`` if all conditions of ``when`` hold, otherwise ``or_else``, at once."""
+        """Runs ``then`` if all conditions of ``when`` hold, otherwise ``or_else``, atomically."""
         return txn_reply(self._kv.txn(list(when), list(then), list(or_else), timeout).wait())
 
     def watch(
@@ -375,7 +375,7 @@ class Kv:
 class Watch:
     """An iterator over the changes of keys, in order and without gaps. It waits for changes until it is closed.
 
-    If the program falls so far behind that the store has discarded changes, it raises :class:`CompactedError`.
+    If the store has discarded changes before the program read them, the iterator raises :class:`CompactedError`.
     """
 
     def __init__(self, stream: _native.Stream) -> None:
@@ -490,7 +490,7 @@ class Hold(HoldBase):
         """Runs a transaction that the store applies only while the hold lasts. Raises :class:`LostError` after that.
 
         :param ack: queue items to acknowledge in the same transaction
-        :param release: release it in the same transaction
+        :param release: release the lock in the same transaction
         """
         items = [item._item for item in ack]
         call = self._hold.txn(list(when), list(then), list(or_else), items, release, timeout)
@@ -507,7 +507,7 @@ class Hold(HoldBase):
             try:
                 lost = self.release()
             except BowlineError:
-                # The node keeps trying to release it.
+                # The node keeps trying to release the lock.
                 return
         if lost is not None and lost.kind != "released" and kind is None:
             failure = LostError(f"it was lost before the end of the block: {lost}", "unknown")
@@ -594,7 +594,7 @@ class Queue:
     def put(
         self, value: Data, *, priority: int = 0, delay: float | None = None, timeout: float | None = None
     ) -> str:
-        """Puts an item, and returns its id. Lower priorities are taken first; ``delay`` is in seconds."""
+        """Puts an item, and returns its id. Items with a lower priority are taken first. ``delay`` is in seconds."""
         return self._queue.put_many([value], priority, delay, timeout).wait()[0]
 
     def put_many(

@@ -18,8 +18,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub(crate) struct Leaderless {
     /// The time since which there has been no leader; `None` while there is one.
     since: watch::Sender<Option<Instant>>,
-    /// How long a stream that requires a leader stays open after [`Member::has_leader`] has become false. In total it
-    /// ends four to six election timeouts after the last contact with a leader; in etcd, four to five.
+    /// How long a stream that requires a leader stays open after [`Member::has_leader`] has become false. In total, a
+    /// stream ends four to six election timeouts after the last contact with a leader (in etcd, four to five).
     patience: Duration,
 }
 

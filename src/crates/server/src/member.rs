@@ -24,7 +24,7 @@ pub const VERSION: &str = EtcdVersion::V3_7.server();
 /// The cluster version of that release.
 pub const CLUSTER_VERSION: &str = EtcdVersion::V3_7.cluster();
 
-/// The same without the patch number, which etcd uses in some places.
+/// The cluster version without the patch number, which etcd uses in some places.
 pub const CLUSTER_VERSION_SHORT: &str = EtcdVersion::V3_7.short();
 
 /// A member, the settings of its server, and the tokens by which it identifies users.

@@ -136,7 +136,7 @@ pub fn http(address: &str, method: &str, path: &str, body: &str) -> (u16, HttpBo
     http_with(address, method, path, "", body)
 }
 
-/// The same with more headers, each with its line end.
+/// Like [`http`], with more headers, each with its line end.
 pub fn http_with(
     address: &str,
     method: &str,
@@ -266,7 +266,7 @@ impl Etcd {
         Self::with(&[])
     }
 
-    /// The same, with more flags.
+    /// Like [`Etcd::alone`], with more flags.
     pub fn with(more: &[&str]) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let [peer, client] = free_ports();

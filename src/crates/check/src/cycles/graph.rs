@@ -1,10 +1,10 @@
 //! The graph of transactions. An edge states that one transaction comes before another.
 //!
-//! Nodes below [`Graph::txns`] are transactions. The other nodes are joints, which replace many edges by a few. An
-//! edge into a joint has a kind. From a joint, the path continues at no cost, perhaps through more joints, to each
-//! transaction for which the edge stands. Real-time order needs one joint per moment instead of one edge per pair.
-//! "All transactions that read the end of the list come before all transactions whose append was never read" needs
-//! two joints for each of the latter.
+//! Nodes below [`Graph::txns`] are transactions. The other nodes are joints, which replace many edges by a few. An edge
+//! into a joint has a kind. From a joint, a path continues at no cost, perhaps through more joints, to the targets of
+//! the replaced edges. Real-time order needs one joint per moment instead of one edge per pair. Another rule is that
+//! all transactions that read the end of a list come before all transactions whose append was never read. This rule
+//! needs two joints for each transaction whose append was never read.
 //!
 //! ```text
 //! a ──time──▶ (ended by 5) ──▶ (ended by 9) ──▶ d      a and b had ended before d was called,

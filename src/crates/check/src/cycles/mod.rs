@@ -2,9 +2,9 @@
 //! database that promises a weaker level, the checker verifies that level.
 //!
 //! The values that transactions read and wrote show which of them must come before which. If these relations form a
-//! cycle, no order exists. The cycle is the reason that is reported, and its shape says which promise is broken. This
-//! is the method of Elle (Kingsbury and Alvaro, 2020: "Inferring Isolation Anomalies from Experimental
-//! Observations"). This method takes seconds where a search for the order would never end:
+//! cycle, no order exists. The cycle is reported as the reason, and its shape shows which promise is broken. This is
+//! the method of Elle (Kingsbury and Alvaro, 2020: "Inferring Isolation Anomalies from Experimental Observations").
+//! This method takes seconds where a search for the order would never end:
 //!
 //! | edge | why the first transaction comes before the second |
 //! |---|---|
@@ -13,10 +13,10 @@
 //! | read, write | the first read the value that existed before the second wrote |
 //! | time | the first had ended when the second was called |
 //!
-//! The [`Level`] decides which cycles are forbidden. Some anomalies need no cycle and are also looked for: a read of
-//! a value that was never written, that a failed transaction wrote (G1a), or that its own writer overwrote (G1b); a
-//! transaction that does not see its own writes; one list in two orders; and two updates of one value, of which one
-//! is lost.
+//! The [`Level`] decides which cycles are forbidden. The checker also looks for anomalies without a cycle. A read may
+//! return a value that was never written, that a failed transaction wrote (G1a), or that its own writer overwrote
+//! (G1b). A transaction may not see its own writes. One list may be read in two orders. Of two updates of one value,
+//! one may be lost.
 //!
 //! A transaction of unknown outcome counts as committed if another one read its writes, and otherwise as not
 //! executed. Among the transactions that did not fail, only one may write a given value to a key. Otherwise a read

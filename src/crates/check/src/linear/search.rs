@@ -139,7 +139,7 @@ enum PlacedCall {
 }
 
 /// The placed firm operations and the state of the object. The number is that of the first firm operation that is not
-/// placed; the list contains the placed ones after it.
+/// placed. The list contains the placed firm operations after it.
 type Place<S> = (usize, Box<[usize]>, S);
 
 /// Number of placed operations for each group that has any.

@@ -55,11 +55,11 @@ struct GapRow<'a> {
     key: &'a str,
     /// Indices into [`TotalOrder::unsure`].
     unsure: Vec<usize>,
-    /// The same, grouped by the value that they write.
+    /// The entries of `unsure`, grouped by the value that they write.
     by_value: HashMap<Option<&'a Value>, Vec<usize>, Fixed>,
     /// Operations that certainly touched the row, sorted by revision.
     events: Vec<Placed>,
-    /// Ranges of revisions, both ends included, in which no other change of the row is possible; sorted by revision.
+    /// Ranges of revisions, both ends included, in which no other change of the row is possible. Sorted by revision.
     quiet: Vec<Quiet>,
     guessed: bool,
 }

@@ -158,7 +158,8 @@ impl Matching<'_> {
     /// Finds a change for one more revision: a free one, or one whose revision can be made by another change, and so
     /// on (an augmenting path).
     fn make_room(&mut self, revision: u64) -> Result<(), Option<u64>> {
-        // For each visited change, the revision that would be assigned to it; and the current owner of each revision.
+        // `wanted` has the revision that would be assigned to each visited change. `has` contains the change that each
+        // revision is assigned to.
         let mut wanted: HashMap<Member, u64, Fixed> = HashMap::default();
         let mut has: HashMap<u64, Member, Fixed> = HashMap::default();
         // For each pool, how far it has been visited.

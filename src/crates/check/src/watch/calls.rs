@@ -7,8 +7,8 @@
 //! | `watch` | `stream`: a string; `key`: a string; `end`: a string for the rows from `key` up to it, null for all rows from `key`, missing for one row; `start`: a number, missing for "from now on"; `only`: `puts` or `deletes`, missing for both | `at` (optional): a number, the revision of the store when the stream began |
 //! | `receive` | `stream` | one of: `events`, with `more`: true if more events of its last revision follow; `progress`: a number; `compacted`: a number |
 //!
-//! An event is an object with `revision`, `key`, `value` (a value, or null for a deletion) and, if they were
-//! received, `previous` (the value of the row before, or null) and `created` (a number: the revision at which the row
+//! An event is an object with `revision`, `key` and `value` (a value, or null for a deletion). If they were received,
+//! it also has `previous` (the value of the row before, or null) and `created` (a number: the revision at which the row
 //! was created).
 //!
 //! A `receive` happens at one moment, so its `invoke` and `complete` are equal. A `watch` with the name of an earlier

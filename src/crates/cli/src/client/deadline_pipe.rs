@@ -1,5 +1,5 @@
-//! The channel over which `bowline lock` tells its supervisor how long the command may run. `bowline lock` sends a new
-//! deadline after each lease renewal. The supervisor ends the command at the deadline, even while `bowline lock` is
+//! The channel over which `bowline lock` sends the deadline of the command to its supervisor. `bowline lock` sends a
+//! new deadline after each lease renewal. The supervisor ends the command at the deadline, even while `bowline lock` is
 //! suspended.
 //!
 //! ```text

@@ -1,5 +1,5 @@
-//! Failures of client commands. A failure has a hint on what to do, and an exit code. The exit code tells scripts
-//! whether the command changed anything.
+//! Failures of client commands. A failure has a hint on what to do, and an exit code. The exit code shows whether the
+//! command changed anything.
 
 use std::io;
 use std::time::Duration;

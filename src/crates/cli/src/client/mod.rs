@@ -92,8 +92,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns whether the command has the exit codes that tell whether something was changed. Commands with other
-    /// exit codes document them in their help.
+    /// Returns whether the command has the exit codes that show whether something was changed. Commands with other exit
+    /// codes document them in their help.
     fn reports_changes(&self) -> bool {
         !matches!(
             self,

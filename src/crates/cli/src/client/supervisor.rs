@@ -36,7 +36,7 @@ const AT_ONCE: Duration = Duration::from_millis(200);
 /// Name of the hidden subcommand that starts a supervisor.
 const COMMAND: &str = "supervised-child";
 
-/// Signal that tells a supervisor to kill the command. The kernel sends it when `bowline lock` has ended.
+/// Signal at which a supervisor kills the command. The kernel sends it when `bowline lock` has ended.
 pub(crate) const END: Signal = Signal::USR1;
 
 /// Supervises the command that runs while a lock is held

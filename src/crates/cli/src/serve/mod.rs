@@ -1,6 +1,6 @@
 //! `bowline serve`: runs a cluster member that serves etcd's v3 protocol.
 //!
-//! This module starts a node and a [`Server`] for it, as the flags say, and stops both at a signal.
+//! This module starts a node and a [`Server`] for it, configured by the flags, and stops both at a signal.
 //!
 //! ```text
 //!   flags        configuration from arguments, environment variables and a file

@@ -50,7 +50,7 @@ pub(crate) async fn guarded(server: &Server) -> Channel {
     guard(server.channel().await).await
 }
 
-/// The same for the server behind a channel.
+/// Like [`guarded`], for the server behind a channel.
 pub(crate) async fn guard(channel: Channel) -> Channel {
     let mut auth = AuthClient::new(channel.clone());
     for name in ["root", "ann", "rob", "bob"] {

@@ -264,7 +264,7 @@ fn all_client_kinds_share_one_lock_queue_during_server_kills() {
     }
 }
 
-/// Returns whether this process has a thread with this name, if the operating system tells.
+/// Returns whether this process has a thread with this name, if the operating system reports it.
 fn is_alive(name: &str) -> bool {
     /// Length to which Linux truncates thread names.
     const NAME_BYTES_MAX: usize = 15;

@@ -100,7 +100,7 @@ impl Crew {
     }
 
     /// Kills processes in turn, every second time the leader. `lived` is called while all run, and `missed` while one
-    /// is down; they let the test make progress in each state.
+    /// is down, so that the test makes progress in each state.
     pub(crate) fn kill_in_turn(&mut self, mut lived: impl FnMut(), mut missed: impl FnMut()) {
         for turn in 0..Self::kills() {
             lived();

@@ -319,8 +319,8 @@ impl Pair {
     }
 }
 
-/// Returns whether a transaction with several errors was rejected for different ones. Bowline checks the size before it
-/// checks for duplicate keys, and for the key of a put before its lease; etcd since 3.7 checks the lease first, and etcd
+/// Returns whether a transaction with several errors was rejected for different errors. Bowline checks the size before
+/// it checks for duplicate keys, and the key of a put before its lease. etcd since 3.7 checks the lease first. etcd
 /// before 3.6 checks all puts before any range.
 fn are_both_reasons(theirs: &Outcome, ours: &Outcome, is_old: bool) -> bool {
     let why = |outcome: &Outcome, reasons: &[&str]| {

@@ -572,8 +572,8 @@ fn client_that_disconnects_mid_request_leaves_nothing() {
     is_well(server);
 }
 
-/// A byte after a request belongs to the next request, which is not read before the first one is answered; and these
-/// requests wait for something that never happens.
+/// A byte after a request belongs to the next request, which is not read before the first request is answered. The
+/// first requests here are never answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_that_disconnects_with_unread_bytes_leaves_nothing() {
     let dir = tempdir().unwrap();

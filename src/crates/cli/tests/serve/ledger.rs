@@ -45,7 +45,8 @@ pub(crate) fn verify(mut counts: Vec<Count>, counter: i64) -> Result<(), String>
     Ok(())
 }
 
-/// Returns a key's value as a number, its mod revision and its create revision; zeros if the key does not exist.
+/// Returns a key's value as a number, its mod revision and its create revision. Returns zeros if the key does not
+/// exist.
 pub(crate) async fn row(channel: &Channel, key: &str) -> (i64, i64, i64) {
     loop {
         let range = pb::RangeRequest { key: key.to_owned().into(), ..Default::default() };

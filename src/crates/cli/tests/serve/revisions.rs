@@ -110,7 +110,7 @@ async fn write_header_has_the_revision_of_the_write() {
     }
 }
 
-/// The same for puts and revocations in JSON.
+/// Like the test above, for puts and revocations in JSON.
 #[test]
 fn json_write_header_has_the_revision_of_the_write() {
     let dir = tempdir().unwrap();

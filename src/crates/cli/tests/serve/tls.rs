@@ -50,7 +50,7 @@ fn secure(office: &mut Office, dir: &TempDir, more: &[&str]) -> Server {
     Server::start(&all, client, more).ready()
 }
 
-/// The same, with client certificates required.
+/// Like [`secure`], with client certificates required.
 fn mutual(office: &mut Office, dir: &TempDir, more: &[&str]) -> Server {
     let ca = format!("--trusted-ca-file={}", text(&office.ca()));
     let flags = [&[ca.as_str(), "--client-cert-auth"], more].concat();

@@ -26,8 +26,8 @@ const NOT_TLS_HTTP1: &[u8] =
     b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n\
                                Client sent an HTTP request to an HTTPS server.\n";
 
-/// The same for HTTP/2: empty settings, then a GOAWAY frame on stream 0 with code 12 (inadequate security) and the
-/// reason.
+/// HTTP/2 response for such a client: empty settings, then a GOAWAY frame on stream 0 with code 12 (inadequate
+/// security) and the reason.
 const NOT_TLS_HTTP2: &[u8] = b"\0\0\0\x04\0\0\0\0\0\0\0\x2a\x07\0\0\0\0\0\0\0\0\0\0\0\0\x0c\
                                this port speaks TLS: use https://";
 

@@ -296,8 +296,8 @@ impl Lease for LeaseService {
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
         let client = self.member.acting(&Identity::in_request(&request))?;
         let header = self.member.header_now();
-        // The numbers are compared before and after, so that a lease granted or revoked in between cannot conceal a
-        // hidden one.
+        // A lease is hidden from the caller if it exists before and after the caller's read, but is not in the result.
+        // A lease that is granted or revoked meanwhile does not count as hidden.
         let all = self.member.client().leases();
         let leases = client.leases().map_err(refused)?;
         let hidden = |lease: &LeaseId| {

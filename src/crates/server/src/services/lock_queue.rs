@@ -323,8 +323,8 @@ async fn enter(
         ..Range::new(keys_of(name))
     };
     let txn = txn.then(put).then(Op::Range(queue.clone()));
-    // Writing a new version of the row tells the call that created it, which may have been abandoned, that this call
-    // shares the key.
+    // Write a new version of the row, so that the call that created the row, and may have been abandoned, does not
+    // delete the shared key.
     let again = Put { value: PutValue::Keep, lease: PutLease::Keep, ..Put::new(key.clone(), "") };
     let txn = txn.or_else(again).or_else(Op::get(key.clone())).or_else(Op::Range(queue));
     let reply = match txn.deadline(ENTERS_FOR).commit().await {

@@ -9,8 +9,9 @@ use crate::web::plain;
 /// Replaces the path by its decoded form. `/%76%33/kv/range` and `/v3/kv/range` are the same path.
 ///
 /// # Errors
-/// Returns the response to send instead, as etcd does: a redirect to the clean path if the path has `//`, `.` or `..`;
-/// 400 if its encoding is invalid; 404 if it has characters that no served path has.
+/// Returns the response to send instead, as etcd does. If the path has `//`, `.` or `..`, the response is a redirect to
+/// the clean path. If the encoding is invalid, it is 400. If the path has characters that no served path has, it is
+/// 404.
 #[expect(clippy::result_large_err, reason = "created at most once per request, and sent")]
 pub(crate) fn normalize(uri: &mut Uri) -> Result<(), Response<Body>> {
     let path = uri.path();

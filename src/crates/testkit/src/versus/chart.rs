@@ -206,7 +206,7 @@ fn short_micros(value: f64) -> String {
 /// number of callers.
 pub(super) fn rate_over_latency(rows: &[&RowReport]) -> String {
     let mut svg = Svg::new(860.0, 380.0);
-    // A system that answered nothing in the time has no latency.
+    // A system without a reply has no latency.
     let all = || rows.iter().flat_map(|row| &row.results).filter(|result| result.rate.median > 0.0);
     let least = all().map(|result| result.median_us.median).fold(f64::MAX, f64::min);
     let most = all().map(|result| result.median_us.median).fold(0.0, f64::max);

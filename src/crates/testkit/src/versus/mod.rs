@@ -24,8 +24,8 @@ use report::Report;
 use rows::{ROWS, RowMeasurements};
 use systems::{Found, Systems};
 
-/// Runs the benchmark, or a member of its embedded cluster if the arguments are a member's. `tmp` is the directory for
-/// the data of all systems, on a real disk, and for the files, unless options name others.
+/// Runs the benchmark, or a member of its embedded cluster if the arguments are those of a member. `tmp` is the
+/// directory for the data of all systems, on a real disk, and for the files, unless options name others.
 ///
 /// # Errors
 /// Returns an error if an option is invalid, or a system that is installed does not work.

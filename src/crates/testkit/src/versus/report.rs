@@ -40,7 +40,7 @@ pub struct Machine {
     pub kernel: String,
     /// Load averages over 1, 5 and 15 minutes before the run.
     pub load_before: String,
-    /// The same after the run.
+    /// Load averages over 1, 5 and 15 minutes after the run.
     pub load_after: String,
 }
 

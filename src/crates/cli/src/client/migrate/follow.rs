@@ -11,9 +11,9 @@
 //! ```
 //!
 //! When a watch breaks, a new watch is opened at the next server. The new watch starts at the last applied revision
-//! rather than the one after it, for this reason: if the source was compacted exactly at the revision of a delete,
-//! etcd opens a watch at that revision but omits the delete. A watch from an earlier revision is rejected instead, so
-//! the missing delete is noticed.
+//! rather than the one after it. Otherwise a delete could be missed: if the source was compacted exactly at the
+//! revision of a delete, etcd opens a watch at that revision but omits the delete. A watch from an earlier revision is
+//! rejected instead, so the missing delete is noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

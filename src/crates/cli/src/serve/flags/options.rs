@@ -37,7 +37,7 @@ pub(crate) struct Options {
     pub(crate) data_dir: PathBuf,
     /// Addresses to listen on for clients.
     pub(crate) listen_clients: Vec<Url>,
-    /// The same, with the services offered at each, and further addresses for HTTP.
+    /// The addresses in `listen_clients` with the services offered at each, and further addresses for HTTP.
     pub(crate) doors: Vec<Door>,
     /// TLS settings for clients, if any address uses TLS.
     pub(crate) client_tls: Option<TlsSettings>,

@@ -55,7 +55,7 @@ pub(super) fn switch(values: &Values, name: &'static str) -> Result<bool, FlagEr
     switch_or(values, name, false)
 }
 
-/// The same for a flag whose default is `default`.
+/// Like [`switch`], for a flag whose default is `default`.
 pub(super) fn switch_or(
     values: &Values,
     name: &'static str,

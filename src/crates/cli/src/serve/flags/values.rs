@@ -204,7 +204,7 @@ mod tests {
     fn empty_variable_is_ignored() {
         let empty = [("ETCD_NAME", ""), ("ETCD_QUOTA_BACKEND_BYTES", ""), ("ETCD_DISCOVERY", "")];
         assert_eq!(read(&[], &empty).unwrap(), Values::default());
-        // An empty argument takes precedence over the environment all the same.
+        // An empty argument also takes precedence over the environment.
         assert_eq!(read(&["--name="], &[("ETCD_NAME", "b")]).unwrap().get("name"), None);
     }
 
