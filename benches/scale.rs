@@ -19,7 +19,6 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// Bytes of each value.
 const VALUE_BYTES: usize = 256;
 
 /// Number of keys in situations that do not vary the number of keys.

@@ -11,7 +11,6 @@ use crate::report::{Row, Spent, rates};
 use crate::site::Site;
 use bowline_testkit::crew::{Measured, together};
 
-/// Bytes of each value.
 const VALUE_BYTES: usize = 256;
 
 /// Number of rounds in which the two kinds alternate, so that other load on the machine affects both.

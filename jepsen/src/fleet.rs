@@ -363,7 +363,6 @@ impl Fleet {
         command
     }
 
-    /// Starts a server.
     fn serve(&self, member: usize) -> Result<Process, HarnessError> {
         let place = &self.places[member];
         let seat = Seat {

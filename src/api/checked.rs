@@ -25,7 +25,6 @@ pub(crate) struct Checked {
 pub(crate) enum Beginning {
     /// Founds a cluster with the listed members.
     Found {
-        /// Id of this node.
         node: NodeId,
         /// Id of the new cluster.
         cluster: ClusterId,

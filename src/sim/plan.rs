@@ -229,7 +229,6 @@ enum PlanKind {
 /// The plan of one seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// Number of nodes.
     pub(crate) nodes: u64,
     /// The network in the absence of faults.
     pub(crate) net: NetConditions,

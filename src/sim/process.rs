@@ -110,7 +110,6 @@ pub(crate) struct SimProcess {
     /// The newest revision that the judge has seen.
     shown: Cell<Revision>,
     leads: Cell<bool>,
-    /// Number of turns of the log.
     log_turns: u64,
 }
 

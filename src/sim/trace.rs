@@ -52,7 +52,6 @@ impl Trace {
         self.hash
     }
 
-    /// Returns the number of events.
     pub(crate) fn events(&self) -> u64 {
         self.events
     }

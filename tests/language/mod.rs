@@ -460,7 +460,6 @@ fn reply(reply: &Reply) -> Vec<String> {
     }
 }
 
-/// Returns the line for alarms.
 pub(crate) fn alarms_line(alarms: &[Alarm]) -> String {
     let mut line = "alarms:".to_owned();
     for Alarm { member, kind } in alarms {
@@ -490,7 +489,6 @@ pub(crate) fn txn_lines(txn: &TxnReply) -> Vec<String> {
     lines
 }
 
-/// Returns the lines for a range.
 pub(crate) fn range_lines(range: &RangeReply) -> Vec<String> {
     let more = if range.more { " more" } else { "" };
     with_rows(format!("revision={} count={}{more}", range.revision, range.count), &range.kvs, "")
@@ -522,7 +520,6 @@ fn row(kv: &KeyValue) -> String {
     line
 }
 
-/// Returns the lines for an event.
 pub(crate) fn event_lines(event: &Event, prev: bool) -> Vec<String> {
     let head = match event.kind {
         EventKind::Put => format!("{} put {}", event.revision(), row(&event.kv)),
@@ -539,7 +536,6 @@ pub(crate) fn event_lines(event: &Event, prev: bool) -> Vec<String> {
     with_rows(head, event.prev.iter().filter(|_| prev), "was ")
 }
 
-/// Returns the line for a lease.
 pub(crate) fn lease_line(id: LeaseId, lease: &Lease, keys: &[Bytes]) -> String {
     let mut line = format!("lease={id} ttl={:?}", lease.ttl);
     let mut add = |text: std::fmt::Arguments<'_>| {

@@ -22,9 +22,7 @@ pub(super) struct State {
     pub(super) full: bool,
     /// Whether syncs report success without syncing.
     pub(super) syncs_lie: bool,
-    /// Whether syncs fail.
     pub(super) syncs_fail: bool,
-    /// Whether writes fail.
     pub(super) writes_fail: bool,
 }
 

@@ -50,7 +50,6 @@ pub(super) async fn grant(channel: &Channel, seconds: i64) -> Result<Granted, Mi
 /// A lease that is kept alive.
 pub(super) struct Session {
     channel: Channel,
-    /// Id of the lease.
     pub(super) lease: i64,
     believed_until: Arc<Mutex<Instant>>,
     keeper: AbortHandle,

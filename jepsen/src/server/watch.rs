@@ -20,7 +20,6 @@ use pb::watch_request::RequestUnion;
 /// Maximum number of responses that are returned at once.
 const ANSWERS_MAX: usize = 64;
 
-/// A watch.
 pub(super) struct Watching {
     answers: Streaming<pb::WatchResponse>,
     /// The start revision of the watch, for the error text if that revision was compacted.

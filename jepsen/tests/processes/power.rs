@@ -44,7 +44,6 @@ fn say(line: &str) {
     drop(writeln!(std::io::stderr(), "{line}"));
 }
 
-/// Returns the number of cuts.
 fn cuts() -> u64 {
     number_in("BOWLINE_POWER_CUTS").unwrap_or(8)
 }

@@ -30,7 +30,6 @@ struct AnswersCall {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct CallId(u64);
 
-/// The id of a watch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct WatchId(u64);
 

@@ -61,7 +61,6 @@ pub(super) struct LockQueueJudge {
 }
 
 impl EntryShare {
-    /// Returns the number of permits.
     pub(super) fn permits(self) -> u64 {
         match self {
             EntryShare::Permits(permits) => permits.into(),

@@ -110,7 +110,6 @@ impl JudgeTally {
         self.done.values().sum()
     }
 
-    /// Returns all counts by name.
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = self.others.clone();
         for (what, times) in &self.done {

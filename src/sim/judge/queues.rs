@@ -14,7 +14,6 @@ use crate::model::{Event, EventKind, NodeId, Revision};
 /// election, and waiting takers before it that are gone and do not take the items meant for them.
 const HUNGER_MAX: Duration = Duration::from_secs(6);
 
-/// The id of a delivery.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct DeliveryId(u64);
 

@@ -17,7 +17,6 @@ use crate::model::{
     TxnResult,
 };
 
-/// Number of keys.
 const KEYS: usize = 10;
 
 /// Maximum number of operations of a branch, and maximum nesting depth of transactions.

@@ -32,7 +32,6 @@ const PLACES_MAX: usize = 13;
 /// Approximate maximum number of members at a time.
 const MEMBERS_MAX: usize = 8;
 
-/// The id of a newcomer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct NewcomerId(pub(super) u64);
 

@@ -86,7 +86,6 @@ pub(crate) fn signals() -> io::Result<mpsc::Receiver<&'static str>> {
 struct Member {
     name: String,
     address: String,
-    /// Number of starts.
     life: u32,
     /// The process, if it was not killed.
     process: Option<Arc<Process>>,

@@ -44,7 +44,6 @@ impl FromPyObject<'_, '_> for Seconds {
     }
 }
 
-/// The id of a lease.
 #[derive(Clone, Copy)]
 pub(crate) struct LeaseNumber(pub(crate) LeaseId);
 

@@ -106,7 +106,6 @@ pub(crate) fn ops(steps: Vec<Step>) -> Vec<Op> {
     steps.into_iter().map(|Step(op)| op).collect()
 }
 
-/// Returns a transaction.
 pub(crate) fn transaction(when: Vec<Condition>, then: Vec<Step>, or_else: Vec<Step>) -> Txn {
     Txn { compares: compares(when), success: ops(then), failure: ops(or_else) }
 }

@@ -31,7 +31,6 @@ impl WaiterCount {
         }
     }
 
-    /// Returns a count.
     pub(crate) fn count(&self, part: WaiterRole) -> u64 {
         self.of(part).load(Ordering::Relaxed)
     }

@@ -88,7 +88,6 @@ impl Graph {
         self.txns
     }
 
-    /// Returns the number of nodes.
     pub(super) fn nodes(&self) -> Node {
         (self.begins.len() - 1) as Node
     }

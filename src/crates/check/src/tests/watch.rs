@@ -12,7 +12,6 @@ use crate::watch::{
 };
 use crate::{History, Operation, Outcome, Value};
 
-/// Number of runs.
 const RUNS: u64 = 2_000;
 
 type Recorded = History<RecordedWatchCall, WatchReply>;

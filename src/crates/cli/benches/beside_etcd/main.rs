@@ -34,7 +34,6 @@ const ALL: [(&str, Work); 7] = [
     ("lock and unlock", Work::Lock),
 ];
 
-/// Number of keys.
 const KEYS: u64 = 10_000;
 
 /// Number of concurrent puts for watchers to receive.

@@ -720,7 +720,6 @@ async fn clients_never_get_the_last_file_descriptors() {
     assert!(status.success() && text.contains("no connection slots left"), "{text}");
 }
 
-/// Returns a watch request.
 fn watch_request(union: RequestUnion) -> pb::WatchRequest {
     pb::WatchRequest { request_union: Some(union) }
 }

@@ -14,7 +14,6 @@ use tonic::body::Body;
 
 use crate::middleware::Middleware;
 
-/// Name of the header.
 pub(crate) const HEADER: &str = "grpc-timeout";
 
 /// Returns the status of an expired call, with the text of Go servers.

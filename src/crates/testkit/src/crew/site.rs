@@ -11,7 +11,6 @@ use tokio::task::JoinSet;
 
 use super::{Measured, Trace, Trade, together};
 
-/// Bytes of each value.
 const VALUE_BYTES: usize = 256;
 
 /// Number of puts in a transaction that fills the store.

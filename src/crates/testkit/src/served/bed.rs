@@ -14,7 +14,6 @@ use pb::maintenance_client::MaintenanceClient;
 use crate::ports::lasting_ports;
 use crate::process::{bowline, cpu_time, flags};
 
-/// Number of clients per connection.
 const CLIENTS_PER_CONNECTION: usize = 8;
 
 /// Settings of both systems in addition to names and addresses. Everything else has its default.

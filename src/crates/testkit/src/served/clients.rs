@@ -18,7 +18,6 @@ use v3lockpb::lock_client::LockClient;
 use super::Bed;
 use crate::crew::{Measured, Trace};
 
-/// Bytes of each value.
 const VALUE_BYTES: usize = 256;
 
 /// Fraction of the time, as a divisor, that passes before counting starts.

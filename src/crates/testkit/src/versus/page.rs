@@ -17,7 +17,6 @@ const DISTRIBUTIONS: [&str; 4] = [
     "lock and unlock, 64 callers",
 ];
 
-/// Returns the page.
 pub(super) fn page(report: &Report) -> String {
     let mut page = String::from(concat!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n",

@@ -17,7 +17,6 @@ use crate::process::cpu_time;
 /// Time limit for the server to start.
 const SETTLE: Duration = Duration::from_secs(20);
 
-/// Bytes of each value.
 const VALUE_BYTES: usize = 256;
 
 /// Deletes a lock if it still has the caller's token.

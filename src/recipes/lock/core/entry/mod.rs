@@ -216,7 +216,6 @@ impl QueueEntry {
         }
     }
 
-    /// Fails a waiter.
     pub(crate) fn fail_waiter(
         self: &Arc<Self>,
         waiter: &Waiter,

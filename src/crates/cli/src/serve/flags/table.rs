@@ -13,7 +13,6 @@ pub(super) enum Fate {
     Refused,
 }
 
-/// A flag.
 #[derive(Debug)]
 pub(super) struct Flag {
     /// Name without dashes. The environment variable is derived from it.
