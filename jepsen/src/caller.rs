@@ -22,7 +22,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// In a run over servers, a client keeps one in this many of its holds for as long as it considers the hold valid.
 const CLINGS_IN: u64 = 64;
 
-/// Maximum time that such a client keeps a hold. The time is longer than a session exists without renewals.
+/// Maximum time that such a client keeps a hold, longer than a session exists without renewals.
 pub const CLINGS_FOR: Duration = Duration::from_secs(4);
 
 /// The reason why a call has no reply.

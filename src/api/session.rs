@@ -174,8 +174,8 @@ impl Session {
         let effect = Effect::Unknown;
         match self.client().propose(Command::Revoke(state.lease), None).await {
             Ok(_) | Err(Error::Rejected(Rejection::LeaseNotFound(_))) => Ok(()),
-            // The effect of this request is unknown. The node has its own revocation pending and
-            // retries it, unless the session had missed its renewals before.
+            // The effect of this request is unknown. In addition, the node itself retries the
+            // revocation, unless the session had already missed its renewals.
             Err(Error::Stopped { reason, .. }) => Err(Error::Stopped { reason, effect }),
             Err(error) if error.effect() == Effect::NotApplied => Err(Error::Deadline { effect }),
             Err(error) => Err(error),

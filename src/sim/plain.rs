@@ -106,7 +106,7 @@ impl Draft {
     }
 }
 
-/// The branch taken in a transaction and its nested ones, chosen by the state before it.
+/// The branches that a transaction and its nested transactions take in the state before the transaction.
 #[derive(Debug)]
 pub struct Path<'a> {
     /// Whether the compares succeeded.

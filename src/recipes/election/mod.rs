@@ -37,15 +37,17 @@ use observe::{Candidate, Leader, Observe};
 ///
 /// - If the leader resigns, drops its [`Leadership`], or shuts its node down, the next candidate
 ///   leads after one commit.
-/// - If the leader's process crashes, or is paused or partitioned, the next candidate leads once the leader's session
-///   has expired. This takes up to one session TTL after the last renewal, plus the lock delay of the session, if it
-///   has one. The default TTL is 5 s ([`Config::session_ttl`](crate::Config::session_ttl)).
+/// - If the leader's process crashes, or is paused or partitioned, the next candidate leads once
+///   the leader's session has expired. This takes up to one session TTL after the last renewal,
+///   plus the lock delay of the session, if it has one. The default TTL is 5 s
+///   ([`Config::session_ttl`](crate::Config::session_ttl)).
 /// - A change of the consensus leader restarts the TTL. So if one process was both leaders and
-///   crashes, add the time of the consensus election: tens of milliseconds if the other members
-///   notice that the process has ended, otherwise one to two
+///   crashes, add the time of the consensus election. It takes tens of milliseconds if the other
+///   members notice that the process has ended, otherwise one to two
 ///   [`Config::election_timeout`](crate::Config::election_timeout).
-/// - After a crash or a change of the consensus leader, the cluster waits for another tenth of the TTL, in case its clocks run faster than
-///   that of the leader ([`Config::drift_percent`](crate::Config::drift_percent)).
+/// - After a crash or a change of the consensus leader, the cluster waits for another tenth of the
+///   TTL, in case its clocks run faster than that of the leader
+///   ([`Config::drift_percent`](crate::Config::drift_percent)).
 ///
 /// To fail over faster, use a shorter TTL: [`Config::session_ttl`](crate::Config::session_ttl) for
 /// [`Node::leader_task`](crate::Node::leader_task), which uses the node's own session, or a session
@@ -193,8 +195,9 @@ impl IntoFuture for Campaign {
     }
 }
 
-/// Leadership of an [`Election`], which is not the leadership of the consensus. Dropping the value resigns in the background. [`Leadership::resign`]
-/// also waits until the resignation is durable. See [`Hold`] for its other methods.
+/// Leadership of an [`Election`], which is not the leadership of the consensus. Dropping the value
+/// resigns in the background. [`Leadership::resign`] also waits until the resignation is durable.
+/// See [`Hold`] for the other methods.
 #[derive(Debug)]
 #[must_use = "leadership ends when this is dropped"]
 pub struct Leadership(Hold);

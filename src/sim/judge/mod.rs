@@ -411,8 +411,8 @@ impl Judge {
     }
 
     fn check_entries(&mut self, id: NodeId, process: &SimProcess, from: LogIndex, to: LogIndex) {
-        // A node that has just received a snapshot has not put it into its log yet. Entries that the log still
-        // contains up to the snapshot were not applied.
+        // A node that has just received a snapshot has no term until the snapshot is in its log. Until then, the log
+        // may contain older entries, which the node never applied.
         if process.look().term == Term(0) {
             return;
         }

@@ -69,7 +69,7 @@ impl PeerJudge {
         let known = self.durable.entry(of).or_default();
         known.0 = known.0.max(term);
         // The leader of this term has all entries that were committed in it and before. A later leader may overwrite
-        // the entries after them.
+        // all other entries.
         let (of_term, committed) = self.committed;
         if let Some(has) = has.filter(|_| term >= of_term) {
             known.1 = known.1.max(has.min(committed));

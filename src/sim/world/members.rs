@@ -1,7 +1,6 @@
 //! Changes the members during other faults: machines join, are promoted, replaced and removed.
 //!
-//! A machine may be lost with its disk only if the others can do without it: fewer than half of the voters are lost
-//! or damaged at any time ([`World::can_lose`]).
+//! A machine and its disk may be lost only if more than half of the voters remain intact ([`World::can_lose`]).
 
 use std::time::Duration;
 

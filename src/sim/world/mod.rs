@@ -1,10 +1,10 @@
 //! A world: nodes, their machines, the network between them, and time, all driven by one seed.
 //!
-//! Events are ordered by true time and then by the order of scheduling. Time advances only by running the first
-//! event. The turns of drivers are stored with their nodes, because every input can move them. Sleeping tasks are
-//! stored in the executor and run after the events at the same time. The agenda has all other events. A node consists
-//! of three parts that take turns, as its threads do on a real machine: its driver, its log, and the tasks of the
-//! embedding program. After every turn of a driver the judge inspects the node.
+//! Events are ordered by true time and then by the order of scheduling. Time advances only by running the first event.
+//! The time of a driver's next turn is stored with its node, because every input can change it. Sleeping tasks are
+//! stored in the executor, and run after events that have the same time. The agenda has all other events. A node
+//! consists of three parts that take turns, as its threads do on a real machine: its driver, its log, and the tasks of
+//! the embedding program. After every turn of a driver the judge inspects the node.
 //!
 //! ```text
 //!   first ──> turn of a driver ──> messages ──> network ──┐

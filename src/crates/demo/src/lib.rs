@@ -54,8 +54,8 @@ const EXIT_INTERRUPTED: u8 = 130;
 /// Kill a working cluster with kill -9, and verify that nothing is lost
 ///
 /// Starts processes on this machine, each embedding a Bowline node with a real data directory, real sockets and synced
-/// writes. Workers call all of them to increment one counter: they acquire a lock, read the counter, write to a ledger
-/// outside the store with the lock's fencing token, write the increment in a guarded transaction, and release the lock.
+/// writes. Workers call all of them to increment one counter under a lock. They also write to a ledger outside the
+/// store with the lock's fencing token, and write the increment in a guarded transaction.
 ///
 /// Meanwhile the demo kills the leader and processes that hold the lock with kill -9. It also suspends a process that
 /// holds the lock until its lease has expired and another worker has the lock; then it resumes the process. The late

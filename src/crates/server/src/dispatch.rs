@@ -81,7 +81,7 @@ impl Dispatch {
     fn route_web(&self, request: Request<Incoming>) -> Answer {
         let cors = Cors::of(request.headers(), &self.web().origins);
         let answer = if request.method() == Method::OPTIONS {
-            // A browser asks before it sends the actual request.
+            // Before the actual request, a browser asks for permission.
             Box::pin(async { Ok(Response::new(Body::empty())) })
         } else if matches!(cors, Cors::Denied) && websocket::is_upgrade(request.headers()) {
             // Browsers do not enforce the permission for WebSockets.

@@ -53,13 +53,13 @@ impl Grpc {
             .layer(Around(Arc::clone(calls)))
             // Cancels the call at the deadline that the client has set.
             .layer(Around(Deadlines))
-            // Rejects the call without a leader that it needs, or at a learner.
+            // Rejects calls that need a leader when there is none, and calls that learners do not serve.
             .layer(Around(Availability(Arc::clone(member))))
             // Identifies the caller. Rejects the call if the caller lacks permission.
             .layer(Around(Authorization(Arc::clone(member))))
             // Limits the calls of unauthenticated callers.
             .layer(Around(AnonymousLimit(Arc::clone(member))))
-            // Identifies the caller again if the message arrives late. Limits the time until then.
+            // Identifies the caller again if the message arrives late. Limits the time until the message arrives.
             .layer(Around(Reauthorization(Arc::clone(member))))
             // Keeps a part of the response budget until the response is sent.
             .layer(Around(KeepReservations(of_watches)))

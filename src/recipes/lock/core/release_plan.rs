@@ -140,8 +140,8 @@ fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
         LockMode::Foreign => None,
         LockMode::Permits { limit, .. } => {
             // Permits stay held when the limit is reduced, and a row does not show whether its
-            // permits are held. But if the limits that apply to a waiter were never higher than
-            // now, the waiter has never held its permits.
+            // permits are held. But if no limit that applies to a waiter was ever reduced, the
+            // waiter has never held its permits.
             let has_less = |row: &KeyValue| match EntryMetadata::mode_of(&row.key, &row.value) {
                 LockMode::Permits { limit: other, .. } => other < *limit,
                 _ => false,

@@ -1,10 +1,10 @@
 //! Checks locks and leases by the clock: which processes believed that they held a lock and when, and did a lease
 //! live as long as promised?
 //!
-//! The hold of a lock can end without a call, so such a lock cannot be checked as an object with calls and replies.
-//! The users of a lock rely on the promise that no two of them *believe* that they hold the lock at one time.
-//! Therefore the operation is the hold itself, from the first to the last moment at which its owner believed that
-//! it held the lock ([`holds`]). Leases are checked by moments in the same way ([`leases`]).
+//! The hold of a lock can end without a call, so such a lock cannot be checked as an object with calls and replies. The
+//! users of a lock rely on the promise that no two of them *believe* that they hold the lock at one time. Therefore the
+//! operation is the hold itself, from the first to the last moment at which its owner believed that it held the lock
+//! ([`holds`]). The lifetime of a lease is checked in the same way ([`leases`]).
 //!
 //! ```text
 //! process 1   ├────── token 5 ──────┤             believed: its guard still said "held" afterwards
@@ -16,7 +16,7 @@
 //! unit, for instance nanoseconds of one clock. If the processes have different clocks, `slack` is the maximum
 //! difference between any two.
 //!
-//! Never record a hold as longer than it was, because this causes false violations. For calls, the opposite is true.
+//! Never record a hold as longer than it was, or a call as shorter than it was, because this causes false violations.
 //! Read the clock first and ask the guard afterwards. If the guard reports "held", the lock was held at that moment,
 //! regardless of any pause in between:
 //!

@@ -61,7 +61,8 @@ impl std::fmt::Debug for Budget<'_> {
 /// Checks whether a history is linearizable.
 ///
 /// Failed operations are ignored. Operations of unknown outcome may have taken effect or not. A violation is certain
-/// and comes with a small reason. If one object has a violation and another is undecided, the violation is reported.
+/// and comes with a small counterexample. If one object has a violation and another is undecided, the violation is
+/// reported.
 ///
 /// Deterministic if [`Budget::stop`] is. Uses no clock and no thread.
 ///

@@ -77,7 +77,7 @@ impl<'a, M: Model> Puzzle<'a, M> {
             let (call, invoked) = (&operation.call, operation.invoked);
             let told = reply.map(|(_, reply)| reply);
             let observes = model.observes(call, told);
-            // A loose operation that changes nothing cannot explain any reply.
+            // An operation without a reply that changes nothing cannot explain any other reply.
             if told.is_none() && observes {
                 continue;
             }

@@ -11,10 +11,10 @@
 //! A `campaign` that waited and gave up is `failed`. A leader that campaigns again proclaims its value.
 //!
 //! Leadership that expires ends without a call, yet another candidate can lead afterwards. To record it, add an
-//! `expire` of unknown outcome for the candidate, invoked at the last moment at which it certainly led. The
-//! leadership may have ended at any later time. An election is one object, because the replies of `leader` and of
-//! campaigns must agree on one order. Whether two candidates *believed* to lead at one time is a question of
-//! moments, for [`intervals::holds`](crate::intervals::holds).
+//! `expire` of unknown outcome for the candidate, invoked at the last moment at which it certainly led. The leadership
+//! may have ended at any later time. An election is one object, because the replies of `leader` and of campaigns must
+//! agree on one order. Use [`intervals::holds`](crate::intervals::holds) to check whether two candidates *believed* to
+//! lead at one time.
 
 use super::mutex;
 use crate::lines::{FieldError, Fields, Written};

@@ -366,7 +366,7 @@ fn list_checker_agrees_with_the_oracles() {
     let scores = scores(&ListAppend, cycles::lists);
     assert_eq!(scores["serializable"].missed, 0, "{scores:?}");
     assert_eq!(scores["strict-serializable"].missed, 0, "{scores:?}");
-    // The misses are concurrent appends that no transaction read.
+    // The checker misses only violations by concurrent appends that no transaction read.
     let snapshot = &scores["snapshot-isolation"];
     assert!(snapshot.missed * 50 <= snapshot.found, "{scores:?}");
 }

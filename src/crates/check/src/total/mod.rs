@@ -18,12 +18,12 @@
 //! unknown     #2 put(b, y)   #4 put(c, z)           6: only #4 is left, if no read saw c without it
 //! ```
 //!
-//! Revisions that replies prove are assigned first. The remaining revisions are matched with changes so that no
-//! reply is contradicted. Then the whole order is replayed. The verdict ok is given only if such an order was
-//! found. A violation is reported only if every choice of revisions leads to it. If another choice might explain
-//! the history, the verdict is [`Undecided::Ambiguous`], unless the store has few operations: then [`linear`]
-//! decides. Replies that contain the revision of a row's last change (`modified`), or values that are written only
-//! once, leave no choice.
+//! Revisions that replies prove are assigned first. The remaining revisions are matched with changes so that no reply
+//! is contradicted. Then the whole order is replayed. The verdict ok is given only if such an order was found. A
+//! violation is reported only if every choice of revisions leads to it. If another choice might explain the history,
+//! the verdict is [`Undecided::Ambiguous`], unless the store has few operations: then [`linear`] decides. There is only
+//! one choice if replies contain the revision of a row's last change (`modified`), or if each value is written only
+//! once.
 
 mod facts;
 mod gaps;

@@ -1,5 +1,5 @@
-//! Client commands, which talk to Bowline or etcd servers over etcd's protocol. Commands, options and output that
-//! exist in etcdctl have the same names and formats here.
+//! Client commands for servers of Bowline and etcd, over etcd's protocol. Commands, options and output that exist in
+//! etcdctl have the same names and formats here.
 //!
 //! ```text
 //!   options      endpoints, credentials, output format; accepted before or after the command

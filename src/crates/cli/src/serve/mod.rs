@@ -161,8 +161,8 @@ async fn serve(options: Options, log: &Log) -> Result<(), ServeError> {
     notify(Notifier::waiting);
     let node = tokio::select! {
         started = Node::start(config) => Arc::new(started?),
-        // A joining member may search for the cluster for a minute before it starts. If it is stopped here, the disk
-        // is in the same state as after a kill.
+        // A joining member may search for the cluster for a minute before it starts. If a signal ends this wait, the
+        // disk is in the same state as after a kill.
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };

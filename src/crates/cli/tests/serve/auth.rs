@@ -152,7 +152,7 @@ async fn every_method_rejects_anonymous_callers_and_operator_methods_require_roo
                 }
             };
             if method.name() == "AuthStatus" {
-                // As in etcd since 3.7.
+                // As in etcd since 3.7, this call needs no valid token.
                 for token in ["", "not a token", &bob] {
                     call(token).await.expect(&path);
                 }

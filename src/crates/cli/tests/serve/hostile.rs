@@ -602,7 +602,7 @@ async fn client_that_disconnects_with_unread_bytes_leaves_nothing() {
             body.len()
         );
         let mut stream = TcpStream::connect(&server.address).unwrap();
-        // In some cases the client leaves more than one byte unread.
+        // Some clients send more than the server reads.
         let unread = if at % 2 == 0 { "X".to_owned() } else { "GET / HTTP/1.1\r\n".repeat(1000) };
         stream.write_all(&[head, body, unread].concat().into_bytes()).unwrap();
         gone.push(stream);

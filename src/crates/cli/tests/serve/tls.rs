@@ -749,11 +749,11 @@ async fn revocation_covers_intermediate_authorities_and_their_clients() {
         }
     };
     let_in(&office, [true, true, true]).await;
-    // The end entity is on the list of the authority that signed it.
+    // The authority that signed the end entity's certificate revokes this certificate.
     right.revoke(&[&eve]);
     write(&office, &left, &right);
     let_in(&office, [true, true, false]).await;
-    // An authority is on the list of the root: every certificate that it has signed is rejected.
+    // The root revokes the certificate of an authority: every certificate that the authority has signed is rejected.
     office.revoke(&[&left_card]);
     write(&office, &left, &right);
     let_in(&office, [false, true, false]).await;

@@ -96,7 +96,7 @@ pub(crate) async fn handshake(
         }
         Some(tls) if is_tls_record => tls_handshake(stream, tls).await,
         _ if is_plain => Ok(Accepted::Plain(stream)),
-        // Unreachable: a port has at least one of the two.
+        // Unreachable: each port accepts TLS, plain connections, or both.
         None => Ok(Accepted::Disconnected),
         Some(_) => {
             let answer = if HTTP2.starts_with(heard) { NOT_TLS_HTTP2 } else { NOT_TLS_HTTP1 };

@@ -136,7 +136,7 @@ mod tests {
         for forged in [&of_root, &short, "", ".", "..", "a.b.c.d", &format!("{text}."), text] {
             assert_eq!(tokens.user(forged, &access), None, "{forged}");
         }
-        // A new password, or the user deleted and added again.
+        // A new password invalidates the token, and so does deleting the user and adding it again.
         change(&client, AccessChange::SetPassword { user: "ann".to_owned(), password: None });
         assert_eq!(tokens.user(&of_ann, &client.access()), None);
         let of_bob = tokens.make("bob", &client.access()).unwrap();

@@ -51,7 +51,7 @@ struct Stat {
 
 impl Stat {
     fn parse(line: &str) -> Option<Self> {
-        // The process name, in parentheses, may contain any characters. The first field after it is number 3.
+        // The process name, in parentheses, may contain any characters. The next field has the number 3.
         let rest = line.rsplit_once(')')?.1;
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();

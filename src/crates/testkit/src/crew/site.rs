@@ -22,7 +22,7 @@ pub const WATCHERS: usize = 100;
 /// Number of keys that the callers of compare-and-set share.
 const COMPARED_KEYS: u64 = 10_000;
 
-/// A kind of workload. Commands between processes name it by its word.
+/// A kind of workload. Commands between processes contain [`Work::word`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
     /// Puts an initial value for every key; not measured.

@@ -201,7 +201,7 @@ impl RowReport {
         self.results.iter().find(|result| result.system == system)
     }
 
-    /// Returns the ratio of the headline figure of a system to that of another.
+    /// Returns the ratio of two systems' results, by the figure in [`RowReport::headline`].
     pub fn ratio(&self, of: System, to: System) -> Option<Spread> {
         let ratio = self.ratios.iter().find(|ratio| ratio.of == of && ratio.to == to)?;
         Some(match self.headline {

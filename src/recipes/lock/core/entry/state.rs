@@ -667,7 +667,7 @@ impl EntryStep<'_> {
                 }
             }
             // Nothing to do now: the entry has a holder, or waits for other entries, or its enqueue
-            // has no outcome yet. Each of these later calls this function again.
+            // has no outcome yet. When one of these changes, this function is called again.
             state => state,
         }
     }

@@ -67,8 +67,8 @@ where
     let streams = method.is_server_streaming();
     if let Err(status) = deadline_of(&metadata) {
         forget(body).await;
-        // In a gRPC request, an invalid header is an error of the protocol. In a JSON request, it is an error of the
-        // client.
+        // In a gRPC request, an invalid header is an error of the protocol. In a JSON request, an invalid header is an
+        // error of the client.
         return rejection(&Status::invalid_argument(status.message()));
     }
     let mut call = Request::new(Body::empty());

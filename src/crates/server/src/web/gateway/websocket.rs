@@ -169,7 +169,7 @@ impl WebSocketCall {
         };
         let close = async {
             let frame = CloseFrame { code, reason: "".into() };
-            // This fails if the client has closed the WebSocket. The next call sends the reply then.
+            // This fails if the client has closed the WebSocket. In that case `sink.close` sends the reply.
             drop(sink.send(Message::Close(Some(frame))).await);
             drop(sink.close().await);
             if !has_received_all {
