@@ -118,10 +118,10 @@ impl Cell {
     /// [`Cell::try_update`]. Each attempt costs one commit.
     ///
     /// Of several concurrent attempts, one always succeeds: the one that the leader receives first.
-    /// So if many processes change one cell all the time, the process in which the cluster leader
-    /// runs wins most rounds, and a process far from it may retry until its deadline. In this case,
-    /// use a [`Mutex`](crate::Mutex), which is granted in the order of the requests. For a number,
-    /// use a [`Counter`](crate::coordination::Counter), whose concurrent additions can all succeed.
+    /// So if many processes change one cell all the time, the process of the cluster leader wins
+    /// most rounds, and a distant process may retry until its deadline. In this case, use a
+    /// [`Mutex`](crate::Mutex), which is granted in the order of the requests. For a number, use a
+    /// [`Counter`](crate::coordination::Counter), whose concurrent additions can all succeed.
     ///
     /// # Errors
     /// The [effect](Error::effect) of the error states whether a change was applied.

@@ -35,7 +35,7 @@ impl System {
     /// All systems, in the order of the tables.
     pub const ALL: [Self; 4] = [Self::Embedded, Self::Served, Self::Etcd, Self::Redis];
 
-    /// Returns the name for readers.
+    /// Returns the name in tables and pages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Embedded => "Bowline embedded",
@@ -45,7 +45,7 @@ impl System {
         }
     }
 
-    /// Returns the word in files.
+    /// Returns the name in files.
     pub fn word(self) -> &'static str {
         match self {
             Self::Embedded => "embedded",
