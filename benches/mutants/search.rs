@@ -46,9 +46,9 @@ const BELOW: &str = "
 Missing numbers are mutants that cannot exist in the simulator, for example M42, a thread that survives a shutdown.
 ";
 
-/// Mutants that are not searched for in seeds, with the test that detects each. The effect of B47 to B50 is
-/// repaired by another mechanism a little later, or is irrelevant in the simulated world. The others need a situation
-/// that is rare in seeds.
+/// Mutants that are not searched for in seeds, with the test that detects each. The effect of B47 to B50 is repaired by
+/// another mechanism a little later, or is irrelevant in the simulated world. The other mutants need a situation that
+/// is rare in seeds.
 const ONLY_IN_TESTS: [(Mutant, &str); 9] = [
     (
         Mutant::M46,

@@ -89,7 +89,7 @@ impl Pair {
     }
 }
 
-/// Returns whether nothing arrives within a short time. Silence cannot be observed otherwise.
+/// Returns whether nothing arrives within a short time.
 fn is_silent(socket: &mut TcpStream) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(150))).unwrap();
     let heard = socket.read(&mut [0; 1]);

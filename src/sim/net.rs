@@ -75,7 +75,7 @@ pub(crate) struct Flight {
     pub(crate) from: NodeId,
     pub(crate) to: NodeId,
     pub(crate) lane: Lane,
-    /// The connection on which it was sent.
+    /// The connection on which the message was sent.
     pub(crate) connection: u64,
     /// The bytes on the wire: the message, or the whole frame if it was damaged.
     pub(crate) frame: Bytes,
@@ -110,7 +110,7 @@ struct NetLink {
 #[derive(Clone, Copy)]
 struct SimConnection {
     number: u64,
-    /// Time at which it was made.
+    /// Time at which the connection was made.
     since: Duration,
 }
 

@@ -111,8 +111,8 @@ pub(crate) enum PlanFault {
     Seesaw,
     /// The leader is asked to transfer leadership.
     Transfer,
-    /// A machine is down while its disk rots, or its snapshot rots while it runs. It happens to so few machines that
-    /// the others can do without them.
+    /// A machine is down while its disk rots, or its snapshot rots while it runs. The other machines still form a
+    /// quorum.
     Rot { who: Who, what: Rot, down: Duration },
     /// The free space of a disk is limited for a while.
     Full { who: Who, room_bytes: usize, time: Duration },

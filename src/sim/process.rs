@@ -29,7 +29,7 @@ use crate::transport::inspect::check_hello;
 use crate::transport::{Introducer, JoinReply, Receiver, Refused};
 use crate::wal::{EntryKind, LogReader};
 
-/// The cluster id in every world. Worlds never meet, so one id is enough.
+/// The cluster id in every world. Worlds are separate, so one id is enough.
 const CLUSTER: ClusterId = ClusterId(0xb0_11e);
 
 /// The clock drift bound in the configuration of the nodes. See [`super::plan::DRIFT_PPM_MAX`].
@@ -76,9 +76,9 @@ pub(crate) struct ProcessParts {
 
 /// The knowledge of its cluster that a process does not read from its disk.
 pub(crate) enum SimBeginning {
-    /// It is one of `nodes` founders.
+    /// The node is one of `nodes` founders.
     Founder { nodes: u64 },
-    /// It was admitted, now or in an earlier incarnation.
+    /// The node was admitted, now or in an earlier incarnation.
     Newcomer { contact: Contact, members: BTreeMap<NodeId, Contact>, joined: Option<Joined> },
 }
 
@@ -86,7 +86,7 @@ pub(crate) enum SimBeginning {
 pub(crate) enum TurnEnd {
     /// At this moment of its clock, unless an input arrives before.
     Next(Moment),
-    /// Never. The reason why it has stopped.
+    /// Never: the driver has stopped, for this reason.
     Stopped(Option<StopReason>),
 }
 
@@ -153,7 +153,7 @@ impl SimProcess {
         self.node.log_worker.begin();
     }
 
-    /// Runs a turn of the log. Returns whether it needs another one.
+    /// Runs a turn of the log. Returns whether the log needs another turn.
     pub(crate) fn log_turn(&mut self) -> bool {
         self.log_turns += 1;
         match self.node.log_worker.turn() {
@@ -163,7 +163,7 @@ impl SimProcess {
         }
     }
 
-    /// Runs a step of the snapshots. Returns whether they need another one.
+    /// Runs a step of the snapshots. Returns whether there are further steps.
     pub(crate) fn snapshot_turn(&mut self) -> bool {
         matches!(self.node.snapshot_worker.turn(), SnapshotTurn::Worked)
     }

@@ -140,7 +140,7 @@ impl std::fmt::Debug for QuotaDisk {
 struct QuotaFile {
     file: Box<dyn File>,
     dir: PathBuf,
-    /// Length of the file. It counts while the file exists.
+    /// Length of the file, which is counted while the file exists.
     bytes: Arc<AtomicU64>,
     state: Arc<Mutex<QuotaState>>,
 }

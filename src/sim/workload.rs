@@ -322,12 +322,12 @@ impl WorkloadClient {
         }
     }
 
-    /// Puts a value. Returns whether it got a reply.
+    /// Puts a value. Returns whether there was a reply.
     async fn put(&mut self) -> bool {
         self.put_at(self.key()).await.is_some()
     }
 
-    /// Puts a value at a key. Returns the revision if it got a reply.
+    /// Puts a value at a key. Returns the revision if there was a reply.
     async fn put_at(&mut self, key: Bytes) -> Option<Revision> {
         let value = self.scene.value("put");
         let puts = [(key.clone(), value.clone())];
@@ -465,7 +465,7 @@ impl WorkloadClient {
         judge.read(floor, &KeyRange::prefix(key), revision, &rows);
     }
 
-    /// Reads everything. Returns whether it got a reply, which must show every row.
+    /// Reads everything. Returns whether there was a reply, which must show every row.
     async fn read_all(&mut self) -> bool {
         let floor = self.scene.judge.borrow().floor();
         let Some((rows, revision)) = self.read_range("").await else { return false };

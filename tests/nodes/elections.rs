@@ -417,8 +417,8 @@ type Spells = Arc<Mutex<Vec<(Moment, Moment)>>>;
 /// Records its interval when it is dropped.
 struct Spell {
     begun: Moment,
-    /// The last time at which the work was known to lead. It is recorded because the thread that
-    /// ends the work may be late.
+    /// The last time at which the work was known to lead. The time of the drop would not do,
+    /// because the thread that ends the work may be late.
     last: Option<Moment>,
     spells: Spells,
 }

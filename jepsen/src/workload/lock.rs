@@ -368,8 +368,8 @@ mod tests {
         assert!(!progress::needs_a_quorum(entered(0, true)));
     }
 
-    /// Checks a history in which a holder is asked, is paused, and answers this after the pause, when another one has
-    /// the lock.
+    /// Checks a history in which a holder is queried and then paused. When the holder replies, another client has the
+    /// lock. `says` returns the reply.
     fn after_a_pause(says: impl Fn(u64) -> Option<u64>) -> Judgement {
         let (ledger, locks) = (Ledger::default(), Locks::new(Sort::Mutex));
         let mut first = hold(&locks, "a", (0, 5));

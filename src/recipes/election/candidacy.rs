@@ -70,7 +70,7 @@ enum CandidacyState {
     Waits(Acquire<Leadership>),
     /// The candidate is the leader, or lost the leadership and has not been polled since.
     Leads(Arc<Leadership>),
-    /// The request failed. The first call after this time repeats it.
+    /// The request failed. The first call after this time repeats the request.
     Pauses(Moment),
     /// The candidate cannot be elected any more.
     Over(LockError),

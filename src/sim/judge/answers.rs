@@ -78,7 +78,7 @@ pub(super) struct Callers {
     compaction_asked: Revision,
     /// For each revision at which a compaction was requested, its known outcome.
     compactions: BTreeMap<Revision, Compaction>,
-    /// The revisions that replies have named as made by their request.
+    /// The revisions that, according to replies, were made by the request.
     made: BTreeSet<Revision>,
     next_check: Duration,
 }

@@ -32,11 +32,11 @@ impl Amount {
 /// The known outcome of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Became {
-    /// It was called; nothing else is known.
+    /// The call was made; nothing else is known.
     Asked,
-    /// Its change was made at this revision.
+    /// The change was made at this revision.
     Made(Revision),
-    /// It was reported as not made.
+    /// The change was reported as not made.
     Refused,
 }
 

@@ -13,7 +13,8 @@ use crate::node::Look;
 /// election timeout of 500 ms, less late ticks and a fast clock.
 const FOLLOWS_FOR: Duration = Duration::from_millis(350);
 
-/// A member that has been connected with its leader for this time has withdrawn all evidence.
+/// A member that has been connected with its leader for this time has no evidence any more that the
+/// leader's process has ended.
 const CONNECTED_FOR: Duration = Duration::from_millis(200);
 
 /// The state of the judge for early elections.

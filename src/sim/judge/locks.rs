@@ -39,7 +39,7 @@ pub(crate) struct Belief {
     pub(crate) delay: Duration,
     /// The piece of work that the hold belongs to.
     pub(crate) work: Option<WorkId>,
-    /// Returns why the holder no longer believes in the hold.
+    /// Returns why the holder no longer considers the lock held.
     pub(crate) loss: Box<dyn Fn() -> Option<LostReason>>,
 }
 

@@ -106,8 +106,8 @@ impl Judge {
         Arc::clone(&self.roll.newest)
     }
 
-    /// Forgets a process that has ended. The next one may lead in the same term if no vote was durable, and then
-    /// knows what was committed from its disk.
+    /// Forgets a process that has ended. The next process of the node may lead in the same term if no vote was durable,
+    /// and then knows from its disk what was committed.
     pub(super) fn members_ended(&mut self, id: NodeId) {
         self.roll.of.remove(&id);
         self.roll.led.remove(&id);

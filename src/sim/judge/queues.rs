@@ -101,7 +101,7 @@ impl Judge {
         id
     }
 
-    /// Records that it got an item or has stopped.
+    /// Records that the program got an item or has stopped.
     pub(crate) fn hungers_no_more(&mut self, id: HungerId) {
         self.queues.hungry.remove(&id);
     }

@@ -225,8 +225,8 @@ impl Player {
         });
     }
 
-    /// Tells the judge that this program believes that it holds a lock. `what` is the name under which such holds are
-    /// counted.
+    /// Records in the judge that this program believes that it holds a lock. `what` is the name under which such holds
+    /// are counted.
     pub(super) fn believe<H: LockingHeld>(
         &self,
         what: &'static str,
@@ -265,7 +265,7 @@ impl Player {
         Holding { parts, held }
     }
 
-    /// Tells the judge that an earlier hold continues as this one.
+    /// Records in the judge that an earlier hold continues as this one.
     fn believe_still<H: LockingHeld>(&self, lock: &'static str, held: H) -> Holding<H> {
         let held = Rc::new(held);
         let belief = self.belief(lock, held.key(), None, &held);
@@ -413,7 +413,7 @@ impl Player {
         self.let_go_waiting(holding).await;
     }
 
-    /// Ends the belief in a hold, whatever the store replies later.
+    /// Records that the program no longer considers the lock held, whatever the store replies later.
     pub(super) fn stop_believing<H: LockingHeld>(&self, holding: Holding<H>) -> H {
         let Holding { parts, held } = holding;
         for (lock, id) in parts {

@@ -135,7 +135,7 @@ async fn take(player: &Player, taker: &QueueTaker) -> Result<Option<Delivery>, Q
     answer
 }
 
-/// Tells the judge of a delivery.
+/// Records a delivery in the judge.
 fn has(player: &Player, delivery: &Rc<Delivery>) -> DeliveryId {
     let watched = Rc::downgrade(delivery);
     let taken = QueuesTaken {

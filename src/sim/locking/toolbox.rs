@@ -345,7 +345,7 @@ async fn follow(player: Player) {
     }
 }
 
-/// Reads a view until the process ends. It must always equal the state at some revision.
+/// Reads a view until the process ends. The view must always equal the state at some revision.
 async fn look(player: Player) {
     let range = KeyRange::prefix("tool/");
     loop {

@@ -145,7 +145,8 @@ fn resigned_leader_is_replaced_at_once() {
     assert!(waiting.finish().unwrap().is_held());
 }
 
-/// A health check that ends a process which leads and cannot renew: it fails before another node may lead.
+/// A health check for supervisors: if the leader cannot renew its session, the check fails before another node may
+/// lead.
 #[test]
 fn a_leader_that_cannot_renew_is_not_ready_before_it_has_lost() {
     let cluster = lasting(3);

@@ -215,7 +215,8 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Returns the error for a process that ended unexpectedly. Before the work starts, it is the machine's fault.
+    /// Returns the error for a process that ended unexpectedly. Before the work starts, such an end counts as an error
+    /// of the environment.
     fn fell(&self, seat: usize, why: &str) -> DemoError {
         let name = &self.members[seat].name;
         let log = std::fs::read_to_string(self.place.log(name)).unwrap_or_default();

@@ -70,7 +70,7 @@ impl<H> Shelf<H> {
         drop(before);
     }
 
-    /// Gives up the hold of a slot, and any hold that will be put there.
+    /// Gives up the hold of a slot, and any hold that is put there later.
     pub fn forget(&self, slot: String) {
         let before = lock(&self.held).insert(slot, None);
         drop(before);
@@ -88,7 +88,7 @@ impl Slots {
         self.shelf.put(slot, holding);
     }
 
-    /// Gives up the hold of a slot, and any hold that will be put there.
+    /// Gives up the hold of a slot, and any hold that is put there later.
     pub fn forget(&self, slot: String) {
         self.shelf.forget(slot);
     }

@@ -225,7 +225,7 @@ impl<'a> CheckedLease<'a> {
     }
 
     /// Checks "never early" for a renewal that was concurrent with a reply that found the lease gone. The renewal
-    /// succeeded, so the lease was gone only later, which was too early.
+    /// succeeded, so the lease ended after the renewal, which was too early.
     fn never_early_at_once(&self) -> Option<Counterexample> {
         let Leases { drift_percent, slack, .. } = *self.rules;
         let until = |(fact, ttl): &(LeaseFact<'a>, u64)| {

@@ -273,7 +273,7 @@ enum Where {
     Both,
     /// Bowline only: etcd 3.4 answers differently, or not at all.
     Ours,
-    /// etcd only, to bring it to the same state.
+    /// etcd only: brings etcd to the state that Bowline has.
     Theirs,
 }
 

@@ -764,7 +764,7 @@ async fn revocation_covers_intermediate_authorities_and_their_clients() {
     );
 }
 
-/// Without a list that covers it, a certificate might be revoked.
+/// A certificate that no revocation list covers might be revoked, so it is rejected.
 #[tokio::test]
 async fn client_of_an_authority_without_a_revocation_list_is_rejected() {
     let (mut office, dir) = (Office::new(), tempdir().unwrap());

@@ -49,7 +49,7 @@ const PROBE_EVERY: Duration = Duration::from_secs(15);
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum time that an HTTP/1 connection may be idle, or that the headers of a request may take. It is longer than
-/// the limit for new connections, because the client has already proven to be honest.
+/// the limit for new connections, because the client has already identified itself.
 const IDLE_MAX: Duration = Duration::from_secs(600);
 
 /// Number of file descriptors reserved for the log, snapshots and other members. With a low limit, half of the

@@ -57,7 +57,7 @@ pub(crate) fn is_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// The call with which a connection continues after its last HTTP response, if it was upgraded to a WebSocket. The
-/// connection's task runs the call, so that a connection ends in one way.
+/// connection's task runs the call, so the call ends in the same cases as the connection.
 #[derive(Clone, Default)]
 pub(crate) struct Upgraded(Arc<Mutex<Option<WebSocketCall>>>);
 
