@@ -142,7 +142,7 @@ async fn step_up(
     read: Option<KeyValue>,
 ) {
     if one_in(&player.rng, 2) {
-        // Evicts a waiting writer about when this program becomes the only reader.
+        // Evicts a waiting writer, at about the time when this program becomes the only reader.
         let line = player.caller.locks().of(lock).map(|info| info.queue).unwrap_or_default();
         if let Some(writer) = line.into_iter().find(|place| !place.holds) {
             player.evict_soon(writer);

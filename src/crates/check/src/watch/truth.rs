@@ -1,4 +1,4 @@
-//! Reconstructs the changes of a store from replies, and from what the streams show of the others.
+//! Reconstructs the changes of a store from replies and from the messages of the streams.
 
 use std::collections::hash_map::{DefaultHasher, HashMap};
 use std::collections::{BTreeMap, HashSet};
