@@ -6,7 +6,7 @@ set -euo pipefail
 
 gallery=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$gallery/../.." && pwd)
-# The folder of the script that sources this file.
+# Name of the folder of the script that sources this file.
 folder=$(basename "$(cd "$(dirname "$0")" && pwd)")
 cache=${CARGO_TARGET_DIR:-$root/target}/gallery
 kind=bowline
@@ -62,7 +62,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-# start LOG COMMAND...: starts a command in a process group of its own. Sets `started` to its id.
+# start LOG COMMAND...: starts a command in a new process group. Sets `started` to the id of the group.
 start() {
     local log=$1
     shift
@@ -76,7 +76,7 @@ run_to_end() {
     local code=0
     start "$@"
     wait "$started" || code=$?
-    # Processes that the command left running.
+    # Ends processes that the command left running.
     kill -KILL -- "-$started" 2>/dev/null || true
     return "$code"
 }
@@ -119,8 +119,8 @@ start_server() {
     wait_for_server "$client"
 }
 
-# start_cluster NAME COUNT PORT [FLAG...]: starts a cluster of the members NAME0, NAME1, ... The next member has the port
-# after the next.
+# start_cluster NAME COUNT PORT [FLAG...]: starts a cluster of the members NAME0, NAME1, ... Their ports are PORT, PORT + 2,
+# and so on.
 start_cluster() {
     local name=$1 count=$2 first=$3 i cluster=
     shift 3
@@ -129,7 +129,7 @@ start_cluster() {
     for ((i = 0; i < count; i++)); do wait_for_server $((first + 2 * i)); done
 }
 
-# need NAME VERSION TOOL...: skips the program aloud if a tool is missing.
+# need NAME VERSION TOOL...: if a tool is missing, prints that the program is skipped, and ends the script.
 need() {
     local name=$1 version=$2 tool
     shift 2
@@ -206,7 +206,7 @@ python_tests() {
     local log=$work/tests.log code=0
     cd "$module"
     run_to_end "$log" timeout "${LIMIT:-20m}" nice python -m pytest -rA --color=no -p no:cacheprovider "$@" || code=$?
-    # The summary alone: other lines may have the same words.
+    # Reads only the summary, because other lines may contain the same words.
     sed -n '/^=* short test summary info/,$ {s/^PASSED \([^ ]*\).*/pass \1/p
         s/^\(FAILED\|ERROR\) \([^ ]*\).*/fail \2/p; s/^SKIPPED \[[0-9]*\] \([^ ]*\):.*/skip \1/p}' "$log" >"$work/new"
     add_results "$log" "$code" pytest
@@ -230,11 +230,11 @@ etcdctl_program() {
 expected=()
 skipped_by_suite=()
 
-# expect_skip PATTERN REASON: the suite skips the tests whose names match. Other skipped tests count as failures.
+# expect_skip PATTERN REASON: tests whose names match may be skipped. Other skipped tests count as failures.
 expect_skip() { skipped_by_suite+=("$1=$2"); }
 
-# expect_failure KIND PATTERN REASON: the tests whose names match may fail. KIND is `bowline`, `etcd` or `both`. For
-# `bowline`, docs/etcd-compatibility.md has the reason.
+# expect_failure KIND PATTERN REASON: tests whose names match may fail. KIND is `bowline`, `etcd` or `both`. For
+# `bowline`, docs/etcd-compatibility.md explains the reason.
 expect_failure() {
     if [[ $1 == both || $1 == "$kind" ]]; then expected+=("$2=$3"); fi
 }

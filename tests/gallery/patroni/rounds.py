@@ -20,7 +20,7 @@ import psycopg
 import yaml
 
 MEMBERS = 3
-# Seconds until a round must be over. A lost leader key expires after 20 s.
+# Maximum duration of a round in seconds. The leader key of a lost member expires after 20 s.
 LIMIT = 90
 
 folder, rounds, command = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -170,7 +170,7 @@ def connect(kind, of=None):
     return psycopg.connect(
         host=",".join(["127.0.0.1"] * len(ports)), port=",".join(map(str, ports)), user="postgres", dbname="postgres",
         password="p", connect_timeout=3, autocommit=True, target_session_attrs=kind,
-        # A server that does not answer looks like a lost one.
+        # The program cannot tell whether this server was lost or only does not respond.
         tcp_user_timeout=3000, options="-c statement_timeout=30s",
     )
 
@@ -222,7 +222,7 @@ def switch_over():
     old = until("a primary", whole)
 
     def switched():
-        # Patroni refuses while the synchronous standby is not settled.
+        # Patroni rejects a switchover until it has chosen a synchronous standby.
         answer = old.ask("switchover", {"leader": old.name})
         return answer and answer[0] == 200
 
