@@ -170,7 +170,7 @@ def connect(kind, of=None):
     return psycopg.connect(
         host=",".join(["127.0.0.1"] * len(ports)), port=",".join(map(str, ports)), user="postgres", dbname="postgres",
         password="p", connect_timeout=3, autocommit=True, target_session_attrs=kind,
-        # The program cannot tell whether this server was lost or only does not respond.
+        # A server that does not respond for 3 s counts as lost.
         tcp_user_timeout=3000, options="-c statement_timeout=30s",
     )
 
