@@ -70,7 +70,7 @@ func RunEtcd(t testing.TB, cfg *embed.Config) *kubernetes.Client {
 			t.Logf("log of the server:\n%s", text)
 		}
 	})
-	// An embedded etcd returns when it has a leader.
+	// Like an embedded etcd, returns only once the server has a leader.
 	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if answer, err := http.Get(client + "/health"); err == nil {
 			answer.Body.Close()

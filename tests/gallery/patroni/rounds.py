@@ -1,7 +1,7 @@
 """Kills and switchovers of PostgreSQL servers that Patroni manages, while a client writes rows.
 
 Arguments: a folder, the number of rounds of each kind, the command of the server. Prints `pass NAME` or `fail NAME` for
-each round and each check of the rows, and the logs' places if a round fails.
+each round and each check of the rows, and the paths of the logs if a round fails.
 """
 
 import json
@@ -109,7 +109,7 @@ class Member:
         )
 
     def kill(self):
-        """Ends Patroni and PostgreSQL as a loss of power would."""
+        """Kills Patroni and PostgreSQL, which simulates a loss of power."""
         try:
             postmaster = psutil.Process(int((self.data / "postmaster.pid").read_text().split()[0]))
             victims = [postmaster, *postmaster.children(recursive=True)]
@@ -125,7 +125,7 @@ class Member:
         psutil.wait_procs(victims, 10)
 
     def ask(self, path, body=None):
-        """Returns the code and text of an answer of Patroni's, or None."""
+        """Sends a request to Patroni, and returns the status and text of the response, or None."""
         try:
             data = None if body is None else json.dumps(body).encode()
             request = urllib.request.Request(f"http://127.0.0.1:{self.rest}/{path}", data)
@@ -138,7 +138,7 @@ class Member:
 
 
 class Writer(threading.Thread):
-    """Inserts one row after the other and records the acknowledged ones."""
+    """Inserts rows one by one and records the acknowledged rows."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -260,7 +260,7 @@ def check(name, test):
 
 
 def lost():
-    """Compares the rows of each member with the acknowledged ones."""
+    """Compares the rows of each member with the acknowledged rows."""
     until("all members", whole)
     expected = set(writer.acknowledged)
     for member in members:
