@@ -44,7 +44,7 @@ pub(crate) enum ConsensusFault {
         why: String,
     },
     /// The log returned other entries than requested.
-    #[error("the log was asked for entry {asked} but returned entry {found:?}")]
+    #[error("the log returned entry {found:?} instead of entry {asked}")]
     OutOfOrder {
         /// The requested index.
         asked: LogIndex,

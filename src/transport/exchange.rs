@@ -59,7 +59,7 @@ pub(super) enum Broken {
     Socket(io::Error),
     /// One side uses TLS and the other does not, or one side does not accept the other's
     /// certificate.
-    #[error("the ends do not trust each other: {0}")]
+    #[error("TLS authentication failed: {0}")]
     Untrusted(String),
     /// The data does not follow the protocol.
     #[error("received invalid data: {0}")]

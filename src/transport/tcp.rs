@@ -409,7 +409,7 @@ impl TcpHandle {
         stopping.send_replace(true);
         // Nothing is ever sent on this channel. The channel closes when the last task has ended.
         if ended.recv_timeout(STOP_WAIT_MAX) == Err(mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!(address = %self.address, "network threads did not stop in time: a call of the node hangs");
+            tracing::warn!(address = %self.address, "network threads did not stop in time: a call into the node is blocked");
         }
         drop(runtime);
     }

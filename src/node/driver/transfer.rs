@@ -37,7 +37,7 @@ impl Driver {
             && !mutant!(B43)
             && let Some(peer) = consensus.best_transferee()
         {
-            tracing::warn!(%peer, "log does not respond, transferring leadership");
+            tracing::warn!(%peer, "disk does not respond, transferring leadership");
             consensus.transfer_to(peer);
         }
     }

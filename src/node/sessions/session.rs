@@ -83,7 +83,9 @@ pub enum SessionState {
 pub enum ResumeSessionError {
     /// The lease belongs to a node's own session. Such a lease ends with the incarnation of its
     /// node and cannot be resumed.
-    #[error("lease {lease} belongs to the own session of node {node}, which cannot be resumed")]
+    #[error(
+        "lease {lease} belongs to the own session of node {node}, and such a session cannot be resumed"
+    )]
     NodesOwn {
         /// The lease.
         lease: LeaseId,
@@ -100,7 +102,9 @@ pub enum ResumeSessionError {
         delay: Duration,
     },
     /// This node already keeps the lease alive for a session with another lock delay.
-    #[error("this node already keeps the lease alive with a lock delay of {kept:?}, not {delay:?}")]
+    #[error(
+        "this node already renews the lease for a session with a lock delay of {kept:?}, not {delay:?}"
+    )]
     KeptOtherwise {
         /// The lock delay of the existing session.
         kept: Duration,

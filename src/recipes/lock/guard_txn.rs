@@ -29,12 +29,12 @@ pub enum GuardError {
     /// A queue item that the transaction acknowledges ([`GuardTxn::ack`]) does not belong to this
     /// taker any more. Nothing was changed, except that [`GuardTxn::commit_and_release`] has
     /// released the lock.
-    #[error("not applied: the item does not belong to this taker any more")]
+    #[error("not applied: the item no longer belongs to this taker")]
     NotOurs,
     /// The guard passed to [`GuardTxn::commit_and_release`] and the transaction belong to different
     /// holds. Nothing was changed, except that the guard was dropped and its lock released. The
     /// hold of the transaction is not affected.
-    #[error("not applied: the guard to be released belongs to another hold than the transaction")]
+    #[error("not applied: the transaction belongs to another guard than the one to release")]
     ForeignGuard,
     /// A leader's value begins with the prefix that is reserved for Bowline's own entries. Nothing
     /// was changed.
@@ -247,7 +247,7 @@ impl GuardTxn {
 
     /// Acknowledges a queue item in the same log entry, if all compares hold. With
     /// [`GuardTxn::commit_and_release`], the result, the release of the lock and the
-    /// acknowledgement are one atomic step. If the item does not belong to this taker any more,
+    /// acknowledgement are one atomic step. If the item no longer belongs to this taker,
     /// nothing is applied, not even the operations of [`GuardTxn::or_else`], and the error is
     /// [`GuardError::NotOurs`].
     ///

@@ -50,7 +50,7 @@ pub enum ResumeError {
     #[error("not resumed: the hold has ended")]
     Over,
     /// The hold belongs to an active session of this node.
-    #[error("not resumed: an active session of this node has the hold")]
+    #[error("not resumed: an active session of this node still holds the lock")]
     InUse,
     /// The hold belongs to another node, which may still consider it held. If that node is gone,
     /// the lock becomes free when its session expires. To move an active hold to another node,
@@ -64,7 +64,9 @@ pub enum ResumeError {
     },
     /// The session has the same lease as the saved hold. Use another session, so that operations of
     /// the earlier run that are still in flight are not applied to the resumed hold.
-    #[error("not resumed: the session has the lease {0} of the saved hold; use another session")]
+    #[error(
+        "not resumed: the session itself has the lease {0} of the saved hold; use another session"
+    )]
     SameLease(LeaseId),
     /// The saved hold is of another lock or election, or of a lock of another kind.
     #[error("not resumed: the saved hold is of another lock or another kind of lock: {}", key.escape_ascii())]

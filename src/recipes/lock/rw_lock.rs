@@ -133,7 +133,9 @@ pub enum DowngradeError {
     HeldAgain(WriteGuard),
     /// The guard is a reader now, but the cluster has not confirmed the change. Other readers may
     /// have to wait until the guard is released.
-    #[error("downgraded, but not confirmed, so other readers may have to wait: {error}")]
+    #[error(
+        "lock downgraded, but other readers may have to wait until it is released: the change was not confirmed: {error}"
+    )]
     Unconfirmed {
         /// The guard, now for reading.
         guard: ReadGuard,

@@ -263,7 +263,7 @@ impl Delivery {
             && row().is_some_and(|row| row.create_revision == self.claim.since)
     }
 
-    /// Waits until the item does not belong to this taker any more, and returns the reason. Use
+    /// Waits until the item no longer belongs to this taker, and returns the reason. Use
     /// this method to stop work that can no longer be acknowledged.
     pub async fn lost(&self) -> LostReason {
         let session = &self.claim.session;
@@ -317,7 +317,7 @@ impl Delivery {
     /// polled, the transaction is carried out even if the future is dropped.
     ///
     /// # Errors
-    /// - [`QueueError::NotOurs`]: the item does not belong to this taker any more. Nothing was
+    /// - [`QueueError::NotOurs`]: the item no longer belongs to this taker. Nothing was
     ///   changed.
     /// - [`QueueError::Store`]: [`Error::effect`] states whether anything was changed. If nothing
     ///   was changed, the item is released. After [`Error::Deadline`] the node keeps trying, and

@@ -79,7 +79,7 @@ pub enum QueueError {
     },
     /// The item does not belong to this taker any more: its session has ended, or the claim was
     /// deleted. Nothing was changed. Another taker has the item, or will get it.
-    #[error("not applied: the item does not belong to this taker any more")]
+    #[error("not applied: the item no longer belongs to this taker")]
     NotOurs,
     /// The session has ended while its node keeps running. No item was taken. Continue with a taker
     /// of a new session.

@@ -49,7 +49,7 @@ pub(crate) enum DemoError {
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
     /// A condition was not met or a process failed, which disproves Bowline's promise.
-    #[error("the demo came to a halt: {0}")]
+    #[error("the demo failed: {0}")]
     Halted(String),
 }
 

@@ -64,7 +64,7 @@ pub enum HarnessError {
     #[error("invalid backup: {0}")]
     Backup(String),
     /// A node rejects an order.
-    #[error("unexpected answer to {order:?}: {answer:?}")]
+    #[error("unexpected reply to {order:?}: {answer:?}")]
     Answered {
         /// The order.
         order: Order,

@@ -709,7 +709,7 @@ class AsyncItem(ItemBase):
     async def ack(self, then: Iterable[Op] = ()) -> TxnReply | None:
         """Acknowledges the item, and applies ``then`` in the same transaction.
 
-        Raises :class:`LostError`, and changes nothing, if the item does not belong to this taker any more.
+        Raises :class:`LostError`, and changes nothing, if the item no longer belongs to this taker.
         """
         parts = await run(self._item.ack(list(then)))
         return None if parts is None else txn_reply(parts)
@@ -723,7 +723,7 @@ class AsyncItem(ItemBase):
         await run(self._item.nack(delay))
 
     async def wait_lost(self, timeout: float | None = None) -> LostReason | None:
-        """Waits until the item does not belong to this taker any more. Returns ``None`` after ``timeout`` seconds."""
+        """Waits until the item no longer belongs to this taker. Returns ``None`` after ``timeout`` seconds."""
         return await run_for(self._item.wait_lost(), timeout)
 
     async def __aenter__(self) -> AsyncItem:

@@ -638,7 +638,7 @@ class Item(ItemBase):
     def ack(self, then: Iterable[Op] = ()) -> TxnReply | None:
         """Acknowledges the item, and applies ``then`` in the same transaction.
 
-        Raises :class:`LostError`, and changes nothing, if the item does not belong to this taker any more.
+        Raises :class:`LostError`, and changes nothing, if the item no longer belongs to this taker.
         """
         parts = self._item.ack(list(then)).wait()
         return None if parts is None else txn_reply(parts)
@@ -652,7 +652,7 @@ class Item(ItemBase):
         self._item.nack(delay).wait()
 
     def wait_lost(self, timeout: float | None = None) -> LostReason | None:
-        """Waits until the item does not belong to this taker any more. Returns ``None`` after ``timeout`` seconds."""
+        """Waits until the item no longer belongs to this taker. Returns ``None`` after ``timeout`` seconds."""
         return self._item.wait_lost().wait(timeout)
 
     def __enter__(self) -> Item:

@@ -217,7 +217,7 @@ impl Item {
         Ok(self.slot()?.borrow().is_ok())
     }
 
-    /// Waits until the item does not belong to this taker any more.
+    /// Waits until the item no longer belongs to this taker.
     fn wait_lost(&self) -> PyResult<Call> {
         let slot = self.slot()?;
         Ok(Call::new(async move {

@@ -144,7 +144,7 @@ pub enum LockError {
     /// The lock was acquired and lost before the waiting task was polled: the maximum hold time
     /// ([`LockCall::max_hold`](crate::lock::LockCall::max_hold)) has passed while the program's executor
     /// was blocked.
-    #[error("lock lost before the task was polled: {0}")]
+    #[error("lock acquired and lost before the waiting task ran: {0}")]
     LostBeforeDelivery(LostReason),
     /// Another reader is already waiting for an upgrade. Both would wait for each other.
     #[error(
