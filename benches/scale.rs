@@ -93,7 +93,7 @@ fn measure(situation: &str, size: u64, calls: u64) {
             let besides = match watches.last_mut() {
                 Some(watch) => {
                     let name = format!("w/{}", size - 1);
-                    format!("watched put to its event {}", heard(&node, &name, watch, calls))
+                    format!("watched put to its event {}", received(&node, &name, watch, calls))
                 }
                 None => String::new(),
             };
@@ -161,7 +161,7 @@ fn all_calls(kv: &Client, keys: u64, calls: u64) -> [Latencies; 4] {
 }
 
 /// Measures the time from a put of a watched key to its event.
-fn heard(node: &Node, name: &str, watch: &mut Watch, calls: u64) -> Latencies {
+fn received(node: &Node, name: &str, watch: &mut Watch, calls: u64) -> Latencies {
     let (kv, mut latencies) = (node.client(), Latencies::new());
     for _ in 0..calls {
         latencies.time(|| {

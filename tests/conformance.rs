@@ -148,12 +148,12 @@ impl<'a> Case<'a> {
             };
             let answer = answers(&mut |step| machine.play(step));
             if answer != expected {
-                complain(wrong, place, line, command, &expected, &answer);
+                report_problem(wrong, place, line, command, &expected, &answer);
             }
             let naive = answers(&mut |step| naive.play(step));
             if naive != answer {
                 writeln!(wrong, "(below: the naive model, against the machine)").expect("a string");
-                complain(wrong, place, line, command, &naive, &answer);
+                report_problem(wrong, place, line, command, &naive, &answer);
             }
             told.extend(answer);
         }
@@ -163,7 +163,7 @@ impl<'a> Case<'a> {
 }
 
 /// Formats a difference for the failure message.
-fn complain(
+fn report_problem(
     wrong: &mut String,
     place: &str,
     line: usize,

@@ -31,7 +31,7 @@ impl Trade for Site {
         &self.node
     }
 
-    async fn obey(self: Arc<Self>, order: String) -> String {
+    async fn execute(self: Arc<Self>, order: String) -> String {
         let words: Vec<&str> = order.split(' ').collect();
         match words[..] {
             ["counts"] => Counts::of(&self.node).to_words(),

@@ -158,7 +158,7 @@ fn hunt(mutant: Option<Mutant>) -> Found {
     let seeds = number("BOWLINE_SEEDS").unwrap_or(SEEDS);
     let next = AtomicU64::new(1);
     let first: Mutex<Option<(u64, String)>> = Mutex::new(None);
-    let under_way: Mutex<BTreeMap<u64, Duration>> = Mutex::default();
+    let in_progress: Mutex<BTreeMap<u64, Duration>> = Mutex::default();
     let fell = |seed: u64, what: String| {
         let mut first = first.lock().unwrap();
         if first.as_ref().is_none_or(|(known, _)| seed < *known) {
@@ -179,9 +179,9 @@ fn hunt(mutant: Option<Mutant>) -> Found {
                         working.fetch_sub(1, Ordering::Relaxed);
                         return;
                     }
-                    under_way.lock().unwrap().insert(seed, cpu_time());
+                    in_progress.lock().unwrap().insert(seed, cpu_time());
                     let ran = catch_unwind(|| sim::run_seed(seed, false));
-                    under_way.lock().unwrap().remove(&seed);
+                    in_progress.lock().unwrap().remove(&seed);
                     match ran {
                         Ok(Ok(_)) => {}
                         Ok(Err(failure)) => fell(seed, words(&failure.violation)),
@@ -194,10 +194,10 @@ fn hunt(mutant: Option<Mutant>) -> Found {
         scope.spawn(|| {
             while working.load(Ordering::Relaxed) > 0 {
                 thread::sleep(Duration::from_millis(200));
-                let under_way = under_way.lock().unwrap();
-                let endless =
-                    under_way.iter().find(|(_, began)| cpu_time() - **began > SEED_TIME_MAX);
-                if let Some((seed, _)) = endless {
+                let in_progress = in_progress.lock().unwrap();
+                let without_deadline =
+                    in_progress.iter().find(|(_, began)| cpu_time() - **began > SEED_TIME_MAX);
+                if let Some((seed, _)) = without_deadline {
                     fell(*seed, "goes round forever".to_owned());
                     let (seed, what) = first.lock().unwrap().clone().expect("it has just fallen");
                     if let Some(mutant) = mutant {

@@ -143,8 +143,8 @@ impl Cluster {
         let rows = self.rows(member)?;
         match self.load.history().judge(&ended, &rows) {
             Ok(verdict) => Ok(verdict),
-            Err(complaints) => {
-                panic!("contradictions on m{member}:\n  {}", complaints.join("\n  "))
+            Err(problems) => {
+                panic!("contradictions on m{member}:\n  {}", problems.join("\n  "))
             }
         }
     }

@@ -612,7 +612,7 @@ impl Fleet {
     ///
     /// Returns an error if the process survives.
     pub fn bury_however(&self, member: usize) -> Result<Option<String>, HarnessError> {
-        self.take(member).map_or(Ok(None), |process| process.end_however())
+        self.take(member).map_or(Ok(None), |process| process.end_for_any_reason())
     }
 
     fn take(&self, member: usize) -> Option<Arc<Process>> {

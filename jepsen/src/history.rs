@@ -87,7 +87,7 @@ impl History {
     ///
     /// Returns all contradictions.
     pub fn judge(&mut self, ended: &Ended, rows: &Rows) -> Result<Verdict, Vec<String>> {
-        let mut complaints = Vec::new();
+        let mut problems = Vec::new();
         let mut verdict = Verdict::default();
         let mut there: BTreeMap<&str, &Row> = BTreeMap::new();
         let (mut revisions, mut tallies) = (BTreeSet::new(), BTreeMap::<String, u64>::new());
@@ -96,20 +96,20 @@ impl History {
             there.insert(key, row);
             *tallies.entry(wire::tally_of(key)).or_default() += 1;
             if row.version != 1 {
-                complaints.push(format!("{key} was applied {} times", row.version));
+                problems.push(format!("{key} was applied {} times", row.version));
             }
             if row.value != wire::hash(wire::value_of(key).as_bytes()) {
-                complaints.push(format!("{key} has an unwritten value"));
+                problems.push(format!("{key} has an unwritten value"));
             }
             if !revisions.insert(row.revision) {
-                complaints.push(format!("{key} shares revision {} with another", row.revision));
+                problems.push(format!("{key} shares revision {} with another", row.revision));
             }
             match self.fates.get(key) {
-                None => complaints.push(format!("{key} was never written")),
-                Some(Fate::Refused) => complaints.push(format!("{key} was rejected but is stored")),
+                None => problems.push(format!("{key} was never written")),
+                Some(Fate::Refused) => problems.push(format!("{key} was rejected but is stored")),
                 Some(Fate::Done(revision)) if *revision != row.revision => {
                     let is = row.revision;
-                    complaints.push(format!("{key} was acknowledged at {revision} but is at {is}"));
+                    problems.push(format!("{key} was acknowledged at {revision} but is at {is}"));
                 }
                 Some(Fate::Done(_) | Fate::Applied | Fate::Unknown) => {}
             }
@@ -118,29 +118,29 @@ impl History {
             match (fate, there.contains_key(key.as_str())) {
                 (Fate::Done(_) | Fate::Applied, true) => verdict.done += 1,
                 (Fate::Done(revision), false) => {
-                    complaints.push(format!("{key} was acknowledged at {revision} but is lost"));
+                    problems.push(format!("{key} was acknowledged at {revision} but is lost"));
                 }
-                (Fate::Applied, false) => complaints.push(format!("{key} was applied but is lost")),
+                (Fate::Applied, false) => problems.push(format!("{key} was applied but is lost")),
                 (Fate::Unknown, true) => verdict.unknown_there += 1,
                 (Fate::Unknown, false) => verdict.unknown_absent += 1,
                 (Fate::Refused, _) => verdict.refused += 1,
             }
         }
         for key in self.seen.iter().filter(|key| !there.contains_key(key.as_str())) {
-            complaints.push(format!("{key} was read before but is gone"));
+            problems.push(format!("{key} was read before but is gone"));
         }
         for row in rows.rows.iter().filter(|row| row.key.starts_with("tally/")) {
             let count = tallies.remove(&row.key).unwrap_or(0);
             if row.version != count {
                 let (key, version) = (&row.key, row.version);
-                complaints.push(format!("{key} counts {version} writes, but {count} are stored"));
+                problems.push(format!("{key} counts {version} writes, but {count} are stored"));
             }
         }
         for (tally, count) in tallies {
-            complaints.push(format!("{tally} is missing, but {count} writes are stored"));
+            problems.push(format!("{tally} is missing, but {count} writes are stored"));
         }
-        if !complaints.is_empty() {
-            return Err(complaints);
+        if !problems.is_empty() {
+            return Err(problems);
         }
         self.seen.extend(there.into_keys().map(str::to_owned));
         Ok(verdict)
@@ -202,8 +202,8 @@ mod tests {
             (|rows| drop(rows.remove(0)), "tally/1 is missing"),
         ];
         for (change, words) in cases {
-            let complaints = judged(change).unwrap_err().join("; ");
-            assert!(complaints.contains(words), "{complaints:?} lacks {words:?}");
+            let problems = judged(change).unwrap_err().join("; ");
+            assert!(problems.contains(words), "{problems:?} lacks {words:?}");
         }
     }
 
@@ -218,8 +218,8 @@ mod tests {
         let key = history.begin(1);
         history.end(&key, Fate::Applied);
         let gone = Rows { revision: 1, rows: vec![] };
-        let complaints = history.judge(&history.ended(), &gone).unwrap_err();
-        assert_eq!(complaints, [format!("{key} was applied but is lost")]);
+        let problems = history.judge(&history.ended(), &gone).unwrap_err();
+        assert_eq!(problems, [format!("{key} was applied but is lost")]);
     }
 
     #[test]
@@ -229,7 +229,7 @@ mod tests {
         let there = Rows { revision: 2, rows: vec![row("tally/1", 2, 1), row(&key, 2, 1)] };
         assert!(history.judge(&history.ended(), &there).is_ok());
         let gone = Rows { revision: 1, rows: vec![] };
-        let complaints = history.judge(&history.ended(), &gone).unwrap_err();
-        assert_eq!(complaints, ["w/1/000001 was read before but is gone"]);
+        let problems = history.judge(&history.ended(), &gone).unwrap_err();
+        assert_eq!(problems, ["w/1/000001 was read before but is gone"]);
     }
 }

@@ -36,8 +36,8 @@ impl Shared {
     fn write(&self, writer: usize, process: &Process) {
         let mut open: VecDeque<(String, mpsc::Receiver<Answer>)> = VecDeque::new();
         loop {
-            let goes_on = !self.ending.load(Ordering::Relaxed) && !process.is_over();
-            while goes_on && open.len() < OPEN {
+            let continues = !self.ending.load(Ordering::Relaxed) && !process.is_over();
+            while continues && open.len() < OPEN {
                 let key = self.history().begin(writer);
                 let answer = process.ask(&Order::Write(key.clone()));
                 open.push_back((key, answer));

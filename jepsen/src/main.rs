@@ -173,14 +173,14 @@ fn main() -> ExitCode {
 
 fn run_one(options: &RunOptions) -> ExitCode {
     let Some(workload) = workload::named(&options.workload) else {
-        return complain(&format!("unknown workload {}: see `list`", options.workload));
+        return report_problem(&format!("unknown workload {}: see `list`", options.workload));
     };
     let Some(nemesis) = nemesis::named(&options.nemesis) else {
-        return complain(&format!("unknown nemesis {}: see `list`", options.nemesis));
+        return report_problem(&format!("unknown nemesis {}: see `list`", options.nemesis));
     };
     let (members, over) = (options.nodes.into(), options.over);
     if let Some(why) = over.refuses(workload, nemesis) {
-        return complain(&why);
+        return report_problem(&why);
     }
     let plan = plan(&options.common, Cell { workload, nemesis, members, over }, false);
     let again = |time| Plan { seed: plan.seed + time, ..plan.clone() };
@@ -192,7 +192,7 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
         .find(|name| workload::named(name).is_none())
         .or_else(|| options.nemeses.iter().find(|name| nemesis::named(name).is_none()));
     if let Some(name) = unknown {
-        return complain(&format!("unknown workload or nemesis {name}: see `list`"));
+        return report_problem(&format!("unknown workload or nemesis {name}: see `list`"));
     }
     let chosen = |of: &[String], name: &str| of.is_empty() || of.iter().any(|n| n == name);
     let mut cells = match options.over {
@@ -204,7 +204,7 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
             && chosen(&options.nemeses, cell.nemesis.name)
     });
     if cells.is_empty() {
-        return complain(
+        return report_problem(
             "no selected run is supported over servers: see docs/assurance/harness.md",
         );
     }
@@ -212,11 +212,11 @@ fn run_matrix(options: &MatrixOptions) -> ExitCode {
     if options.resume {
         let programs = match programs(&options.common) {
             Ok(programs) => programs,
-            Err(why) => return complain(&why),
+            Err(why) => return report_problem(&why),
         };
         match series::remembered(&options.common.out) {
             Ok(summaries) => plans = series::not_done(plans, &programs, &summaries),
-            Err(trouble) => return complain(&trouble.to_string()),
+            Err(trouble) => return report_problem(&trouble.to_string()),
         }
     }
     plans.truncate(options.runs.unwrap_or(usize::MAX));
@@ -227,7 +227,7 @@ fn sum(dirs: &[PathBuf]) -> ExitCode {
     let remembered: Result<Vec<_>, _> = dirs.iter().map(|dir| series::remembered(dir)).collect();
     let by_dir = match remembered {
         Ok(by_dir) => by_dir,
-        Err(trouble) => return complain(&trouble.to_string()),
+        Err(trouble) => return report_problem(&trouble.to_string()),
     };
     let empty = dirs.iter().zip(&by_dir).find(|(_, summaries)| summaries.is_empty());
     if let Some((dir, _)) = empty {
@@ -270,16 +270,16 @@ fn plan(common: &Common, cell: Cell, quick: bool) -> Plan {
 fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
     let programs = match programs(common) {
         Ok(programs) => programs,
-        Err(why) => return complain(&why),
+        Err(why) => return report_problem(&why),
     };
     // If exactly one run was requested, it must not be skipped.
     if let ([plan, ..], true) = (plans, plans.iter().all(|plan| plan.over == Over::Server))
         && let Err(why) = programs.of(plan.over)
     {
-        return complain(&why);
+        return report_problem(&why);
     }
     if programs.mutant.is_some() && plans.iter().all(|plan| plan.over == Over::Server) {
-        return complain(
+        return report_problem(
             "BOWLINE_MUTANT requires --over embedded: servers are built without mutants",
         );
     }
@@ -298,7 +298,7 @@ fn execute(plans: &[Plan], common: &Common, at_once: usize) -> ExitCode {
     });
     let summaries = match summaries {
         Ok(summaries) => summaries,
-        Err(trouble) => return complain(&trouble.to_string()),
+        Err(trouble) => return report_problem(&trouble.to_string()),
     };
     if !common.json {
         say(&report::sum(&summaries, begun.elapsed()));
@@ -351,7 +351,7 @@ fn say(line: &str) {
     drop(writeln!(io::stdout().lock(), "{line}"));
 }
 
-fn complain(why: &str) -> ExitCode {
+fn report_problem(why: &str) -> ExitCode {
     drop(writeln!(io::stderr().lock(), "error: {why}"));
     ExitCode::from(EXIT_USAGE)
 }

@@ -261,7 +261,7 @@ fn act(
     let fleet = &Fleet::new(program.clone(), setup)?;
     fleet.start()?;
     let mut first = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
-    if let Err(miss) = patiently(&mut first, |caller| workload.begin(caller)) {
+    if let Err(miss) = wait_limited(&mut first, |caller| workload.begin(caller)) {
         return Ok(End::Early(Verdict::Invalid(format!("the workload could not begin: {miss:?}"))));
     }
     let stage = &Stage {
@@ -313,7 +313,7 @@ fn act(
         return Ok(End::Early(Verdict::Violation(why)));
     }
     let mut last = Caller::new(fleet, ledger, u64::MAX, 0, plan.seed);
-    if let Err(miss) = patiently(&mut last, |caller| workload.conclude(caller)) {
+    if let Err(miss) = wait_limited(&mut last, |caller| workload.conclude(caller)) {
         let why = format!("final read failed after all faults ended: {miss:?}");
         return Ok(End::Early(Verdict::Violation(why)));
     }
@@ -334,7 +334,7 @@ fn disturbances(plan: &Plan, windows: &[Window], leaders: Vec<Span>, load_end: u
 }
 
 /// Repeats a call on one member after the other until it succeeds.
-pub(crate) fn patiently(
+pub(crate) fn wait_limited(
     caller: &mut Caller<'_>,
     mut what: impl FnMut(&mut Caller<'_>) -> Result<(), Miss>,
 ) -> Result<(), Miss> {

@@ -137,7 +137,7 @@ mod tests {
     }
 
     fn complaint() -> Exhibit {
-        Exhibit::complaints("sums", vec!["#3 read a total of 801".to_owned()])
+        Exhibit::problems("sums", vec!["#3 read a total of 801".to_owned()])
     }
 
     fn broken_off(exhibits: &[Exhibit], control: Option<Control>) -> (Verdict, usize) {

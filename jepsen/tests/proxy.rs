@@ -66,9 +66,9 @@ impl Pair {
         for socket in [&near, &far] {
             socket.set_read_timeout(Some(LIMIT)).unwrap();
         }
-        let mut heard = vec![0; said.len()];
-        far.read_exact(&mut heard).unwrap();
-        assert_eq!(heard, said);
+        let mut received = vec![0; said.len()];
+        far.read_exact(&mut received).unwrap();
+        assert_eq!(received, said);
         // One more frame belongs to the handshake.
         near.write_all(&frame(b"alive")).unwrap();
         far.read_exact(&mut [0; 17]).unwrap();
@@ -92,10 +92,10 @@ impl Pair {
 /// Returns whether nothing arrives within a short time.
 fn is_silent(socket: &mut TcpStream) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(150))).unwrap();
-    let heard = socket.read(&mut [0; 1]);
+    let received = socket.read(&mut [0; 1]);
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     // Only a timeout counts as silence, and not the end or the failure of the connection.
-    heard.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
+    received.is_err_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut))
 }
 
 /// Returns whether the other end closes the connection in any way within the limit.
@@ -118,9 +118,9 @@ fn proxy_without_rules_forwards_both_directions() {
     let (mut near, mut far) = pair.connect(1, 0);
     far.write_all(b"bowline\0 and so on, to the end of it").unwrap();
     drop(far);
-    let mut heard = String::new();
-    near.read_to_string(&mut heard).unwrap();
-    assert_eq!(heard, "bowline\0 and so on, to the end of it");
+    let mut received = String::new();
+    near.read_to_string(&mut received).unwrap();
+    assert_eq!(received, "bowline\0 and so on, to the end of it");
     let Traffic { frames, lost, doubled, spoiled, .. } = pair.links.traffic(0, 1);
     assert_eq!((frames, lost, doubled, spoiled), (5003, 0, 0, 0));
     assert_eq!(pair.links.strangers(), 0);
@@ -134,13 +134,13 @@ fn silent_cut_delays_one_direction_until_it_is_healed() {
     pair.links.cut(0, 1);
     near.write_all(&frame(b"held")).unwrap();
     other_near.write_all(&frame(b"pass")).unwrap();
-    let mut heard = [0; 16];
-    other_far.read_exact(&mut heard).unwrap();
-    assert_eq!(heard.to_vec(), frame(b"pass"));
+    let mut received = [0; 16];
+    other_far.read_exact(&mut received).unwrap();
+    assert_eq!(received.to_vec(), frame(b"pass"));
     assert!(is_silent(&mut far));
     pair.links.heal();
-    far.read_exact(&mut heard).unwrap();
-    assert_eq!(heard.to_vec(), frame(b"held"));
+    far.read_exact(&mut received).unwrap();
+    assert_eq!(received.to_vec(), frame(b"held"));
 }
 
 #[test]
@@ -187,10 +187,10 @@ fn delayed_link_keeps_the_order() {
     let begun = Instant::now();
     near.write_all(&frames.concat()).unwrap();
     for frame in frames {
-        let mut heard = vec![0; frame.len()];
-        far.read_exact(&mut heard).unwrap();
+        let mut received = vec![0; frame.len()];
+        far.read_exact(&mut received).unwrap();
         assert!(begun.elapsed() >= delay);
-        assert_eq!(heard, frame);
+        assert_eq!(received, frame);
     }
 }
 
@@ -221,10 +221,10 @@ fn frames_are_lost_and_duplicated_whole() {
     let arrived = pair.sent(Rule { double_permille: 100, ..Rule::default() }, &frames.concat());
     let doubled = usize::try_from(pair.links.traffic(0, 1).doubled).unwrap();
     assert!((100..400).contains(&doubled), "{doubled} of 2000");
-    let mut heard: Vec<Vec<u8>> = arrived.chunks(length).map(<[u8]>::to_vec).collect();
-    assert_eq!(heard.len(), 2000 + doubled);
-    heard.dedup();
-    assert_eq!(heard, frames);
+    let mut received: Vec<Vec<u8>> = arrived.chunks(length).map(<[u8]>::to_vec).collect();
+    assert_eq!(received.len(), 2000 + doubled);
+    received.dedup();
+    assert_eq!(received, frames);
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn read_alarms(&self) -> Result<Arc<Alarms>, Error> {
-        self.be_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
+        self.wait_until_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
         Ok(self.alarms())
     }
 }

@@ -278,7 +278,7 @@ impl IntoFuture for GetCall {
             range.revision = revision;
             client.shared.settings.limits.check_range(&range)?;
             client.may_read(&range.range)?;
-            client.be_current(consistency, client.shared.deadline(timeout)).await?;
+            client.wait_until_current(consistency, client.shared.deadline(timeout)).await?;
             client.shared.meters.ranges_total.one();
             let mut row = client.shared.reader.range(&range)?.kvs.pop();
             client.may_read(&range.range)?;
@@ -415,7 +415,7 @@ impl IntoFuture for RangeCall {
             let Self { client, range, page_bytes, consistency, deadline: timeout } = self;
             client.shared.settings.limits.check_range(&range)?;
             client.may_read(&range.range)?;
-            client.be_current(consistency, client.shared.deadline(timeout)).await?;
+            client.wait_until_current(consistency, client.shared.deadline(timeout)).await?;
             let reply = client.shared.range(&range, page_bytes)?;
             // Check the permission again: the access table is now at least as new as the rows.
             client.may_read(&range.range)?;

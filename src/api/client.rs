@@ -132,7 +132,7 @@ impl Client {
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn estimated_len(&self, keys: impl Into<KeyRange>, max: usize) -> usize {
-        self.shared.reader.passed_over_by(&self.scope.range(keys.into()), max)
+        self.shared.reader.visited_keys_of_range(&self.scope.range(keys.into()), max)
     }
 
     /// Deletes a range of keys. A string means one key: `kv.delete("k")` deletes the key `k`, and
@@ -355,7 +355,7 @@ impl Client {
     }
 
     /// Waits until the local replica is fresh enough for a read with `consistency`.
-    pub(crate) async fn be_current(
+    pub(crate) async fn wait_until_current(
         &self,
         consistency: Consistency,
         deadline: Moment,

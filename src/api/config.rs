@@ -11,7 +11,7 @@ use crate::model::{
     ClusterVersion, Limits, MemberAttributes, NodeId, addresses, are_addresses, is_address,
     is_nowhere,
 };
-use crate::node::{Contact, History, WarmCopy, is_joining, whose};
+use crate::node::{Contact, History, WarmCopy, is_joining, owner_of_data};
 #[cfg(feature = "tls")]
 use crate::transport::PeerTls;
 use crate::transport::TcpSettings;
@@ -493,7 +493,7 @@ impl Config {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn has_data(&self) -> Result<bool, StartError> {
-        Ok(whose(&self.env, &self.dir)?.is_some() && !is_joining(&self.env, &self.dir))
+        Ok(owner_of_data(&self.env, &self.dir)?.is_some() && !is_joining(&self.env, &self.dir))
     }
 
     /// Replaces the node's clock, disk and crash points. Tests use it to inject faults.

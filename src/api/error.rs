@@ -207,7 +207,7 @@ impl Error {
 
     /// Converts the error for a call that may already have changed something: an effect of
     /// [`Effect::NotApplied`] would then be wrong.
-    pub(crate) fn halfway(self) -> Self {
+    pub(crate) fn after_partial_change(self) -> Self {
         let effect = Effect::Unknown;
         match self {
             error if error.effect() != Effect::NotApplied => error,

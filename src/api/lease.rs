@@ -83,7 +83,7 @@ impl IntoFuture for LeaseInfoCall {
         Box::pin(async move {
             let Self { client, lease, with_keys } = self;
             let shared = &client.shared;
-            client.be_current(Consistency::Linearizable, shared.deadline(None)).await?;
+            client.wait_until_current(Consistency::Linearizable, shared.deadline(None)).await?;
             let info = match with_keys {
                 true => shared.reader.lease(lease),
                 false => shared

@@ -16,7 +16,7 @@ use crate::model::{
 use crate::node::{
     Assembly, Bells, Contact, DataErrorKind, Health, Joined, NodeStatus, RestoredFrom, Role,
     Running, Settings, Shared, StopReason, contacts, disk_to_join, is_founded, is_joining,
-    save_answer, saved_contacts, whose,
+    owner_of_data, save_answer, saved_contacts,
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
@@ -82,7 +82,7 @@ impl Node {
     /// See [`StartError`]. After an error nothing keeps running.
     pub async fn start(config: Config) -> Result<Node, StartError> {
         let checked = config.check()?;
-        off_thread(move |given_up| {
+        run_blocking(move |given_up| {
             let env = config.world().clone();
             let Some(listen) = checked.listen_address() else {
                 return Self::open_in_memory(&checked, env, &MemoryHub::default(), given_up);
@@ -122,7 +122,7 @@ impl Node {
         hub: MemoryHub,
     ) -> Result<Node, StartError> {
         let (checked, env) = (config.check()?, config.world().clone());
-        off_thread(move |given_up| Self::open_in_memory(&checked, env, &hub, given_up)).await
+        run_blocking(move |given_up| Self::open_in_memory(&checked, env, &hub, given_up)).await
     }
 
     fn open_in_memory(
@@ -341,7 +341,7 @@ impl Node {
         // state in memory.
         let shared = Arc::downgrade(&self.shared);
         Metrics::new(&self.shared.settings.contact.name, Arc::clone(&self.shared.meters))
-            .refreshed_by(move || {
+            .with_refresh(move || {
                 if let Some(shared) = shared.upgrade() {
                     shared.read_gauges();
                 }
@@ -601,7 +601,7 @@ impl NodeLink {
 fn begin(
     env: &Env,
     checked: &Checked,
-    ask_around: impl FnOnce(&[String], &JoinAsk) -> Result<model::Joined, JoinError>,
+    ask_each_member: impl FnOnce(&[String], &JoinAsk) -> Result<model::Joined, JoinError>,
 ) -> Result<(Settings, Option<Joined>), StartError> {
     let restored_from = RestoredFrom::of(env, checked.dir());
     let restored_from = restored_from.map_err(|error| StartError::Data {
@@ -609,7 +609,7 @@ fn begin(
         why: error.to_string(),
     })?;
     let checked = &checked.clone().restored_from(restored_from.as_ref());
-    if let Some((node, cluster)) = whose(env, checked.dir())?
+    if let Some((node, cluster)) = owner_of_data(env, checked.dir())?
         && !is_joining(env, checked.dir())
     {
         let why = |why| StartError::Data {
@@ -636,7 +636,7 @@ fn begin(
     let disk = disk_to_join(env, checked.dir()).map_err(of_disk)?;
     let Contact { name, address } = checked.contact().clone();
     let ask = JoinAsk { disk, name, address, replaces };
-    let joined = ask_around(addresses, &ask)?;
+    let joined = ask_each_member(addresses, &ask)?;
     save_answer(env, checked.dir(), &joined).map_err(of_disk)?;
     let settings = checked.settings(joined.node, joined.cluster, contacts(&joined));
     Ok((settings, Some(Joined { disk, founders: joined.founding })))
@@ -644,7 +644,7 @@ fn begin(
 
 /// Runs blocking disk work on a separate thread, so that the work does not block an executor. The
 /// work can check whether the caller still waits for the result.
-async fn off_thread<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce(&dyn Fn() -> bool) -> Result<T, StartError> + Send + 'static,
 ) -> Result<T, StartError> {
     let (sender, receiver) = oneshot::channel();

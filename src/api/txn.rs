@@ -121,7 +121,7 @@ impl TxnCall {
             Command::Txn(txn) if !txn.writes() => {
                 client.shared.settings.limits.check(&command)?;
                 client.may_do(&command)?;
-                client.be_current(consistency, client.shared.deadline(timeout)).await?;
+                client.wait_until_current(consistency, client.shared.deadline(timeout)).await?;
                 let reply = client.shared.read_txn(txn)?;
                 client.may_do(&command)?;
                 reply

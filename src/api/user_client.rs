@@ -64,7 +64,7 @@ impl Client {
     /// # Errors
     /// See [`Error`].
     pub async fn read_access(&self) -> Result<Arc<Access>, Error> {
-        self.be_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
+        self.wait_until_current(Consistency::Linearizable, self.shared.deadline(None)).await?;
         Ok(self.access())
     }
 

@@ -101,7 +101,7 @@ impl IntoFuture for WatchCall {
             // Events after the current revision are defined only once the replica has a state.
             if self.request.from.is_none() {
                 let deadline = self.client.shared.deadline(self.deadline);
-                self.client.be_current(Consistency::Local, deadline).await?;
+                self.client.wait_until_current(Consistency::Local, deadline).await?;
             }
             self.begin()
         })

@@ -185,7 +185,7 @@ impl Decode for crate::model::Secret {
 
 impl Encode for crate::model::Secret {
     fn encode<S: Sink>(&self, to: &mut Encoder<'_, S>) {
-        to.bytes(self.reveal());
+        to.bytes(self.expose());
     }
 }
 

@@ -16,7 +16,7 @@ use crate::model::{NodeId, Term};
 #[derive(Debug, Default)]
 pub(super) struct Contacts {
     /// The last time each peer was heard from, in ticks since the start.
-    pub(super) heard: BTreeMap<NodeId, u64>,
+    pub(super) received: BTreeMap<NodeId, u64>,
     /// The peers whose processes have ended, as far as the connections show.
     ended: BTreeSet<NodeId>,
     pub(super) early: EarlyCampaign,
@@ -113,13 +113,13 @@ impl Contacts {
 
     /// Records that there is no connection with `peer`.
     pub(super) fn unreachable(&mut self, peer: NodeId) {
-        self.heard.remove(&peer);
+        self.received.remove(&peer);
         self.ignored.remove(&peer);
     }
 
     /// Keeps only these members.
     pub(super) fn retain(&mut self, keep: impl Fn(NodeId) -> bool) {
-        self.heard.retain(|id, _| keep(*id));
+        self.received.retain(|id, _| keep(*id));
         self.ended.retain(|id| keep(*id));
         self.ignored.retain(|id, _| keep(*id));
     }

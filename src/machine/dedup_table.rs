@@ -87,7 +87,12 @@ struct IncarnationReplies {
 
 impl DedupTable {
     /// Records an incarnation of a node and its completed requests.
-    pub(super) fn hear(&mut self, node: NodeId, incarnation: Incarnation, window: &AckWindow) {
+    pub(super) fn record_window(
+        &mut self,
+        node: NodeId,
+        incarnation: Incarnation,
+        window: &AckWindow,
+    ) {
         if self.nodes.len() >= NODES_MAX && !self.nodes.contains_key(&node) {
             return;
         }
@@ -123,10 +128,10 @@ impl DedupTable {
         DedupVerdict::New
     }
 
-    pub(super) fn remember(&mut self, id: RequestId, outcome: &Outcome) {
+    pub(super) fn record_reply(&mut self, id: RequestId, outcome: &Outcome) {
         let life = self.nodes.get_mut(&id.node).expect("checked as new");
         assert_eq!(life.incarnation, id.incarnation, "checked as new");
-        life.remember(id.seq, outcome);
+        life.record_reply(id.seq, outcome);
     }
 
     /// Returns what is known of a request: its reply, that it is completed, or nothing.
@@ -176,14 +181,14 @@ impl DedupTable {
     }
 
     /// Restores a reply from another table. Returns false if the reply is invalid.
-    pub(super) fn recall(&mut self, id: RequestId, outcome: &Outcome) -> bool {
+    pub(super) fn restore_reply(&mut self, id: RequestId, outcome: &Outcome) -> bool {
         let Some(life) = self.nodes.get_mut(&id.node) else { return false };
         let fits = life.incarnation == id.incarnation
             && !life.open.is_closed(id.seq)
             && (life.dedup.len() as u64) < WINDOW
             && !life.dedup.contains_key(&id.seq);
         if fits {
-            life.remember(id.seq, outcome);
+            life.record_reply(id.seq, outcome);
         }
         fits
     }
@@ -212,7 +217,7 @@ impl IncarnationReplies {
         }
     }
 
-    fn remember(&mut self, seq: u64, outcome: &Outcome) {
+    fn record_reply(&mut self, seq: u64, outcome: &Outcome) {
         let bytes = row_bytes(outcome);
         let kept = if bytes > ANSWER_BYTES_MAX { without_rows(outcome) } else { copied(outcome) };
         self.set(seq, kept);
@@ -381,9 +386,14 @@ mod tests {
         Ok(Reply::Put(PutReply { revision: Revision(revision), prev }))
     }
 
-    fn hear(dedup: &mut DedupTable, life: u64, frontier: u64, open: &[std::ops::Range<u64>]) {
+    fn record_window(
+        dedup: &mut DedupTable,
+        life: u64,
+        frontier: u64,
+        open: &[std::ops::Range<u64>],
+    ) {
         let window = AckWindow { frontier, open: open.to_vec() };
-        dedup.hear(node(), Incarnation(life), &window);
+        dedup.record_window(node(), Incarnation(life), &window);
     }
 
     fn is_new(dedup: &mut DedupTable, id: RequestId) -> bool {
@@ -393,22 +403,22 @@ mod tests {
     #[test]
     fn open_request_repeats_its_reply_until_completed() {
         let mut dedup = DedupTable::default();
-        hear(&mut dedup, 1, 1, &[]);
+        record_window(&mut dedup, 1, 1, &[]);
         for seq in 1..=4 {
             assert!(is_new(&mut dedup, id(1, seq)));
-            dedup.remember(id(1, seq), &put(seq + 1, 0));
+            dedup.record_reply(id(1, seq), &put(seq + 1, 0));
         }
         assert!(
             matches!(dedup.check(id(1, 2)), DedupVerdict::Answered(again) if again == put(3, 0))
         );
-        hear(&mut dedup, 1, 4, &[2..3]);
+        record_window(&mut dedup, 1, 4, &[2..3]);
         assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Closed));
         assert!(matches!(dedup.check(id(1, 2)), DedupVerdict::Answered(_)));
         assert!(matches!(dedup.check(id(1, 3)), DedupVerdict::Closed));
         assert!(matches!(dedup.check(id(1, 4)), DedupVerdict::Answered(_)));
         assert_eq!(dedup.nodes[&node()].dedup.len(), 2);
         // An older window that arrives late opens no request again.
-        hear(&mut dedup, 1, 2, &[1..2]);
+        record_window(&mut dedup, 1, 2, &[1..2]);
         assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Closed));
         assert_eq!(dedup.answer(id(1, 1)), Some(Err(Rejection::Closed)));
         assert_eq!(dedup.answer(id(1, 2)), Some(put(3, 0)));
@@ -419,12 +429,12 @@ mod tests {
     #[test]
     fn new_incarnation_completes_the_requests_of_the_old_one() {
         let mut dedup = DedupTable::default();
-        hear(&mut dedup, 1, 1, &[]);
-        dedup.remember(id(1, 1), &put(2, 0));
-        hear(&mut dedup, 2, 1, &[]);
+        record_window(&mut dedup, 1, 1, &[]);
+        dedup.record_reply(id(1, 1), &put(2, 0));
+        record_window(&mut dedup, 2, 1, &[]);
         assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Closed));
         assert!(is_new(&mut dedup, id(2, 1)));
-        hear(&mut dedup, 1, 1, &[]);
+        record_window(&mut dedup, 1, 1, &[]);
         assert!(matches!(dedup.check(id(1, 5)), DedupVerdict::Closed));
         assert_eq!(dedup.answer(id(1, 1)), Some(Err(Rejection::Closed)));
         assert_eq!(dedup.answer(id(3, 1)), None);
@@ -433,20 +443,20 @@ mod tests {
     #[test]
     fn request_far_ahead_completes_those_outside_the_window() {
         let mut dedup = DedupTable::default();
-        hear(&mut dedup, 1, 1, &[]);
+        record_window(&mut dedup, 1, 1, &[]);
         for seq in [1, 2, WINDOW] {
             assert!(is_new(&mut dedup, id(1, seq)));
-            dedup.remember(id(1, seq), &put(seq + 1, 0));
+            dedup.record_reply(id(1, seq), &put(seq + 1, 0));
         }
         assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Answered(_)));
         assert!(is_new(&mut dedup, id(1, WINDOW + 1)));
-        dedup.remember(id(1, WINDOW + 1), &put(9, 0));
+        dedup.record_reply(id(1, WINDOW + 1), &put(9, 0));
         assert!(matches!(dedup.check(id(1, 1)), DedupVerdict::Closed));
         assert!(matches!(dedup.check(id(1, 2)), DedupVerdict::Answered(_)));
         assert!(is_new(&mut dedup, id(1, u64::MAX)));
-        dedup.remember(id(1, u64::MAX), &put(9, 0));
+        dedup.record_reply(id(1, u64::MAX), &put(9, 0));
         assert_eq!(dedup.nodes[&node()].dedup.len(), 1);
-        hear(&mut dedup, 1, u64::MAX, &[]);
+        record_window(&mut dedup, 1, u64::MAX, &[]);
         assert!(matches!(dedup.check(id(1, u64::MAX)), DedupVerdict::Answered(_)));
     }
 
@@ -455,7 +465,7 @@ mod tests {
         let mut dedup = DedupTable::default();
         for round in 1..=10 {
             let open: Vec<_> = (0..round * WINDOW / 20).map(|n| 10 * n + 1..10 * n + 2).collect();
-            hear(&mut dedup, 1, round * WINDOW / 2, &open);
+            record_window(&mut dedup, 1, round * WINDOW / 2, &open);
             let life = &dedup.nodes[&node()];
             assert!(life.open.open().len() as u64 <= WINDOW / 10 + 1);
             assert!(life.open.frontier() - life.open.lowest_open() <= WINDOW);
@@ -465,13 +475,13 @@ mod tests {
     #[test]
     fn large_replies_are_dropped_before_small_ones() {
         let mut dedup = DedupTable::default();
-        hear(&mut dedup, 1, 1, &[]);
-        dedup.remember(id(1, 1), &put(2, ANSWER_BYTES_MAX));
+        record_window(&mut dedup, 1, 1, &[]);
+        dedup.record_reply(id(1, 1), &put(2, ANSWER_BYTES_MAX));
         let before = Some(Ok(Reply::AppliedBefore { revision: Revision(2) }));
         assert_eq!(dedup.answer(id(1, 1)), before);
         let mut seq = 2;
         while dedup.answer(id(1, 2)) == Some(put(3, 500)) || seq == 2 {
-            dedup.remember(id(1, seq), &put(seq + 1, 500));
+            dedup.record_reply(id(1, seq), &put(seq + 1, 500));
             seq += 1;
         }
         let kept = seq - 3;
@@ -479,7 +489,7 @@ mod tests {
         let before = Some(Ok(Reply::AppliedBefore { revision: Revision(3) }));
         assert_eq!(dedup.answer(id(1, 2)), before);
         assert_eq!(dedup.answer(id(1, 3)), Some(put(4, 500)));
-        hear(&mut dedup, 1, seq, &[]);
+        record_window(&mut dedup, 1, seq, &[]);
         let life = &dedup.nodes[&node()];
         assert_eq!((life.bytes, life.heavy.len(), life.dedup.len(), life.sum), (0, 0, 0, 0));
     }
@@ -487,13 +497,13 @@ mod tests {
     #[test]
     fn stored_reply_does_not_keep_the_buffer_of_its_rows() {
         let mut dedup = DedupTable::default();
-        hear(&mut dedup, 1, 1, &[]);
+        record_window(&mut dedup, 1, 1, &[]);
         let buffer = Bytes::from(vec![0; 100_000]);
         let mut outcome = put(2, 10);
         let Ok(Reply::Put(PutReply { prev: Some(kv), .. })) = &mut outcome else { panic!("a put") };
         kv.value = buffer.slice(..10);
         kv.key = buffer.slice(..3);
-        dedup.remember(id(1, 1), &outcome);
+        dedup.record_reply(id(1, 1), &outcome);
         drop(outcome);
         assert!(buffer.is_unique());
     }
@@ -503,7 +513,7 @@ mod tests {
         let mut dedup = DedupTable::default();
         for number in 1..=NODES_MAX as u64 + 1 {
             let node = NodeId::new(number).unwrap();
-            dedup.hear(node, Incarnation(1), &AckWindow::default());
+            dedup.record_window(node, Incarnation(1), &AckWindow::default());
             let id = RequestId { node, incarnation: Incarnation(1), seq: 1 };
             let closed = matches!(dedup.check(id), DedupVerdict::Closed);
             assert_eq!(closed, number > NODES_MAX as u64);

@@ -150,13 +150,13 @@ impl Fingerprint {
         let print = self
             .number(u64::from(access.is_enabled()))
             .number(access.revision())
-            .bytes(access.secret().reveal())
+            .bytes(access.secret().expose())
             .number(access.users().len() as u64);
         let print = access.users().iter().fold(print, |print, (name, user)| {
             let print = print.bytes(name.as_bytes()).number(user.since);
             let print = match &user.password {
                 None => print.number(0),
-                Some(password) => print.number(1).bytes(password.reveal()),
+                Some(password) => print.number(1).bytes(password.expose()),
             };
             let print = print.number(user.roles.len() as u64);
             user.roles.iter().fold(print, |print, role| print.bytes(role.as_bytes()))

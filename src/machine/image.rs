@@ -57,7 +57,7 @@ pub struct ImageRelease(Weak<Mutex<Option<Registration>>>);
 impl ImageRelease {
     /// Releases the image. The sweep no longer waits for the image, and the image cannot be read
     /// any further.
-    pub fn let_go(&self) {
+    pub fn release_image(&self) {
         if let Some(kept) = self.0.upgrade() {
             kept.lock().unwrap_or_else(PoisonError::into_inner).take();
         }

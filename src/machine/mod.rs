@@ -345,7 +345,7 @@ impl Machine {
         // The replies to a removed member were dropped. Requests of a removed member must not be
         // executed, because they may have been executed before.
         if !self.members.is_removed(node) {
-            self.dedup.hear(node, incarnation, &window);
+            self.dedup.record_window(node, incarnation, &window);
         }
         for (seq, command) in requests {
             let id = RequestId { node, incarnation, seq };
@@ -358,7 +358,7 @@ impl Machine {
                         Err(Stop::Refused(rejection)) => Err(rejection),
                         Err(Stop::Fault(fault)) => return Err(fault),
                     };
-                    self.dedup.remember(id, &outcome);
+                    self.dedup.record_reply(id, &outcome);
                     outcome
                 }
             };

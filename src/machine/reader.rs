@@ -165,10 +165,10 @@ impl Reader {
     /// Returns the number of keys that the ranges of a transaction visit in all its branches,
     /// counted up to `max`. This number is the cost of executing the transaction. Deleted keys that
     /// are not swept count too.
-    pub fn passed_over(&self, txn: &Txn, max: usize) -> usize {
+    pub fn visited_keys(&self, txn: &Txn, max: usize) -> usize {
         let mut passed = 0;
         for range in ranges(txn) {
-            passed += self.passed_over_by(range, max - passed);
+            passed += self.visited_keys_of_range(range, max - passed);
             if passed >= max {
                 break;
             }
@@ -177,7 +177,7 @@ impl Reader {
     }
 
     /// Returns the number of keys that one range visits, or 0 for a single key.
-    pub fn passed_over_by(&self, range: &KeyRange, max: usize) -> usize {
+    pub fn visited_keys_of_range(&self, range: &KeyRange, max: usize) -> usize {
         if range.as_single().is_some() { 0 } else { self.shared.width(range, max) }
     }
 

@@ -132,7 +132,7 @@ impl Restore {
                 new.then_some(()).ok_or_else(|| malformed(format!("node {node} occurs twice")))
             }),
             SnapshotRecord::DedupTable(dedup) => dedup.into_iter().try_for_each(|(id, outcome)| {
-                let known = self.dedup.recall(id, &outcome);
+                let known = self.dedup.restore_reply(id, &outcome);
                 known.then_some(()).ok_or_else(|| malformed(format!("unexpected reply to {id:?}")))
             }),
         }

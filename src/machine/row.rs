@@ -221,7 +221,7 @@ impl<'a> RowRef<'a> {
     }
 
     /// Returns whether the checksum matches.
-    pub(super) fn is_sound(self) -> bool {
+    pub(super) fn is_intact(self) -> bool {
         let beside = match self {
             RowRef::Packed(_) => &[][..],
             RowRef::RowSplit(row) => &row.value,
@@ -411,7 +411,7 @@ mod tests {
                 assert_eq!(view.key(), b"some/key");
                 assert_eq!(view.value(), &value[..]);
                 assert_eq!(view.shared_value(), value);
-                assert!(view.is_sound() && !view.is_tombstone());
+                assert!(view.is_intact() && !view.is_tombstone());
                 let kv = view.key_value();
                 assert_eq!((&kv.key[..], &kv.value[..]), (&b"some/key"[..], &value[..]));
             }
@@ -435,7 +435,7 @@ mod tests {
         let meta = Meta { create: Revision(2), modified: Revision(3), version: 2, lease: None };
         for bytes in [0, 10, SHARED_VALUE_BYTES] {
             let row = row("k", &vec![7; bytes], meta);
-            assert!(!row.rotten().view().is_sound(), "{bytes}");
+            assert!(!row.rotten().view().is_intact(), "{bytes}");
         }
         let StoredRow::Packed(sound) = row("key", b"value", meta) else { panic!("small") };
         for at in 0..sound.len() {

@@ -153,7 +153,7 @@ impl MachineShared {
     }
 
     /// Gives waiting readers time to take the lock, after the writer has released it.
-    pub(super) fn give_way(&self) {
+    pub(super) fn yield_to_readers(&self) {
         for _ in 0..GIVE_WAY_LOOKS {
             if self.waiting.load(Ordering::Relaxed) == 0 {
                 return;
@@ -431,7 +431,7 @@ impl<'a> ReadHold<'a> {
     pub(super) fn begin(&mut self, wide: bool) {
         self.wide = wide;
         if wide {
-            self.let_go();
+            self.release_image();
         }
     }
 
@@ -440,7 +440,7 @@ impl<'a> ReadHold<'a> {
         let shared = self.shared;
         if self.wide {
             // Release the lock, because a wide snapshot takes the lock itself.
-            self.let_go();
+            self.release_image();
             return Snapshot { shared, held: None, generation: None, at };
         }
         Snapshot { shared, held: Some(self.take()), generation: None, at }
@@ -455,13 +455,13 @@ impl<'a> ReadHold<'a> {
     pub(super) fn wrote(&mut self) {
         self.rows += 1;
         if self.wide || self.rows >= HOLD_ROWS {
-            self.let_go();
+            self.release_image();
         }
     }
 
-    fn let_go(&mut self) {
+    fn release_image(&mut self) {
         if self.state.take().is_some() {
-            self.shared.give_way();
+            self.shared.yield_to_readers();
         }
         self.rows = 0;
     }

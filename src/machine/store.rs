@@ -246,17 +246,17 @@ impl RowStore {
         while rows > 0 && self.swept_for != self.published.compacted {
             let hold = rows.min(HOLD_KEYS);
             rows -= hold;
-            if !self.sweep_hold(hold) {
+            if !self.sweep_once(hold) {
                 return false;
             }
-            self.shared.give_way();
+            self.shared.yield_to_readers();
         }
         self.swept_for != self.published.compacted
     }
 
     /// Runs a part of the sweep while holding the lock once. Returns false if there is nothing more
     /// to free for now.
-    fn sweep_hold(&mut self, hold: usize) -> bool {
+    fn sweep_once(&mut self, hold: usize) -> bool {
         // Freeing large values takes time. These lists are declared before the lock is taken, so
         // they are dropped after it is released.
         let (mut changes_forgotten, mut versions_forgotten) = (Vec::new(), Vec::new());
@@ -329,7 +329,7 @@ impl RowStore {
 
 /// Checks that a row has not changed.
 pub(super) fn expect_sound(row: RowRef<'_>) -> Result<(), Fault> {
-    if row.is_sound() {
+    if row.is_intact() {
         return Ok(());
     }
     Err(Fault::Rotten { key: Bytes::copy_from_slice(row.key()), revision: row.modified() })

@@ -429,7 +429,7 @@ impl Metrics {
     }
 
     /// Sets `refresh` to be called before each snapshot.
-    pub(crate) fn refreshed_by(self, refresh: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(crate) fn with_refresh(self, refresh: impl Fn() + Send + Sync + 'static) -> Self {
         Self { refresh: Arc::new(refresh), ..self }
     }
 

@@ -36,7 +36,7 @@ impl Secret {
     }
 
     /// Returns the bytes.
-    pub fn reveal(&self) -> &Bytes {
+    pub fn expose(&self) -> &Bytes {
         &self.0
     }
 }

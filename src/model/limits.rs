@@ -324,9 +324,12 @@ mod tests {
         assert_eq!(check(deep(depth_max)), Ok(()));
         assert_eq!(check(deep(depth_max + 1)), Err(Rejection::TooDeep { max: depth_max }));
         let max = Limits::TXN_DEPTH_CEILING;
-        let endless = Limits { txn_depth_max: usize::MAX, ..Limits::default() };
-        assert_eq!(endless.check(&Command::Txn(deep(max))), Ok(()));
-        assert_eq!(endless.check(&Command::Txn(deep(max + 1))), Err(Rejection::TooDeep { max }));
+        let without_deadline = Limits { txn_depth_max: usize::MAX, ..Limits::default() };
+        assert_eq!(without_deadline.check(&Command::Txn(deep(max))), Ok(()));
+        assert_eq!(
+            without_deadline.check(&Command::Txn(deep(max + 1))),
+            Err(Rejection::TooDeep { max })
+        );
     }
 
     #[test]

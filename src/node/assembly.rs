@@ -176,7 +176,10 @@ pub(crate) fn is_founded(env: &Env, dir: &Path) -> bool {
 ///
 /// # Errors
 /// Fails if the data cannot be read.
-pub(crate) fn whose(env: &Env, dir: &Path) -> Result<Option<(NodeId, ClusterId)>, StartError> {
+pub(crate) fn owner_of_data(
+    env: &Env,
+    dir: &Path,
+) -> Result<Option<(NodeId, ClusterId)>, StartError> {
     let found = wal::peek(env, dir)?;
     Ok(found.map(|(identity, _)| (identity.node, identity.cluster)))
 }

@@ -29,7 +29,7 @@ mod shared;
 mod snapshots;
 mod threads;
 
-pub(crate) use assembly::{Assembly, Bells, Joined, StartError, is_founded, whose};
+pub(crate) use assembly::{Assembly, Bells, Joined, StartError, is_founded, owner_of_data};
 pub use health::data_fault::DataErrorKind;
 pub use health::digests::EVERY as DIGEST_EVERY;
 pub use health::status::{MemberStatus, NodeStatus, Progress, Role};

@@ -125,7 +125,7 @@ impl Drift {
     }
 
     /// Returns how long the holder of a lease relies on it, on a clock that may be slow.
-    pub(crate) fn trust_for(self, ttl: Duration) -> Duration {
+    pub(crate) fn trusted_time(self, ttl: Duration) -> Duration {
         mutant!(B39, return ttl / 100 * 100);
         ttl / 100 * (100 - self.percent)
     }

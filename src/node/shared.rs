@@ -145,7 +145,7 @@ impl Shared {
 
     /// Marks the node as stopped, unless it already is, and notifies everything that waits.
     pub(crate) fn stop(&self, reason: StopReason) {
-        self.replica.in_company();
+        self.replica.stop_local_linearizable_reads();
         self.lessor.stop();
         let mut first = false;
         waking(|| first = self.state.stop(&reason));
@@ -320,7 +320,7 @@ impl Shared {
         let took = now.since(asked);
         self.meters.ended(kind, end, took);
         tracing::debug!(parent: span, outcome = end.as_str(), ?took, "read answered");
-        let Some(passed_over) = self.is_slow(took, now) else { return };
+        let Some(visited_keys) = self.is_slow(took, now) else { return };
         // Log the line in the read's span. If reads are not traced, this is the span of the caller.
         let _inside = span.enter();
         let status = self.state.status.borrow().clone();
@@ -342,7 +342,7 @@ impl Shared {
                     ?asking,
                     ?applying,
                     ?leader,
-                    passed_over,
+                    visited_keys,
                     "slow request (read): took {took:.1?}, mostly {most}"
                 );
             }
@@ -353,7 +353,7 @@ impl Shared {
                 ?took,
                 ?leader,
                 unapplied,
-                passed_over,
+                visited_keys,
                 "slow request (read): given up after {took:.1?}"
             ),
         }
@@ -367,7 +367,7 @@ impl Shared {
             self.meters.slow_requests_total.one();
         }
         match slowness {
-            Slow::Line { passed_over } => Some(passed_over),
+            Slow::Line { visited_keys } => Some(visited_keys),
             Slow::No | Slow::Counted => None,
         }
     }
@@ -387,7 +387,7 @@ impl Shared {
         let now = self.now();
         self.meters.ranges_total.one();
         let took = now.since(began);
-        if let Some(passed_over) = self.is_slow(took, now) {
+        if let Some(visited_keys) = self.is_slow(took, now) {
             let node = &*self.settings.contact.name;
             let of = |reply: &RangeReply| (reply.kvs.len(), reply.count);
             let (rows, count) = found.as_ref().map(of).unwrap_or_default();
@@ -397,7 +397,7 @@ impl Shared {
                 ?took,
                 rows,
                 count,
-                passed_over,
+                visited_keys,
                 "slow request (range): took {took:.1?}, reading this node's replica"
             );
         }

@@ -31,13 +31,16 @@ impl<'a, T, E> Call<'a, T, E> {
     where
         F: Future<Output = Result<T, E>> + Send + 'a,
     {
-        let mut call = Self::endless(client, run);
+        let mut call = Self::without_deadline(client, run);
         call.deadline = Some(client.shared.settings.call_deadline);
         call
     }
 
     /// Creates a call that waits for other participants and has no default deadline.
-    pub(crate) fn endless<F>(client: &Client, run: impl FnOnce(Until) -> F + Send + 'a) -> Self
+    pub(crate) fn without_deadline<F>(
+        client: &Client,
+        run: impl FnOnce(Until) -> F + Send + 'a,
+    ) -> Self
     where
         F: Future<Output = Result<T, E>> + Send + 'a,
     {

@@ -246,7 +246,7 @@ impl CancellationStage {
     async fn play(&self) {
         let case = self.trial.case;
         let theirs = match case.held {
-            true => Some(self.rival.take_surely(LOCK).await),
+            true => Some(self.rival.acquire_with_retries(LOCK).await),
             false => None,
         };
         let session = self.victim.session_surely().await;
@@ -260,7 +260,7 @@ impl CancellationStage {
         self.rest(whole_again).await;
         self.net.lose(self.victim.node, None);
         if let Some((session, holding)) = theirs {
-            self.rival.let_go(holding).await;
+            self.rival.release_hold(holding).await;
             self.rival.close(&session).await;
         }
         self.take_over().await;
@@ -322,19 +322,19 @@ impl CancellationStage {
 
     /// Ends the hold of a lock that was acquired after all: by a release, a drop, or a dropped release.
     async fn end<H: Release>(&self, held: H) {
-        let holding = self.victim.believe("lock", LOCK, held);
+        let holding = self.victim.report_hold("lock", LOCK, held);
         match self.trial.pass % 3 {
             0 => {
                 self.ends("held, released");
-                self.victim.let_go_waiting(holding).await;
+                self.victim.release_and_wait(holding).await;
             }
             1 => {
                 self.ends("held, dropped");
-                drop(self.victim.stop_believing(holding));
+                drop(self.victim.report_end_of_hold(holding));
             }
             _ => {
                 self.ends("held, release dropped");
-                let held = self.victim.stop_believing(holding);
+                let held = self.victim.report_end_of_hold(holding);
                 let mut release = pin!(held.release());
                 poll_fn(|context| {
                     let _: Poll<_> = release.as_mut().poll(context);
@@ -348,9 +348,9 @@ impl CancellationStage {
     /// Checks that another task gets the lock in time and that its release leaves no key behind.
     async fn take_over(&self) {
         let began = self.now();
-        let (session, holding) = self.third.take_surely(LOCK).await;
+        let (session, holding) = self.third.acquire_with_retries(LOCK).await;
         let took = self.now() - began;
-        self.third.let_go_waiting(holding).await;
+        self.third.release_and_wait(holding).await;
         let judge = &self.third.scene.judge;
         let bound = self.trial.case.breaks.bound();
         judge.borrow_mut().expect(took <= bound, "K-LIVE", || {

@@ -102,7 +102,7 @@ impl SimDisk {
     #[must_use]
     pub fn copy(&self) -> Self {
         let mut state = self.state().clone();
-        state.next_life();
+        state.restart();
         Self { state: Arc::new(Mutex::new(state)), before_open: None }
     }
 
@@ -130,12 +130,12 @@ impl SimDisk {
             file.crash(&rng);
         }
         state.seed = rng.next_u64();
-        state.next_life();
+        state.restart();
     }
 
     /// Kills the process that uses the disk. No data is lost; open files and locks end.
     pub fn kill(&self) {
-        self.state().next_life();
+        self.state().restart();
     }
 
     /// Makes the next sync of a file fail. Earlier unsynced writes to the file never become
@@ -228,7 +228,7 @@ impl SimDisk {
     ///
     /// # Panics
     /// Panics if there is no such file.
-    pub fn spoil_sector(&self, path: &Path, offset: usize) {
+    pub fn damage_sector(&self, path: &Path, offset: usize) {
         let mut state = self.state();
         let id = state.find(path).expect("the file is there");
         let file = state.files.get_mut(&id).expect("a file with a name");
@@ -241,17 +241,17 @@ impl SimDisk {
 }
 
 impl SimDiskState {
-    fn next_life(&mut self) {
+    fn restart(&mut self) {
         self.life += 1;
         self.locked.clear();
         let Faults { bytes_max, has_been_full, .. } = self.faults;
         self.faults = Faults { bytes_max, has_been_full, ..Faults::default() };
         self.files.values_mut().for_each(|file| file.open = 0);
-        self.forget_nameless();
+        self.discard_unlinked();
     }
 
     /// Discards files that have durably lost their name and are not open.
-    fn forget_nameless(&mut self) {
+    fn discard_unlinked(&mut self) {
         let named = self.named();
         self.files.retain(|id, file| file.open > 0 || named.contains(id));
     }
@@ -488,7 +488,7 @@ impl Disk for SimDisk {
         let dir = state.dir(dir)?;
         dir.changes.clear();
         dir.durable = dir.seen.clone();
-        state.forget_nameless();
+        state.discard_unlinked();
         Ok(())
     }
 

@@ -152,7 +152,7 @@ impl Keeper {
     }
 
     /// Detaches a session and resumes it at about the end of its lease.
-    async fn come_back(&self, session: Session) {
+    async fn resume_late(&self, session: Session) {
         let (lease, delay) = (session.lease(), session.lock_delay());
         let lives = session.ttl() + delay;
         session.detach();
@@ -173,19 +173,19 @@ impl Keeper {
     }
 
     async fn part(&self, session: Session) {
-        let believes = self.look(&session);
+        let record_hold = self.look(&session);
         match self.rng.below(4) {
-            0 if one_in(&self.rng, 2) => self.come_back(session).await,
+            0 if one_in(&self.rng, 2) => self.resume_late(session).await,
             0 => drop(session.detach()),
             1 => {
-                if believes {
+                if record_hold {
                     self.scene.judge.borrow_mut().lease_may_end(session.lease());
                 }
                 drop(session);
             }
             _ => {
                 // A session that was lost with a lock delay can no longer be closed.
-                if believes || session.lock_delay().is_zero() {
+                if record_hold || session.lock_delay().is_zero() {
                     self.scene.judge.borrow_mut().lease_may_end(session.lease());
                 }
                 self.scene.close(self.node, &session).await;

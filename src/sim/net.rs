@@ -99,7 +99,7 @@ struct NetLink {
     /// Whether messages sent now are lost.
     cut: bool,
     /// No message arrives before this time.
-    clogged_until: Duration,
+    delayed_until: Duration,
     /// New connections are refused until this time, and messages are not sent.
     refused_until: Duration,
     /// State of each lane.
@@ -196,18 +196,18 @@ impl SimNet {
     pub(crate) fn heal(&self) {
         for link in self.state().links.values_mut() {
             link.cut = false;
-            link.clogged_until = Duration::ZERO;
+            link.delayed_until = Duration::ZERO;
             link.refused_until = Duration::ZERO;
         }
     }
 
     /// Holds up all messages from `from` to `to` until that time.
-    pub(crate) fn clog(&self, from: NodeId, to: NodeId, until: Duration) {
-        self.state().link(from, to).clogged_until = until;
+    pub(crate) fn delay_messages(&self, from: NodeId, to: NodeId, until: Duration) {
+        self.state().link(from, to).delayed_until = until;
     }
 
     /// Returns whether messages pass in both directions, as a handshake requires.
-    pub(crate) fn passable(&self, a: NodeId, b: NodeId) -> bool {
+    pub(crate) fn is_passable(&self, a: NodeId, b: NodeId) -> bool {
         let mut state = self.state();
         !state.link(a, b).cut && !state.link(b, a).cut
     }
@@ -393,7 +393,7 @@ impl NetState {
         }
         let keeps_order = !self.conditions.reorder;
         let link = self.link(from, to);
-        let mut at = (now + travel).max(link.clogged_until);
+        let mut at = (now + travel).max(link.delayed_until);
         let lane = link.lane(lane);
         lane.in_flight += 1;
         if keeps_order {

@@ -5,7 +5,7 @@
 //!
 //! 1. Add a variant of [`PlanFault`] (`Yawn { who: Who }`) and its `name` (`"fault: yawn"`), a variant of `PlanKind`,
 //!    its frequency in `MENU` (`(PlanKind::Yawn, 4)`), and in `draw` `PlanKind::Yawn => PlanFault::Yawn { who }`.
-//! 2. In `strike` of `src/sim/world/faults.rs`, inject the fault with `self.pause(at, Duration::from_millis(20))`. A
+//! 2. In `inject` of `src/sim/world/faults.rs`, inject the fault with `self.pause(at, Duration::from_millis(20))`. A
 //!    pause ends by itself. To end another kind of fault, add a variant of `Happening` in `world/mod.rs` and schedule
 //!    it with `self.schedule_in(time, ...)`. Reset the state of the fault in `heal`.
 //! 3. Add `("fault: yawn", 10)` to `OFTEN` in `tests/simulation.rs`, and the fault to `docs/assurance/simulator.md`.

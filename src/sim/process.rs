@@ -274,8 +274,8 @@ impl SimProcess {
     }
 
     /// Returns whether it is transferring leadership, or cannot.
-    pub(crate) fn gives_way(&self) -> bool {
-        self.node.driver.gives_way()
+    pub(crate) fn is_transferring_or_cannot(&self) -> bool {
+        self.node.driver.is_transferring_or_cannot()
     }
 
     /// Returns whether it has applied its whole log.

@@ -46,17 +46,17 @@ impl Rot {
     }
 
     /// Damages a file and returns its path, or `None` if there is no suitable file.
-    pub(crate) fn strike(self, disk: &SimDisk, dir: &Path, rng: &Rng) -> Option<PathBuf> {
+    pub(crate) fn inject(self, disk: &SimDisk, dir: &Path, rng: &Rng) -> Option<PathBuf> {
         let any =
             |length: usize| usize::try_from(rng.below(length as u64)).expect("below a length");
         match self {
             Rot::LogBit => {
-                let (path, length) = vouched(disk, dir)?;
+                let (path, length) = synced_part(disk, dir)?;
                 disk.flip_bit(&path, any(length * 8));
                 Some(path)
             }
             Rot::LogSector => {
-                let (path, length) = vouched(disk, dir)?;
+                let (path, length) = synced_part(disk, dir)?;
                 let sectors = length / SECTOR_BYTES;
                 if sectors < 2 {
                     return None;
@@ -72,7 +72,7 @@ impl Rot {
                     return None;
                 }
                 match self {
-                    Rot::SnapshotMeanwhile if any(2) == 0 => disk.spoil_sector(&path, any(length)),
+                    Rot::SnapshotMeanwhile if any(2) == 0 => disk.damage_sector(&path, any(length)),
                     _ => disk.flip_bit(&path, any(length * 8)),
                 }
                 Some(path)
@@ -93,7 +93,7 @@ fn misdirect(disk: &SimDisk, path: &Path, from: usize, to: usize) -> bool {
 }
 
 /// Returns the current segment of a log and how much of it is known to have been synced.
-fn vouched(disk: &SimDisk, dir: &Path) -> Option<(PathBuf, usize)> {
+fn synced_part(disk: &SimDisk, dir: &Path) -> Option<(PathBuf, usize)> {
     let mut synced = 0;
     let mut current = None;
     for path in files(disk, dir, "log") {

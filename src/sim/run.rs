@@ -145,29 +145,29 @@ pub fn parts_of_seed(seed: u64) -> Vec<String> {
 }
 
 /// Returns the message of a panic.
-fn words(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     text.unwrap_or("something fell without a word").to_owned()
 }
 
 /// Adds what to do about a panic of tokio, whose timers and sockets do not exist in the simulator.
-fn explained(words: String) -> String {
-    match words.contains("there is no reactor running") {
+fn explained(panic_message: String) -> String {
+    match panic_message.contains("there is no reactor running") {
         true => {
             format!(
-                "{words} (in the simulator, use `sleep` of the host instead of timers of tokio)"
+                "{panic_message} (in the simulator, use `sleep` of the host instead of timers of tokio)"
             )
         }
-        false => words,
+        false => panic_message,
     }
 }
 
 /// Returns a description of what a watch, an observer or a follower on one of these nodes has not received.
 fn owed(world: &World, core: &[usize]) -> Option<String> {
     let judge = world.judge().borrow();
-    let owed = judge.watch_owes(core).or_else(|| judge.observer_owes(core));
-    owed.or_else(|| judge.follower_owes(core))
+    let owed = judge.missing_watch_events(core).or_else(|| judge.observer_owes(core));
+    owed.or_else(|| judge.missing_follower_members(core))
 }
 
 /// A run of one seed.
@@ -248,7 +248,7 @@ impl Run {
         let (violation, has_panicked) = match gone {
             Ok(Ok(())) => return Ok(self.report()),
             Ok(Err(violation)) => (violation, false),
-            Err(panic) => (Violation::new("PANIC", explained(words(panic.as_ref()))), true),
+            Err(panic) => (Violation::new("PANIC", explained(panic_message(panic.as_ref()))), true),
         };
         let failure = self.failure(violation);
         // After a violation, dropping the world may panic and hide the cause. After a panic, a second panic would abort
@@ -271,7 +271,7 @@ impl Run {
         self.world.run_until(PEACE)?;
         for (at, fault) in std::mem::take(&mut self.plan.faults) {
             self.world.run_until(at)?;
-            self.world.strike(fault);
+            self.world.inject(fault);
         }
         Ok(())
     }
@@ -289,7 +289,7 @@ impl Run {
             while core.len() > quorum {
                 core.remove(super::plan::index(&self.rng, core.len()));
             }
-            self.world.leave_alone(&core);
+            self.world.destroy_others(&core);
         }
         // Nodes that a pending change may still need run as well.
         self.world.heal(&[&core[..], &self.world.leaving()].concat())?;
@@ -302,7 +302,7 @@ impl Run {
         self.world.run_until(end - CALM * 7 / 10)?;
         let down = Duration::from_millis(self.rng.below(1_000));
         self.world.judge().borrow_mut().quiet(false);
-        self.world.strike(PlanFault::Kill { who: Who::Holder, down });
+        self.world.inject(PlanFault::Kill { who: Who::Holder, down });
         self.world.run_until(end - CALM * 17 / 30)?;
         self.world.judge().borrow_mut().quiet(true);
         self.world.run_until(end - CALM / 2)?;
@@ -400,9 +400,9 @@ impl Run {
     /// Reports that the final check cannot run. A scenario with a final check would prove nothing then.
     fn nobody_to_ask(&self, why: &str) -> Result<(), Violation> {
         let wants = self.foreign.as_ref().is_some_and(|scenario| scenario.finally.is_some());
-        let words =
+        let panic_message =
             format!("nobody could be asked what came true in the end: {why}; take another seed");
-        if wants { Violation::found("FINALLY", words) } else { Ok(()) }
+        if wants { Violation::found("FINALLY", panic_message) } else { Ok(()) }
     }
 
     fn report(&self) -> Report {

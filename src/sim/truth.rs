@@ -236,7 +236,7 @@ impl Truth {
     }
 
     /// Records that the deletion of this key will be requested.
-    pub(crate) fn may_go(&mut self, key: &Bytes) {
+    pub(crate) fn expect_deletion(&mut self, key: &Bytes) {
         self.stay.remove(key);
     }
 
@@ -277,7 +277,7 @@ impl Truth {
     }
 
     /// Returns whether a key was deleted after a revision.
-    pub(crate) fn went_after(&self, key: &[u8], revision: Revision) -> bool {
+    pub(crate) fn was_deleted_after(&self, key: &[u8], revision: Revision) -> bool {
         self.changes(key).any(|(at, row)| at > revision && row.is_none())
     }
 

@@ -88,7 +88,7 @@ fn judge_batch(
     }
     for event in &batch.events {
         match &event.prev {
-            _ if tells_rows_before => judge.told_before(event),
+            _ if tells_rows_before => judge.check_previous_row(event),
             Some(_) => judge.expect(false, "W-PREV", || format!("nobody asked for it: {event:?}")),
             None => {}
         }

@@ -123,7 +123,7 @@ impl Scene {
             }
             // The session was detached or not renewed in time, so it expires.
             Err(Error::SessionEnded { .. }) => judge.returned(call),
-            Err(_) => judge.returned_in_vain(call),
+            Err(_) => judge.returned_without_result(call),
         }
     }
 
@@ -303,21 +303,21 @@ impl WorkloadClient {
                 Some(Ok(reply))
             }
             Err(fate) => {
-                self.in_vain(call, sign, &fate);
+                self.record_failure(call, sign, &fate);
                 matches!(fate, Fate::Refused(_)).then_some(Err(fate))
             }
         }
     }
 
     /// Reports a call that has ended without a result.
-    fn in_vain(&self, call: CallId, sign: Sign<'_>, fate: &Fate) {
+    fn record_failure(&self, call: CallId, sign: Sign<'_>, fate: &Fate) {
         let mut judge = self.scene.judge.borrow_mut();
         match fate {
             Fate::Refused(_) => judge.returned(call),
-            Fate::NotApplied | Fate::Unknown => judge.returned_in_vain(call),
+            Fate::NotApplied | Fate::Unknown => judge.returned_without_result(call),
         }
         match fate {
-            Fate::Refused(_) | Fate::NotApplied => judge.left_no_sign(sign),
+            Fate::Refused(_) | Fate::NotApplied => judge.record_not_applied(sign),
             Fate::Unknown => judge.unknown(),
         }
     }
@@ -478,7 +478,7 @@ impl WorkloadClient {
         let call = self.scene.judge.borrow_mut().call(self.node, "read", self.caller.deadline());
         let answer = self.caller.range(range).await;
         let Ok(reply) = answer else {
-            self.scene.judge.borrow_mut().returned_in_vain(call);
+            self.scene.judge.borrow_mut().returned_without_result(call);
             return None;
         };
         self.scene.judge.borrow_mut().returned(call);
@@ -522,8 +522,8 @@ impl WorkloadClient {
         let mut judge = self.scene.judge.borrow_mut();
         judge.returned(call);
         match answer {
-            Ok(reply) => judge.past_read(&range, at, &reply.kvs),
-            Err(Fate::Refused(why)) => judge.past_is_gone(at, &why),
+            Ok(reply) => judge.check_past_read(&range, at, &reply.kvs),
+            Err(Fate::Refused(why)) => judge.check_past_rejection(at, &why),
             // The node has stopped.
             Err(Fate::NotApplied | Fate::Unknown) => {}
         }

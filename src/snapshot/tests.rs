@@ -381,7 +381,7 @@ fn transfer_resumes_before_the_unreadable_part() {
         feed_until(&mut partial, &bytes, bytes.len() - 1);
         drop(partial);
         let name = world.names().remove(0);
-        world.sim.spoil_sector(&dir().join(name), offset);
+        world.sim.damage_sector(&dir().join(name), offset);
         let mut partial = world.folder().receive(id).unwrap();
         assert!(partial.length() as usize <= offset);
         feed(&mut partial, &bytes, 100).unwrap();

@@ -28,8 +28,8 @@ use super::exchange::{self, Broken, Met};
 use super::frame::{self, Frame, FrameKind, FrameReader};
 use super::handshake::HelloRejection;
 use super::join;
-use super::peers::{LANES, Life, life_of};
-use super::pipe::is_passing;
+use super::peers::{LANES, Life, incarnation_of};
+use super::pipe::is_transient;
 use super::wire::Wire;
 use crate::codec;
 use crate::model::{Hello, Lane, Moment, NodeId, PeerMessage};
@@ -110,8 +110,8 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: AcceptorWaiting) {
 /// Serves a connection of a member after its handshake.
 async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
     let peer = hello.from;
-    let (seat, before) = context.incoming.seat(lane, &hello, context.env.clock.now());
-    if seat.contests == CONTESTS_MAX {
+    let (register, before) = context.incoming.register(lane, &hello, context.env.clock.now());
+    if register.contests == CONTESTS_MAX {
         let (me, name) = (context.admission.me(), context.admission.name(peer));
         tracing::warn!(
             %me, %peer, name, ?lane, replaced = CONTESTS_MAX,
@@ -124,20 +124,20 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
         // always an error.
         let _ = before.await;
     }
-    context.peers.heard_from(peer, life_of(&hello));
+    context.peers.record_connection(peer, incarnation_of(&hello));
     context.warn_if_bare(&stream, peer, lane);
     let presence = context.presence.enter(peer, hello.clone());
     let began = context.env.clock.now();
     let end = tokio::select! {
         biased;
-        () = seat.replaced.notified() => {
+        () = register.replaced.notified() => {
             Broken::Socket(io::Error::other("replaced by a newer connection"))
         }
-        end = receive(context, stream, &hello, lane, &seat) => end,
+        end = receive(context, stream, &hello, lane, &register) => end,
     };
     presence.end(&end);
     context.has_closed(peer, context.env.clock.now().since(began));
-    context.incoming.leave(peer, lane, seat.number);
+    context.incoming.leave(peer, lane, register.number);
     tracing::debug!(me = %context.admission.me(), %peer, ?lane, %end, "incoming connection lost");
     if !matches!(end, Broken::Socket(_)) {
         context.report(Side::Acceptor, Some(peer), &end);
@@ -150,12 +150,12 @@ async fn receive(
     mut stream: Wire,
     hello: &Hello,
     lane: Lane,
-    seat: &Seat,
+    register: &Seat,
 ) -> Broken {
     let mut alive = Vec::new();
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
     let mut frames = FrameReader::new(frame::body_bytes_max(lane));
-    let mut doubt = context.security.doubt();
+    let mut trust_recheck = context.security.trust_recheck();
     let mut tick = tokio::time::interval(context.settings.tick());
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut silent_ticks, silent_ticks_max) = (0, context.settings.silent_ticks_max());
@@ -170,7 +170,7 @@ async fn receive(
                 match stream.try_read_buf(frames.buffer()) {
                     Ok(0) => return Broken::Socket(io::ErrorKind::UnexpectedEof.into()),
                     Ok(_) => (silent_ticks, owes) = (0, true),
-                    Err(error) if is_passing(&error) => continue,
+                    Err(error) if is_transient(&error) => continue,
                     Err(error) => return error.into(),
                 }
             }
@@ -182,21 +182,21 @@ async fn receive(
                 // Acknowledge any data, because the dialer's own keepalive may be queued after a
                 // lot of other data.
                 if std::mem::take(&mut owes)
-                    && let Err(broken) = say_alive(&stream, &alive)
+                    && let Err(broken) = send_keepalive(&stream, &alive)
                 {
                     return broken;
                 }
                 frames.rest();
                 continue;
             }
-            () = seat.recheck.notified() => {
+            () = register.recheck.notified() => {
                 if let Err(rejection) = admit(context, hello, &stream) {
-                    return exchange::turn_away(&mut stream, &[], hello.from, rejection.into()).await;
+                    return exchange::reject_peer(&mut stream, &[], hello.from, rejection.into()).await;
                 }
                 continue;
             }
-            () = doubt.raised() => {
-                if let Err(error) = doubt.settle(&stream) {
+            () = trust_recheck.raised() => {
+                if let Err(error) = trust_recheck.settle(&stream) {
                     return error.into();
                 }
                 continue;
@@ -207,7 +207,7 @@ async fn receive(
                 Ok(None) => break,
                 Ok(Some(frame)) if frame.kind == FrameKind::Alive => {
                     owes = false;
-                    if let Err(broken) = say_alive(&stream, &alive) {
+                    if let Err(broken) = send_keepalive(&stream, &alive) {
                         return broken;
                     }
                 }
@@ -215,7 +215,7 @@ async fn receive(
                     if let Err(broken) = deliver(context, frame, hello, &stream) {
                         return match broken {
                             Broken::Refused { peer, why } => {
-                                exchange::turn_away(&mut stream, &[], peer, why).await
+                                exchange::reject_peer(&mut stream, &[], peer, why).await
                             }
                             other => other,
                         };
@@ -232,13 +232,13 @@ async fn receive(
 }
 
 /// Replies to a keepalive.
-fn say_alive(stream: &Wire, alive: &[u8]) -> Result<(), Broken> {
+fn send_keepalive(stream: &Wire, alive: &[u8]) -> Result<(), Broken> {
     match stream.try_write(alive) {
         Ok(written) if written == alive.len() => Ok(()),
         Ok(_) => Err(Broken::Socket(io::Error::other("a keepalive was only partly written"))),
         // The socket is full because the dialer does not read at the moment, so this keepalive is
         // skipped. The dialer will receive the next one, or close the connection.
-        Err(error) if is_passing(&error) => Ok(()),
+        Err(error) if is_transient(&error) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
@@ -395,14 +395,14 @@ impl Incoming {
 
     /// Registers the connection for its lane and asks the previous connection to end. The returned
     /// receiver resolves when the previous connection has ended.
-    fn seat(
+    fn register(
         &self,
         lane: Lane,
         hello: &Hello,
         now: Moment,
     ) -> (Seat, Option<oneshot::Receiver<()>>) {
         let mut state = self.state();
-        let life = life_of(hello);
+        let life = incarnation_of(hello);
         // A connection of another incarnation, on any lane, belongs to a process that no longer
         // exists, so it is closed.
         for (place, seated) in &state.seated {
@@ -433,8 +433,8 @@ impl Incoming {
             ended,
         };
         state.seated.insert((hello.from, lane), seated);
-        let seat = Seat { number, contests: contests.1, replaced, recheck, _ended: sender };
-        (seat, before.map(|before| before.ended))
+        let register = Seat { number, contests: contests.1, replaced, recheck, _ended: sender };
+        (register, before.map(|before| before.ended))
     }
 
     /// Makes every connection check its peer again, because the membership has changed.
@@ -480,37 +480,37 @@ mod tests {
     #[test]
     fn competing_connections_are_counted() {
         let (incoming, begin) = (Incoming::default(), Moment::since_boot(Duration::ZERO));
-        let seat = |incarnation, seconds| {
+        let register = |incarnation, seconds| {
             let now = begin + Duration::from_secs(seconds);
-            incoming.seat(Lane::Control, &hello(incarnation), now).0
+            incoming.register(Lane::Control, &hello(incarnation), now).0
         };
-        let counts: Vec<u32> = (0..4).map(|second| seat(1, second).contests).collect();
+        let counts: Vec<u32> = (0..4).map(|second| register(1, second).contests).collect();
         assert_eq!(counts, [0, 1, 2, 3]);
-        assert_eq!(seat(1, 60).contests, 4);
-        assert_eq!(seat(1, 61).contests, 1, "another minute");
+        assert_eq!(register(1, 60).contests, 4);
+        assert_eq!(register(1, 61).contests, 1, "another minute");
         // A connection of a later incarnation does not count as a replacement, and neither does a
         // connection after the previous one has ended.
-        assert_eq!(seat(2, 61).contests, 0);
-        let last = seat(2, 62);
+        assert_eq!(register(2, 61).contests, 0);
+        let last = register(2, 62);
         incoming.leave(node(2), Lane::Control, last.number);
-        assert_eq!((last.contests, seat(2, 62).contests), (1, 0));
+        assert_eq!((last.contests, register(2, 62).contests), (1, 0));
     }
 
     #[test]
     fn a_newer_connection_waits_until_the_older_has_ended() {
         let (incoming, now) = (Incoming::default(), Moment::since_boot(Duration::ZERO));
-        let (first, before) = incoming.seat(Lane::Control, &hello(1), now);
+        let (first, before) = incoming.register(Lane::Control, &hello(1), now);
         assert!(before.is_none());
-        let (other_lane, before) = incoming.seat(Lane::Bulk, &hello(1), now);
+        let (other_lane, before) = incoming.register(Lane::Bulk, &hello(1), now);
         assert!(before.is_none());
-        let (second, before) = incoming.seat(Lane::Control, &hello(1), now);
+        let (second, before) = incoming.register(Lane::Control, &hello(1), now);
         let mut before = before.expect("the first");
         assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         // When the first connection leaves, the second connection stays registered.
         incoming.leave(node(2), Lane::Control, first.number);
         drop(first);
         assert_eq!(before.try_recv(), Err(oneshot::error::TryRecvError::Closed));
-        let (_third, before) = incoming.seat(Lane::Control, &hello(2), now);
+        let (_third, before) = incoming.register(Lane::Control, &hello(2), now);
         assert!(before.is_some(), "the second has lost its place");
         drop((second, other_lane));
     }

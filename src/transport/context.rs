@@ -121,11 +121,11 @@ impl Context {
     }
 
     /// Reports why `peer` was not reached at `address`.
-    pub(super) fn report_unreached(&self, peer: &Peer, address: &str, broken: &Broken) {
+    pub(super) fn report_unreachable(&self, peer: &Peer, address: &str, broken: &Broken) {
         let (me, id) = (self.admission.me(), peer.id);
         if matches!(broken, Broken::Refused { .. } | Broken::Untrusted(_)) {
             self.report(Side::Dialer, Some(id), broken);
-        } else if peer.may_complain(self.env.clock.now()) {
+        } else if peer.may_report_unreachable(self.env.clock.now()) {
             let name = self.admission.name(id).unwrap_or_default();
             tracing::warn!(%me, peer = %id, name, address, error = %broken, "cannot reach member");
         } else {

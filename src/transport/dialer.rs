@@ -39,8 +39,8 @@ use super::context::{Context, Side};
 use super::exchange::{self, Broken};
 use super::frame::{self, FrameKind, FrameReader};
 use super::names::Names;
-use super::peers::{Peer, life_of};
-use super::pipe::{Dialing, Pipe, PipeBatch, is_passing};
+use super::peers::{Peer, incarnation_of};
+use super::pipe::{Dialing, Pipe, PipeBatch, is_transient};
 use super::tcp::{TcpSettings, is_loopback};
 use super::wire::Wire;
 use crate::env::Entropy;
@@ -126,7 +126,7 @@ impl Route<'_> {
                 true
             }
             Err(broken) => {
-                self.context.report_unreached(self.peer, self.address, &broken);
+                self.context.report_unreachable(self.peer, self.address, &broken);
                 false
             }
         }
@@ -146,7 +146,7 @@ impl Route<'_> {
         let probe = async {
             tokio::select! {
                 () = tokio::time::sleep(settings.redial_every) => {}
-                () = heard_meanwhile(self.pipe(), settings) => {}
+                () = peer_dialed(self.pipe(), settings) => {}
             }
             self.probe().await
         };
@@ -180,7 +180,7 @@ impl Route<'_> {
                         return established;
                     }
                 }
-                () = heard_meanwhile(self.pipe(), settings) => {}
+                () = peer_dialed(self.pipe(), settings) => {}
             }
         }
         unreachable!("the numbers do not end")
@@ -219,7 +219,7 @@ impl Route<'_> {
             let (stream, hello) = established;
             context.warn_if_bare(&stream, peer.id, self.lane);
             tracing::debug!(%me, peer = %peer.id, lane = ?self.lane, "connected to member");
-            let life = life_of(&hello);
+            let life = incarnation_of(&hello);
             peer.met(life);
             // The new connection is counted before the earlier one ends, so that the peer does not
             // count as disconnected in between.
@@ -231,7 +231,7 @@ impl Route<'_> {
             let silent = watch::Sender::new(false);
             established = tokio::select! {
                 biased;
-                () = peer.born_again(life) => {
+                () = peer.reconnects_as_another(life) => {
                     return Broken::Socket(io::Error::other("the peer has connected in another incarnation"));
                 }
                 end = serve(context, self.pipe(), &stream, peer.id, &silent) => {
@@ -267,7 +267,7 @@ impl Route<'_> {
 /// Waits until the peer itself dials this member. The peer is then reachable again, so an attempt
 /// that hangs should be replaced. An attempt younger than the shortest pause does not count as
 /// hanging.
-async fn heard_meanwhile(pipe: &Pipe, settings: &TcpSettings) {
+async fn peer_dialed(pipe: &Pipe, settings: &TcpSettings) {
     tokio::time::sleep(settings.pause_min).await;
     pipe.retry.notified().await;
 }
@@ -288,7 +288,7 @@ pub(super) async fn open(
     let limit = share.min(settings.connect_timeout);
     for at in (first..first + count).map(|at| at % count) {
         let address = addresses[at];
-        if !settings.may_leave_loopback() && !is_loopback(address.ip()) {
+        if !settings.allows_other_machines() && !is_loopback(address.ip()) {
             error = Some(io::Error::other(
                 "the name resolves to a non-loopback address, and insecure_peers is not set",
             ));
@@ -325,7 +325,7 @@ async fn serve(
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut ticks, mut silent_ticks) = (0_u32, 0);
     let silent_ticks_max = context.settings.silent_ticks_max();
-    let mut doubt = context.security.doubt();
+    let mut trust_recheck = context.security.trust_recheck();
     let mut echoes = FrameReader::new(frame::REFUSED_BODY_BYTES_MAX);
     // The bytes being written are `batch[at..]`.
     let (mut batch, mut at) = (Vec::new(), 0);
@@ -344,7 +344,7 @@ async fn serve(
                     // A successful write does not prove that the peer is alive: the system buffers
                     // a lot without an acknowledgement.
                     Ok(written) => at += written,
-                    Err(error) if is_passing(&error) => {}
+                    Err(error) if is_transient(&error) => {}
                     Err(error) => return error.into(),
                 }
                 if pipe.is_on_demand() {
@@ -352,8 +352,8 @@ async fn serve(
                     tokio::task::yield_now().await;
                 }
             }
-            () = doubt.raised() => {
-                if let Err(error) = doubt.settle(stream) {
+            () = trust_recheck.raised() => {
+                if let Err(error) = trust_recheck.settle(stream) {
                     return error.into();
                 }
             }
@@ -368,7 +368,7 @@ async fn serve(
                         silent_ticks = 0;
                         silent.send_if_modified(std::mem::take);
                     }
-                    Err(error) if is_passing(&error) => {}
+                    Err(error) if is_transient(&error) => {}
                     Err(error) => return error.into(),
                 }
                 loop {
@@ -395,7 +395,7 @@ async fn serve(
                 }
                 (ticks, silent_ticks) = (ticks.wrapping_add(1), silent_ticks + 1);
                 echoes.rest();
-                if ticks.is_multiple_of(silent_ticks_max) && pipe.rest_if_unused() {
+                if ticks.is_multiple_of(silent_ticks_max) && pipe.close_if_unused() {
                     return Broken::Socket(io::Error::other("the connection was unused for a while"));
                 }
                 pipe.send_alive(&alive);

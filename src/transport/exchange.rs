@@ -28,7 +28,7 @@ use super::frame::{
 };
 use super::handshake::Admission;
 use super::join;
-use super::pipe::is_passing;
+use super::pipe::is_transient;
 use super::wire::Wire;
 use crate::codec;
 use crate::model::{Hello, JoinAsk, Lane, NodeId, PeerMessage};
@@ -196,7 +196,7 @@ pub(super) async fn dial(
         }
     };
     if let Err(rejection) = admission.admit(&mine, &theirs, stream.proven_name()) {
-        return Err(turn_away(stream, &[], peer, rejection.into()).await);
+        return Err(reject_peer(stream, &[], peer, rejection.into()).await);
     }
     let mut words = Vec::new();
     frame::put_frame(&mut words, FrameKind::Alive, |_| {});
@@ -207,12 +207,12 @@ pub(super) async fn dial(
 /// Reads the preface of a dialer. If the dialer uses TLS and this member does not, replies with a
 /// TLS error, because the dialer would otherwise only see a closed connection.
 pub(super) async fn hear(stream: &mut Wire) -> Result<Preface, Broken> {
-    let heard = Preface::read(stream).await;
-    if let Err(Broken::Untrusted(_)) = &heard {
+    let received = Preface::read(stream).await;
+    if let Err(Broken::Untrusted(_)) = &received {
         let answer = Preface::new(lane_byte(Lane::Control)).bytes();
         refuse(stream, &answer, FrameKind::Refused, "this member does not use TLS").await;
     }
-    heard
+    received
 }
 
 /// The other end of an accepted connection.
@@ -258,7 +258,7 @@ pub(super) async fn accept(
     let peer = theirs.from;
     let mine = admission.hello(peer);
     if let Err(rejection) = admission.admit(&mine, &theirs, stream.proven_name()) {
-        let sent = turn_away(stream, &answer, peer, rejection.clone().into()).await;
+        let sent = reject_peer(stream, &answer, peer, rejection.clone().into()).await;
         return Err(match sent {
             Broken::Refused { .. } => Broken::Refused { peer, why: admission.rejection(rejection) },
             other => other,
@@ -280,7 +280,7 @@ pub(super) async fn accept(
     // incarnation of the dialer may have connected, or the cluster may have been founded without
     // the dialer's disk.
     if let Err(rejection) = admission.admit(&admission.hello(peer), &theirs, stream.proven_name()) {
-        return Err(turn_away(stream, &[], peer, rejection.into()).await);
+        return Err(reject_peer(stream, &[], peer, rejection.into()).await);
     }
     Ok(Met::Member(theirs, lane))
 }
@@ -291,7 +291,7 @@ fn put_hello(words: &mut Vec<u8>, hello: &Hello) {
 }
 
 /// Rejects `peer`, after sending `preface` if none was sent yet, and closes the connection.
-pub(super) async fn turn_away(
+pub(super) async fn reject_peer(
     stream: &mut Wire,
     preface: &[u8],
     peer: NodeId,
@@ -309,11 +309,11 @@ pub(super) async fn refuse(stream: &mut Wire, preface: &[u8], kind: FrameKind, w
     // character.
     let why = &why.as_bytes()[..why.len().min(REFUSED_BODY_BYTES_MAX)];
     frame::put_frame(&mut words, kind, |words| words.extend_from_slice(why));
-    say_last(stream, &words).await;
+    send_last(stream, &words).await;
 }
 
 /// Sends the last bytes and closes the connection.
-pub(super) async fn say_last(stream: &mut Wire, words: &[u8]) {
+pub(super) async fn send_last(stream: &mut Wire, words: &[u8]) {
     // Waits a moment until the other side has closed the connection, so that the reason arrives.
     // Errors end the wait and are ignored, because delivery of the reason is not guaranteed.
     let last = async {
@@ -325,7 +325,7 @@ pub(super) async fn say_last(stream: &mut Wire, words: &[u8]) {
             match stream.try_read_buf(&mut BytesMut::with_capacity(LINGER_READ_BYTES)) {
                 Ok(0) => break,
                 Ok(len) => thrown_away += len,
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -305,9 +305,9 @@ fn next(bytes: &mut BytesMut) -> Option<Frame> {
 
 /// Checks the output: a dialer that does not begin with the magic gets no reply, and all others get
 /// complete frames.
-fn check_exchange(sent: &[u8], heard: &[u8], dials: bool) {
+fn check_exchange(sent: &[u8], received: &[u8], dials: bool) {
     const MAGIC: &[u8] = b"bowline\0";
-    if !dials && !heard.starts_with(MAGIC) {
+    if !dials && !received.starts_with(MAGIC) {
         assert!(sent.is_empty(), "a stranger was answered");
     }
     if sent.is_empty() {

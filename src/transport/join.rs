@@ -204,7 +204,7 @@ pub(super) async fn answer(context: &Context, mut stream: Wire, ask: JoinAsk) {
     frame::put_frame(&mut words, FrameKind::JoinAnswer, |out| {
         codec::encode_join_answer(&answer, out);
     });
-    exchange::say_last(&mut stream, &words).await;
+    exchange::send_last(&mut stream, &words).await;
     tracing::debug!(me = %context.admission.me(), side = ?Side::Acceptor, ?answer, "replied to join request");
 }
 
@@ -240,7 +240,7 @@ pub(crate) fn join(
     let (sender, done) = mpsc::channel();
     let (task, addresses) = (asking.clone(), addresses.to_vec());
     let asks = runtime.handle().spawn(async move {
-        let joined = tokio::time::timeout(limit, task.ask_around(addresses)).await;
+        let joined = tokio::time::timeout(limit, task.ask_each_member(addresses)).await;
         let _ = sender.send(joined);
     });
     let last = || asking.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -273,7 +273,7 @@ struct Asking {
 impl Asking {
     /// Asks the members in turn until one replies with a result. Returns the new membership, or the
     /// reason for the rejection.
-    async fn ask_around(&self, addresses: Vec<String>) -> Result<Joined, String> {
+    async fn ask_each_member(&self, addresses: Vec<String>) -> Result<Joined, String> {
         let mut turn = 0;
         let mut named = None;
         loop {

@@ -17,7 +17,7 @@ use crate::model::{DiskId, Hello, Incarnation, Lane, Moment, NodeId};
 
 /// Minimum time between two reports that a peer is unreachable. The peer is dialed repeatedly, so
 /// the same failure repeats.
-const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The lanes. Each lane has a connection of its own.
 pub(crate) const LANES: [Lane; 3] = [Lane::Control, Lane::Bulk, Lane::Snapshot];
@@ -41,7 +41,7 @@ pub(super) struct Peer {
 pub(super) type Life = (DiskId, Incarnation);
 
 /// Returns the incarnation of the sender of a hello.
-pub(super) fn life_of(hello: &Hello) -> Life {
+pub(super) fn incarnation_of(hello: &Hello) -> Life {
     (hello.disk, hello.incarnation)
 }
 
@@ -90,9 +90,9 @@ impl Peer {
     }
 
     /// Returns whether enough time has passed to report again that the peer is unreachable.
-    pub(super) fn may_complain(&self, now: Moment) -> bool {
+    pub(super) fn may_report_unreachable(&self, now: Moment) -> bool {
         let mut last = self.complained.lock().unwrap_or_else(PoisonError::into_inner);
-        let may = last.is_none_or(|last| now.since(last) >= COMPLAIN_EVERY);
+        let may = last.is_none_or(|last| now.since(last) >= REPORT_INTERVAL);
         if may {
             *last = Some(now);
         }
@@ -100,7 +100,7 @@ impl Peer {
     }
 
     /// Waits until the peer connects in another incarnation than `life`.
-    pub(super) async fn born_again(&self, life: Life) {
+    pub(super) async fn reconnects_as_another(&self, life: Life) {
         let mut last = self.life.subscribe();
         let other = last.wait_for(|last| last.is_some_and(|last| last != life)).await;
         drop(other.expect("the peer is there, and its life with it"));
@@ -153,7 +153,7 @@ impl Peers {
 
     /// Records that the peer has just connected in this incarnation. Dialers in a pause dial the
     /// peer at once, and connections to earlier incarnations of the peer end.
-    pub(super) fn heard_from(&self, id: NodeId, life: Life) {
+    pub(super) fn record_connection(&self, id: NodeId, life: Life) {
         if let Some(peer) = self.peers().get(&id) {
             peer.met(life);
         }

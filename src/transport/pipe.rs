@@ -93,7 +93,7 @@ struct Up {
     /// The part that the dialer's task has removed from the queue but not completely written. This
     /// part still counts towards the limit.
     taken: Option<PipeTaken>,
-    /// Whether a message was sent since the last call of [`Pipe::rest_if_unused`].
+    /// Whether a message was sent since the last call of [`Pipe::close_if_unused`].
     used: bool,
 }
 
@@ -193,7 +193,7 @@ impl Pipe {
                     return SendOutcome::Queued;
                 }
                 Ok(written) => written,
-                Err(error) if is_passing(&error) => 0,
+                Err(error) if is_transient(&error) => 0,
                 Err(error) => {
                     *link = PipeLink::Failed(error.kind());
                     self.work.notify_one();
@@ -251,7 +251,7 @@ impl Pipe {
 
     /// Ends the connection if the pipe is on demand, was unused since the last call, and has an
     /// empty queue. Returns whether the connection was ended.
-    pub(super) fn rest_if_unused(&self) -> bool {
+    pub(super) fn close_if_unused(&self) -> bool {
         let mut link = self.link();
         let PipeLink::Up(up) = &mut *link else { return false };
         let rests = self.on_demand && !up.used && !up.backed_up();
@@ -327,7 +327,7 @@ impl Drop for UpGuard<'_> {
 }
 
 /// Returns whether an error of a non-blocking call means that it should be retried later.
-pub(super) fn is_passing(error: &io::Error) -> bool {
+pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 

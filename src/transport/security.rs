@@ -76,16 +76,16 @@ impl Security {
 
     /// Returns the repeated trust check for a new connection. The trusted certificates may have
     /// changed since the handshake of the connection began.
-    pub(super) fn doubt(&self) -> Doubt {
+    pub(super) fn trust_recheck(&self) -> TrustRecheck {
         match self {
-            Security::None => Doubt::default(),
+            Security::None => TrustRecheck::default(),
             #[cfg(feature = "tls")]
             Security::Tls(tls) => {
                 let mut changes = tls.changes();
                 changes.mark_changed();
                 let mut look = tokio::time::interval(EXPIRY_LOOK_EVERY);
                 look.reset();
-                Doubt { trust: Some((changes, look)) }
+                TrustRecheck { trust: Some((changes, look)) }
             }
         }
     }
@@ -105,12 +105,12 @@ async fn begins_tls(tcp: &TcpStream) -> io::Result<bool> {
 
 /// The repeated check of whether the other end of an open connection is still trusted.
 #[derive(Default)]
-pub(super) struct Doubt {
+pub(super) struct TrustRecheck {
     #[cfg(feature = "tls")]
     trust: Option<(watch::Receiver<Arc<Trust>>, Interval)>,
 }
 
-impl Doubt {
+impl TrustRecheck {
     /// Waits until the next check is due, because the trusted certificates have changed or the
     /// interval has passed. Without TLS, this never returns. Safe to cancel.
     pub(super) async fn raised(&mut self) {

@@ -145,7 +145,7 @@ impl TcpSettings {
     }
 
     /// Returns whether connections to and from other machines are permitted.
-    pub(super) fn may_leave_loopback(&self) -> bool {
+    pub(super) fn allows_other_machines(&self) -> bool {
         #[cfg(feature = "tls")]
         if self.tls.as_ref().is_some_and(|tls| tls.proof != super::PeerProof::Nothing) {
             return true;
@@ -174,7 +174,7 @@ impl TcpSettings {
     pub(crate) fn check_peer(&self, peer: NodeId, address: &str) -> Result<(), TransportError> {
         let what = format!("address of member {peer}");
         check_address(&what, address)?;
-        if !self.may_leave_loopback() && !is_loopback_text(address) {
+        if !self.allows_other_machines() && !is_loopback_text(address) {
             return Err(TransportError::Insecure { what, address: address.to_owned() });
         }
         Ok(())
@@ -217,7 +217,7 @@ impl TcpBound {
         let mut addresses: Vec<SocketAddr> = listen.to_socket_addrs().map_err(bind)?.collect();
         // IPv4 addresses come first, because clients without IPv6 can only connect to these.
         addresses.sort_by_key(SocketAddr::is_ipv6);
-        if !settings.may_leave_loopback()
+        if !settings.allows_other_machines()
             && !addresses.iter().all(|address| is_loopback(address.ip()))
         {
             let (what, address) = ("listen address".to_owned(), listen.to_owned());
@@ -280,7 +280,7 @@ impl TcpBound {
         #[cfg(feature = "tls")]
         if let Security::Tls(tls) = &context.security {
             let every = context.settings.tls_reload_every;
-            network.spawn(&context, tls.clone().keep_fresh(every));
+            network.spawn(&context, tls.clone().reload_when_changed(every));
         }
         network.set_peers(peers);
         let running = Mutex::new(Some(TcpRunning { stopping, ended, runtime }));

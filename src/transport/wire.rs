@@ -10,7 +10,7 @@ use std::io;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::pipe::is_passing;
+use super::pipe::is_transient;
 #[cfg(feature = "tls")]
 use super::tls::{TlsWire, Trust};
 
@@ -73,7 +73,7 @@ impl Wire {
                     return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
                 }
                 Ok(len) => rest = &mut rest[len..],
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -129,7 +129,7 @@ impl Wire {
                 if bytes.is_empty() { self.try_flush().map(|()| 0) } else { self.try_write(bytes) };
             match written {
                 Ok(written) => bytes = &bytes[written..],
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -69,7 +69,7 @@ impl LogWriter {
         self.folder.points.reach(Point::LogBeforeCut);
         self.append_base(RecordKind::Keep, base, needed_from, true)?;
         self.flush()?;
-        self.unvouched = true;
+        self.unmarked = true;
         self.publish();
         self.folder.points.reach(Point::LogAfterCut);
         Ok(())

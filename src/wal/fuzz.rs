@@ -383,7 +383,7 @@ pub(crate) fn directory(data: &[u8]) -> Came {
     drop(opened);
     disk.kill();
     let mut damages = feed.below(4);
-    let is_whole = damages == 0;
+    let is_complete = damages == 0;
     while damages > 0 {
         damage(&mut feed, &disk, &images);
         damages -= 1;
@@ -391,7 +391,7 @@ pub(crate) fn directory(data: &[u8]) -> Came {
     let opened = match try_open(&disk) {
         Ok(opened) => opened,
         Err(error) => {
-            assert!(!is_whole, "nothing happened to it: {error}");
+            assert!(!is_complete, "nothing happened to it: {error}");
             return Came::Refused;
         }
     };
@@ -399,7 +399,7 @@ pub(crate) fn directory(data: &[u8]) -> Came {
     drop(opened);
     let shown = history.iter().rposition(|content| content.is_shown_by(&found));
     assert!(shown.is_some(), "the log never had this content: {found:?}\n{history:?}");
-    assert!(!is_whole || shown == Some(history.len() - 1), "{found:?}");
+    assert!(!is_complete || shown == Some(history.len() - 1), "{found:?}");
     settle(&disk)
 }
 

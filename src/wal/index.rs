@@ -79,7 +79,7 @@ impl SegmentIndex {
     }
 
     /// Returns whether every entry after the floor has a position.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         let first = self.samples.first().map_or(self.last.next(), |sample| sample.index);
         first <= self.floor().index.next()
     }
@@ -172,7 +172,7 @@ impl SegmentIndex {
 
     /// Returns the samples from which the entries `from..to` can be read; the entry `from` must
     /// exist. Returns at most `max` samples, and the index after the last entry that they cover.
-    pub(super) fn stretch(
+    pub(super) fn samples_between(
         &self,
         from: LogIndex,
         to: LogIndex,
@@ -222,11 +222,11 @@ mod tests {
         assert_eq!(index.samples.last(), Some(&sample(1000, 2, 72)));
         index.insert(sample(500, 2, 172), Term(2));
         assert_eq!(index.samples.last(), Some(&sample(500, 2, 172)));
-        let (samples, until) = index.stretch(LogIndex(499), LogIndex(501), 10);
+        let (samples, until) = index.samples_between(LogIndex(499), LogIndex(501), 10);
         assert_eq!(samples.len(), 2);
         assert!(samples[0].index <= LogIndex(499) && samples[1].index == LogIndex(500));
         assert_eq!(until, LogIndex(501));
-        assert_eq!(index.stretch(LogIndex(2), LogIndex(501), 1).1, LogIndex(66));
+        assert_eq!(index.samples_between(LogIndex(2), LogIndex(501), 1).1, LogIndex(66));
     }
 
     fn base(index: u64, term: u64) -> Base {
@@ -244,11 +244,11 @@ mod tests {
         assert_eq!(index.term(LogIndex(449)), None);
         assert_eq!(index.term(LogIndex(450)), Some(Term(4)));
         assert_eq!(index.term(LogIndex(500)), Some(Term(5)));
-        assert!(index.is_whole());
-        let (samples, _) = index.stretch(LogIndex(451), LogIndex(452), 9);
+        assert!(index.is_complete());
+        let (samples, _) = index.samples_between(LogIndex(451), LogIndex(452), 9);
         assert!(samples.len() == 1 && samples[0].index <= LogIndex(451));
         index.apply(IndexChange::Keep(base(999, 9)));
-        assert!(index.is_whole() && index.samples.is_empty());
+        assert!(index.is_complete() && index.samples.is_empty());
         assert_eq!(index.last(), LogIndex(999));
         index.apply(IndexChange::Reset(base(2000, 10)));
         assert_eq!((index.floor(), index.last()), (base(2000, 10), LogIndex(2000)));

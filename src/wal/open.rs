@@ -107,11 +107,11 @@ impl LogWriter {
         if let Some(own) = options.disk.filter(|own| *own != recovery.disk) {
             return Err(LogError::OtherDisk { dir: dir.to_owned(), found: recovery.disk, own });
         }
-        Self::go_on(folder, identity, lengths, lock, recovery)
+        Self::continue_log(folder, identity, lengths, lock, recovery)
     }
 
     /// Continues a valid log.
-    fn go_on(
+    fn continue_log(
         folder: SegmentFolder,
         identity: Identity,
         lengths: Lengths,
@@ -136,7 +136,7 @@ impl LogWriter {
                 (None, Blank::Absent)
             }
         };
-        let stock = Stock::take_up(folder.clone(), lengths.segment, lengths.reserve, next)?;
+        let stock = Stock::from_files(folder.clone(), lengths.segment, lengths.reserve, next)?;
         folder.sync()?;
 
         let reader = LogReader::new(folder.clone(), disk, state.index.clone());
@@ -157,7 +157,7 @@ impl LogWriter {
             buffer_at: tail.end,
             chain: tail.chain,
             durable: Position { segment: tail.number, offset: tail.end },
-            unvouched: false,
+            unmarked: false,
             state,
             fresh: Vec::new(),
             number: 0,
@@ -201,7 +201,7 @@ impl LogWriter {
         self.state.incarnation = number;
         self.append(RecordKind::Boot, 0, 0, &payload, true);
         self.flush()?;
-        self.vouch()
+        self.write_watermark()
     }
 }
 

@@ -89,10 +89,10 @@ impl LogReader {
         bytes_max: usize,
     ) -> Result<Vec<Entry>, LogError> {
         loop {
-            let stretch = self.stretch(from, to)?;
-            match self.read(&stretch, from, bytes_max) {
+            let samples_between = self.samples_between(from, to)?;
+            match self.read(&samples_between, from, bytes_max) {
                 // The entries were truncated or replaced while they were being read.
-                Err(_) if self.stretch(from, to)? != stretch => {}
+                Err(_) if self.samples_between(from, to)? != samples_between => {}
                 result => return result,
             }
         }
@@ -100,7 +100,7 @@ impl LogReader {
 
     /// Returns the samples from which the entries can be read, and the index after the last entry
     /// that the samples cover.
-    fn stretch(
+    fn samples_between(
         &self,
         from: LogIndex,
         to: LogIndex,
@@ -113,19 +113,19 @@ impl LogReader {
         if from == to {
             return Ok((Vec::new(), to));
         }
-        Ok(index.stretch(from, to, SAMPLES_MAX))
+        Ok(index.samples_between(from, to, SAMPLES_MAX))
     }
 
     fn read(
         &self,
-        (stretch, until): &(Vec<IndexSample>, LogIndex),
+        (samples_between, until): &(Vec<IndexSample>, LogIndex),
         from: LogIndex,
         bytes_max: usize,
     ) -> Result<Vec<Entry>, LogError> {
-        let ends = stretch.iter().skip(1).map(|next| next.index).chain([*until]);
+        let ends = samples_between.iter().skip(1).map(|next| next.index).chain([*until]);
         let mut batch = ReadBatch { from, bytes_left: bytes_max, entries: Vec::new() };
         let mut open: Option<(u32, Cursor)> = None;
-        for (sample, end) in stretch.iter().zip(ends) {
+        for (sample, end) in samples_between.iter().zip(ends) {
             let (segment, offset) = (sample.position.segment, u64::from(sample.position.offset));
             let mut cursor = match open.take() {
                 Some((number, cursor)) if number == segment => cursor,

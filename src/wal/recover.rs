@@ -128,7 +128,7 @@ pub(super) fn recover(
         // The log must begin with the first segment, unless it recorded a truncation itself.
         return Err(missing());
     }
-    if state.index.floor() != state.base || !state.index.is_whole() {
+    if state.index.floor() != state.base || !state.index.is_complete() {
         return Err(corrupt(folder, first, 0, "entries are missing"));
     }
     Ok(recovery)

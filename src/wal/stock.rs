@@ -140,7 +140,7 @@ type Handed = (Box<dyn File>, u32);
 
 impl Stock {
     /// Creates the stock from the files found. `next` is the file after the segment in use.
-    pub(super) fn take_up(
+    pub(super) fn from_files(
         folder: SegmentFolder,
         segment_bytes: u32,
         reserve_bytes: u32,
@@ -177,7 +177,7 @@ impl Stock {
 
     /// Works until `wanted` bytes of the segment `number` are ready. If the segment needs no work,
     /// prepares one slice of the reserve.
-    pub(super) fn keep_pace(&mut self, number: u32, wanted: u32) {
+    pub(super) fn prepare(&mut self, number: u32, wanted: u32) {
         while !self.short && self.next.filled() < wanted {
             self.step(number, wanted);
         }

@@ -66,7 +66,7 @@ pub(crate) struct LogWriter {
     /// Everything before this position is synced.
     pub(super) durable: Position,
     /// Whether no later record yet proves that the last durable data was synced.
-    pub(super) unvouched: bool,
+    pub(super) unmarked: bool,
     /// State of the log including the current groups, durable or not.
     pub(super) state: LogState,
     /// Changes that are not visible to readers yet.
@@ -110,11 +110,11 @@ impl LogWriter {
     /// Same as [`LogWriter::commit`]. A lack of space for the next segment is not an error.
     pub(crate) fn idle(&mut self) -> Result<bool, LogError> {
         self.unless_failed(|writer| {
-            if writer.unvouched && writer.may_vouch() {
-                writer.vouch()?;
+            if writer.unmarked && writer.has_room_for_watermark() {
+                writer.write_watermark()?;
             }
             writer.remove_passed(REMOVED_WHEN_IDLE)?;
-            let (number, wanted) = (writer.segment.number + 1, writer.wanted_of_next());
+            let (number, wanted) = (writer.segment.number + 1, writer.next_bytes_wanted());
             let more = writer.stock.use_idle_moment(number, wanted);
             Ok(more || writer.has_passed())
         })
@@ -143,10 +143,10 @@ impl LogWriter {
         self.waiting = taken < groups.len();
         if !self.buffer.is_empty() {
             self.flush()?;
-            self.unvouched = true;
+            self.unmarked = true;
         }
         self.publish();
-        self.stock.keep_pace(self.segment.number + 1, self.wanted_of_next());
+        self.stock.prepare(self.segment.number + 1, self.next_bytes_wanted());
         // A group number is proven durable once no group with that number is waiting.
         let proven = match groups.get(taken) {
             None => Some(self.number),
@@ -296,7 +296,7 @@ impl LogWriter {
     /// segment. On a full disk, only truncation frees space, so the truncation record has priority.
     /// Without a watermark, no record proves that the last group was synced until another record
     /// follows.
-    fn may_vouch(&self) -> bool {
+    fn has_room_for_watermark(&self) -> bool {
         let left = self.segment.length - self.offset();
         left >= TAIL_BYTES + CUT_BYTES + TAIL_BYTES || self.stock.has_next()
     }
@@ -304,7 +304,7 @@ impl LogWriter {
     /// Writes a watermark: a record that states how far the log is synced. The watermark is placed
     /// in another sector than the data before it. Otherwise the loss of one sector could destroy
     /// both the data and the proof that the data had been synced.
-    pub(super) fn vouch(&mut self) -> Result<(), LogError> {
+    pub(super) fn write_watermark(&mut self) -> Result<(), LogError> {
         const PADDING: [u8; SECTOR_BYTES as usize] = [0; SECTOR_BYTES as usize];
         assert!(self.segment.length - self.offset() >= TAIL_BYTES);
         let used = (self.offset() + Record::bytes(0) as u32) % SECTOR_BYTES;
@@ -312,7 +312,7 @@ impl LogWriter {
         self.append(RecordKind::Watermark, 0, 0, &PADDING[..padding as usize], true);
         self.append(RecordKind::Watermark, 0, 0, &[], true);
         self.flush()?;
-        self.unvouched = false;
+        self.unmarked = false;
         Ok(())
     }
 
@@ -355,7 +355,7 @@ impl LogWriter {
     /// Returns the number of bytes of the next segment that should be ready by now. The number
     /// rises from 0, when a quarter of this segment is used, to all bytes, when three quarters are
     /// used.
-    fn wanted_of_next(&self) -> u32 {
+    fn next_bytes_wanted(&self) -> u32 {
         let (used, length) = (u64::from(self.offset()), u64::from(self.segment.length));
         let late = used.saturating_sub(length / 4);
         if late == 0 {

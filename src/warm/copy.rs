@@ -153,7 +153,7 @@ impl Copy {
     }
 
     /// Returns whether the copy takes far more space than the state.
-    pub(super) fn is_overgrown(&self, state_bytes: u64) -> bool {
+    pub(super) fn is_oversized(&self, state_bytes: u64) -> bool {
         self.bytes > state_bytes.saturating_mul(2).saturating_add(self.sizes.growth_bytes)
     }
 

@@ -94,10 +94,10 @@ fn drop_caught(store: Box<dyn Store>) {
 
 fn caught<T>(work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
     catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|panic| Err(StoreError::Fell(words_of(&*panic))))
+        .unwrap_or_else(|panic| Err(StoreError::Fell(panic_message(&*panic))))
 }
 
-fn words_of(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
     words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }

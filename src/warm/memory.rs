@@ -45,7 +45,7 @@ impl MemoryShelf {
     }
 
     /// Changes the records of the store in `dir` directly.
-    pub(crate) fn meddle<T>(&self, dir: &Path, with: impl FnOnce(&mut Records) -> T) -> T {
+    pub(crate) fn modify<T>(&self, dir: &Path, with: impl FnOnce(&mut Records) -> T) -> T {
         with(self.lock().stores.entry(dir.to_owned()).or_default())
     }
 

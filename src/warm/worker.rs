@@ -70,7 +70,7 @@ pub(crate) struct Worker {
     not_before: Moment,
     load: CopyLoad,
     /// Whether the directory may contain stores that are no longer needed.
-    litter: bool,
+    has_leftovers: bool,
 }
 
 /// The copy that is being built or kept up to date.
@@ -123,7 +123,7 @@ impl Worker {
             image: None,
             failures: 0,
             not_before: now,
-            litter: true,
+            has_leftovers: true,
             env,
         }
     }
@@ -148,7 +148,7 @@ impl Worker {
         if self.load.is_high {
             return WarmTurn::Rest(LOAD_WINDOW);
         }
-        if self.post.is_scarce() {
+        if self.post.is_space_low() {
             self.make_room();
             return WarmTurn::Rest(ROUND_EVERY);
         }
@@ -173,8 +173,8 @@ impl Worker {
         if let Some(image) = self.post.take_image() {
             self.image = Some(image);
         }
-        if self.litter {
-            self.litter = self.clear_away();
+        if self.has_leftovers {
+            self.has_leftovers = self.remove_unneeded_store();
             return Ok(Left::More);
         }
         let Some(open) = &mut self.copy else { return self.begin(now) };
@@ -216,10 +216,10 @@ impl Worker {
             let manifest =
                 Manifest { copy: Some(open.number), stop: None, ..self.manifest.clone() };
             self.write_mark(manifest)?;
-            self.litter = true;
+            self.has_leftovers = true;
             return Ok(());
         }
-        if open.copy.is_overgrown(self.reader.bytes()) {
+        if open.copy.is_oversized(self.reader.bytes()) {
             let bytes = open.copy.disk_bytes()?;
             tracing::debug!(bytes, "rebuilding warm copy: it has grown too large");
             self.retire()?;
@@ -261,7 +261,7 @@ impl Worker {
     /// Discards the open copy, which is unusable.
     fn fail(&mut self, error: &CopyError) {
         self.image = None;
-        self.litter = true;
+        self.has_leftovers = true;
         self.not_before = self.env.clock.now() + AGAIN_AFTER;
         if let CopyError::Forgotten(_) = error {
             tracing::debug!(%error, "rebuilding warm copy: it has fallen behind");
@@ -301,21 +301,21 @@ impl Worker {
             // If the disk has no space for a new manifest, the old one still names the copy. The
             // outdated manifest is harmless, because the copy is removed and will not be found.
             self.manifest.copy = None;
-            self.litter = true;
+            self.has_leftovers = true;
         }
-        while self.litter {
-            self.litter = self.clear_away();
+        while self.has_leftovers {
+            self.has_leftovers = self.remove_unneeded_store();
         }
     }
 
     /// Removes an unneeded store. Returns true if there may be more.
-    fn clear_away(&self) -> bool {
+    fn remove_unneeded_store(&self) -> bool {
         let needed = [self.manifest.copy, self.copy.as_ref().map(|open| open.number)];
         let Ok(dirs) = self.store.list(&self.dir) else { return false };
-        let litter = dirs
+        let has_leftovers = dirs
             .iter()
             .find(|dir| number_of(dir).is_some_and(|number| !needed.contains(&Some(number))));
-        let Some(dir) = litter else { return false };
+        let Some(dir) = has_leftovers else { return false };
         match self.store.remove(dir) {
             Ok(()) => true,
             Err(error) => {

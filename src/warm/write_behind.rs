@@ -81,7 +81,7 @@ impl WriteBehindQueue {
         self.wanted_after.store(after.get(), Ordering::Release);
     }
 
-    pub(super) fn is_scarce(&self) -> bool {
+    pub(super) fn is_space_low(&self) -> bool {
         self.scarce.load(Ordering::Acquire)
     }
 

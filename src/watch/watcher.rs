@@ -134,7 +134,7 @@ impl Watcher {
         let taken = self.inbox.take(self.hub.visible_cell(), waker);
         self.delivered = self.delivered.max(taken.through);
         if !taken.entries.is_empty() {
-            let events = self.dressed(taken.entries.iter().flat_map(WatchEntry::events));
+            let events = self.requested_events(taken.entries.iter().flat_map(WatchEntry::events));
             assert!(!events.is_empty(), "what is queued for a watcher is in its range");
             return WatcherStep::Batch(WatchBatch { events, revision: self.delivered });
         }
@@ -164,7 +164,7 @@ impl Watcher {
         assert!(page.next > next, "the history shows what was published, {next} too");
         self.delivered = Revision(page.next.0 - 1);
         let joined = self.hub.join(&self.inbox, self.resume());
-        let events = self.dressed(page.changes.iter().flat_map(|change| &*change.events));
+        let events = self.requested_events(page.changes.iter().flat_map(|change| &*change.events));
         match (events.is_empty(), joined) {
             (false, _) => WatcherStep::Batch(WatchBatch { events, revision: self.delivered }),
             (true, false) => WatcherStep::Reading,
@@ -183,7 +183,7 @@ impl Watcher {
     }
 
     /// Copies the events that this watch requested, with or without previous rows.
-    fn dressed<'a>(&self, events: impl Iterator<Item = &'a Event>) -> Vec<Event> {
+    fn requested_events<'a>(&self, events: impl Iterator<Item = &'a Event>) -> Vec<Event> {
         let prev = |event: &Event| if self.prev_kv { event.prev.clone() } else { None };
         events
             .filter(|event| self.inbox.wants(event))

@@ -30,7 +30,7 @@ fn is_there(node: &Node, key: &'static str) -> bool {
 }
 
 /// Checks that the item is free again at its position, and removes it.
-fn was_given_back(session: &Session) {
+fn check_returned_item(session: &Session) {
     let again = session.queue("jobs").take().deadline(SOON).block().unwrap();
     assert_eq!((again.value(), again.attempt()), (&"x".into(), 2));
     again.ack().block().unwrap();
@@ -115,7 +115,7 @@ fn commit_and_release_rejects_the_guard_of_another_hold() {
     let refused = guard.txn().then(result()).ack(job).commit_and_release(other).block();
     assert_eq!(refused, Err(GuardError::ForeignGuard));
     assert!(!is_there(node, "result") && guard.is_held());
-    was_given_back(&session);
+    check_returned_item(&session);
     // The call drops the guard that was passed in, so its lock is released.
     until_places(node, "other", 0);
     assert!(guard.txn().then(result()).commit_and_release(guard).block().unwrap().succeeded);
@@ -160,7 +160,7 @@ fn lost_lock_drops_the_result_and_returns_the_item() {
             if releases { txn.commit_and_release(guard).block() } else { txn.commit().block() };
         assert_eq!(refused, Err(GuardError::NotHeld));
         assert!(!is_there(node, "result"));
-        was_given_back(&session);
+        check_returned_item(&session);
     }
 }
 
@@ -173,17 +173,17 @@ fn unapplied_transaction_returns_the_item() {
     let txn = guard.txn().when(Compare::exists("nothing")).then(result());
     let reply = txn.or_else(Op::put("other", "")).ack(job).commit_and_release(guard).block();
     assert!(!reply.unwrap().succeeded && is_there(node, "other"));
-    was_given_back(&session);
+    check_returned_item(&session);
     // Case: the store rejects the transaction.
     let (job, guard) = begin(&session);
     let large = Op::put("result", vec![0; 64 << 20]);
     let refused = guard.txn().then(large).ack(job).commit_and_release(guard).block();
     assert!(matches!(&refused, Err(GuardError::Store(Error::Rejected(_)))), "{refused:?}");
-    was_given_back(&session);
+    check_returned_item(&session);
     // Case: the transaction is never started.
     let (job, guard) = begin(&session);
     drop(guard.txn().then(result()).ack(job));
-    was_given_back(&session);
+    check_returned_item(&session);
     drop(guard);
     assert!(!is_there(node, "result"));
     until_places(node, "lock", 0);
@@ -272,7 +272,7 @@ fn unknown_commit_outcome_is_atomic() {
         let left = session.queue("jobs").len().block().unwrap();
         assert_eq!(is_there(node, "result"), left == 0, "both, or nothing");
         if left == 1 {
-            was_given_back(&session);
+            check_returned_item(&session);
         }
         until_places(node, "lock", 0);
         node.client().delete("result").block().unwrap();

@@ -115,6 +115,6 @@ fn locks_are_lost_during_shutdown() {
         assert!(std::time::Instant::now() < limit);
         std::thread::yield_now();
     }
-    let heard = first.unwrap_or_else(|| lost.finish());
-    assert_eq!(heard, LostReason::NodeStopped(StopReason::Shutdown));
+    let received = first.unwrap_or_else(|| lost.finish());
+    assert_eq!(received, LostReason::NodeStopped(StopReason::Shutdown));
 }

@@ -60,13 +60,13 @@ fn production() -> Vec<Production> {
 
 /// Complains about each line of this form.
 fn forbid(is_forbidden: impl Fn(&str) -> bool) {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for file in production() {
         let found = file.code().filter(|(_, line)| is_forbidden(line));
-        complaints
+        problems
             .extend(found.map(|(number, line)| format!("{}:{number}: {}", file.path, line.trim())));
     }
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn no_code_matches_on_a_mutant() {
 
 #[test]
 fn structs_have_few_fields() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for file in production() {
         let mut lines = file.code();
         while let Some((number, line)) = lines.next() {
@@ -115,10 +115,10 @@ fn structs_have_few_fields() {
             let max = max.map_or(FIELDS_MAX, |(_, max)| *max);
             if fields > max {
                 let path = &file.path;
-                complaints
+                problems
                     .push(format!("{path}:{number}: {name} has {fields} fields, at most {max}"));
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }

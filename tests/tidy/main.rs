@@ -248,8 +248,8 @@ fn anchors(page: &str) -> BTreeSet<String> {
 }
 
 /// Fails with all complaints at once.
-fn settle(complaints: Vec<String>) {
-    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+fn settle(problems: Vec<String>) {
+    assert!(problems.is_empty(), "\n{}", problems.join("\n"));
 }
 
 /// Returns the modules that a line names through `crate::`.
@@ -264,10 +264,10 @@ fn imports(line: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn a_module_imports_only_what_the_table_allows() {
     let table: BTreeMap<&str, &[&str]> = MAY_IMPORT.iter().copied().collect();
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for source in sources() {
         let Some(allowed) = table.get(source.module.as_str()) else {
-            complaints.push(format!("{}: module is not in the table", source.path.display()));
+            problems.push(format!("{}: module is not in the table", source.path.display()));
             continue;
         };
         for (number, line) in source.code() {
@@ -281,7 +281,7 @@ fn a_module_imports_only_what_the_table_allows() {
                     || (public && above)
                     || (source.module == "watch" && public);
                 if !fine {
-                    complaints.push(format!(
+                    problems.push(format!(
                         "{}:{number}: {} must not import {import}",
                         source.path.display(),
                         source.module
@@ -290,7 +290,7 @@ fn a_module_imports_only_what_the_table_allows() {
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]
@@ -315,39 +315,39 @@ fn a_crate_depends_only_on_what_the_table_allows() {
     let crates = fs::read_dir(root().join("src/crates")).unwrap();
     let others = ["jepsen", "docs/examples/service"].map(|path| root().join(path));
     let crates = crates.map(|entry| entry.unwrap().path()).chain(others);
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for path in crates {
         let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
         let manifest = fs::read_to_string(path.join("Cargo.toml")).unwrap();
         let Some((_, allowed)) = CRATES.iter().find(|(crate_, _)| *crate_ == name) else {
-            complaints.push(format!("{name}: not in the table"));
+            problems.push(format!("{name}: not in the table"));
             continue;
         };
         let rest = manifest.split_once("\n[dependencies]\n").unwrap().1;
         let lines = rest.lines().take_while(|line| !line.starts_with('['));
         let names = lines.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
         for other in names.filter(|name| name.starts_with("bowline") && !allowed.contains(name)) {
-            complaints.push(format!("{name}: must not depend on {other}"));
+            problems.push(format!("{name}: must not depend on {other}"));
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 /// A file belongs to one module of one crate.
 #[test]
 fn no_module_names_its_file() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, text) in all_sources() {
         if text.lines().any(|line| line.trim_start().starts_with("#[path")) {
-            complaints.push(format!("{}: use a module or a crate", path.display()));
+            problems.push(format!("{}: use a module or a crate", path.display()));
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]
 fn foreign_crate_is_used_only_in_its_module() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for source in sources() {
         for (number, line) in source.code() {
             for (words, modules) in FOREIGN {
@@ -355,7 +355,7 @@ fn foreign_crate_is_used_only_in_its_module() {
                     !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':')
                 });
                 if named && !modules.contains(&source.module.as_str()) {
-                    complaints.push(format!(
+                    problems.push(format!(
                         "{}:{number}: {words} belongs to {modules:?}",
                         source.path.display()
                     ));
@@ -363,7 +363,7 @@ fn foreign_crate_is_used_only_in_its_module() {
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]
@@ -375,21 +375,21 @@ fn sled_is_named_in_one_file() {
 
 #[test]
 fn only_environment_modules_are_nondeterministic() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for source in sources().iter().filter(|source| !DOORS.contains(&source.module.as_str())) {
         for (number, line) in source.code() {
             for words in NOT_DETERMINISTIC.iter().filter(|words| line.contains(**words)) {
-                complaints.push(format!("{}:{number}: {words}", source.path.display()));
+                problems.push(format!("{}:{number}: {words}", source.path.display()));
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 /// A parameter `prefix` means that the function acts on all keys with that prefix, so its name must contain `prefix`.
 #[test]
 fn function_with_a_prefix_parameter_is_named_after_it() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     let is_public = |module: &str| matches!(module, "api" | "recipes" | "model" | "testing");
     for source in sources().iter().filter(|source| is_public(&source.module)) {
         let code: Vec<&str> = source.code().map(|(_, line)| line).collect();
@@ -398,11 +398,11 @@ fn function_with_a_prefix_parameter_is_named_after_it() {
             let parameters = rest.split(['{', ';']).next().unwrap();
             if parameters.contains("prefix:") && !name.contains("prefix") {
                 let path = source.path.display();
-                complaints.push(format!("{path}: {name} takes a prefix, and its name has none"));
+                problems.push(format!("{path}: {name} takes a prefix, and its name has none"));
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]
@@ -413,23 +413,23 @@ fn limits_page_names_existing_limits() {
         let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         lines.into_iter().any(|line| line.contains(name))
     };
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for row in page.lines().filter(|line| line.starts_with("| ")) {
         // The second column of the table is the bound of the limit.
         let bound = row.split('|').nth(2).unwrap_or_default();
         for name in bound.split('`').skip(1).step_by(2) {
             let last = name.rsplit("::").next().unwrap_or(name);
             if !sources.iter().any(|(path, text)| path.starts_with("src") && code(text, last)) {
-                complaints.push(format!("docs/operating/limits.md: there is no {name}"));
+                problems.push(format!("docs/operating/limits.md: there is no {name}"));
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]
 fn links_between_pages_resolve() {
-    let (mut complaints, mut followed) = (Vec::new(), 0);
+    let (mut problems, mut followed) = (Vec::new(), 0);
     for (path, page) in pages() {
         let links = page.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
         for (link, _) in links.filter(|(link, _)| !link.contains("://") && !link.contains(' ')) {
@@ -439,25 +439,25 @@ fn links_between_pages_resolve() {
                 file => root().join(&path).parent().unwrap().join(file),
             };
             let Ok(target) = target.canonicalize() else {
-                complaints.push(format!("{}: there is no {link}", path.display()));
+                problems.push(format!("{}: there is no {link}", path.display()));
                 continue;
             };
             if !heading.is_empty()
                 && !anchors(&fs::read_to_string(target).unwrap()).contains(heading)
             {
-                complaints.push(format!("{}: there is no heading {link}", path.display()));
+                problems.push(format!("{}: there is no heading {link}", path.display()));
             }
             followed += 1;
         }
     }
-    settle(complaints);
+    settle(problems);
     assert!(followed > 80, "{followed} links were followed");
 }
 
 /// Each folder of pages has one page that lists the other pages.
 #[test]
 fn each_folder_of_pages_has_an_index() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, _) in pages() {
         let (folder, name) = (path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap());
         // Pages in `docs` itself are listed by the README or by the map.
@@ -472,10 +472,10 @@ fn each_folder_of_pages_has_an_index() {
         let lists: Vec<String> =
             lists.iter().filter_map(|list| fs::read_to_string(root().join(list)).ok()).collect();
         if name != "README.md" && !lists.iter().any(|list| list.contains(name)) {
-            complaints.push(format!("{}: no page lists it", path.display()));
+            problems.push(format!("{}: no page lists it", path.display()));
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 /// A long lower-case name with underscores must be a function that exists, and a name that ends with `.rs` a file.
@@ -488,10 +488,10 @@ fn pages_name_tests_and_files_that_exist() {
         functions.extend(names);
     }
     let mut tests = 0;
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, page) in pages() {
-        let mut complain =
-            |what: &str| complaints.push(format!("{}: there is no {what}", path.display()));
+        let mut report_problem =
+            |what: &str| problems.push(format!("{}: there is no {what}", path.display()));
         for word in page.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
             let is_small = !word.contains(|c: char| c.is_uppercase());
             let is_metric = ["_", "bowline_", "etcd_", "grpc_", "process_"]
@@ -500,7 +500,7 @@ fn pages_name_tests_and_files_that_exist() {
             if word.matches('_').count() >= 4 && is_small && !is_metric {
                 tests += 1;
                 if !functions.contains(word) {
-                    complain(word);
+                    report_problem(word);
                 }
             }
         }
@@ -508,11 +508,11 @@ fn pages_name_tests_and_files_that_exist() {
             let is_it = |path: &Path| path.ends_with(named);
             let is_plain = named.chars().all(|c| c.is_alphanumeric() || "/_-.".contains(c));
             if is_plain && !sources.iter().any(|(path, _)| is_it(path)) {
-                complain(named);
+                report_problem(named);
             }
         }
     }
-    settle(complaints);
+    settle(problems);
     assert!(tests > 120, "{tests} tests were named");
 }
 
@@ -549,7 +549,7 @@ fn invariant_pages_match_the_simulated_world() {
     let page = fs::read_to_string(root().join("docs/assurance/invariants.md")).unwrap();
     let differ =
         |name: &&str| format!("docs/assurance/simulator.md and src/sim: {name} is in one of them");
-    let mut complaints: Vec<String> = told.symmetric_difference(&asserted).map(differ).collect();
+    let mut problems: Vec<String> = told.symmetric_difference(&asserted).map(differ).collect();
     let (mut missing, mut number) = (asserted.clone(), 0);
     for row in page.lines() {
         let cells: Vec<&str> = row.trim_matches(['|', ' ']).split(" | ").collect();
@@ -563,22 +563,21 @@ fn invariant_pages_match_the_simulated_world() {
         let others = others.map(invariants).unwrap_or_default();
         for name in &others {
             if !asserted.contains(name) {
-                complaints.push(format!(
+                problems.push(format!(
                     "docs/assurance/invariants.md: the world asserts no {name}: {row}"
                 ));
             }
         }
         for name in names {
             if !missing.remove(name) && !asserted.contains(name) && others.is_empty() {
-                complaints
-                    .push(format!("docs/assurance/invariants.md: the world asserts no {name}"));
+                problems.push(format!("docs/assurance/invariants.md: the world asserts no {name}"));
             }
         }
     }
-    complaints.extend(
+    problems.extend(
         missing.iter().map(|name| format!("docs/assurance/invariants.md: {name} is missing")),
     );
-    settle(complaints);
+    settle(problems);
 }
 
 /// The harness page must name all workloads and faults.
@@ -586,7 +585,7 @@ fn invariant_pages_match_the_simulated_world() {
 fn harness_page_lists_all_workloads_and_faults() {
     let page = fs::read_to_string(root().join("docs/assurance/harness.md")).unwrap();
     let mut names = 0;
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, text) in all_sources() {
         let folder = path.parent().unwrap();
         if !folder.ends_with("src/workload") && !folder.ends_with("src/nemesis") {
@@ -596,14 +595,14 @@ fn harness_page_lists_all_workloads_and_faults() {
             let name = rest.split('"').next().unwrap();
             names += 1;
             if !page.contains(&format!("`{name}`")) {
-                complaints.push(format!(
+                problems.push(format!(
                     "docs/assurance/harness.md: {name} of {} is missing",
                     path.display()
                 ));
             }
         }
     }
-    settle(complaints);
+    settle(problems);
     assert!(names > 40, "{names} names");
 }
 
@@ -612,7 +611,7 @@ fn harness_page_lists_all_workloads_and_faults() {
 #[test]
 fn the_map_has_all_tests_and_folders() {
     let map = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for folder in [
         "tests",
         "tests/nodes",
@@ -631,11 +630,11 @@ fn the_map_has_all_tests_and_folders() {
                     && map.contains(&format!("`{name}`")));
             let is_crate = ["main", "lib", "Cargo.toml", "crates"].contains(&name);
             if !named && !is_crate {
-                complaints.push(format!("docs/architecture.md: {path} is missing"));
+                problems.push(format!("docs/architecture.md: {path} is missing"));
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]
@@ -666,22 +665,22 @@ fn incidents_page_names_existing_tests() {
 
 #[test]
 fn every_file_has_a_module_doc() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, text) in all_sources() {
         if !text.starts_with("//!") && path != Path::new("src/lib.rs") {
-            complaints.push(format!("{}: no //! page", path.display()));
+            problems.push(format!("{}: no //! page", path.display()));
         }
         let name = path.file_stem().unwrap().to_str().unwrap();
         if ["utils", "util", "common", "helpers", "misc", "manager", "handler"].contains(&name) {
-            complaints.push(format!("{}: a name that says nothing", path.display()));
+            problems.push(format!("{}: a name that says nothing", path.display()));
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]
 fn sources_have_no_placeholders_or_sleeps() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     // This file contains the forbidden words.
     for (path, text) in
         all_sources().iter().filter(|(path, _)| path != Path::new("tests/tidy/main.rs"))
@@ -689,7 +688,7 @@ fn sources_have_no_placeholders_or_sleeps() {
         for (number, line) in text.lines().enumerate() {
             for words in ["todo!(", "unimplemented!(", "#[ignore", "FIXME", "XXX"] {
                 if line.contains(words) {
-                    complaints.push(format!("{}:{}: {words}", path.display(), number + 1));
+                    problems.push(format!("{}:{}: {words}", path.display(), number + 1));
                 }
             }
         }
@@ -697,8 +696,8 @@ fn sources_have_no_placeholders_or_sleeps() {
     // The pauses of the transport are timers of its own runtime and block no thread.
     for source in sources().into_iter().filter(|source| source.module != "transport") {
         for (number, line) in source.code().filter(|(_, line)| line.contains("::sleep")) {
-            complaints.push(format!("{}:{number}: {}", source.path.display(), line.trim()));
+            problems.push(format!("{}:{number}: {}", source.path.display(), line.trim()));
         }
     }
-    settle(complaints);
+    settle(problems);
 }

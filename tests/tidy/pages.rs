@@ -36,18 +36,18 @@ fn pages_name_items_that_exist() {
     let sources = all_sources();
     let words: Vec<BTreeSet<&str>> =
         sources.iter().map(|(_, text)| text.split(|c: char| !is_word(c)).collect()).collect();
-    let (mut named, mut complaints) = (0, Vec::new());
+    let (mut named, mut problems) = (0, Vec::new());
     for (path, page) in pages() {
         for (of, item) in inline_code(&page).into_iter().flat_map(items) {
             named += 1;
             let exists = words.iter().any(|words| words.contains(of) && words.contains(item));
             if !exists && !EXAMPLES.contains(&item) {
-                complaints.push(format!("{}: there is no `{of}::{item}`", path.display()));
+                problems.push(format!("{}: there is no `{of}::{item}`", path.display()));
             }
         }
     }
     assert!(named > 200, "{named} items");
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn old_words_do_not_come_back() {
     assert!(words.len() > 40, "{} words", words.len());
     let mut texts: Vec<(PathBuf, String)> = all_sources();
     texts.extend(pages());
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, text) in &texts {
         let is_page = path.extension().is_some_and(|extension| extension == "md");
         let skipped = |old: &&OldWord| !old.allowed.iter().any(|at| path.starts_with(at));
@@ -72,12 +72,12 @@ fn old_words_do_not_come_back() {
                 }
                 if line.contains(&old.word) && has_word(line, &old.word) {
                     let at = format!("{}:{}", path.display(), number + 1);
-                    complaints.push(format!("{at}: {}: use {}", old.word, old.instead));
+                    problems.push(format!("{at}: {}: use {}", old.word, old.instead));
                 }
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 /// Returns the comments of a file and the prose of a page, line by line.
@@ -116,7 +116,7 @@ fn has_phrase(line: &str, words: &str) -> bool {
 fn comments_and_pages_avoid_words_that_hide_the_actor() {
     let mut texts = all_sources();
     texts.extend(pages());
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, text) in &texts {
         if path == Path::new("tests/tidy/prose.rs") || path.starts_with("docs/contributing") {
             continue;
@@ -124,17 +124,17 @@ fn comments_and_pages_avoid_words_that_hide_the_actor() {
         for (number, line) in prose(path, text) {
             for (words, why) in AVOIDED {
                 if has_phrase(&line.to_lowercase(), words) {
-                    complaints.push(format!("{}:{number}: {words}: {why}", path.display()));
+                    problems.push(format!("{}:{number}: {words}: {why}", path.display()));
                 }
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 #[test]
 fn sentences_of_comments_begin_with_their_subject() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, text) in all_sources() {
         if path == Path::new("tests/tidy/prose.rs") {
             continue;
@@ -148,17 +148,17 @@ fn sentences_of_comments_begin_with_their_subject() {
                 sentences.any(|sentence| begins(sentence) && !line.contains('?'))
             };
             if let Some(opener) = OPENERS.iter().find(opens) {
-                complaints.push(format!("{}:{number}: begins with {opener}", path.display()));
+                problems.push(format!("{}:{number}: begins with {opener}", path.display()));
             }
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 /// The texts of `#[error("...")]`.
 #[test]
 fn error_texts_say_what_failed() {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (path, text) in all_sources() {
         for (at, _) in text.match_indices("#[error(") {
             let rest = &text[at..];
@@ -175,10 +175,10 @@ fn error_texts_say_what_failed() {
                 () => continue,
             };
             let line = text[..at].lines().count() + 1;
-            complaints.push(format!("{}:{line}: {why}: {words}", path.display()));
+            problems.push(format!("{}:{line}: {why}: {words}", path.display()));
         }
     }
-    settle(complaints);
+    settle(problems);
 }
 
 /// Returns whether a text contains a word with an underscore. Placeholders for values do not count, and neither do names

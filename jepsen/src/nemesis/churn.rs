@@ -53,7 +53,7 @@ struct Churn {
 
 impl Churn {
     /// Runs the next step of this member.
-    fn go_on(&self, fleet: &Fleet, place: usize, stage: Stage) -> Result<Stage, HarnessError> {
+    fn resume(&self, fleet: &Fleet, place: usize, stage: Stage) -> Result<Stage, HarnessError> {
         let name = format!("m{place}");
         Ok(match stage {
             Stage::Out => {
@@ -137,7 +137,7 @@ impl Nemesis for Churn {
     fn step(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<Duration, HarnessError> {
         let spare = dice.one_of(SPARE);
         let (place, stage) = (place_of(fleet, spare), self.stages[spare]);
-        self.stages[spare] = self.go_on(fleet, place, stage)?;
+        self.stages[spare] = self.resume(fleet, place, stage)?;
         self.steps += u64::from(self.stages[spare] != stage);
         Ok(Duration::from_millis(1 + dice.below(STEP_EVERY_MS)))
     }

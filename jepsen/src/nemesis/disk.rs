@@ -123,13 +123,13 @@ impl Dead {
     /// Waits until a node with a failing disk has stopped, if a failed call requires that it stop. Returns the number
     /// of failed calls, or `None` if the process of the node has ended.
     fn await_its_stop(&self, fleet: &Fleet, member: usize) -> Result<Option<u64>, HarnessError> {
-        let goes_on = || fleet.process(member).is_some_and(|process| !process.is_over());
+        let continues = || fleet.process(member).is_some_and(|process| !process.is_over());
         for limit in [self.fails_within, self.stops_within] {
             let begun = Instant::now();
-            while goes_on() && begun.elapsed() < limit {
+            while continues() && begun.elapsed() < limit {
                 thread::sleep(LOOK_EVERY);
             }
-            if !goes_on() || fleet.disk_failures(member)? == Some(0) {
+            if !continues() || fleet.disk_failures(member)? == Some(0) {
                 break;
             }
         }
@@ -215,10 +215,10 @@ mod tests {
 
     #[test]
     fn node_that_survives_a_failed_disk_is_detected() {
-        let goes_on = dead(3, "true");
+        let continues = dead(3, "true");
         assert!(
-            matches!(&goes_on, Err(HarnessError::Stopped(why)) if why.contains("3 calls")),
-            "{goes_on:?}"
+            matches!(&continues, Err(HarnessError::Stopped(why)) if why.contains("3 calls")),
+            "{continues:?}"
         );
         assert_eq!(dead(0, "true").unwrap(), "nothing was written");
         let said = "echo stopped disk error: cannot sync 0000000001.log";

@@ -91,7 +91,7 @@ struct Way<'a> {
     dice: Dice,
     frames: Frames,
     /// The data in flight with its arrival times, in ascending order.
-    under_way: VecDeque<(Instant, Vec<u8>)>,
+    in_progress: VecDeque<(Instant, Vec<u8>)>,
     under_way_bytes: usize,
     /// Time at which all data that was sent so far has left the link.
     free_at: Instant,
@@ -123,7 +123,7 @@ impl<'a> Way<'a> {
             link,
             dice: Dice::new(WAYS.fetch_add(1, Ordering::Relaxed)),
             frames,
-            under_way: VecDeque::new(),
+            in_progress: VecDeque::new(),
             under_way_bytes: 0,
             free_at: now,
             last_due: now,
@@ -140,12 +140,12 @@ impl<'a> Way<'a> {
         loop {
             let rule = *changes.borrow_and_update();
             self.take(&rule);
-            if self.ending && self.under_way.is_empty() {
+            if self.ending && self.in_progress.is_empty() {
                 return to.shutdown().await;
             }
             let is_open = rule.cut.is_none();
             let reads = is_open && !self.ending && self.under_way_bytes < UNDER_WAY_BYTES_MAX;
-            let due = self.under_way.front().map(|(due, _)| *due);
+            let due = self.in_progress.front().map(|(due, _)| *due);
             self.frames.buffer().reserve(READ_BYTES);
             tokio::select! {
                 changed = changes.changed() => {
@@ -241,7 +241,7 @@ impl<'a> Way<'a> {
             self.free_at = self.free_at.max(Instant::now()) + takes;
             self.last_due = self.last_due.max(self.free_at + travel);
             self.under_way_bytes += piece.len();
-            self.under_way.push_back((self.last_due, piece.to_vec()));
+            self.in_progress.push_back((self.last_due, piece.to_vec()));
         }
     }
 
@@ -250,7 +250,7 @@ impl<'a> Way<'a> {
         let now = Instant::now();
         if rule.bytes_per_second.is_none() {
             let latest = now + rule.delay + rule.jitter + rule.hold;
-            self.under_way.iter_mut().for_each(|(due, _)| *due = latest.min(*due));
+            self.in_progress.iter_mut().for_each(|(due, _)| *due = latest.min(*due));
             self.last_due = latest.min(self.last_due);
             self.free_at = now.min(self.free_at);
         }
@@ -259,8 +259,8 @@ impl<'a> Way<'a> {
     /// Returns the data that has arrived by now.
     fn arrived(&mut self) -> Vec<u8> {
         let (now, mut arrived) = (Instant::now(), Vec::new());
-        while self.under_way.front().is_some_and(|(due, _)| *due <= now) {
-            arrived.extend(self.under_way.pop_front().into_iter().flat_map(|(_, piece)| piece));
+        while self.in_progress.front().is_some_and(|(due, _)| *due <= now) {
+            arrived.extend(self.in_progress.pop_front().into_iter().flat_map(|(_, piece)| piece));
         }
         self.under_way_bytes -= arrived.len();
         arrived

@@ -63,7 +63,7 @@ pub(crate) struct Terms {
 }
 
 impl Remote for Clients {
-    fn ask(self: Arc<Self>, order: &Order, heard: mpsc::Sender<Answer>) {
+    fn ask(self: Arc<Self>, order: &Order, received: mpsc::Sender<Answer>) {
         let (clients, order) = (self, order.clone());
         runtime().spawn(async move {
             let limit = match &order {
@@ -74,7 +74,7 @@ impl Remote for Clients {
             let answer = tokio::time::timeout(limit, clients.answer(order)).await;
             let late = |_| Answer::Unknown("no reply before the deadline".to_owned());
             // Sending fails only if the caller no longer waits.
-            drop(heard.send(answer.unwrap_or_else(late)));
+            drop(received.send(answer.unwrap_or_else(late)));
         });
     }
 }

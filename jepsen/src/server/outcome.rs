@@ -48,7 +48,7 @@ impl From<Status> for Miss {
     fn from(status: Status) -> Self {
         if status.source().is_some() {
             let why = root_cause(&status);
-            return match never_sent(&status) {
+            return match was_not_sent(&status) {
                 true => Miss::Refused(format!("not sent: {why}")),
                 false => Miss::Unknown(format!("connection broken: {why}")),
             };
@@ -77,7 +77,7 @@ impl From<Status> for Miss {
 }
 
 /// Returns whether there was no connection on which the call could have been sent.
-fn never_sent(status: &Status) -> bool {
+fn was_not_sent(status: &Status) -> bool {
     let mut error = status.source();
     while let Some(cause) = error {
         if cause.is::<tonic::ConnectError>() {

@@ -147,14 +147,14 @@ impl Workload for Bank {
     fn exhibits(&self) -> Vec<Exhibit> {
         let judge = |history: &History<_, _>| cycles::registers(history, Level::StrictSerializable);
         let history = self.book.history();
-        let sums = Exhibit::complaints("sums", sums(&history));
+        let sums = Exhibit::problems("sums", sums(&history));
         vec![Exhibit::new("accounts", "--model write-read", history, judge), sums]
     }
 }
 
 /// Returns the reads of all accounts with a wrong total or a wrong number of accounts.
 fn sums(history: &History<RegisterTxn, Vec<Option<Value>>>) -> Vec<String> {
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for (index, operation) in history.iter().enumerate() {
         let Outcome::Ok { reply, .. } = &operation.outcome else { continue };
         if reply.len() as u64 != ACCOUNTS {
@@ -166,10 +166,10 @@ fn sums(history: &History<RegisterTxn, Vec<Option<Value>>>) -> Vec<String> {
         };
         let sum: i64 = reply.iter().map(holds).sum();
         if sum != FIRST * ACCOUNTS.cast_signed() {
-            complaints.push(format!("#{index} read a total of {sum}: {reply:?}"));
+            problems.push(format!("#{index} read a total of {sum}: {reply:?}"));
         }
     }
-    complaints
+    problems
 }
 
 #[cfg(test)]

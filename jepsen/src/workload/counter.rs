@@ -80,7 +80,7 @@ impl Workload for Counter {
 
     fn exhibits(&self) -> Vec<Exhibit> {
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let judge = move |history: &History<_, _>| complaints(history, last);
+        let judge = move |history: &History<_, _>| problems(history, last);
         vec![Exhibit::of_our_own("counter", self.book.history(), judge)]
     }
 }
@@ -88,13 +88,13 @@ impl Workload for Counter {
 /// Returns the contradictions in a history. Every number up to the final value must have been produced by one
 /// addition: either by the addition that returned the number or, if no addition returned it, by one of unknown
 /// outcome. If the final value was not read, the highest observed value is used instead.
-fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<String> {
+fn problems(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<String> {
     let seen = history.iter().filter_map(|operation| match operation.outcome {
         Outcome::Ok { reply, .. } => Some(reply),
         _ => None,
     });
     let last = last.or_else(|| seen.max()).unwrap_or(0);
-    let (mut complaints, mut sums, mut unknown) = (Vec::new(), BTreeMap::new(), Vec::new());
+    let (mut problems, mut sums, mut unknown) = (Vec::new(), BTreeMap::new(), Vec::new());
     // Each addition with a reply has one position in the order, which is the value that it returned.
     let mut places = Vec::new();
     for (index, operation) in history.iter().enumerate() {
@@ -102,10 +102,10 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
         match &operation.outcome {
             Outcome::Ok { at, reply } => {
                 if is_add && let Some(other) = sums.insert(*reply, index) {
-                    complaints.push(format!("#{other} and #{index} both returned {reply}"));
+                    problems.push(format!("#{other} and #{index} both returned {reply}"));
                 }
                 if !(i64::from(is_add)..=last).contains(reply) {
-                    complaints
+                    problems
                         .push(format!("#{index} returned {reply}, but the final value is {last}"));
                 }
                 places.push((operation.invoked, *at, *reply, is_add, index));
@@ -132,7 +132,7 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
         if let Some((high, before)) = seen_before(*invoked)
             && (*number < high || (*is_add && *number == high))
         {
-            complaints.push(format!(
+            problems.push(format!(
                 "#{index} returned {number}, although #{before} had returned {high} before"
             ));
         }
@@ -140,8 +140,8 @@ fn complaints(history: &History<CounterCall, i64>, last: Option<i64>) -> Vec<Str
     let above = |called| seen_before(called).map_or(0, |(high, _)| high);
     let mut above: Vec<i64> = unknown.into_iter().map(above).collect();
     above.sort_unstable();
-    complaints.extend(nobodys(&sums, &above, last));
-    complaints
+    problems.extend(nobodys(&sums, &above, last));
+    problems
 }
 
 /// Returns the first number that no addition returned and that no addition of unknown outcome can have produced. An
@@ -182,14 +182,14 @@ mod tests {
     }
 
     fn fine(history: &[Operation<CounterCall, i64>], last: i64) {
-        let found = complaints(&history.to_vec(), Some(last));
+        let found = problems(&history.to_vec(), Some(last));
         assert!(found.is_empty(), "{found:?}");
     }
 
     #[test]
     fn lost_duplicate_or_late_increments_are_reported() {
         let wrong = |history: &[Operation<_, _>], last, words: &str| {
-            let found = complaints(&history.to_vec(), Some(last)).join("; ");
+            let found = problems(&history.to_vec(), Some(last)).join("; ");
             assert!(found.contains(words), "{found:?}");
         };
         fine(&[add(1, 1), unknown(1), read(5, 1)], 1);
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn unapplied_increment_does_not_hide_a_duplicate_one() {
         let wrong = |history: &[Operation<_, _>], last, number: &str| {
-            let found = complaints(&history.to_vec(), Some(last));
+            let found = problems(&history.to_vec(), Some(last));
             assert_eq!(found.len(), 1, "{found:?}");
             assert!(
                 found[0].starts_with(&format!("no increment returned {number}: ")),

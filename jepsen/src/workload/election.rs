@@ -113,8 +113,8 @@ impl Elections {
         for look in 0.. {
             // Whether to keep the hold longer is decided only at the planned end, because the server may have been
             // paused meanwhile.
-            let goes_on = look < looks || *clings.get_or_insert_with(|| caller.clings());
-            if !goes_on || begun.elapsed() > CLINGS_FOR {
+            let continues = look < looks || *clings.get_or_insert_with(|| caller.clings());
+            if !continues || begun.elapsed() > CLINGS_FOR {
                 break;
             }
             thread::sleep(Duration::from_millis(caller.dice.below(LEADS_MS)));

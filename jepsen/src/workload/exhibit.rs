@@ -60,7 +60,7 @@ impl Exhibit {
     pub(super) fn of_our_own<C, R>(
         name: &'static str,
         history: History<C, R>,
-        complaints: impl Fn(&History<C, R>) -> Vec<String> + 'static,
+        problems: impl Fn(&History<C, R>) -> Vec<String> + 'static,
     ) -> Self
     where
         C: Serialize + 'static,
@@ -70,19 +70,18 @@ impl Exhibit {
         let judged = Rc::clone(&history);
         let judge = move || {
             let well = format!("{} operations of {name} are consistent", judged.len());
-            Finding { judgement: Judgement::of_complaints(complaints(&judged), well), page: None }
+            Finding { judgement: Judgement::of_complaints(problems(&judged), well), page: None }
         };
         let lines = move || ledger::lines(&history);
         Self { name, check: None, judge: Box::new(judge), lines: Box::new(lines) }
     }
 
     /// Returns an exhibit with further complaints of a workload, in addition to those of a checker.
-    pub(crate) fn complaints(name: &'static str, complaints: Vec<String>) -> Self {
-        let said =
-            complaints.iter().map(|complaint| format!("# {complaint}\n")).collect::<String>();
+    pub(crate) fn problems(name: &'static str, problems: Vec<String>) -> Self {
+        let said = problems.iter().map(|complaint| format!("# {complaint}\n")).collect::<String>();
         let judge = move || {
             let well = format!("{name} are correct");
-            Finding { judgement: Judgement::of_complaints(complaints.clone(), well), page: None }
+            Finding { judgement: Judgement::of_complaints(problems.clone(), well), page: None }
         };
         Self { name, check: None, judge: Box::new(judge), lines: Box::new(move || said.clone()) }
     }

@@ -57,13 +57,13 @@ const GONE_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Default)]
 struct Leases {
     book: Book<LeaseCall, LeaseReply>,
-    complaints: Mutex<Vec<String>>,
+    problems: Mutex<Vec<String>>,
     disturbed: Mutex<Vec<Span>>,
 }
 
 impl Leases {
-    fn complain(&self, why: String) {
-        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).push(why);
+    fn report_problem(&self, why: String) {
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
 
     /// Grants one lease and checks it until its keys are deleted. `name` is the prefix of the keys.
@@ -116,7 +116,7 @@ impl Leases {
             match look {
                 Ok(_) if keys == 0 => break,
                 Ok(_) if keys < KEYS => {
-                    self.complain(format!("only {keys} keys of lease {name} exist"));
+                    self.report_problem(format!("only {keys} keys of lease {name} exist"));
                 }
                 Err(_) if !caller.has_somebody() => break,
                 _ => {}
@@ -156,7 +156,7 @@ impl Workload for Leases {
                 return Ok(());
             }
             if caller.now() > until {
-                self.complain(format!("{left} keys outlived their leases"));
+                self.report_problem(format!("{left} keys outlived their leases"));
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(LOOK_MS));
@@ -168,14 +168,14 @@ impl Workload for Leases {
     }
 
     fn exhibits(&self) -> Vec<Exhibit> {
-        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let judge = |history: &History<_, _>| leases(&intervals::Leases::default(), history);
         let history = self.book.history();
         let disturbed = self.disturbed.lock().unwrap_or_else(PoisonError::into_inner);
-        complaints.extend(late(&history, &disturbed));
+        problems.extend(late(&history, &disturbed));
         vec![
             Exhibit::new("leases", "--model leases", history, judge),
-            Exhibit::complaints("keys of leases", complaints),
+            Exhibit::problems("keys of leases", problems),
         ]
     }
 }
@@ -193,7 +193,7 @@ struct Counted {
 /// read that the leader has confirmed. Between two checks, the leader has measured at least the time between them, up
 /// to its maximum per iteration. A slow machine therefore never makes a lease seem late.
 fn late(history: &History<LeaseCall, LeaseReply>, disturbed: &[Span]) -> Vec<String> {
-    let (mut complaints, mut all) = (Vec::new(), BTreeMap::new());
+    let (mut problems, mut all) = (Vec::new(), BTreeMap::new());
     for Operation { invoked, call, outcome, .. } in history {
         let Outcome::Ok { at, reply: LeaseReply { there: true, .. } } = outcome else { continue };
         if let LeaseCall::Grant { lease, ttl } = call {
@@ -206,13 +206,13 @@ fn late(history: &History<LeaseCall, LeaseReply>, disturbed: &[Span]) -> Vec<Str
         (of.counted, of.seen) = (if is_disturbed { 0 } else { counted }, at.0);
         if of.counted > of.ttl + of.ttl / 100 * DRIFT_PERCENT + LATE {
             let (lease, Counted { ttl, counted, seen }) = (call.lease(), of);
-            complaints.push(format!(
+            problems.push(format!(
                 "lease {lease} with a TTL of {ttl} us still exists at {seen}, after {counted} us"
             ));
             all.remove(lease);
         }
     }
-    complaints
+    problems
 }
 
 #[cfg(test)]

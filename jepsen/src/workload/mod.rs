@@ -66,13 +66,13 @@ impl Judgement {
     }
 
     /// Returns a violation if there are complaints. Shows some of them.
-    pub fn of_complaints(complaints: Vec<String>, well: impl Into<String>) -> Self {
+    pub fn of_complaints(problems: Vec<String>, well: impl Into<String>) -> Self {
         const SHOWN_MAX: usize = 10;
-        if complaints.is_empty() {
+        if problems.is_empty() {
             return Self::Ok(well.into());
         }
-        let more = complaints.len().saturating_sub(SHOWN_MAX);
-        let mut said = complaints;
+        let more = problems.len().saturating_sub(SHOWN_MAX);
+        let mut said = problems;
         said.truncate(SHOWN_MAX);
         if more > 0 {
             said.push(format!("and {more} more"));

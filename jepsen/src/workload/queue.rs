@@ -1,7 +1,7 @@
 //! A workload of a queue: every item must be processed exactly once. A client takes an item, and acknowledges the item
 //! in one transaction with writing a row that names the client.
 //!
-//! The history is checked twice: by the replies to takers and the final rows ([`complaints`]), and by the times during
+//! The history is checked twice: by the replies to takers and the final rows ([`problems`]), and by the times during
 //! which takers believed that they own an item ([`intervals::holds`]). A taker owns an item from the reply to its take
 //! until the last time at which the item certainly belonged to that taker. During this time no other taker may own the
 //! item.
@@ -240,7 +240,7 @@ impl Workload for Items {
 
     fn exhibits(&self) -> Vec<Exhibit> {
         let done = self.done.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let judge = move |history: &History<_, _>| complaints(history, done.as_deref());
+        let judge = move |history: &History<_, _>| problems(history, done.as_deref());
         let holds = |history: &History<_, _>| intervals::holds(&Holds::default(), history);
         vec![
             Exhibit::of_our_own("items", self.book.history(), judge),
@@ -250,8 +250,8 @@ impl Workload for Items {
 }
 
 /// Checks the replies to takers, and the final rows if they were read.
-fn complaints(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -> Vec<String> {
-    let mut complaints = Vec::new();
+fn problems(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -> Vec<String> {
+    let mut problems = Vec::new();
     let mut rows: BTreeMap<u64, Vec<&str>> = BTreeMap::new();
     for Done { item, by } in done.unwrap_or_default() {
         rows.entry(*item).or_default().push(by);
@@ -269,18 +269,17 @@ fn complaints(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -
                 match outcome {
                     Outcome::Ok { at, .. } => {
                         if let Some((_, other)) = acknowledged.insert(*item, (*at, who)) {
-                            complaints
-                                .push(format!("{item} was acknowledged by {other} and {who}"));
+                            problems.push(format!("{item} was acknowledged by {other} and {who}"));
                         }
                         if done.is_some() && !is_done(item, who) {
                             let by = rows.get(item);
-                            complaints.push(format!(
+                            problems.push(format!(
                                 "{item} was acknowledged by {who}, but its effect is by {by:?}"
                             ));
                         }
                     }
                     Outcome::Failed { .. } if is_done(item, who) => {
-                        complaints.push(format!(
+                        problems.push(format!(
                             "{item} has an effect by {who}, whose acknowledgement was rejected (#{index})"
                         ));
                     }
@@ -298,31 +297,31 @@ fn complaints(history: &History<ItemCall, Option<u64>>, done: Option<&[Done]>) -
         };
         match put.get(item) {
             None | Some((_, Outcome::Failed { .. })) => {
-                complaints.push(format!("{item} was taken (#{index}) but never put"));
+                problems.push(format!("{item} was taken (#{index}) but never put"));
             }
             Some((invoked, _)) if at < invoked => {
-                complaints.push(format!("{item} was taken (#{index}) before it was put"));
+                problems.push(format!("{item} was taken (#{index}) before it was put"));
             }
             Some(_) => {}
         }
         if let Some((_, who)) = acknowledged.get(item).filter(|(at, _)| *at < operation.invoked) {
-            complaints.push(format!("{item} was taken (#{index}) after {who} had acknowledged it"));
+            problems.push(format!("{item} was taken (#{index}) after {who} had acknowledged it"));
         }
     }
     for (item, by) in &rows {
         if by.len() > 1 {
-            complaints.push(format!("{item} has {} effects: by {}", by.len(), by.join(", ")));
+            problems.push(format!("{item} has {} effects: by {}", by.len(), by.join(", ")));
         }
         for who in by.iter().filter(|who| !called.contains(&(*item, **who))) {
-            complaints.push(format!("{item} has an effect by {who}, who never took it"));
+            problems.push(format!("{item} has an effect by {who}, who never took it"));
         }
     }
     if done.is_some() {
         let is_put = |(_, outcome): &(At, &Outcome<_>)| matches!(outcome, Outcome::Ok { .. });
         let lost = put.iter().filter(|(item, put)| is_put(put) && !rows.contains_key(item));
-        complaints.extend(lost.map(|(item, _)| format!("{item} was put but has no effect")));
+        problems.extend(lost.map(|(item, _)| format!("{item} was put but has no effect")));
     }
-    complaints
+    problems
 }
 
 #[cfg(test)]
@@ -351,7 +350,7 @@ mod tests {
     }
 
     fn told(history: Vec<Item>, done: &[Done]) -> Vec<String> {
-        complaints(&history, Some(done))
+        problems(&history, Some(done))
     }
 
     #[test]
@@ -364,8 +363,8 @@ mod tests {
         let unknown = ItemCall::Ack(7, "a".to_owned());
         let unknown = vec![put(7), take(3, 7), Operation::unknown(6, unknown)];
         assert_eq!(told(unknown, &[done(7, "a")]), [""; 0]);
-        let unsure = vec![Operation::unknown(1, ItemCall::Put(7)), take(3, 7), ack(6, 7, "a")];
-        assert_eq!(told(unsure, &[done(7, "a")]), [""; 0]);
+        let uncertain = vec![Operation::unknown(1, ItemCall::Put(7)), take(3, 7), ack(6, 7, "a")];
+        assert_eq!(told(uncertain, &[done(7, "a")]), [""; 0]);
     }
 
     #[test]

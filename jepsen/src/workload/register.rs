@@ -8,7 +8,7 @@ use super::{Client, Control, Exhibit, Kind, Workload, budget};
 use crate::caller::{Caller, Miss};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
-use crate::run::patiently;
+use crate::run::wait_limited;
 
 pub(super) const KIND: Kind = Kind {
     name: "register",
@@ -127,7 +127,7 @@ impl Workload for Registers {
         let last = generation(self.operations.load(Ordering::Relaxed));
         let mut keys = (0..=last).flat_map(|of| (0..KEYS).map(move |number| key(of, number)));
         keys.try_for_each(|key| {
-            patiently(caller, |caller| self.read(&key, false, caller).map(drop))
+            wait_limited(caller, |caller| self.read(&key, false, caller).map(drop))
         })
     }
 

@@ -46,7 +46,7 @@ struct Watches {
 }
 
 impl Watches {
-    fn complain(&self, why: String) {
+    fn report_problem(&self, why: String) {
         self.late.lock().unwrap_or_else(PoisonError::into_inner).push(why);
     }
 
@@ -188,7 +188,7 @@ impl Client for Hand<'_> {
         caller.member = home;
         let last = match last_of(&there) {
             Ok(last) => last,
-            Err(why) => return self.watches.complain(format!("watch on m{home}: {why}")),
+            Err(why) => return self.watches.report_problem(format!("watch on m{home}: {why}")),
         };
         let begun = Instant::now();
         while self.until < last && begun.elapsed() < BACK_WITHIN {
@@ -197,7 +197,7 @@ impl Client for Hand<'_> {
         if self.until < last {
             let until = self.until;
             self.watches
-                .complain(format!("the watch on m{home} ended at {until} instead of {last}"));
+                .report_problem(format!("the watch on m{home} ended at {until} instead of {last}"));
         }
     }
 }
@@ -237,7 +237,7 @@ impl Workload for Watches {
         history.extend(self.book.history());
         vec![
             Exhibit::new("watches", "--model watch", history, judge),
-            Exhibit::complaints("ends of watches", late),
+            Exhibit::problems("ends of watches", late),
         ]
     }
 }

@@ -18,7 +18,7 @@ impl Consensus {
     /// For a leader, this is the time since it last heard from a quorum. For another member, this
     /// is the time since the member last heard from the leader. Returns `None` if no leader is
     /// known, or if too few voters were ever heard from.
-    pub(crate) fn out_of_touch(&self) -> Option<u64> {
+    pub(crate) fn ticks_since_contact(&self) -> Option<u64> {
         if self.is_leader() {
             let Configuration { voters, outgoing, .. } = &self.configuration;
             let ages = [voters, outgoing].map(|voters| self.age_of_quorum(voters.iter().copied()));
@@ -33,7 +33,7 @@ impl Consensus {
         if member == self.config.id {
             return Some(0);
         }
-        self.contacts.heard.get(&member).map(|heard| self.ticks - heard)
+        self.contacts.received.get(&member).map(|received| self.ticks - received)
     }
 
     /// Returns the shortest time within which this member has heard from a quorum, or 0 if there
@@ -54,7 +54,7 @@ impl Consensus {
     }
 
     /// Records the commit index in a leader's message.
-    pub(super) fn hear_commit(&mut self, message: &Message) {
+    pub(super) fn record_commit(&mut self, message: &Message) {
         let leads =
             matches!(message.get_msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat);
         if leads && Term(message.term) >= self.term() {

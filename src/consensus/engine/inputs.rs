@@ -23,7 +23,7 @@ impl Consensus {
     /// A member that is the only voter campaigns without waiting for the timer.
     pub(crate) fn tick(&mut self) {
         self.ticks += 1;
-        self.look_after_fetching();
+        self.check_snapshot_transfers();
         let follows = !self.is_leader();
         let raft = &self.raw.raft;
         if follows && raft.promotable() && raft.prs().is_singleton() {
@@ -65,9 +65,9 @@ impl Consensus {
             }
             return Err(rejection);
         }
-        self.contacts.heard.insert(from, self.ticks);
+        self.contacts.received.insert(from, self.ticks);
         self.not_ended(from);
-        self.hear_commit(&message);
+        self.record_commit(&message);
         match message.get_msg_type() {
             // This request to campaign can be ignored: the leader repeats it, or gives up the
             // transfer after an election timeout.
@@ -107,7 +107,7 @@ impl Consensus {
             tracing::debug!(%from, %error, "raft rejected a message");
         }
         if is_bare && self.commit() > commit {
-            self.withhold_answer();
+            self.drop_commit_reply();
         }
         Ok(Stepped::Done)
     }
@@ -115,7 +115,7 @@ impl Consensus {
     /// Drops the reply to a message that contains only a commit index. The leader does not need
     /// this reply, because this member acknowledges entries when they arrive. If such an
     /// acknowledgement was lost, the next heartbeat repeats it.
-    fn withhold_answer(&mut self) {
+    fn drop_commit_reply(&mut self) {
         let messages = &mut self.raw.raft.msgs;
         let is_acceptance = |answer: &mut Message| {
             answer.get_msg_type() == MessageType::MsgAppendResponse && !answer.reject

@@ -23,7 +23,7 @@ impl Consensus {
     pub(crate) fn turn(&mut self) -> Result<Option<Turn>, ConsensusFault> {
         self.check_fault()?;
         self.miscount();
-        if !self.raw.has_ready() || !self.may_turn() {
+        if !self.raw.has_ready() || !self.can_turn() {
             return Ok(None);
         }
         if let Err(fault) = self.prefetch() {
@@ -114,7 +114,7 @@ impl Consensus {
         let kind = message.get_msg_type();
         let of_the_term = leads || kind == MessageType::MsgHeartbeatResponse;
         let group = if of_the_term { self.term_group } else { self.group };
-        if kind == MessageType::MsgAppend && !self.mend(&mut message) {
+        if kind == MessageType::MsgAppend && !self.repair(&mut message) {
             return;
         }
         wire::split(message, |part| {
@@ -128,7 +128,7 @@ impl Consensus {
     /// Repairs a message after raft's `batch_append`. If a waiting message is empty or of an
     /// earlier term, raft appends entries to it without checking that they follow the entries of
     /// the message. Returns `false` if the message cannot be repaired.
-    fn mend(&self, message: &mut Message) -> bool {
+    fn repair(&self, message: &mut Message) -> bool {
         let Some(first) = message.entries.first() else { return true };
         let (prev, terms_fit) =
             (first.index - 1, message.entries.iter().all(|entry| entry.term <= message.term));

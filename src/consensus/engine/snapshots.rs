@@ -69,7 +69,7 @@ impl Consensus {
     /// a snapshot, and sends it no entries. Therefore a peer without progress is probed again. A
     /// peer may have installed an older snapshot than the last offer. If the log of this member
     /// contains the entries after that snapshot, the peer receives these entries.
-    pub(super) fn look_after_fetching(&mut self) {
+    pub(super) fn check_snapshot_transfers(&mut self) {
         if !self.is_leader() {
             return self.fetching.clear();
         }
@@ -165,7 +165,7 @@ impl Consensus {
     /// Returns whether a turn is possible in spite of a pending snapshot. Before the turn that
     /// returns a snapshot, all earlier groups must be on disk, and all earlier entries must be
     /// applied.
-    pub(super) fn may_turn(&self) -> bool {
+    pub(super) fn can_turn(&self) -> bool {
         match self.install.as_ref().map(|install| install.stage) {
             None => true,
             Some(InstallStage::Taken) => {

@@ -104,7 +104,7 @@ impl Consensus {
 
     /// Returns whether a member was heard from within an election timeout.
     pub(super) fn is_active(&self, id: NodeId) -> bool {
-        let since = self.contacts.heard.get(&id).map(|heard| self.ticks - heard);
+        let since = self.contacts.received.get(&id).map(|received| self.ticks - received);
         since.is_some_and(|since| since < self.config.election_ticks as u64)
     }
 

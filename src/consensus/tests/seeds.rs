@@ -109,7 +109,7 @@ fn run(seed: u64, changing: bool) -> Outcome {
             _ => {}
         }
         if changing {
-            live_on(&mut world, &mut rng, id);
+            campaign_repeatedly(&mut world, &mut rng, id);
         }
         if step % 100 == 0 {
             world.check_logs();
@@ -131,7 +131,7 @@ fn run(seed: u64, changing: bool) -> Outcome {
 
 /// Random events of the third phase: membership changes, snapshots and transfers of them, and log
 /// truncation.
-fn live_on(world: &mut World, rng: &mut SplitMix64, id: NodeId) {
+fn campaign_repeatedly(world: &mut World, rng: &mut SplitMix64, id: NodeId) {
     match rng.below(40) {
         0..10 => {
             if let Some(leader) = world.leader()

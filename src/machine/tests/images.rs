@@ -145,11 +145,11 @@ fn released_image_keeps_no_rows_and_returns_an_error() {
         world.machine.is_swept()
     };
     assert!(!swept(&mut world), "the image is not read yet");
-    release.let_go();
+    release.release_image();
     assert!(swept(&mut world));
     assert_eq!(image.next(100), Err(ImageError::LetGo));
     drop(image);
-    release.let_go();
+    release.release_image();
 }
 
 #[test]

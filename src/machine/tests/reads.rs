@@ -384,9 +384,9 @@ fn scan_cost_of_a_transaction_is_estimated_in_advance() {
         (txn(vec![Op::Txn(txn(vec![tens(), Op::Txn(txn(vec![tens()]))])), tens()]), 30),
     ];
     for (txn, expected) in cases {
-        assert_eq!(world.reader.passed_over(&txn, usize::MAX), expected, "{txn:?}");
+        assert_eq!(world.reader.visited_keys(&txn, usize::MAX), expected, "{txn:?}");
         for max in [0, 1, 9, 30, 512, 1024] {
-            assert_eq!(world.reader.passed_over(&txn, max), expected.min(max), "{max}: {txn:?}");
+            assert_eq!(world.reader.visited_keys(&txn, max), expected.min(max), "{max}: {txn:?}");
         }
     }
 }

@@ -32,7 +32,7 @@ impl Driver {
     pub(super) fn apply(&mut self, entries: Vec<wal::Entry>) -> Result<(), Fatal> {
         // From now on, reads must query the leader, until all changes are visible. Otherwise a read
         // could see a new lease but not its keys.
-        self.shared.replica.in_company();
+        self.shared.replica.stop_local_linearizable_reads();
         self.shared.env.points.reach(Point::DriverBeforeApply);
         let mut batch = Batch {
             entries: entries.len(),

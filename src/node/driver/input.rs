@@ -98,7 +98,7 @@ impl Driver {
             }
             Input::Transfer { to, deadline, reply } => self.transfer(to, deadline, reply),
             Input::Join(ask, reply) => self.take_join(ask, reply, now),
-            Input::LetIn(reply, result) => self.let_in(reply, result),
+            Input::LetIn(reply, result) => self.answer_join(reply, result),
             Input::Step { membership_request, deadline, reply } => {
                 self.to_leader.steps.add(membership_request, deadline, reply, now)
             }
@@ -142,11 +142,11 @@ impl Driver {
                 return Ok(());
             }
             PeerMessage::SnapshotPart { id, offset, data } => {
-                self.part_came(from, id, offset, data);
+                self.receive_part(from, id, offset, data);
                 return Ok(());
             }
             PeerMessage::SnapshotGone { id } => {
-                self.part_is_gone(from, id);
+                self.end_fetch_of_missing(from, id);
                 return Ok(());
             }
             PeerMessage::SnapshotWanted { least } => {

@@ -66,7 +66,7 @@ impl Driver {
     }
 
     /// Returns whether the node is transferring leadership, or has no possible successor.
-    pub(crate) fn gives_way(&self) -> bool {
+    pub(crate) fn is_transferring_or_cannot(&self) -> bool {
         let DriverStage::Running(consensus) = &self.stage else { return true };
         consensus.is_transferring() || consensus.best_transferee().is_none()
     }

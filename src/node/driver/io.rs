@@ -36,7 +36,7 @@ impl Io {
 
     /// Keeps the buffer of processed inputs for the inbox.
     pub(super) fn reuse(&mut self, inputs: Vec<Input>) {
-        self.input_room = emptied(inputs);
+        self.input_room = emptied_buffer(inputs);
     }
 
     /// Sends a message to a peer. All messages go through here.
@@ -65,7 +65,7 @@ impl Io {
 }
 
 /// Empties a buffer. Of a large buffer, only the capacity of `INPUT_ROOM_MAX` inputs is kept.
-fn emptied<T>(mut inputs: Vec<T>) -> Vec<T> {
+fn emptied_buffer<T>(mut inputs: Vec<T>) -> Vec<T> {
     inputs.clear();
     inputs.shrink_to(INPUT_ROOM_MAX);
     inputs
@@ -77,9 +77,9 @@ mod tests {
 
     #[test]
     fn burst_of_inputs_leaves_no_large_buffer() {
-        let small = emptied(vec![1; INPUT_ROOM_MAX / 2]);
+        let small = emptied_buffer(vec![1; INPUT_ROOM_MAX / 2]);
         assert!(small.is_empty() && small.capacity() >= INPUT_ROOM_MAX / 2);
-        let large = emptied(vec![1; INPUT_ROOM_MAX * 100]);
+        let large = emptied_buffer(vec![1; INPUT_ROOM_MAX * 100]);
         assert!((INPUT_ROOM_MAX..INPUT_ROOM_MAX * 2).contains(&large.capacity()));
     }
 }

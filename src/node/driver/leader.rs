@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::members::UnderWay;
+use super::members::InProgress;
 use super::{Driver, DriverStage, ENTRY_BYTES, quota};
 use crate::consensus::RoundId;
 use crate::model::{
     Command, Item, LogIndex, Moment, NodeId, PeerMessage, Proposal, ProposeRejection, RequestId,
     Term,
 };
-use crate::node::leader::lessor::{Lessor, ends_leases, ends_no_lease_for};
+use crate::node::leader::lessor::{Lessor, ends_leases, lease_grace};
 use crate::node::leader::retain::Retention;
 use crate::node::leader_queries::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
 use crate::node::requests::answer::CallError;
@@ -34,7 +34,7 @@ pub(super) struct LeaderState {
     /// entries.
     pub(super) flights: VecDeque<(LogIndex, Moment)>,
     /// The membership change that was proposed and is not applied yet.
-    pub(super) step: Option<UnderWay>,
+    pub(super) step: Option<InProgress>,
     /// The origins of requests that wait until the last membership change is settled, each with the
     /// affected member.
     pub(super) unanswered: Vec<(QueryOrigin, NodeId)>,
@@ -129,7 +129,7 @@ impl Driver {
     pub(super) fn stop_leading(&mut self) {
         self.shared.lessor.stop();
         let Some(leading) = self.leader.take() else { return };
-        self.shared.replica.in_company();
+        self.shared.replica.stop_local_linearizable_reads();
         if let Some(seq) = leading.raising {
             self.to_leader.proposals.withdraw(seq);
         }
@@ -161,7 +161,7 @@ impl Driver {
                 waiting.push(batch);
             }
         }
-        self.hold_back_ends(&mut waiting, now);
+        self.hold_back_lease_ends(&mut waiting, now);
         self.hold_back_growth(&mut waiting, now);
         let Some(leading) = &mut self.leader else { return };
         let (mut entries, mut bytes) = (vec![Vec::new()], 0);
@@ -187,18 +187,18 @@ impl Driver {
 
     /// As a new leader: holds back the requests that may end leases of earlier terms. The requests
     /// wait until leases are counted and the leader lease of a former leader has ended.
-    fn hold_back_ends(&mut self, waiting: &mut Vec<Batch>, now: Moment) {
+    fn hold_back_lease_ends(&mut self, waiting: &mut Vec<Batch>, now: Moment) {
         let Some(leading) = &mut self.leader else { return };
         let held_back = std::mem::take(&mut leading.held_back).into_values();
         waiting.extend(held_back.map(|proposal| Batch { proposal, fresh: Vec::new() }));
-        let is_new = now.since(leading.since) <= ends_no_lease_for(self.shared.settings.drift);
+        let is_new = now.since(leading.since) <= lease_grace(self.shared.settings.drift);
         if !is_new && self.shared.lessor.is_counting() {
             return;
         }
         for Batch { proposal, fresh } in waiting {
             let (node, incarnation) = (proposal.node, proposal.incarnation);
             let waits = |(_, command): &mut (u64, Command)| {
-                let ends = self.shared.lessor.with(|lessor| lessor.ends_inherited(command));
+                let ends = self.shared.lessor.with(|lessor| lessor.may_end_inherited(command));
                 ends.unwrap_or_else(|| ends_leases(command))
             };
             for request in proposal.requests.extract_if(.., waits) {

@@ -19,7 +19,7 @@ use crate::transport::JoinReply;
 use crate::wal;
 
 /// A membership change that this node has proposed as the leader.
-pub(super) struct UnderWay {
+pub(super) struct InProgress {
     term: Term,
     index: LogIndex,
     /// The affected member.
@@ -56,7 +56,7 @@ impl Driver {
         if !self.membership.settle() {
             return;
         }
-        self.introduce();
+        self.update_connections();
         let waiting = self.leader.as_mut().map(|leading| std::mem::take(&mut leading.unanswered));
         for (origin, id) in waiting.into_iter().flatten() {
             self.answer_step(origin, MemberAnswer::Done { id, index });
@@ -72,7 +72,7 @@ impl Driver {
     }
 
     /// Sends the requests of local callers to the leader.
-    pub(super) fn ask_for_steps(&mut self, now: Moment) {
+    pub(super) fn send_membership_requests(&mut self, now: Moment) {
         let Some(leader) = self.contact.leader() else { return };
         let term = self.contact.term();
         let (me, incarnation) = (self.shared.settings.node, self.identity.incarnation());
@@ -83,7 +83,7 @@ impl Driver {
             }
             let ask = PeerMessage::MemberAsk { round, incarnation, membership_request };
             if self.post(leader, ask.lane(), ask) != SendOutcome::Queued {
-                self.to_leader.steps.not_asked(round);
+                self.to_leader.steps.remove_attempt(round);
             }
         }
     }
@@ -93,13 +93,15 @@ impl Driver {
         match self.validate_step(&membership_request) {
             Err(MemberAnswer::Done { id, index }) => self.step_is_made(origin, id, index),
             Err(answer) => self.answer_step(origin, answer),
-            Ok((id, change)) => match self.under_way() {
-                Some(under_way) if under_way.change == change => under_way.origins.push(origin),
+            Ok((id, change)) => match self.in_progress() {
+                Some(in_progress) if in_progress.change == change => {
+                    in_progress.origins.push(origin)
+                }
                 Some(_) => {
                     self.answer_step(origin, MemberAnswer::Refused(MembershipError::Pending));
                 }
                 None => match self.propose_step(id, change) {
-                    Some(under_way) => under_way.origins.push(origin),
+                    Some(in_progress) => in_progress.origins.push(origin),
                     // This node cannot propose the change now. The request is repeated, and may
                     // then reach another leader, which can propose it.
                     None => self.answer_step(origin, MemberAnswer::NotLeader(None)),
@@ -173,7 +175,7 @@ impl Driver {
         // The request may repeat a change that is already in progress. Such a request was checked
         // before that change was proposed.
         let repeated = self.leader.as_ref().and_then(|leading| leading.step.as_ref());
-        if repeated.is_some_and(|under_way| under_way.change == change) {
+        if repeated.is_some_and(|in_progress| in_progress.change == change) {
             return Ok((id, change));
         }
         let refused = MemberAnswer::Refused;
@@ -201,16 +203,16 @@ impl Driver {
         Ok((id, change))
     }
 
-    fn under_way(&mut self) -> Option<&mut UnderWay> {
+    fn in_progress(&mut self) -> Option<&mut InProgress> {
         self.leader.as_mut().and_then(|leading| leading.step.as_mut())
     }
 
-    fn propose_step(&mut self, id: NodeId, change: MemberChange) -> Option<&mut UnderWay> {
+    fn propose_step(&mut self, id: NodeId, change: MemberChange) -> Option<&mut InProgress> {
         let DriverStage::Running(consensus) = &mut self.stage else { return None };
         let (term, index) = consensus.propose_membership(&change).ok()?;
         tracing::info!(%id, ?change, %index, "proposed membership change");
         let leading = self.leader.as_mut()?;
-        Some(leading.step.insert(UnderWay { term, index, id, change, origins: Vec::new() }))
+        Some(leading.step.insert(InProgress { term, index, id, change, origins: Vec::new() }))
     }
 
     /// As the leader: promotes new members that have caught up, if they were added to replace a
@@ -264,13 +266,13 @@ impl Driver {
         let step = self
             .leader
             .as_mut()
-            .and_then(|leading| leading.step.take_if(|under_way| under_way.index <= index));
-        let Some(under_way) = step else { return };
+            .and_then(|leading| leading.step.take_if(|in_progress| in_progress.index <= index));
+        let Some(in_progress) = step else { return };
         // If another entry has this index, the change was discarded, and the request is repeated.
-        let is_it = (under_way.term, under_way.index) == (term, index) && has_changed;
-        for origin in under_way.origins {
+        let is_it = (in_progress.term, in_progress.index) == (term, index) && has_changed;
+        for origin in in_progress.origins {
             match is_it {
-                true => self.step_is_made(origin, under_way.id, index),
+                true => self.step_is_made(origin, in_progress.id, index),
                 false => self.answer_step(origin, MemberAnswer::NotLeader(None)),
             }
         }
@@ -278,11 +280,11 @@ impl Driver {
 
     /// Updates the peers to connect to and the voters whose digests count, after the members have changed.
     pub(super) fn members_changed(&mut self) {
-        self.shared.replica.in_company();
+        self.shared.replica.stop_local_linearizable_reads();
         let members = self.machine.members();
         self.membership.roster.update(members);
         self.peers.digests.set_voters(members.voters());
-        self.introduce();
+        self.update_connections();
     }
 
     /// Returns whether this node leads and is the only member, and no former member can have
@@ -306,7 +308,7 @@ impl Driver {
     }
 
     /// Applies the known members to all existing and future connections.
-    fn introduce(&mut self) {
+    fn update_connections(&mut self) {
         let settling = !self.membership.is_settled() && !mutant!(B52);
         self.identity.knows(Arc::clone(self.membership.roster.members()), settling);
         self.io.network.set_peers(&self.membership.roster.contacts());
@@ -399,7 +401,7 @@ impl Driver {
     }
 
     /// Answers a join request once its outcome is known.
-    pub(super) fn let_in(&mut self, reply: JoinReply, result: CallResult<NodeId>) {
+    pub(super) fn answer_join(&mut self, reply: JoinReply, result: CallResult<NodeId>) {
         let answer = match result {
             Ok(node) => JoinAnswer::Joined(Joined {
                 cluster: self.shared.settings.cluster,
@@ -407,7 +409,7 @@ impl Driver {
                 founding: self.identity.founders(),
                 members: Members::clone(self.machine.members()),
             }),
-            Err(CallError::Members(rejection)) => not_let_in(&rejection),
+            Err(CallError::Members(rejection)) => join_rejection(&rejection),
             Err(error) => JoinAnswer::Later(error.to_string()),
         };
         reply.send(answer);
@@ -415,7 +417,7 @@ impl Driver {
 }
 
 /// Returns the answer to a node whose join request was rejected.
-fn not_let_in(rejection: &MembershipError) -> JoinAnswer {
+fn join_rejection(rejection: &MembershipError) -> JoinAnswer {
     match rejection {
         MembershipError::Pending => {
             JoinAnswer::Later("another membership change is in progress".to_owned())
@@ -444,7 +446,7 @@ mod tests {
             (MembershipError::TooMany(9), true),
             (MembershipError::NotVoter(id), true),
         ] {
-            let answer = not_let_in(&rejection);
+            let answer = join_rejection(&rejection);
             assert_eq!(
                 matches!(answer, JoinAnswer::Refused(_)),
                 is_final,

@@ -35,7 +35,7 @@ impl Driver {
         if slowness != Slow::No {
             self.shared.meters.slow_applies_total.one();
         }
-        if let Slow::Line { passed_over } = slowness {
+        if let Slow::Line { visited_keys } = slowness {
             let (applying, notifying) = (times.visible.since(times.came), now.since(times.visible));
             tracing::warn!(
                 node = self.my_name(),
@@ -43,7 +43,7 @@ impl Driver {
                 ?took,
                 ?applying,
                 ?notifying,
-                passed_over,
+                visited_keys,
                 "slow apply: a batch of entries took {took:.1?}"
             );
         }
@@ -80,21 +80,21 @@ impl Driver {
             }
         }
         tracing::debug!(parent: &trace.span, outcome = end.as_str(), ?took, "request answered");
-        if let Some(passed_over) = self.shared.is_slow(took, now) {
-            self.say_slow(&trace, end, took, stages, passed_over, now);
+        if let Some(visited_keys) = self.shared.is_slow(took, now) {
+            self.log_slow_request(&trace, end, took, stages, visited_keys, now);
         }
         reply.send(result);
     }
 
     /// Logs a slow request with the duration of each stage, and with the number of slow requests
     /// that were not logged since the last line.
-    fn say_slow(
+    fn log_slow_request(
         &self,
         trace: &RequestTrace,
         end: Ending,
         took: Duration,
         stages: Option<Stages>,
-        passed_over: u64,
+        visited_keys: u64,
         now: Moment,
     ) {
         let (kind, request, outcome) = (trace.kind.as_str(), trace.number, end.as_str());
@@ -106,7 +106,7 @@ impl Driver {
             tracing::warn!(
                 parent: span,
                 node, kind, request, outcome, ?took, ?waiting, ?forwarding, ?logging, ?replicating,
-                ?applying, ?notifying, attempts, passed_over,
+                ?applying, ?notifying, attempts, visited_keys,
                 "slow request ({kind}): took {took:.1?}, mostly {most}"
             );
             return;
@@ -124,7 +124,7 @@ impl Driver {
         let place = trace.place(at);
         tracing::warn!(
             parent: span,
-            node, kind, request, outcome, ?took, at = at.as_str(), leader, log_owes = ?owed, attempts, passed_over,
+            node, kind, request, outcome, ?took, at = at.as_str(), leader, log_owes = ?owed, attempts, visited_keys,
             "slow request ({kind}): given up after {took:.1?}, {place}"
         );
     }

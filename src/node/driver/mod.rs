@@ -253,7 +253,7 @@ impl Driver {
         } else if founded {
             driver.start_consensus(hard_state)?;
         }
-        driver.end_own_past();
+        driver.revoke_earlier_leases();
         Ok(driver)
     }
 
@@ -317,7 +317,7 @@ impl Driver {
         self.forward_requests(now);
         self.ask(now);
         self.start_rounds(now);
-        self.ask_for_steps(now);
+        self.send_membership_requests(now);
         self.run_consensus(now)?;
         self.keep_snapshots(now);
         Ok(())
@@ -336,13 +336,13 @@ impl Driver {
         self.announce();
         self.raise_version();
         self.replace_voters();
-        self.tend_sessions(now);
+        self.expire_sessions(now);
         self.to_leader.expire_transfers(now);
         self.hand_over_from_dead_disk(now);
         self.tick_follower(now);
         self.scrub()?;
         self.forget_history(now);
-        self.mind_space(now);
+        self.handle_full_disk(now);
         self.read_gauges();
         self.record_sample(now);
         self.publish_status();

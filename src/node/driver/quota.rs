@@ -110,22 +110,22 @@ impl Driver {
         }
         self.shared.admission.set_disk_full(low);
         self.io.warm.set_scarce(low);
-        self.say_space();
+        self.report_disk_space();
     }
 
-    fn say_space(&mut self) {
+    fn report_disk_space(&mut self) {
         for peer in self.membership.roster.peers() {
             self.send(peer, PeerMessage::Space { low: self.peers.space.is_low() });
         }
     }
 
     /// Repeats the report of a full disk, and transfers leadership to a member with disk space.
-    pub(super) fn mind_space(&mut self, now: Moment) {
+    pub(super) fn handle_full_disk(&mut self, now: Moment) {
         self.peers.rejected_requests.forget(now);
         if !self.peers.space.tick(now) {
             return;
         }
-        self.say_space();
+        self.report_disk_space();
         // Try again to truncate the log: a peer that needed the oldest entries may not need them
         // any more.
         self.cut_log(now);

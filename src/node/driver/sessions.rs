@@ -85,7 +85,7 @@ impl Driver {
     }
 
     /// Ends the sessions that were not renewed in time, and notifies their watchers. Called at each tick.
-    pub(super) fn tend_sessions(&mut self, now: Moment) {
+    pub(super) fn expire_sessions(&mut self, now: Moment) {
         for lease in self.sessions.tick(now) {
             self.propose_until_applied(Command::Revoke(lease));
         }

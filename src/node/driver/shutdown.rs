@@ -62,7 +62,7 @@ impl Driver {
     fn end_calls(&mut self, reason: &StopReason) {
         let closed = self.to_leader.stop_writes(reason);
         self.answer_callers(closed);
-        self.to_leader.stop_questions(reason);
+        self.to_leader.fail_queries(reason);
     }
 
     fn end_sessions(&mut self, reason: &StopReason) {

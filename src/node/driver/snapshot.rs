@@ -45,18 +45,18 @@ impl Driver {
             self.send(from, PeerMessage::SnapshotAsk { id, offset: id.bytes });
         }
         match &self.stage {
-            DriverStage::Restoring { .. } => self.snapshots.own.give_up_stalled(now),
+            DriverStage::Restoring { .. } => self.snapshots.own.abandon_stalled(now),
             // The log may already contain entries beyond the snapshot, because a newer leader still
             // had these entries. The snapshot is then not needed.
             DriverStage::Running(_) => {
-                if let Some(id) = self.snapshots.own.end_overtaken_fetch(self.machine.applied()) {
+                if let Some(id) = self.snapshots.own.abandon_overtaken(self.machine.applied()) {
                     self.snapshot_abandoned(id);
                     self.io.snapshot_queue.push(Job::Discard(id));
                 }
             }
             DriverStage::Founding(_) | DriverStage::Recording(_) => {}
         }
-        self.ask_for_parts();
+        self.request_parts();
     }
 
     /// Truncates the front of the log, as far as no member needs it.
@@ -102,7 +102,7 @@ impl Driver {
                         PeerMessage::SnapshotPart { id, offset, data }
                     }
                     Err(why) => {
-                        self.cannot_be_sent(id, &why);
+                        self.handle_unusable_snapshot(id, &why);
                         PeerMessage::SnapshotGone { id }
                     }
                 };
@@ -110,7 +110,7 @@ impl Driver {
             }
             News::Received { id, bytes } => {
                 self.snapshots.own.received(id, bytes, now);
-                self.ask_for_parts();
+                self.request_parts();
             }
             News::Loaded { id, machine } => self.loaded(id, machine, now)?,
             News::NotReceived { why, .. } if why.needs_upgrade() => return Err(why.to_string()),
@@ -140,7 +140,7 @@ impl Driver {
 
     /// Handles a snapshot that is missing or damaged. If the damaged snapshot is the newest,
     /// another one is taken from the state in memory, even if no entry was applied since.
-    fn cannot_be_sent(&mut self, id: SnapshotId, why: &str) {
+    fn handle_unusable_snapshot(&mut self, id: SnapshotId, why: &str) {
         if !self.snapshots.own.lost(id) {
             return tracing::debug!(index = %id.index, why, "older snapshot cannot be sent");
         }
@@ -207,14 +207,14 @@ impl Driver {
         }
     }
 
-    fn ask_for_parts(&mut self) {
+    fn request_parts(&mut self) {
         while let Some((from, id, offset)) = self.snapshots.own.ask() {
             self.send(from, PeerMessage::SnapshotAsk { id, offset });
         }
     }
 
     /// Processes a part from a peer.
-    pub(super) fn part_came(&mut self, from: NodeId, id: SnapshotId, offset: u64, data: Bytes) {
+    pub(super) fn receive_part(&mut self, from: NodeId, id: SnapshotId, offset: u64, data: Bytes) {
         if self.snapshots.own.fetching() == Some((from, id)) {
             self.shared.meters.snapshot_received_bytes_total.add(data.len() as u64);
             self.io.snapshot_queue.push(Job::Append { id, offset, data });
@@ -223,7 +223,7 @@ impl Driver {
 
     /// Ends a fetch because the peer does not have the snapshot any more. The leader then offers
     /// another snapshot.
-    pub(super) fn part_is_gone(&mut self, from: NodeId, id: SnapshotId) {
+    pub(super) fn end_fetch_of_missing(&mut self, from: NodeId, id: SnapshotId) {
         if self.snapshots.own.fetching() == Some((from, id)) {
             self.snapshots.own.end_fetch(id);
             self.snapshot_abandoned(id);
@@ -283,7 +283,7 @@ impl Driver {
             consensus.installed(self.machine.members()).map_err(|fault| fault.to_string())?;
         }
         self.snapshots.own.installed(id, Members::clone(self.machine.members()));
-        self.end_own_past();
+        self.revoke_earlier_leases();
         tracing::info!(index = %id.index, "installed snapshot");
         self.offer_newest(now);
         Ok(())

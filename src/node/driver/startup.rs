@@ -61,7 +61,7 @@ impl Driver {
             }
             Recording::Base(hard_state) => {
                 self.start_consensus(hard_state)?;
-                self.end_own_past();
+                self.revoke_earlier_leases();
                 Ok(())
             }
         }
@@ -91,7 +91,7 @@ impl Driver {
 
     /// Revokes the leases of the node's own sessions from earlier incarnations. Leases of other sessions expire or
     /// are resumed.
-    pub(super) fn end_own_past(&mut self) {
+    pub(super) fn revoke_earlier_leases(&mut self) {
         let (node, incarnation) = (self.shared.settings.node, self.identity.incarnation());
         for lease in self.machine.left_behind(node, incarnation) {
             self.propose_until_applied(Command::Revoke(lease));

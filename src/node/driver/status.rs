@@ -100,7 +100,8 @@ impl Driver {
     fn record_contact(&mut self, now: Moment) {
         let DriverStage::Running(consensus) = &self.stage else { return };
         let Some(leader) = consensus.leader() else { return };
-        let ticks = consensus.out_of_touch().map(|ticks| u32::try_from(ticks).unwrap_or(u32::MAX));
+        let ticks =
+            consensus.ticks_since_contact().map(|ticks| u32::try_from(ticks).unwrap_or(u32::MAX));
         let at = ticks.map(|ticks| now - self.shared.settings.tick().saturating_mul(ticks));
         self.contact.touched(leader, at);
     }

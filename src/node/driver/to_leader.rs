@@ -149,7 +149,7 @@ impl ToLeader {
     }
 
     /// Fails all calls except the writes.
-    pub(super) fn stop_questions(&mut self, reason: &StopReason) {
+    pub(super) fn fail_queries(&mut self, reason: &StopReason) {
         self.reads.stop(reason);
         self.lease_calls.stop(reason);
         self.steps.stop(reason);

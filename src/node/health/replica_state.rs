@@ -31,7 +31,7 @@ impl ReplicaState {
     /// Enables local linearizable reads without a query to the leader. The caller guarantees that
     /// this node is the only member and leads, and that its readers see everything committed. Every
     /// later commit is acknowledged by this node, after it is visible to readers. Such reads end
-    /// when [`ReplicaState::in_company`] is called.
+    /// when [`ReplicaState::stop_local_linearizable_reads`] is called.
     pub(in crate::node) fn alone(&self) {
         self.alone.store(true, Ordering::SeqCst);
     }
@@ -39,7 +39,7 @@ impl ReplicaState {
     /// Disables local linearizable reads. Must be called before any message is sent to another
     /// member and before an entry is applied. From then on, a change may be visible on another
     /// node, or in part here, before readers of this node see it.
-    pub(in crate::node) fn in_company(&self) {
+    pub(in crate::node) fn stop_local_linearizable_reads(&self) {
         mutant!(B53, return);
         self.alone.store(false, Ordering::SeqCst);
     }

@@ -114,7 +114,7 @@ pub(crate) fn ends_leases(command: &Command) -> bool {
 }
 
 /// Returns how long a new leader must not end leases that existed before its term.
-pub(crate) fn ends_no_lease_for(drift: Drift) -> Duration {
+pub(crate) fn lease_grace(drift: Drift) -> Duration {
     mutant!(B76, return Duration::ZERO);
     drift.wait_for(LEADER_LEASE)
 }
@@ -211,13 +211,13 @@ impl Lessor {
 
     /// Records that a quorum has confirmed a round that this leader began at `began`.
     pub(crate) fn confirmed(&mut self, began: Moment) {
-        let mut until = began + self.drift.trust_for(LEADER_LEASE);
+        let mut until = began + self.drift.trusted_time(LEADER_LEASE);
         mutant!(B74, until = began + LEADER_LEASE * 50);
         self.leader_until = self.leader_until.max(Some(until));
     }
 
     /// Returns whether the command may end a lease that existed before the term of this leader.
-    pub(crate) fn ends_inherited(&self, command: &Command) -> bool {
+    pub(crate) fn may_end_inherited(&self, command: &Command) -> bool {
         match command.inner() {
             Command::Revoke(lease) => self.leases.get(lease).is_some_and(|lease| lease.inherited),
             other => ends_leases(other) && self.leases.values().any(|lease| lease.inherited),
@@ -452,7 +452,7 @@ mod tests {
         let grant = |session| Command::Grant { id: None, ttl: TTL, session };
         let mut lessor = Lessor::new(Drift::percent(10), at(0), vec![(lease(1), TTL)]);
         lessor.granted(lease(2), TTL, at(0));
-        let ends = |lessor: &Lessor, command| lessor.ends_inherited(&command);
+        let ends = |lessor: &Lessor, command| lessor.may_end_inherited(&command);
         assert!(ends(&lessor, Command::Revoke(lease(1))) && ends(&lessor, grant(own())));
         assert!(!ends(&lessor, Command::Revoke(lease(2))) && !ends(&lessor, grant(None)));
         lessor.ended(lease(1));

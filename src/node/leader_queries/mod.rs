@@ -180,7 +180,7 @@ impl<C: Callers> SharedQueries<C> {
     }
 
     /// Returns callers to the next query, because their query was not answered.
-    pub(crate) fn wait_again(&mut self, callers: C) {
+    pub(crate) fn return_callers(&mut self, callers: C) {
         self.waiting.merge(callers);
     }
 
@@ -355,7 +355,7 @@ mod tests {
                 Step::NotLeader { back } => {
                     let Some(number) = model.number(back) else { continue };
                     if let Some(callers) = queries.answered(number) {
-                        queries.wait_again(callers);
+                        queries.return_callers(callers);
                     }
                     model.recall(number);
                 }

@@ -81,7 +81,7 @@ impl Reads {
     /// Processes the answer: an index, or `None` if the answering node does not lead.
     pub(crate) fn answered(&mut self, round: u64, index: Option<LogIndex>, now: Moment) {
         let Some(readers) = self.queries.answered(round) else { return };
-        let Some(index) = index else { return self.queries.wait_again(readers) };
+        let Some(index) = index else { return self.queries.return_callers(readers) };
         for waiter in &readers {
             tracing::trace!(parent: &waiter.span, %index, "read confirmed by the leader");
         }

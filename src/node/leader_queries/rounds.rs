@@ -115,9 +115,9 @@ impl Rounds {
 
     pub(crate) fn join(&mut self, query: LeaderQuery) {
         if mutant!(B29)
-            && let Some(mut under_way) = self.flying.last_entry()
+            && let Some(mut in_progress) = self.flying.last_entry()
         {
-            return under_way.get_mut().1.push(query);
+            return in_progress.get_mut().1.push(query);
         }
         if self.pending.len() < PENDING_MAX {
             self.pending.push(query);

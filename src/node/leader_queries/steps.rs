@@ -88,7 +88,7 @@ impl Steps {
     }
 
     /// Removes an attempt that was not sent.
-    pub(crate) fn not_asked(&mut self, round: u64) {
+    pub(crate) fn remove_attempt(&mut self, round: u64) {
         self.attempts.answered(round);
     }
 
@@ -106,7 +106,7 @@ impl Steps {
             // The request will be sent again.
             MemberAnswer::NotLeader(_) => {}
             MemberAnswer::Refused(rejection) => {
-                if shows_never_made(&wanted.membership_request, &rejection) {
+                if proves_never_made(&wanted.membership_request, &rejection) {
                     self.attempts.retain(|_, other| other.request != request || other.term >= term);
                 }
                 wanted.waits = rejection == MembershipError::Pending;
@@ -184,7 +184,7 @@ impl Steps {
 /// requests, a rejection does not imply this: a change that was made and then undone looks as if it
 /// had never been made. For example, a member was promoted and then removed, or a node has joined
 /// on a reservation and was then removed.
-fn shows_never_made(membership_request: &MembershipRequest, rejection: &MembershipError) -> bool {
+fn proves_never_made(membership_request: &MembershipRequest, rejection: &MembershipError) -> bool {
     match membership_request {
         // The rejection shows that the member exists. A removed member never comes back, so the
         // member was not removed.
@@ -296,7 +296,7 @@ mod tests {
         // An attempt that was never sent cannot succeed.
         steps.add(MembershipRequest::Remove(id), at(1000), results.caller(), at(0));
         let (first, second) = (ask(&mut steps, 1, 0), ask(&mut steps, 1, 100));
-        steps.not_asked(first);
+        steps.remove_attempt(first);
         steps.answered(second, refused());
         let refused = || Err(CallError::Members(MembershipError::LastVoter(id)));
         assert_eq!(results.take(), [refused(), refused()]);

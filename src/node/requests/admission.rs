@@ -146,7 +146,7 @@ impl Admission {
             Command::Txn(txn) => self.keys_of_txn(txn, reader),
             Command::Delete(delete) => {
                 let max = self.look_bytes_max() / LOOK_BYTES + 1;
-                Ok(reader.passed_over_by(&delete.range, max))
+                Ok(reader.visited_keys_of_range(&delete.range, max))
             }
             _ => Ok(0),
         }
@@ -160,7 +160,7 @@ impl Admission {
         reader: &Reader,
     ) -> Result<usize, Rejection> {
         let max = self.txn_keys_max;
-        let count = |max: usize| reader.passed_over(txn, max.saturating_add(1));
+        let count = |max: usize| reader.visited_keys(txn, max.saturating_add(1));
         let keys = count(max);
         if keys <= max {
             return Ok(keys);

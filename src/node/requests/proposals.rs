@@ -176,7 +176,7 @@ impl Proposals {
             let open = self.open.get_mut(&seq).expect("what is unsent is open");
             open.sent = Some(now);
             open.attempts += 1;
-            open.trace.handed_over(now);
+            open.trace.record_sent(now);
             tracing::trace!(
                 parent: &open.trace.span, attempt = open.attempts,
                 "request sent to the leader"
@@ -231,7 +231,7 @@ impl Proposals {
         for seq in fresh {
             if let Some(open) = self.open.get_mut(seq) {
                 open.maybe_applied = false;
-                open.trace.came_back();
+                open.trace.undo_sent();
             }
         }
     }

@@ -50,15 +50,15 @@ impl RequestTrace {
     }
 
     /// Records that the request is sent. Later attempts do not change the time.
-    pub(crate) fn handed_over(&mut self, now: Moment) {
+    pub(crate) fn record_sent(&mut self, now: Moment) {
         // The clock is read at the start of a turn, before its inputs are taken, so the request may
         // be newer than this time.
         self.sent.get_or_insert(now.max(self.asked));
         self.attempts += 1;
     }
 
-    /// Undoes [`RequestTrace::handed_over`] for a batch that was not sent.
-    pub(crate) fn came_back(&mut self) {
+    /// Undoes [`RequestTrace::record_sent`] for a batch that was not sent.
+    pub(crate) fn undo_sent(&mut self) {
         (self.sent, self.attempts) = (None, 0);
     }
 
@@ -158,12 +158,12 @@ mod tests {
         let ms =
             |trace: &RequestTrace| trace.stages(times, at(195)).0.map(|(_, took)| took.as_millis());
         assert_eq!(ms(&trace), [80, 0, 0, 0, 10, 5], "never handed over, and decided all the same");
-        trace.handed_over(at(120));
-        trace.handed_over(at(150));
+        trace.record_sent(at(120));
+        trace.record_sent(at(150));
         assert_eq!(ms(&trace), [20, 60, 0, 0, 10, 5], "the first time counts");
         assert!(trace.place(Stage::Forwarding).contains("more than once"));
-        trace.came_back();
-        trace.handed_over(at(150));
+        trace.undo_sent();
+        trace.record_sent(at(150));
         assert_eq!(ms(&trace), [50, 30, 0, 0, 10, 5], "an attempt that reached nobody does not");
         assert!(trace.place(Stage::Forwarding).contains("to the leader and back"));
         trace.in_log = Some(InLog { queued: at(152), durable: at(175) });

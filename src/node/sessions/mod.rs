@@ -82,7 +82,7 @@ pub(super) type Resumed = (ReplyTo<Claim>, CallResult<Arc<SharedSession>>);
 pub(crate) struct Sessions {
     drift: Drift,
     /// Time after which an unanswered renewal is sent again.
-    ask_again: Duration,
+    repeat_query: Duration,
     sessions: BTreeMap<LeaseId, Kept>,
     resuming: BTreeMap<LeaseId, ResumedLease>,
     /// Renewal requests. Validity is counted from the time of sending, so a repeated renewal is a
@@ -112,9 +112,9 @@ struct ResumedLease {
 }
 
 impl Sessions {
-    pub(crate) fn new(drift: Drift, ask_again: Duration, meters: Arc<Meters>) -> Self {
+    pub(crate) fn new(drift: Drift, repeat_query: Duration, meters: Arc<Meters>) -> Self {
         let (sessions, resuming, asked, quiet_until) = Default::default();
-        Self { drift, ask_again, sessions, resuming, asked, quiet_until, meters }
+        Self { drift, repeat_query, sessions, resuming, asked, quiet_until, meters }
     }
 
     /// Keeps a newly granted lease alive, with one claim.
@@ -135,7 +135,7 @@ impl Sessions {
         claims: usize,
     ) -> Arc<SharedSession> {
         let (ttl, own) = (terms.ttl, terms.own);
-        let valid_until = sent + self.drift.trust_for(ttl);
+        let valid_until = sent + self.drift.trusted_time(ttl);
         let state = Arc::new(SharedSession::new(lease, terms, valid_until));
         let renew_at = sent + ttl / 3;
         self.quiet_until = self.quiet_until.min(renew_at);
@@ -274,13 +274,13 @@ impl Sessions {
         let wanted = self.resuming.iter_mut().map(|(lease, wanted)| (lease, &mut wanted.ask_at));
         let due = kept.chain(wanted).filter(|(_, at)| **at <= now);
         for (lease, at) in due.take(ASKED_AT_ONCE) {
-            *at = now + self.ask_again;
+            *at = now + self.repeat_query;
             leases.push(*lease);
         }
         if leases.is_empty() {
             let kept = self.sessions.values().map(|kept| kept.renew_at);
             let next = kept.chain(self.resuming.values().map(|wanted| wanted.ask_at)).min();
-            self.quiet_until = next.unwrap_or(now + self.ask_again);
+            self.quiet_until = next.unwrap_or(now + self.repeat_query);
             return None;
         }
         // Forget requests that are older than the longest TTL, because their answers are useless.
@@ -308,7 +308,7 @@ impl Sessions {
             if let Some(kept) = self.sessions.get_mut(lease) {
                 let margin = kept.state.valid_until().since(now);
                 self.meters.session_margin_seconds.add(margin);
-                kept.state.renew(sent + self.drift.trust_for(kept.state.ttl), now);
+                kept.state.renew(sent + self.drift.trusted_time(kept.state.ttl), now);
                 kept.state.notice(now, self.drift);
                 kept.renew_at = kept.renew_at.max(sent + kept.state.ttl / 3);
             } else {
@@ -331,7 +331,7 @@ impl Sessions {
         let Some(first) = waiters.first() else { return Vec::new() };
         let (delay, own) = (first.delay, false);
         let ttl = lease_ttl - delay;
-        if now >= sent + self.drift.trust_for(ttl) {
+        if now >= sent + self.drift.trusted_time(ttl) {
             // The confirmation came too late: the session would already have expired. Keep trying.
             self.resuming.insert(lease, ResumedLease { lease_ttl, label, ask_at, waiters });
             return Vec::new();

@@ -176,7 +176,7 @@ impl SharedSession {
 
     /// Returns a session that relies on its lease until `valid_until`, for tests.
     #[cfg(test)]
-    pub(crate) fn believed_until(lease: LeaseId, valid_until: Moment) -> Self {
+    pub(crate) fn with_valid_lease(lease: LeaseId, valid_until: Moment) -> Self {
         let (ttl, delay) = (Duration::from_secs(1), Duration::ZERO);
         let terms = SessionTerms { ttl, delay, label: String::new(), own: false };
         Self::new(lease, terms, valid_until)
@@ -213,7 +213,7 @@ impl SharedSession {
             return SessionState::Ended(why);
         }
         let until = self.valid_until();
-        match until.since(now) < drift.trust_for(self.ttl) / 3 {
+        match until.since(now) < drift.trusted_time(self.ttl) / 3 {
             true => SessionState::RenewalOverdue(until),
             false => SessionState::Active(until),
         }
@@ -337,7 +337,7 @@ mod tests {
     fn state() -> SharedSession {
         let ttl = Duration::from_millis(3000);
         let terms = SessionTerms { ttl, delay: Duration::ZERO, label: String::new(), own: false };
-        let valid_until = at(0) + Drift::percent(DRIFT).trust_for(ttl);
+        let valid_until = at(0) + Drift::percent(DRIFT).trusted_time(ttl);
         SharedSession::new(LeaseId::new(5).unwrap(), terms, valid_until)
     }
 

@@ -135,7 +135,7 @@ impl Backups {
         if now.since(running.step_began) < STEP_MAX || running.reply.is_none() {
             return;
         }
-        running.release.let_go();
+        running.release.release_image();
         let why = hangs(&running.path);
         let replies = state.replies();
         drop(state);
@@ -159,7 +159,7 @@ fn hangs(path: &std::path::Path) -> CallError {
 
 impl BackupWorker {
     /// Fails all backups after the worker has panicked.
-    pub(crate) fn fell(&self) {
+    pub(crate) fn fail_after_panic(&self) {
         let why = "the backup thread panicked (see the log of this node); restart the node";
         self.desk.end(&CallError::Backup(why.to_string().into()));
     }
@@ -321,7 +321,7 @@ mod tests {
         let (one, two) = (ask(&backups, "/data/one"), ask(&backups, "/data/two"));
         // The worker panics in the middle of the first backup.
         worker.next().unwrap();
-        worker.fell();
+        worker.fail_after_panic();
         for mut answer in [one, two, ask(&backups, "/data/three")] {
             let why = format!("{:?}", answer.try_recv().unwrap().unwrap_err());
             assert!(why.contains("panicked"), "{why}");

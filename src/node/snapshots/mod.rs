@@ -69,7 +69,7 @@ struct Fetch {
     /// Offset up to which the snapshot was requested.
     asked: u64,
     /// Time of the last progress or repeated request.
-    heard: Moment,
+    active_at: Moment,
     /// Time at which the last bytes of the snapshot reached this node's disk.
     grew: Moment,
 }
@@ -237,7 +237,8 @@ impl Snapshots {
             fetch.from = from;
             return false;
         }
-        self.fetch = Some(Fetch { from, id, received: 0, asked: u64::MAX, heard: now, grew: now });
+        self.fetch =
+            Some(Fetch { from, id, received: 0, asked: u64::MAX, active_at: now, grew: now });
         // The worker removes partial files of other snapshots when it receives this one.
         self.left = None;
         true
@@ -255,7 +256,7 @@ impl Snapshots {
             // already on the disk are not requested again.
             fetch.asked = if fetch.asked == u64::MAX { bytes } else { fetch.asked.max(bytes) };
             fetch.received = bytes;
-            fetch.heard = now;
+            fetch.active_at = now;
             fetch.grew = now;
         }
     }
@@ -278,10 +279,10 @@ impl Snapshots {
     /// that this node is still working on the snapshot.
     pub(crate) fn tick(&mut self, now: Moment) -> Option<(NodeId, SnapshotId)> {
         let fetch = self.fetch.as_mut()?;
-        if fetch.asked == u64::MAX || now.since(fetch.heard) <= self.patience {
+        if fetch.asked == u64::MAX || now.since(fetch.active_at) <= self.patience {
             return None;
         }
-        fetch.heard = now;
+        fetch.active_at = now;
         if fetch.received == fetch.id.bytes {
             return Some((fetch.from, fetch.id));
         }
@@ -296,7 +297,7 @@ impl Snapshots {
 
     /// Abandons a fetch that has made no progress for a long time, because its source may have
     /// ended.
-    pub(crate) fn give_up_stalled(&mut self, now: Moment) {
+    pub(crate) fn abandon_stalled(&mut self, now: Moment) {
         let (patience, whole) = (self.patience, self.has_whole());
         let stalled = |fetch: &mut Fetch| !whole && now.since(fetch.grew) > patience * 4;
         if let Some(fetch) = self.fetch.take_if(stalled) {
@@ -307,7 +308,7 @@ impl Snapshots {
     /// If the replica has overtaken the snapshot that is being fetched, abandons the fetch. Returns
     /// that snapshot, or an earlier snapshot with a partial file. The caller discards the partial
     /// file.
-    pub(crate) fn end_overtaken_fetch(&mut self, applied: LogIndex) -> Option<SnapshotId> {
+    pub(crate) fn abandon_overtaken(&mut self, applied: LogIndex) -> Option<SnapshotId> {
         let whole = self.has_whole();
         let overtaken = self.fetch.take_if(|fetch| !whole && fetch.id.index <= applied);
         let left = self.left.take_if(|left| left.index <= applied);
@@ -481,14 +482,14 @@ mod tests {
         snapshots.received(id(9), id(9).bytes, at(600));
         assert_eq!((snapshots.ask(), snapshots.tick(at(1100))), (None, None));
         assert_eq!(snapshots.tick(at(1101)), Some((node(3), id(9))), "it is being worked on");
-        snapshots.give_up_stalled(at(10_000));
+        snapshots.abandon_stalled(at(10_000));
         assert!(snapshots.has_whole());
         snapshots.end_fetch(id(9));
         assert_eq!(snapshots.fetching(), None);
         snapshots.fetch(node(2), id(10), at(0));
-        snapshots.give_up_stalled(at(2000));
+        snapshots.abandon_stalled(at(2000));
         assert!(snapshots.fetching().is_some());
-        snapshots.give_up_stalled(at(2001));
+        snapshots.abandon_stalled(at(2001));
         assert_eq!(snapshots.fetching(), None);
     }
 }

@@ -175,15 +175,15 @@ impl Running {
 }
 
 fn run_driver(driver: &mut Driver, shared: &Shared, threads: &Threads) {
-    let fell = catch_unwind(AssertUnwindSafe(|| {
+    let fail_after_panic = catch_unwind(AssertUnwindSafe(|| {
         while let Next::At(moment) = driver.turn() {
             shared.inbox.wait(moment.since(shared.now()));
             threads.pass();
         }
     }));
-    if let Err(panic) = fell {
+    if let Err(panic) = fail_after_panic {
         // The driver may have stopped in the middle of a change, and must not run again.
-        let reason = StopReason::failed(format!("the driver panicked: {}", words_of(&*panic)));
+        let reason = StopReason::failed(format!("the driver panicked: {}", panic_message(&*panic)));
         shared.stop(reason.clone());
         driver.abandon(&reason);
     }
@@ -191,14 +191,14 @@ fn run_driver(driver: &mut Driver, shared: &Shared, threads: &Threads) {
 
 fn run_log(worker: &mut LogWorker, shared: &Shared) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
-        let why = format!("the log thread panicked: {}", words_of(&*panic));
+        let why = format!("the log thread panicked: {}", panic_message(&*panic));
         drop(shared.inbox.push(Input::LogFailed(why)));
     }
 }
 
 fn run_snapshots(worker: &mut SnapshotWorker, shared: &Shared) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
-        let why = format!("the snapshot thread panicked: {}", words_of(&*panic));
+        let why = format!("the snapshot thread panicked: {}", panic_message(&*panic));
         drop(shared.inbox.push(Input::LogFailed(why)));
     }
 }
@@ -206,8 +206,11 @@ fn run_snapshots(worker: &mut SnapshotWorker, shared: &Shared) {
 fn run_backups(worker: &BackupWorker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
         // The node continues without backups.
-        tracing::error!(why = words_of(&*panic), "backup thread panicked, backups are disabled");
-        worker.fell();
+        tracing::error!(
+            why = panic_message(&*panic),
+            "backup thread panicked, backups are disabled"
+        );
+        worker.fail_after_panic();
     }
 }
 
@@ -215,13 +218,13 @@ fn run_warm(worker: &mut warm::Worker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| worker.run())) {
         // The node continues without its warm copy.
         tracing::error!(
-            why = words_of(&*panic),
+            why = panic_message(&*panic),
             "warm copy thread panicked, the warm copy is disabled"
         );
     }
 }
 
-fn words_of(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     panic
         .downcast_ref::<String>()
         .cloned()

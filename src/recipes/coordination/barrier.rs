@@ -172,7 +172,7 @@ impl Barrier {
     /// stops.
     pub fn wait(&self) -> Call<'static, ()> {
         let Self { client, key } = self.clone();
-        Call::endless(&self.client, move |until| async move {
+        Call::without_deadline(&self.client, move |until| async move {
             let mut held = None;
             wait_until(&client, KeyRange::key(key), &until, |rows| {
                 let since = rows.first().map(|row| row.create_revision);

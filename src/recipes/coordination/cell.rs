@@ -210,7 +210,7 @@ impl Cell {
     /// Intermediate values may be skipped.
     pub fn changed(&self, from: Revision) -> Call<'static, Option<CellValue>> {
         let Self { client, key } = self.clone();
-        Call::endless(&self.client, move |until| async move {
+        Call::without_deadline(&self.client, move |until| async move {
             wait_until(&client, KeyRange::key(key), &until, |rows| {
                 let row = rows.first();
                 let version = version_of(row);

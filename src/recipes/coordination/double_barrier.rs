@@ -145,15 +145,15 @@ impl DoubleBarrier {
     pub fn enter(&self) -> Call<'static, BarrierParticipant, DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
-        Call::endless(&client.clone(), move |until| async move {
+        Call::without_deadline(&client.clone(), move |until| async move {
             let entry = barrier.come(&until).await?;
             let session = entry.session().clone();
             let passing = barrier.pass(&client, &entry, &until);
             let passed = tokio::select! {
                 biased;
-                passed = passing => passed.map_err(perhaps_counted),
+                passed = passing => passed.map_err(after_entry),
                 end = session.ended() => {
-                    Err(perhaps_counted(Error::ended(end, session.shared()).into()))
+                    Err(after_entry(Error::ended(end, session.shared()).into()))
                 }
             };
             match passed {
@@ -181,14 +181,14 @@ impl DoubleBarrier {
     pub fn arrive_and_wait(&self) -> Call<'static, (), DoubleBarrierError> {
         let barrier = self.clone();
         let client = barrier.client();
-        Call::endless(&client.clone(), move |until| async move {
+        Call::without_deadline(&client.clone(), move |until| async move {
             let entry = barrier.come(&until).await?;
             let session = entry.session().clone();
             tokio::select! {
                 biased;
-                passed = barrier.pass(&client, &entry, &until) => passed.map_err(perhaps_counted)?,
+                passed = barrier.pass(&client, &entry, &until) => passed.map_err(after_entry)?,
                 end = session.ended() => {
-                    return Err(perhaps_counted(Error::ended(end, session.shared()).into()));
+                    return Err(after_entry(Error::ended(end, session.shared()).into()));
                 }
             };
             // Wait until the entry is deleted. Otherwise a participant that arrives again could be
@@ -287,7 +287,7 @@ impl BarrierParticipant {
     ///   inside. With [`Effect::Applied`](crate::Effect::Applied) this participant has left.
     pub fn leave(self) -> Call<'static, (), DoubleBarrierError> {
         let Self { client, entry, prefix, round } = self;
-        Call::endless(&client.clone(), move |until| async move {
+        Call::without_deadline(&client.clone(), move |until| async move {
             let session = entry.session().clone();
             if !entry.leave(&until).await? {
                 return Err(has_left(&session));
@@ -300,7 +300,7 @@ impl BarrierParticipant {
                     over.then(|| now.participants.is_empty() && now.ready.get() > 0),
                 )
             });
-            if is_empty.await.map_err(when_left)? {
+            if is_empty.await.map_err(after_leaving)? {
                 // The last participant inside has crashed.
                 client
                     .shared
@@ -313,23 +313,23 @@ impl BarrierParticipant {
 
 /// Converts an error for a participant whose entry exists: until the entry is deleted, the other
 /// participants may count it.
-fn perhaps_counted(error: DoubleBarrierError) -> DoubleBarrierError {
+fn after_entry(error: DoubleBarrierError) -> DoubleBarrierError {
     match error {
-        DoubleBarrierError::Store(error) => error.halfway().into(),
+        DoubleBarrierError::Store(error) => error.after_partial_change().into(),
         error => error,
     }
 }
 
 /// Converts an error for a participant that has left but does not know whether the other
 /// participants have left.
-fn when_left(error: DoubleBarrierError) -> DoubleBarrierError {
+fn after_leaving(error: DoubleBarrierError) -> DoubleBarrierError {
     let effect = Effect::Applied;
     match error {
         DoubleBarrierError::Store(Error::Deadline { .. }) => Error::Deadline { effect }.into(),
         DoubleBarrierError::Store(Error::Stopped { reason, .. }) => {
             Error::Stopped { reason, effect }.into()
         }
-        error => perhaps_counted(error),
+        error => after_entry(error),
     }
 }
 

@@ -163,7 +163,7 @@ impl Latch {
     /// [`Error::Stopped`] if the node stops.
     pub fn wait(&self) -> Call<'static, (), LatchError> {
         let Self { client, key, .. } = self.clone();
-        Call::endless(&self.client, move |until| async move {
+        Call::without_deadline(&self.client, move |until| async move {
             let mut round = None;
             wait_until(&client, KeyRange::key(key), &until, |rows| {
                 mutant!(B14, return Ok(Some(())));

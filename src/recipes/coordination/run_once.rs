@@ -130,7 +130,7 @@ impl RunOnce {
     {
         let once = self.clone();
         let client = once.client();
-        Call::endless(&client.clone(), move |until| async move {
+        Call::without_deadline(&client.clone(), move |until| async move {
             let begun = match once.result_or_turn(&client, &until).await? {
                 RunOnceTurn::Done(result) => return Ok(RunOutcome { result, is_here: false }),
                 RunOnceTurn::Mine(guard) => guard,

@@ -32,10 +32,10 @@ pub(crate) async fn run_undoable_within(
         tokio::select! {
             biased;
             reply = change.outcome() => reply,
-            end = session.ended() => Err(Error::ended(end, session.shared()).halfway()),
+            end = session.ended() => Err(Error::ended(end, session.shared()).after_partial_change()),
         }
     };
-    match until.within(outcome).await.map_err(Error::halfway)? {
+    match until.within(outcome).await.map_err(Error::after_partial_change)? {
         Err(Error::Rejected(Rejection::LeaseNotFound(_))) => {
             Err(Error::ended(SessionEndReason::LeaseEnded, session.shared()))
         }

@@ -19,7 +19,7 @@ pub(crate) async fn wait_until<T, E: From<Error>>(
     until: &Until,
     condition: impl FnMut(&[KeyValue]) -> Result<Option<T>, E>,
 ) -> Result<T, E> {
-    be_recent(client, &range, until).await?;
+    wait_until_recent(client, &range, until).await?;
     wait_until_local(client, range, until, condition).await
 }
 
@@ -45,7 +45,7 @@ pub(crate) async fn wait_until_local<T, E: From<Error>>(
 }
 
 /// Waits until the local replica contains everything that was committed before this call.
-async fn be_recent(client: &Client, range: &KeyRange, until: &Until) -> Result<(), Error> {
+async fn wait_until_recent(client: &Client, range: &KeyRange, until: &Until) -> Result<(), Error> {
     loop {
         match client.range(range.clone()).count_only().deadline(until.left()).await {
             Err(error) if error.is_transient() && !until.is_over() => until.pause().await,

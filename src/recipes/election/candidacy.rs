@@ -344,7 +344,7 @@ fn enter(election: &Election, value: &Bytes) -> CandidacyState {
 
 /// Returns the state after a failed request.
 fn failed(election: &Election, why: LockError) -> CandidacyState {
-    match why.may_pass() {
+    match why.is_retryable() {
         true => CandidacyState::Pauses(after_pause(election.session().shared())),
         false => CandidacyState::Over(why),
     }

@@ -42,7 +42,7 @@ pub enum LeadError {
     /// The candidate cannot be elected any more. The candidate may have led before. The reason is
     /// usually [`LockError::NodeStopped`]. For [`Election::leader_task`] it may also be
     /// [`LockError::SessionEnded`]; the task may then be started again with a new session.
-    #[error("cannot be elected any more: {}", why_no_more(.0))]
+    #[error("cannot be elected any more: {}", loss_text(.0))]
     NotElected(LockError),
     /// The leadership was lost before the work ended. Returned only after [`LeaderTask::once`].
     #[error("leadership lost: {0}")]
@@ -79,7 +79,7 @@ impl From<LockError> for LeadError {
 
 /// Describes the error for a candidate that may have led before, so the text must not say that the
 /// lock was never acquired.
-fn why_no_more(why: &LockError) -> String {
+fn loss_text(why: &LockError) -> String {
     match why {
         LockError::SessionEnded(end) => {
             format!("the session has ended: {end}")
@@ -375,7 +375,7 @@ impl Stands {
                 Ok(leadership) => return Ok(leadership),
                 Err(why) => why,
             };
-            if !why.may_pass() && !self.outlives(&why) {
+            if !why.is_retryable() && !self.survives(&why) {
                 return Err(why);
             }
             pause(self.shared()).await;
@@ -395,7 +395,7 @@ impl Stands {
     }
 
     /// Reports whether the task continues with a new session after this error.
-    fn outlives(&self, why: &LockError) -> bool {
+    fn survives(&self, why: &LockError) -> bool {
         matches!((self, why), (Stands::ByNode(..), LockError::SessionEnded(_))) && !mutant!(B64)
     }
 
@@ -427,7 +427,7 @@ pub(crate) struct SharedLeadership(pub(super) Arc<Leadership>);
 
 impl Drop for SharedLeadership {
     fn drop(&mut self) {
-        self.0.end_now();
+        self.0.release_in_background();
     }
 }
 

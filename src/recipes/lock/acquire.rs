@@ -52,7 +52,7 @@ struct Waits {
 
 impl<G: OfHold> Acquire<G> {
     /// Returns a request that is already granted.
-    pub(crate) fn of_hold(hold: Hold) -> Self {
+    pub(crate) fn granted(hold: Hold) -> Self {
         Self { inner: AcquireInner::Held(Some(hold)), guard: PhantomData }
     }
 
@@ -160,7 +160,7 @@ impl Waits {
             WaiterStage::Failed(why) => {
                 self.is_over = true;
                 if let Some((owner, ..)) = &self.owner {
-                    owner.waits_no_more(&self.waiter);
+                    owner.remove_waiter(&self.waiter);
                 }
                 self.table.forget_deadline(&self.waiter);
                 // The key was deleted because the session ended: report that instead.
@@ -203,7 +203,7 @@ impl Waits {
                 self.waiter.delivered();
                 let hold = Hold::new(holding, owner);
                 if let Some((owner, names, owner_mode)) = self.owner.take() {
-                    owner.waits_no_more(&self.waiter);
+                    owner.remove_waiter(&self.waiter);
                     owner.keep(&names, owner_mode, hold.holding());
                 }
                 Poll::Ready(Ok(hold))
@@ -257,7 +257,7 @@ impl Waits {
     fn give_up(&mut self, why: LockError) {
         if !std::mem::replace(&mut self.is_over, true) {
             if let Some((owner, ..)) = &self.owner {
-                owner.waits_no_more(&self.waiter);
+                owner.remove_waiter(&self.waiter);
             }
             self.table.cancel(&self.entry, &self.waiter, why);
         }

@@ -213,7 +213,7 @@ impl Locks {
         why: impl Into<String>,
     ) -> Call<'static, (), LockAdminError> {
         let (locks, entry, why) = (self.clone(), entry.clone(), why.into());
-        Call::endless(&self.client, move |until| async move {
+        Call::without_deadline(&self.client, move |until| async move {
             let ordered = locks.order(&entry, AdminAction::ForceRelease, why, &until).await?;
             locks.until_gone(&entry, ordered, &until).await
         })
@@ -258,7 +258,7 @@ impl Locks {
                     // Retry: only one of several attempts can find the entry, so the deletion is
                     // not repeated.
                     Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
-                    Err(error) if is_ordered => return Err(error.halfway().into()),
+                    Err(error) if is_ordered => return Err(error.after_partial_change().into()),
                     Err(error) => return Err(error.into()),
                 }
             }
@@ -289,7 +289,7 @@ impl Locks {
     ) -> Call<'static, (), LockAdminError> {
         let (locks, holder, successor, why) =
             (self.clone(), holder.clone(), successor.clone(), why.into());
-        Call::endless(&self.client, move |until| async move {
+        Call::without_deadline(&self.client, move |until| async move {
             if parent(&holder.key) != parent(&successor.key) {
                 return Err(LockAdminError::NoSuccessor { successor: successor.key });
             }
@@ -351,7 +351,7 @@ impl Locks {
                 Ok(false) => {}
                 Err(error) if error.is_transient() && !until.is_over() => until.pause().await,
                 // The request was issued, regardless of this error.
-                Err(error) => return Err(error.halfway().into()),
+                Err(error) => return Err(error.after_partial_change().into()),
             }
         }
     }

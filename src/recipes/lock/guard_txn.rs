@@ -322,12 +322,12 @@ impl GuardTxn {
         }
         // Reserve space for the keys as if the outcome were unknown, because this case needs the
         // most space.
-        let binds = Load::of(&unsure(bound.clone()));
+        let binds = Load::of(&uncertain(bound.clone()));
         if !entry.begin_txn(&waiter, binds).map_err(Error::Rejected)? {
             return Err(GuardError::NotHeld);
         }
         let hook = move |outcome: Option<&CallResult<Reply>>| {
-            let (is_known, is_done, bound) = what_is_done(outcome, is_any, bound);
+            let (is_known, is_done, bound) = known_effects(outcome, is_any, bound);
             table.end_txn(&entry, binds, is_known, bound);
             items.settle(is_done);
         };
@@ -365,7 +365,7 @@ impl GuardTxn {
         }
         // The keys are deleted whether or not the transaction's own compares hold.
         self.leaving = self.holding.grant.keys.iter().cloned().map(Op::delete).collect();
-        self.leaving.extend(self.holding.entry.unbinding());
+        self.leaving.extend(self.holding.entry.delete_bound());
         // Prevent a handoff, because the key will be deleted.
         if !self.holding.entry.prevent_handoff(&self.holding.waiter) {
             return Err(GuardError::NotHeld);
@@ -388,7 +388,7 @@ impl GuardTxn {
 
 /// Returns whether the outcome of a guarded transaction is known, whether its conditions are known
 /// to have held, and which keys the transaction has attached or may have attached.
-fn what_is_done(
+fn known_effects(
     outcome: Option<&CallResult<Reply>>,
     is_any: bool,
     bound: Vec<BoundKey>,
@@ -407,9 +407,9 @@ fn what_is_done(
         | Some(Err(
             CallError::Deadline { maybe_applied: true }
             | CallError::Stopped { maybe_applied: true, .. },
-        )) => (false, false, unsure(bound)),
+        )) => (false, false, uncertain(bound)),
         // The transaction was applied, but it is not known which branch ran.
-        Some(Ok(_)) => (true, false, unsure(bound)),
+        Some(Ok(_)) => (true, false, uncertain(bound)),
         Some(Err(_)) => (true, false, Vec::new()),
     }
 }
@@ -419,7 +419,7 @@ fn sure(bound: Vec<BoundKey>) -> Vec<BoundKey> {
     bound.into_iter().map(|bound| BoundKey::of_key(bound.key)).collect()
 }
 
-fn unsure(bound: Vec<BoundKey>) -> Vec<BoundKey> {
+fn uncertain(bound: Vec<BoundKey>) -> Vec<BoundKey> {
     bound.into_iter().map(|bound| BoundKey { is_sure: false, ..bound }).collect()
 }
 
@@ -474,7 +474,7 @@ mod tests {
         for (case, outcome, expected) in table {
             let key = Bytes::from_static(b"bound");
             let bound = vec![BoundKey { key, value: Bytes::new(), is_sure: true }];
-            let (is_known, is_done, kept) = what_is_done(outcome.as_ref(), false, bound);
+            let (is_known, is_done, kept) = known_effects(outcome.as_ref(), false, bound);
             let kept = kept.first().map(|bound| bound.is_sure);
             assert_eq!((is_known, is_done, kept), expected, "{case}");
         }

@@ -247,7 +247,7 @@ impl Hold {
     }
 
     /// Returns the row's value with another lock mode.
-    fn restated(&self, mode: LockMode) -> Bytes {
+    fn value_with_mode(&self, mode: LockMode) -> Bytes {
         let value = self.holding.entry.value();
         let metadata = EntryMetadata::parse(self.key(), &value);
         let mut metadata =
@@ -258,10 +258,10 @@ impl Hold {
 
     /// Returns the transaction that writes another lock mode into the row, if this is still the
     /// holder.
-    pub(crate) fn restating(&self, mode: LockMode) -> Txn {
+    pub(crate) fn mode_change(&self, mode: LockMode) -> Txn {
         let put = Put {
             key: self.key().clone(),
-            value: PutValue::Set(self.restated(mode)),
+            value: PutValue::Set(self.value_with_mode(mode)),
             lease: PutLease::Attach(self.holding.entry.session.lease),
             prev_kv: false,
         };
@@ -272,7 +272,7 @@ impl Hold {
     /// Records that the row states the write mode since this revision. A writer has more rights
     /// than a reader, so it gets a new token.
     pub(crate) fn writes_since(&mut self, revision: Revision) {
-        self.holding.grant.value = self.restated(LockMode::Write);
+        self.holding.grant.value = self.value_with_mode(LockMode::Write);
         if !mutant!(B03) {
             self.holding.grant.token = Token { revision, handoff: 0 };
         }
@@ -287,7 +287,7 @@ impl Hold {
     /// the row's revision. So if several of these transactions are in flight, only one is applied,
     /// and none is applied after a later upgrade.
     pub(crate) fn downgrading(&self) -> Txn {
-        let mut txn = self.restating(LockMode::Read);
+        let mut txn = self.mode_change(LockMode::Read);
         let (row, _) = self.holding.session.shared().reader.get(self.key());
         let as_it_is = |row: KeyValue| Compare::mod_revision(row.key).eq(row.mod_revision);
         txn.compares.extend(row.map(as_it_is));
@@ -297,13 +297,13 @@ impl Hold {
     /// Like [`Hold::only_reads`], for a hold of an owner. Returns `false` if the owner has other
     /// guards for writing.
     pub(crate) fn only_reads_for(&mut self, owner: &Owner, name: &Bytes) -> bool {
-        let value = self.restated(LockMode::Read);
+        let value = self.value_with_mode(LockMode::Read);
         owner.only_read(name, &mut self.holding, |holding| holding.grant.value = value)
     }
 
     /// Uses the read mode from now on, regardless of the row.
     pub(crate) fn only_reads(&mut self) {
-        self.holding.grant.value = self.restated(LockMode::Read);
+        self.holding.grant.value = self.value_with_mode(LockMode::Read);
     }
 
     /// Returns the conditions that this is still the holder, for a transaction of the hold itself.
@@ -312,7 +312,7 @@ impl Hold {
     }
 
     /// Releases the lock in the background, for all guards that share the hold.
-    pub(crate) fn end_now(&self) {
+    pub(crate) fn release_in_background(&self) {
         self.holding.give_up(LostReason::Released, ReplyTo::Discard);
     }
 

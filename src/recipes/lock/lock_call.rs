@@ -108,7 +108,7 @@ impl<G: OfHold> LockCall<G> {
                 return Err(LockError::ForeignOwner);
             }
             if let Some(again) = owner.again(&request.names, OwnerMode::of(request.mode()))? {
-                return Ok(Acquire::of_hold(Hold::new(again, Some(owner.clone()))));
+                return Ok(Acquire::granted(Hold::new(again, Some(owner.clone()))));
             }
         }
         Acquire::enqueue(request, owner)

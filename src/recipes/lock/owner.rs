@@ -244,7 +244,7 @@ impl Owner {
         times
     }
 
-    pub(crate) fn waits_no_more(&self, waiter: &Arc<Waiter>) {
+    pub(crate) fn remove_waiter(&self, waiter: &Arc<Waiter>) {
         let before = self.waiting().wakers.remove(&Arc::as_ptr(waiter).addr());
         drop(before);
     }

@@ -176,8 +176,9 @@ impl Semaphore {
         let rows_max = client.shared.settings.limits.txn_ops_max.saturating_sub(1);
         let mut is_begun = false;
         loop {
-            let refused =
-                |error: Error| LockError::Store(if is_begun { error.halfway() } else { error });
+            let refused = |error: Error| {
+                LockError::Store(if is_begun { error.after_partial_change() } else { error })
+            };
             let range = client.range(KeyRange::prefix(prefix.clone())).deadline(until.left());
             let mut rows = range.await.map_err(refused)?.kvs;
             rows.retain(|row| is_entry(row, &prefix));

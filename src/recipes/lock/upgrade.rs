@@ -159,7 +159,7 @@ impl Upgrade {
         answer.close();
         // If the reply arrives later, its handler finds the channel closed and undoes the change.
         if let Ok(outcome) = answer.try_recv() {
-            revert(read.session().shared(), read.restating(LockMode::Read), &outcome);
+            revert(read.session().shared(), read.mode_change(LockMode::Read), &outcome);
         }
     }
 
@@ -179,13 +179,13 @@ impl Upgrade {
     /// holds any more.
     fn propose_write(read: &Hold, second: Hold, until: Option<Moment>) -> Option<UpgradeStep> {
         let bar = bar(read, &second)?;
-        let mut txn = read.restating(LockMode::Write);
+        let mut txn = read.mode_change(LockMode::Write);
         txn.compares.extend(second.conditions());
         if !mutant!(B20) {
             txn.compares.push(Compare::mod_revision(bar.key).eq(bar.mod_revision));
         }
         txn.success.push(Op::delete(second.key().clone()));
-        let back = read.restating(LockMode::Read);
+        let back = read.mode_change(LockMode::Read);
         let (sender, answer) = oneshot::channel();
         let shared = read.session().shared();
         let weak = std::sync::Arc::downgrade(shared);
@@ -203,7 +203,7 @@ impl Upgrade {
     }
 
     /// Proposes the change of a reader's row to the read mode.
-    fn restate(read: &Hold, until: Option<Moment>) -> UpgradeStep {
+    fn propose_read_mode(read: &Hold, until: Option<Moment>) -> UpgradeStep {
         let (sender, answer) = oneshot::channel();
         let session = read.session().clone();
         let shared = Arc::clone(session.shared());
@@ -265,7 +265,7 @@ impl Upgrade {
                 // other guards of the hold, one of them may be a writer that has not been polled
                 // yet.
                 if read.mode() == LockMode::Write && read.holding().waiter.is_single() {
-                    self.step = Self::restate(read, self.until);
+                    self.step = Self::propose_read_mode(read, self.until);
                     return Poll::Ready(None);
                 }
                 self.step = UpgradeStep::Waits(match self.acquire(read) {

@@ -169,7 +169,7 @@ impl Board {
                     Err(TryLockError::WouldBlock) => return,
                 };
                 self.due.store(false, Ordering::SeqCst);
-                self.work_off(&mut state)
+                self.next_work(&mut state)
             };
             // Run these actions without the lock, because they may wake or drop tasks and call
             // foreign code.
@@ -182,12 +182,12 @@ impl Board {
                 self.propose(txn, proposed);
             }
             if let Some(head) = work.count {
-                self.count_patience(head);
+                self.start_wait_timer(head);
             }
         }
     }
 
-    fn work_off(self: &Arc<Self>, state: &mut BoardState) -> Work {
+    fn next_work(self: &Arc<Self>, state: &mut BoardState) -> Work {
         let mut work = Work::default();
         let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
         for note in notes {
@@ -378,14 +378,14 @@ impl Board {
             work.count = head.cloned();
             state.counting = true;
         }
-        let is_spent = |id: &Bytes| {
+        let is_exhausted = |id: &Bytes| {
             let attempts = state.index.item(id).map_or(0, |item| item.attempts);
             self.attempts_max.is_some_and(|max| attempts >= max)
         };
-        let (spent, claims): (Vec<Bytes>, Vec<Bytes>) = chosen.into_iter().partition(is_spent);
+        let (spent, claims): (Vec<Bytes>, Vec<Bytes>) = chosen.into_iter().partition(is_exhausted);
         // Move at most one item per proposal, because values may be large.
-        let burial = spent.first().and_then(|id| self.burial(id, &state.index));
-        let mut txn = Txn { success: burial.into_iter().collect(), ..Txn::default() };
+        let dead_letter_op = spent.first().and_then(|id| self.dead_letter_op(id, &state.index));
+        let mut txn = Txn { success: dead_letter_op.into_iter().collect(), ..Txn::default() };
         let before = txn.success.len();
         txn.success.extend(claims.iter().map(|id| Op::Txn(self.claim(id))));
         let waits = state.takers.len() > claims.len();
@@ -447,7 +447,7 @@ impl Board {
     }
 
     /// Returns the operation that moves an item to the dead-letter queue.
-    fn burial(&self, id: &Bytes, index: &ItemIndex) -> Option<Op> {
+    fn dead_letter_op(&self, id: &Bytes, index: &ItemIndex) -> Option<Op> {
         let key = self.keys.key(KeyPart::Item, id);
         let known = index.item(id)?;
         let (row, _) = self.session.shared().reader.get(&key);
@@ -478,7 +478,7 @@ impl Board {
         self.session.shared().propose_until_applied(Command::Txn(txn), reply);
     }
 
-    fn count_patience(self: &Arc<Self>, head: Bytes) {
+    fn start_wait_timer(self: &Arc<Self>, head: Bytes) {
         let shared = self.session.shared();
         let board = Arc::downgrade(self);
         let late = move |_| {

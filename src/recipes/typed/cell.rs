@@ -164,7 +164,7 @@ impl<T: Send + 'static, C: Codec<T>> TypedCell<T, C> {
     /// [`Cell::changed`].
     pub fn changed(&self, from: Revision) -> Call<'static, Option<TypedCellValue<T>>> {
         let (cell, codec) = (self.cell(), self.codec.clone());
-        Call::endless(&self.client, move |until| async move {
+        Call::without_deadline(&self.client, move |until| async move {
             let changed = until.within(cell.changed(from).into_future()).await??;
             decode_cell(&codec, changed)
         })

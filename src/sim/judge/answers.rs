@@ -128,7 +128,7 @@ impl Judge {
     }
 
     /// Records that the call has returned without a result. In the calm phase the reason must not be its deadline.
-    pub(crate) fn returned_in_vain(&mut self, id: CallId) {
+    pub(crate) fn returned_without_result(&mut self, id: CallId) {
         let calm = self.locks.calm_since;
         if let Some(call) = self.callers.calls.get(&id)
             && calm.is_some_and(|calm| call.began >= calm)
@@ -218,13 +218,18 @@ impl Judge {
     }
 
     /// Checks the reply of a read at a past revision.
-    pub(crate) fn past_read(&mut self, range: &KeyRange, revision: Revision, rows: &[KeyValue]) {
+    pub(crate) fn check_past_read(
+        &mut self,
+        range: &KeyRange,
+        revision: Revision,
+        rows: &[KeyValue],
+    ) {
         self.check_rows("M-HIST", range, revision, rows);
         self.done("read of the past");
     }
 
     /// Checks the rejection of a read at a past revision, which was compacted or is in the future.
-    pub(crate) fn past_is_gone(&mut self, asked: Revision, why: &Rejection) {
+    pub(crate) fn check_past_rejection(&mut self, asked: Revision, why: &Rejection) {
         let (compaction_asked, newest) = (self.callers.compaction_asked, self.truth.newest());
         let is_so = match why {
             Rejection::Compacted { compacted, .. } => {
@@ -322,14 +327,14 @@ impl Judge {
         let key = compare.range.as_single().expect("the workload compares single keys");
         let row = self.truth.row_at(key, on);
         let number = |field: fn(&KeyValue) -> u64, right: u64| {
-            relates(compare.op, &row.map_or(0, field), &right)
+            is_true(compare.op, &row.map_or(0, field), &right)
         };
         match &compare.target {
             CompareTarget::Version(right) => number(|row| row.version, *right),
             CompareTarget::Create(right) => number(|row| row.create_revision.get(), right.get()),
             CompareTarget::Mod(right) => number(|row| row.mod_revision.get(), right.get()),
             CompareTarget::Value(right) => {
-                row.is_some_and(|row| relates(compare.op, &row.value, right))
+                row.is_some_and(|row| is_true(compare.op, &row.value, right))
             }
             CompareTarget::Lease(right) => {
                 number(|row| row.lease.map_or(0, |lease| lease.get()), *right)
@@ -344,12 +349,12 @@ impl Judge {
     }
 
     /// Records that the deletion of a key that was to stay will be requested.
-    pub(crate) fn may_go(&mut self, key: &Bytes) {
-        self.truth.may_go(key);
+    pub(crate) fn expect_deletion(&mut self, key: &Bytes) {
+        self.truth.expect_deletion(key);
     }
 
     /// Records that a request was reported as not applied: its evidence must never appear.
-    pub(crate) fn left_no_sign(&mut self, sign: Sign<'_>) {
+    pub(crate) fn record_not_applied(&mut self, sign: Sign<'_>) {
         let what = match sign {
             Sign::Puts(values) => return self.not_applied(values),
             Sign::Deletes(key) => {
@@ -416,7 +421,7 @@ impl Judge {
     }
 
     /// Checks the previous row in an event.
-    pub(crate) fn told_before(&mut self, event: &Event) {
+    pub(crate) fn check_previous_row(&mut self, event: &Event) {
         let found = self.truth.check_prev(event, self.callers.compaction_asked);
         self.note(found);
     }
@@ -447,7 +452,7 @@ impl Judge {
     }
 
     /// Returns a description of a watch on one of these nodes that has not yet delivered all events.
-    pub(crate) fn watch_owes(&self, nodes: &[usize]) -> Option<String> {
+    pub(crate) fn missing_watch_events(&self, nodes: &[usize]) -> Option<String> {
         let newest = self.truth.newest();
         let here = self.callers.watches.values().filter(|watch| nodes.contains(&place(watch.node)));
         let mut owing = here
@@ -461,7 +466,7 @@ impl Judge {
     }
 }
 
-fn relates<T: Ord>(op: CompareOp, left: &T, right: &T) -> bool {
+fn is_true<T: Ord>(op: CompareOp, left: &T, right: &T) -> bool {
     match op {
         CompareOp::Equal => left == right,
         CompareOp::NotEqual => left != right,
@@ -486,14 +491,14 @@ mod tests {
             judge.verdict().err().map(|violation| violation.invariant)
         };
         assert_eq!(told(|judge, _| judge.compaction_told(Revision(7))), None);
-        assert_eq!(told(|judge, sign| judge.left_no_sign(sign)), None);
+        assert_eq!(told(|judge, sign| judge.record_not_applied(sign)), None);
         let early = |judge: &mut Judge, sign: Sign<'_>| {
             judge.compaction_told(Revision(7));
-            judge.left_no_sign(sign);
+            judge.record_not_applied(sign);
         };
         assert_eq!(told(early), Some("X-UNKNOWN"));
         let late = |judge: &mut Judge, sign: Sign<'_>| {
-            judge.left_no_sign(sign);
+            judge.record_not_applied(sign);
             judge.compaction_told(Revision(7));
         };
         assert_eq!(told(late), Some("X-UNKNOWN"));
@@ -510,12 +515,12 @@ mod tests {
         timeline.advance_to(second);
         judge.lease_not_renewed(lease);
         assert_eq!(judge.verdict(), Ok(()));
-        judge.left_no_sign(Sign::Revokes(lease));
+        judge.record_not_applied(Sign::Revokes(lease));
         assert_eq!(judge.verdict().unwrap_err().invariant, "X-UNKNOWN");
         let mut judge = Judge::new(timeline.clone(), 1);
         judge.lease_counts(lease, Duration::ZERO, second * 2);
         judge.lease_may_end(lease);
-        judge.left_no_sign(Sign::Revokes(lease));
+        judge.record_not_applied(Sign::Revokes(lease));
         judge.lease_renewed(lease, second, second * 2);
         assert_eq!(judge.verdict(), Ok(()));
         timeline.advance_to(second * 5 / 2);

@@ -73,7 +73,7 @@ impl Judge {
     pub(crate) fn refused_broadly(&mut self, floor: Revision, txn: &Txn, why: &Rejection) {
         self.count("broad transaction refused");
         match why {
-            Rejection::Compacted { asked, .. } => self.past_is_gone(*asked, why),
+            Rejection::Compacted { asked, .. } => self.check_past_rejection(*asked, why),
             _ => {
                 let mut since = floor.get()..=self.truth.newest().get();
                 let is_so = since.any(|at| {
@@ -83,7 +83,9 @@ impl Judge {
                         (PlainStep::Put(put), Rejection::LeaseNotFound(lease)) => {
                             put.lease == PutLease::Attach(*lease)
                         }
-                        (PlainStep::Put(put), Rejection::KeyNotFound) => keeps_nothing(put, &state),
+                        (PlainStep::Put(put), Rejection::KeyNotFound) => {
+                            keeps_missing_lease(put, &state)
+                        }
                         _ => false,
                     })
                 });
@@ -99,7 +101,7 @@ impl Judge {
     fn means(&self, txn: &Txn, base: Revision) -> Option<(TxnReply, Vec<Event>)> {
         let state = self.broad_at(base);
         let path = Path::choose(txn, &state);
-        let refused = |step: &&PlainStep<'_>| matches!(step, PlainStep::Put(put) if keeps_nothing(put, &state));
+        let refused = |step: &&PlainStep<'_>| matches!(step, PlainStep::Put(put) if keeps_missing_lease(put, &state));
         if path.flat().iter().any(refused) {
             return None;
         }
@@ -115,7 +117,7 @@ impl Judge {
 }
 
 /// Returns whether a put keeps the lease of a key that does not exist.
-fn keeps_nothing(put: &Put, state: &State) -> bool {
+fn keeps_missing_lease(put: &Put, state: &State) -> bool {
     put.lease == PutLease::Keep && !state.contains_key(&put.key)
 }
 

@@ -93,7 +93,7 @@ impl Judge {
     }
 
     /// Records the reply that nothing was changed.
-    pub(crate) fn was_not_counted(&mut self, amount: Amount) {
+    pub(crate) fn record_not_counted(&mut self, amount: Amount) {
         let became = self.counts.calls.insert(amount, Became::Refused);
         self.expect(became == Some(Became::Asked), "T-SUM", || {
             format!("{amount:?} is said not to be counted; it is {became:?}")
@@ -101,7 +101,7 @@ impl Judge {
     }
 
     /// Checks the reply that the counter differed from `expected` at some time after `floor`.
-    pub(crate) fn was_another(&mut self, expected: i64, floor: Revision) {
+    pub(crate) fn check_mismatch(&mut self, expected: i64, floor: Revision) {
         let is_it = |row: Option<&KeyValue>| u64::try_from(expected) == Ok(number(row));
         let was_it = self.counter_since(floor).all(is_it);
         self.expect(!was_it, "T-SUM", || {
@@ -208,11 +208,11 @@ mod tests {
         let mut early = judge();
         let amount = early.will_add();
         assert_eq!(judged(&mut early, &[1]), None);
-        early.was_not_counted(amount);
+        early.record_not_counted(amount);
         assert_eq!(judged(&mut early, &[]), Some("T-SUM"));
         let mut late = judge();
         let amount = late.will_add();
-        late.was_not_counted(amount);
+        late.record_not_counted(amount);
         assert_eq!(judged(&mut late, &[]), None);
         assert_eq!(judged(&mut late, &[1]), Some("T-SUM"));
     }
@@ -226,7 +226,7 @@ mod tests {
         judge.was_set(first, Some(1), Revision(2));
         judge.was_set(second, None, Revision(3));
         judge.counter_read(first.get(), Revision(3));
-        judge.was_another(1, Revision(3));
+        judge.check_mismatch(1, Revision(3));
         assert!(judge.violation.is_none());
         let mut last = judge;
         assert_eq!(judged(&mut last, &[SET]), Some("T-SUM"));
@@ -243,8 +243,8 @@ mod tests {
         };
         assert_eq!(told(|judge, _| judge.counter_read(0, Revision(1))), None);
         assert_eq!(told(|judge, _| judge.counter_read(0, Revision(2))), Some("T-SUM"));
-        assert_eq!(told(|judge, _| judge.was_another(1, Revision(1))), None);
-        assert_eq!(told(|judge, _| judge.was_another(1, Revision(2))), Some("T-SUM"));
+        assert_eq!(told(|judge, _| judge.check_mismatch(1, Revision(1))), None);
+        assert_eq!(told(|judge, _| judge.check_mismatch(1, Revision(2))), Some("T-SUM"));
         assert_eq!(told(|judge, amount| judge.added(amount, 2, Revision(1))), Some("T-SUM"));
         assert_eq!(told(|judge, amount| judge.added(amount, 1, Revision(2))), Some("T-SUM"));
     }

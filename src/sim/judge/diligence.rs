@@ -102,7 +102,7 @@ impl Judge {
             _ => worker.owed.insert((log_turns, now)).1,
         };
         let hangs = look.leads && now - since > DISK_PATIENCE;
-        if !hangs || process.gives_way() {
+        if !hangs || process.is_transferring_or_cannot() {
             worker.clings = None;
             return;
         }

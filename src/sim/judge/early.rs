@@ -43,7 +43,7 @@ struct Follower {
 
 impl Judge {
     /// Records a message that arrives at a process, for the check of early elections.
-    pub(super) fn hears_early(&mut self, from: NodeId, to: NodeId, message: &PeerMessage) {
+    pub(super) fn record_early_message(&mut self, from: NodeId, to: NodeId, message: &PeerMessage) {
         let PeerMessage::Raft(bytes) = message else { return };
         let (now, running) = (self.timeline.now(), self.running_time(to));
         let follower = self.peers.early.followers.entry(to).or_default();
@@ -60,7 +60,7 @@ impl Judge {
         }
     }
 
-    pub(super) fn forgets_leader(&mut self, id: NodeId) {
+    pub(super) fn forget_leader(&mut self, id: NodeId) {
         self.peers.early.followers.remove(&id);
     }
 

@@ -86,7 +86,7 @@ impl EntryShare {
         since: Revision,
         at: Revision,
     ) -> Result<(), String> {
-        let places = places_at(truth, lock, at);
+        let places = entries_at(truth, lock, at);
         let mine = |row: &&KeyValue| row.key == *key && row.create_revision == since;
         let Some(mine) = places.iter().position(mine) else {
             return Err(format!("it is not among {places:?}"));
@@ -115,13 +115,13 @@ fn permits(places: &[&KeyValue]) -> (u64, u64) {
 
 /// Returns the permit limit for the queue entry of this key at a revision.
 pub(super) fn limit_at(truth: &Truth, lock: &str, key: &Bytes, at: Revision) -> u64 {
-    let places = places_at(truth, lock, at);
+    let places = entries_at(truth, lock, at);
     let mine = places.iter().position(|row| row.key == *key).map_or(0, |mine| mine + 1);
     permits(&places[..mine]).0
 }
 
 /// Returns the entries of a lock queue at a revision, in order.
-fn places_at<'a>(truth: &'a Truth, lock: &str, at: Revision) -> Vec<&'a KeyValue> {
+fn entries_at<'a>(truth: &'a Truth, lock: &str, at: Revision) -> Vec<&'a KeyValue> {
     let prefix = format!("{lock}/");
     let mut rows = truth.rows_at(&KeyRange::prefix(prefix.clone()), at);
     rows.retain(|row| row.lease.is_some() && !row.key[prefix.len()..].contains(&b'/'));
@@ -178,7 +178,7 @@ impl LockQueueJudge {
             events.iter().filter(|event| event.kv.key.starts_with(b"lock/")).collect();
         let left = self.handed(&events).map_err(|what| ("K-TRANSFER", what));
         let left = left.and(self.parted(&events).map_err(|what| ("K-ALL", what)));
-        self.come_together(revision, &events);
+        self.record_joint_keys(revision, &events);
         let mut touched = BTreeSet::new();
         for event in events {
             let key = &event.kv.key;
@@ -206,7 +206,7 @@ impl LockQueueJudge {
     }
 
     /// Records which keys one revision has created in several queues.
-    fn come_together(&mut self, revision: Revision, events: &[&Event]) {
+    fn record_joint_keys(&mut self, revision: Revision, events: &[&Event]) {
         let is_new =
             |event: &&&Event| event.kind == EventKind::Put && event.kv.create_revision == revision;
         let keys: Vec<Bytes> =
@@ -235,16 +235,16 @@ impl LockQueueJudge {
                     && place.map(|place| place.lease) == event.kv.lease
             };
             let successor = event.kv.lease.filter(|lease| *lease != before.lease);
-            let takes_up =
+            let record_resumption =
                 |successor: LeaseId| self.takers.contains(&(key.clone(), before.since, successor));
-            if let Some(successor) =
-                successor.filter(|successor| !events.iter().any(is_left) && !takes_up(*successor))
+            if let Some(successor) = successor
+                .filter(|successor| !events.iter().any(is_left) && !record_resumption(*successor))
             {
                 return Err(format!(
                     "{key:?} of {before:?} goes to {successor:?}, who does not wait"
                 ));
             }
-            if successor.is_some_and(|successor| !takes_up(successor)) {
+            if successor.is_some_and(|successor| !record_resumption(successor)) {
                 self.handed_over.push(match says(&event.kv) {
                     Says::Reads => "read lock handed over",
                     Says::Wants { .. } => "permit handed over",

@@ -25,7 +25,7 @@ const CIRCLE_MAX: Duration = Duration::from_secs(4);
 pub(crate) struct WorkId(u64);
 
 /// A hold of a lock as its holder sees it.
-pub(crate) struct Belief {
+pub(crate) struct ReportedHold {
     pub(crate) lock: &'static str,
     /// The share of the lock.
     pub(crate) share: EntryShare,
@@ -45,7 +45,7 @@ pub(crate) struct Belief {
 
 /// A hold and what the judge recorded with it.
 struct Holder {
-    belief: Belief,
+    reported_hold: ReportedHold,
     /// The permit limit when it was granted.
     limit: u64,
     /// The slots that were reported to the holder.
@@ -53,15 +53,15 @@ struct Holder {
 }
 
 impl Holder {
-    fn believes(&self) -> bool {
-        (self.belief.loss)().is_none()
+    fn record_hold(&self) -> bool {
+        (self.reported_hold.loss)().is_none()
     }
 
     /// Returns whether the lock is free for the next holder at once, that is, whether it was not lost with its
     /// session.
-    fn was_let_go(&self) -> bool {
+    fn was_released(&self) -> bool {
         !matches!(
-            (self.belief.loss)(),
+            (self.reported_hold.loss)(),
             Some(LostReason::SessionEnded(_) | LostReason::NodeStopped(_))
         )
     }
@@ -126,7 +126,7 @@ impl LockJudge {
     pub(super) fn ended(&mut self, node: NodeId) {
         self.stopping.remove(&node);
         for holders in self.holders.values_mut() {
-            holders.retain(|_, holder| holder.belief.node != node);
+            holders.retain(|_, holder| holder.reported_hold.node != node);
         }
         self.attempts.retain(|_, attempt| attempt.node != node);
         self.observers.retain(|_, observer| observer.node != node);
@@ -139,50 +139,58 @@ impl Judge {
     }
 
     /// Records that a lock was granted, and checks the grant. From now on its holder believes in it.
-    pub(crate) fn believes(&mut self, what: &'static str, belief: Belief) -> HolderId {
-        let (lock, node, token) = (belief.lock, belief.node, belief.token);
-        self.token_rises(lock, belief.share, token);
-        if let Some(loss) = (belief.loss)() {
+    pub(crate) fn record_hold(
+        &mut self,
+        what: &'static str,
+        reported_hold: ReportedHold,
+    ) -> HolderId {
+        let (lock, node, token) = (reported_hold.lock, reported_hold.node, reported_hold.token);
+        self.token_rises(lock, reported_hold.share, token);
+        if let Some(loss) = (reported_hold.loss)() {
             self.broken("K-HELD", || {
                 format!("{lock} is granted to {node:?} with {token:?}, and is not held: {loss}")
             });
         }
-        self.keeps_the_delay(&belief);
-        let (share, key, since) = (belief.share, belief.key.clone(), belief.since);
-        self.stands_to_hold(lock, share, &key, since, token.revision());
+        self.keeps_the_delay(&reported_hold);
+        let (share, key, since) =
+            (reported_hold.share, reported_hold.key.clone(), reported_hold.since);
+        self.check_queue_position(lock, share, &key, since, token.revision());
         if share == EntryShare::All {
-            self.passes_on(&belief);
+            self.passes_on(&reported_hold);
         }
         self.done(what);
         self.count(what);
         *self.tally.grants.entry(lock).or_default() += 1;
-        self.believes_still(belief)
+        self.record_continued_hold(reported_hold)
     }
 
     /// Records that an earlier hold continues, possibly with another share of the lock.
-    pub(crate) fn believes_still(&mut self, belief: Belief) -> HolderId {
+    pub(crate) fn record_continued_hold(&mut self, reported_hold: ReportedHold) -> HolderId {
         let id = HolderId(self.next);
         self.next += 1;
-        let limit = match belief.share {
-            EntryShare::Permits(_) => {
-                limit_at(&self.truth, belief.lock, &belief.key, belief.token.revision())
-            }
+        let limit = match reported_hold.share {
+            EntryShare::Permits(_) => limit_at(
+                &self.truth,
+                reported_hold.lock,
+                &reported_hold.key,
+                reported_hold.token.revision(),
+            ),
             _ => 0,
         };
-        let holders = self.locks.holders.entry(belief.lock).or_default();
-        holders.insert(id, Holder { belief, limit, slots: Vec::new() });
+        let holders = self.locks.holders.entry(reported_hold.lock).or_default();
+        holders.insert(id, Holder { reported_hold, limit, slots: Vec::new() });
         self.check_holders();
         id
     }
 
     /// Checks the lock delay: after the loss of a hold with a lock delay, no other session may acquire the lock
     /// during it.
-    fn keeps_the_delay(&mut self, belief: &Belief) {
-        let (lock, now) = (belief.lock, self.timeline.now());
+    fn keeps_the_delay(&mut self, reported_hold: &ReportedHold) {
+        let (lock, now) = (reported_hold.lock, self.timeline.now());
         let Some((lease, until)) = self.locks.reserved.remove(lock) else { return };
         self.count("lock delay");
-        if lease != belief.lease && now < until {
-            let node = belief.node;
+        if lease != reported_hold.lease && now < until {
+            let node = reported_hold.node;
             self.broken("K-DELAY", || {
                 format!("{lock} is granted to {node:?}; {lease:?} keeps it until {until:?}")
             });
@@ -214,7 +222,7 @@ impl Judge {
         };
         let known =
             std::mem::replace(&mut holder.slots, slots.iter().map(|(number, _)| *number).collect());
-        let fits = slots.len() as u64 == holder.belief.share.permits();
+        let fits = slots.len() as u64 == holder.reported_hold.share.permits();
         let is_same = known.is_empty() || known == holder.slots;
         self.expect(fits && is_same, "K-SLOT", || {
             format!("{slots:?} of {lock} are told, where there were {known:?}")
@@ -231,18 +239,18 @@ impl Judge {
     }
 
     /// Checks that a lock is passed on within one node only a limited number of times while other nodes wait.
-    fn passes_on(&mut self, belief: &Belief) {
-        let known = self.seen[place(belief.node)].revision;
+    fn passes_on(&mut self, reported_hold: &ReportedHold) {
+        let known = self.seen[place(reported_hold.node)].revision;
         let is_passed = |line: &Line| {
-            let mut after = line.places.range((belief.since.next(), Bytes::new())..);
-            after.any(|((since, _), other)| *since <= known && other.key != belief.key)
+            let mut after = line.places.range((reported_hold.since.next(), Bytes::new())..);
+            after.any(|((since, _), other)| *since <= known && other.key != reported_hold.key)
         };
-        let is_passed = self.line(belief.lock).is_some_and(is_passed);
-        let Turns { of, passes } = self.locks.turns.entry(belief.lock).or_default();
-        let is_same = *of == Some((belief.key.clone(), belief.since));
+        let is_passed = self.line(reported_hold.lock).is_some_and(is_passed);
+        let Turns { of, passes } = self.locks.turns.entry(reported_hold.lock).or_default();
+        let is_same = *of == Some((reported_hold.key.clone(), reported_hold.since));
         // A hold that was transferred has the same key as well.
-        let is_handoff = is_same && belief.token.handoff() > 0;
-        *of = Some((belief.key.clone(), belief.since));
+        let is_handoff = is_same && reported_hold.token.handoff() > 0;
+        *of = Some((reported_hold.key.clone(), reported_hold.since));
         *passes = if is_handoff && is_passed { *passes + 1 } else { 0 };
         let passes = *passes;
         self.tally.passes_max = self.tally.passes_max.max(passes);
@@ -250,7 +258,7 @@ impl Judge {
             self.count("lock passed on inside a node");
         }
         if passes > PASSES_MAX {
-            let (lock, key) = (belief.lock, belief.key.clone());
+            let (lock, key) = (reported_hold.lock, reported_hold.key.clone());
             self.broken("K-FAIR", || {
                 format!("{key:?} of {lock} was passed on {passes} times while others waited")
             });
@@ -258,20 +266,20 @@ impl Judge {
     }
 
     /// Records that the holder releases the lock, or knows that it has lost it.
-    pub(crate) fn believes_no_more(&mut self, lock: &'static str, id: HolderId) {
+    pub(crate) fn record_end_of_hold(&mut self, lock: &'static str, id: HolderId) {
         self.check_holders();
         let LockJudge { holders, reserved, .. } = &mut self.locks;
         let Some(holder) = holders.get_mut(lock).and_then(|holders| holders.remove(&id)) else {
             return;
         };
-        let is_its = |(lease, _): &(LeaseId, Duration)| *lease == holder.belief.lease;
-        if holder.was_let_go() && reserved.get(lock).is_some_and(is_its) {
+        let is_its = |(lease, _): &(LeaseId, Duration)| *lease == holder.reported_hold.lease;
+        if holder.was_released() && reserved.get(lock).is_some_and(is_its) {
             reserved.remove(lock);
         }
     }
 
     /// Checks that the position of this key in the lock queue allows it to hold this share at this revision.
-    pub(crate) fn stands_to_hold(
+    pub(crate) fn check_queue_position(
         &mut self,
         lock: &'static str,
         share: EntryShare,
@@ -304,9 +312,9 @@ impl Judge {
             let Some(holder) = self.locks.holders.get(lock).and_then(|all| all.get(&id)) else {
                 continue;
             };
-            let Belief { share, key, since, .. } = &holder.belief;
+            let ReportedHold { share, key, since, .. } = &holder.reported_hold;
             let (share, key, since) = (share.when_writing(), key.clone(), *since);
-            self.stands_to_hold(lock, share, &key, since, before);
+            self.check_queue_position(lock, share, &key, since, before);
         }
         let row = self.truth.row_at(key, before).cloned();
         if row.as_ref() != read {
@@ -322,26 +330,26 @@ impl Judge {
     }
 
     /// Checks an acknowledged release: the key created at `since` is gone, or belongs to another session.
-    pub(crate) fn left_the_line(&mut self, key: &Bytes, since: Revision, lease: LeaseId) {
-        if let Some(row) = self.stands_still(key, since, lease) {
+    pub(crate) fn check_release(&mut self, key: &Bytes, since: Revision, lease: LeaseId) {
+        if let Some(row) = self.unchanged_row(key, since, lease) {
             self.broken("K-LEAK", || format!("{key:?} was released and is still there: {row:?}"));
         }
     }
 
     /// Records that this session is about to resume a hold of an earlier one.
-    pub(crate) fn takes_up(&mut self, key: &Bytes, since: Revision, by: LeaseId) {
+    pub(crate) fn record_resumption(&mut self, key: &Bytes, since: Revision, by: LeaseId) {
         self.locks.lines.takers.insert((key.clone(), since, by));
     }
 
     /// Checks the reply that a hold to be resumed has ended.
     pub(crate) fn is_over(&mut self, key: &Bytes, since: Revision, lease: LeaseId) {
-        if let Some(row) = self.stands_still(key, since, lease) {
+        if let Some(row) = self.unchanged_row(key, since, lease) {
             self.broken("K-RESUME", || format!("{key:?} is said to be over, and there is {row:?}"));
         }
     }
 
     /// Returns the row of a queue entry if it exists and still belongs to the same session.
-    fn stands_still(&self, key: &Bytes, since: Revision, lease: LeaseId) -> Option<KeyValue> {
+    fn unchanged_row(&self, key: &Bytes, since: Revision, lease: LeaseId) -> Option<KeyValue> {
         let row = self.truth.row_at(key, self.truth.newest());
         row.filter(|row| row.create_revision == since && row.lease == Some(lease)).cloned()
     }
@@ -370,7 +378,7 @@ impl Judge {
     /// Returns a node on which a program believes that it holds a lock.
     pub(crate) fn some_holder(&self) -> Option<NodeId> {
         let mut all = self.locks.holders.values().flat_map(BTreeMap::values);
-        all.find(|holder| holder.believes()).map(|holder| holder.belief.node)
+        all.find(|holder| holder.record_hold()).map(|holder| holder.reported_hold.node)
     }
 
     /// Checks that all current holders are compatible, and that each still has its key: no program of the world
@@ -382,8 +390,8 @@ impl Judge {
         for (lock, holders) in holders {
             let mut believers = Vec::new();
             for holder in holders.values() {
-                let Belief { lease, delay, .. } = holder.belief;
-                match (holder.belief.loss)() {
+                let ReportedHold { lease, delay, .. } = holder.reported_hold;
+                match (holder.reported_hold.loss)() {
                     None => {
                         believers.push(holder);
                         if !delay.is_zero() {
@@ -391,11 +399,11 @@ impl Judge {
                         }
                     }
                     Some(LostReason::KeyDeleted) => {
-                        let Belief { node, key, since, .. } = &holder.belief;
+                        let ReportedHold { node, key, since, .. } = &holder.reported_hold;
                         robbed = Some((*lock, *node, key.clone(), *since));
                     }
                     Some(LostReason::SessionEnded(_) | LostReason::NodeStopped(_))
-                        if !stopping.contains(&holder.belief.node) => {}
+                        if !stopping.contains(&holder.reported_hold.node) => {}
                     Some(_) => {
                         reserved.retain(|of, (other, _)| of != lock || *other != lease);
                     }
@@ -404,9 +412,9 @@ impl Judge {
             if !believers.is_empty() {
                 believed.insert(lock, now);
             }
-            if let Some(invariant) = misfit(&believers) {
+            if let Some(invariant) = conflict_of(&believers) {
                 let believers = believers.iter().map(|holder| {
-                    let Belief { node, share, token, .. } = &holder.belief;
+                    let ReportedHold { node, share, token, .. } = &holder.reported_hold;
                     (*node, *share, *token, holder.limit, holder.slots.clone())
                 });
                 together = Some((invariant, *lock, believers.collect::<Vec<_>>()));
@@ -450,7 +458,7 @@ impl Judge {
     }
 
     /// Returns the id of a new piece of work.
-    pub(crate) fn new_work(&mut self) -> WorkId {
+    pub(crate) fn next_work_id(&mut self) -> WorkId {
         self.next += 1;
         WorkId(self.next)
     }
@@ -464,7 +472,12 @@ impl Judge {
         let next = |work: WorkId| {
             let attempt =
                 attempts.values().filter(long).find(|attempt| attempt.work == Some(work))?;
-            holders.get(attempt.lock)?.values().find(|holder| holder.believes())?.belief.work
+            holders
+                .get(attempt.lock)?
+                .values()
+                .find(|holder| holder.record_hold())?
+                .reported_hold
+                .work
         };
         for start in attempts.values().filter(long).filter_map(|attempt| attempt.work) {
             let mut circle = vec![start];
@@ -503,14 +516,16 @@ impl Judge {
 }
 
 /// Returns the conflict between these holders of one lock, if there is one.
-fn misfit(believers: &[&Holder]) -> Option<&'static str> {
-    let is_alone = believers.iter().any(|holder| holder.belief.share == EntryShare::All);
+fn conflict_of(believers: &[&Holder]) -> Option<&'static str> {
+    let is_alone = believers.iter().any(|holder| holder.reported_hold.share == EntryShare::All);
     if is_alone && believers.len() > 1 {
         return Some("K-LOCAL");
     }
     // The last holder was admitted while all others held the lock.
-    let last = believers.iter().max_by_key(|holder| (holder.belief.since, &holder.belief.key));
-    let permits: u64 = believers.iter().map(|holder| holder.belief.share.permits()).sum();
+    let last = believers
+        .iter()
+        .max_by_key(|holder| (holder.reported_hold.since, &holder.reported_hold.key));
+    let permits: u64 = believers.iter().map(|holder| holder.reported_hold.share.permits()).sum();
     if last.is_some_and(|last| permits > last.limit) {
         return Some("K-PERMITS");
     }

@@ -29,7 +29,7 @@ use diligence::Diligence;
 use leases::LeaseJudge;
 pub(crate) use lines::EntryShare;
 use locks::LockJudge;
-pub(crate) use locks::{Belief, HolderId, WorkId};
+pub(crate) use locks::{HolderId, ReportedHold, WorkId};
 use members::Roll;
 use peers::PeerJudge;
 use queues::Queues;
@@ -232,7 +232,7 @@ impl Judge {
         let seen = &mut self.seen[place(id)];
         *seen = JudgeSeen { paused: seen.paused, ..JudgeSeen::default() };
         self.peers.started(id);
-        self.forgets_leader(id);
+        self.forget_leader(id);
         self.diligence.started(id);
     }
 
@@ -260,7 +260,7 @@ impl Judge {
     }
 
     /// Returns the total time that a node was paused.
-    pub(crate) fn stood_still(&self, id: NodeId) -> Duration {
+    pub(crate) fn paused_time(&self, id: NodeId) -> Duration {
         let JudgeSeen { paused, paused_since, .. } = self.seen[place(id)];
         paused + paused_since.map_or(Duration::ZERO, |since| self.timeline.now() - since)
     }
@@ -343,7 +343,7 @@ impl Judge {
         let news = revision > self.truth.newest();
         let learned = self.truth.learn(revision, events);
         self.note(learned);
-        events.iter().for_each(|event| self.told_before(event));
+        events.iter().for_each(|event| self.check_previous_row(event));
         if let Some(checks) = self.of_rows.clone() {
             if news {
                 self.check_rows_of_all(&checks);
@@ -392,10 +392,12 @@ impl Judge {
     }
 
     fn check_digest(&mut self, id: NodeId, index: LogIndex, digest: u64) {
-        let (other, whose) = *self.digests.entry(index).or_insert((digest, id));
+        let (other, owner_of_data) = *self.digests.entry(index).or_insert((digest, id));
         if other != digest {
             self.broken("M-HASH", || {
-                format!("at {index:?} {whose:?} has {other:016x} and {id:?} has {digest:016x}")
+                format!(
+                    "at {index:?} {owner_of_data:?} has {other:016x} and {id:?} has {digest:016x}"
+                )
             });
         }
         if self.digests.len() > DIGESTS_KEPT {

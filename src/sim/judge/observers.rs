@@ -117,7 +117,7 @@ mod tests {
 
     /// Returns whether an observer may receive these leaders (0 for none). Before the second event, everything up to
     /// `compacted` may be compacted.
-    fn may_be_told(leaders: &[u64], compacted: u64) -> bool {
+    fn may_receive(leaders: &[u64], compacted: u64) -> bool {
         let mut judge = three_terms();
         let node = NodeId::new(1).unwrap();
         let id = judge.observer_begins(node, "lock/e");
@@ -152,7 +152,7 @@ mod tests {
             (&[0, 6], 0, true),
             (&[0, 4, 6], 0, false),
         ] {
-            assert_eq!(may_be_told(leaders, compacted), fits, "{leaders:?}, {compacted}");
+            assert_eq!(may_receive(leaders, compacted), fits, "{leaders:?}, {compacted}");
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) struct PeerJudge {
     /// Arrival time of the last acknowledged renewal of each lease.
     renewed: BTreeMap<LeaseId, Duration>,
     /// For each node, the time of the last message from each other node, in its running time.
-    heard: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
+    received: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
     /// The term of a node when it last received a message from any other node. Missing if it is to be read at the next
     /// check.
     alone_since: BTreeMap<NodeId, Term>,
@@ -55,7 +55,7 @@ struct Leads {
 impl PeerJudge {
     /// Records that a process has started and has received no messages.
     pub(super) fn started(&mut self, id: NodeId) {
-        self.heard.remove(&id);
+        self.received.remove(&id);
         self.alone_since.remove(&id);
         self.leads_since.remove(&id);
         self.unseen.insert(id);
@@ -81,9 +81,9 @@ impl Judge {
     /// Records a message that arrives at a process.
     pub(crate) fn arrives(&mut self, from: NodeId, to: NodeId, message: &PeerMessage) {
         let now = self.running_time(to);
-        self.peers.heard.entry(to).or_default().insert(from, now);
+        self.peers.received.entry(to).or_default().insert(from, now);
         self.peers.alone_since.remove(&to);
-        self.hears_early(from, to, message);
+        self.record_early_message(from, to, message);
         match message {
             PeerMessage::Raft(bytes) => {
                 self.votes(Vote::in_message(bytes));
@@ -210,9 +210,9 @@ impl Judge {
         if now - *since < LEADS_ALONE_MAX {
             return;
         }
-        let heard = self.peers.heard.get(&id);
+        let received = self.peers.received.get(&id);
         let is_near = |node: NodeId| {
-            let at = heard.and_then(|heard| heard.get(&node));
+            let at = received.and_then(|received| received.get(&node));
             node == id || at.is_some_and(|at| now - *at < LEADS_ALONE_MAX)
         };
         if !deciders.agree(is_near) {

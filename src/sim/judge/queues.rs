@@ -12,7 +12,7 @@ use crate::model::{Event, EventKind, NodeId, Revision};
 
 /// In the calm phase, maximum time until a taker gets an item while items are available all the time. It covers an
 /// election, and waiting takers before it that are gone and do not take the items meant for them.
-const HUNGER_MAX: Duration = Duration::from_secs(6);
+const TAKE_WAIT_MAX: Duration = Duration::from_secs(6);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct DeliveryId(u64);
@@ -39,10 +39,10 @@ struct QueuesPut {
 
 /// The id of a waiting taker.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct HungerId(u64);
+pub(crate) struct WaitingTakerId(u64);
 
 /// A taker that retries until it gets an item.
-struct Hunger {
+struct WaitingTaker {
     node: NodeId,
     queue: &'static str,
     since: Duration,
@@ -69,14 +69,14 @@ pub(super) struct Queues {
     takings: BTreeMap<Bytes, (Revision, u64)>,
     /// Keys of the items that are neither claimed nor delayed, and since when.
     free: BTreeMap<Bytes, Duration>,
-    hungry: BTreeMap<HungerId, Hunger>,
+    waiting_takers: BTreeMap<WaitingTakerId, WaitingTaker>,
 }
 
 impl Queues {
     /// Forgets the takers of a process that has ended.
     pub(super) fn ended(&mut self, node: NodeId) {
         self.deliveries.retain(|_, taken| taken.node != node);
-        self.hungry.retain(|_, hunger| hunger.node != node);
+        self.waiting_takers.retain(|_, waiting_taker| waiting_taker.node != node);
     }
 }
 
@@ -93,32 +93,40 @@ impl Judge {
     }
 
     /// Records that a program on a node takes repeatedly until it gets an item.
-    pub(crate) fn hungers(&mut self, node: NodeId, queue: &'static str) -> HungerId {
-        let id = HungerId(self.next);
+    pub(crate) fn record_waiting_taker(
+        &mut self,
+        node: NodeId,
+        queue: &'static str,
+    ) -> WaitingTakerId {
+        let id = WaitingTakerId(self.next);
         self.next += 1;
         let since = self.timeline.now();
-        self.queues.hungry.insert(id, Hunger { node, queue, since });
+        self.queues.waiting_takers.insert(id, WaitingTaker { node, queue, since });
         id
     }
 
     /// Records that the program got an item or has stopped.
-    pub(crate) fn hungers_no_more(&mut self, id: HungerId) {
-        self.queues.hungry.remove(&id);
+    pub(crate) fn record_served_taker(&mut self, id: WaitingTakerId) {
+        self.queues.waiting_takers.remove(&id);
     }
 
     /// Checks that in the calm phase no taker waits long while items are available all the time.
     pub(super) fn check_takers(&mut self, calm: Duration) {
         let now = self.timeline.now();
-        let Queues { free, hungry, .. } = &self.queues;
-        let long = |since: Duration| now - since.max(calm) > HUNGER_MAX;
-        for hunger in hungry.values().filter(|hunger| long(hunger.since)) {
+        let Queues { free, waiting_takers, .. } = &self.queues;
+        let long = |since: Duration| now - since.max(calm) > TAKE_WAIT_MAX;
+        for waiting_taker in
+            waiting_takers.values().filter(|waiting_taker| long(waiting_taker.since))
+        {
             let is_of = |key: &Bytes| {
-                let rest = key.strip_prefix(hunger.queue.as_bytes());
+                let rest = key.strip_prefix(waiting_taker.queue.as_bytes());
                 rest.is_some_and(|rest| rest.starts_with(b"/item/"))
             };
             if let Some((key, _)) = free.iter().find(|(key, since)| is_of(key) && long(**since)) {
-                let detail =
-                    format!("nobody has had {key:?} since {calm:?}, and {:?} takes", hunger.node);
+                let detail = format!(
+                    "nobody has had {key:?} since {calm:?}, and {:?} takes",
+                    waiting_taker.node
+                );
                 return self.broken("Q-LIVE", || detail);
             }
         }
@@ -186,7 +194,7 @@ impl Judge {
     /// Records that the acknowledgement was not applied and never will be: this claim does not remove the item.
     pub(crate) fn not_acknowledged(&mut self, queue: &str, item: &Bytes, taken_at: Revision) {
         self.queues.acknowledged.remove(&(item.clone(), taken_at));
-        let gone = self.gone_with(queue, item);
+        let gone = self.deletion_of(queue, item);
         let was_its = gone.is_some_and(|(_, claimed)| claimed == taken_at);
         self.expect(!was_its, "X-UNKNOWN", || {
             format!(
@@ -203,7 +211,7 @@ impl Judge {
     }
 
     /// Checks the reply that the item was returned.
-    pub(crate) fn was_given_back(&mut self, queue: &str, item: &[u8], taken_at: Revision) {
+    pub(crate) fn check_returned_item(&mut self, queue: &str, item: &[u8], taken_at: Revision) {
         let claim = [queue.as_bytes(), b"/claim/", item].concat();
         let row = self.truth.row_at(&claim, self.truth.newest()).cloned();
         let is_gone = row.as_ref().is_none_or(|row| row.create_revision != taken_at);
@@ -224,7 +232,7 @@ impl Judge {
         if done.is_err() {
             self.queues.acknowledged.remove(&(item.clone(), taken_at));
         }
-        let gone = self.gone_with(queue, item);
+        let gone = self.deletion_of(queue, item);
         let was_its = gone.is_some_and(|(_, claimed)| claimed == taken_at);
         self.expect(was_its == done.is_ok(), "Q-ACK", || {
             format!("of the taking at {taken_at:?} is told {done:?}; the item went: {gone:?}")
@@ -238,7 +246,7 @@ impl Judge {
     }
 
     /// Returns the revision at which an item was deleted, and the revision at which its claim was made.
-    fn gone_with(&self, queue: &str, item: &[u8]) -> Option<(Revision, Revision)> {
+    fn deletion_of(&self, queue: &str, item: &[u8]) -> Option<(Revision, Revision)> {
         let key = |part: &[u8]| [queue.as_bytes(), part, item].concat();
         let last = self.truth.changes(&key(b"/item/")).next_back();
         let (went, _) = last.filter(|(_, row)| row.is_none())?;
@@ -248,7 +256,7 @@ impl Judge {
 
     /// Follows the changes below `queue/`: no item appears twice, and none is removed without an acknowledgement.
     pub(super) fn follow_queues(&mut self, revision: Revision, events: &[Event]) {
-        self.follow_standing(revision, events);
+        self.follow_takers(revision, events);
         for event in events.iter().filter(|event| event.kv.key.starts_with(b"queue/")) {
             let key = &event.kv.key;
             self.follow_claims(event);
@@ -286,7 +294,7 @@ impl Judge {
     }
 
     /// Follows the order of the queues: a taker without competition gets the first item.
-    fn follow_standing(&mut self, revision: Revision, events: &[Event]) {
+    fn follow_takers(&mut self, revision: Revision, events: &[Event]) {
         let mut changes: BTreeMap<Bytes, Vec<MemberListChange<'_>>> = BTreeMap::new();
         for event in events.iter().filter(|event| event.kv.key.starts_with(b"queue/")) {
             let priority = self.queues.puts.get(&event.kv.value).map_or(0, |put| put.priority);
@@ -405,11 +413,11 @@ mod tests {
     fn returned_item_is_no_longer_claimed_by_its_taker() {
         let mut judge = judge();
         change(&mut judge, &["claim"], "");
-        judge.was_given_back(QUEUE, &ITEM, TAKEN_AT);
+        judge.check_returned_item(QUEUE, &ITEM, TAKEN_AT);
         change(&mut judge, &["claim"], "y");
-        judge.was_given_back(QUEUE, &ITEM, TAKEN_AT);
+        judge.check_returned_item(QUEUE, &ITEM, TAKEN_AT);
         assert_eq!(broken(&mut judge), None);
-        judge.was_given_back(QUEUE, &ITEM, Revision(5));
+        judge.check_returned_item(QUEUE, &ITEM, Revision(5));
         assert_eq!(broken(&mut judge), Some("Q-ACK"));
     }
 }

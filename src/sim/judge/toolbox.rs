@@ -151,7 +151,7 @@ impl Judge {
     /// Checks that a wait for the deletion of a key, begun at `floor`, has ended rightly.
     pub(crate) fn passed(&mut self, key: &'static str, floor: Revision) {
         let was_there = |at| self.truth.row_at(key.as_bytes(), at).is_some();
-        if was_there(floor) && !self.truth.went_after(key.as_bytes(), floor) {
+        if was_there(floor) && !self.truth.was_deleted_after(key.as_bytes(), floor) {
             let row = self.truth.row_at(key.as_bytes(), floor).cloned();
             self.broken("T-WAIT", || format!("somebody has passed {key}, which is {row:?}"));
         }
@@ -228,7 +228,7 @@ impl Judge {
     }
 
     /// Records the members that the follower knows now.
-    pub(crate) fn follower_knows(&mut self, id: FollowerId, members: BTreeSet<Member>) {
+    pub(crate) fn record_follower_view(&mut self, id: FollowerId, members: BTreeSet<Member>) {
         if let Some((.., known)) = self.toolbox.followers.get_mut(&id) {
             *known = members;
         }
@@ -236,7 +236,7 @@ impl Judge {
     }
 
     /// Returns a description of a follower on one of these nodes that does not know the current members.
-    pub(crate) fn follower_owes(&self, nodes: &[usize]) -> Option<String> {
+    pub(crate) fn missing_follower_members(&self, nodes: &[usize]) -> Option<String> {
         let here = |node: NodeId| nodes.contains(&place(node));
         let newest = self.truth.newest();
         let all = self.toolbox.followers.values().filter(|(node, ..)| here(*node));

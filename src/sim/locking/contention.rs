@@ -50,10 +50,10 @@ async fn live(player: Player, desk: Desk, lock: &'static str) {
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {
     let Some((what, guard)) = mutex::take(player, session, lock, None).await else { return };
-    let holding = player.believe(what, lock, guard);
+    let holding = player.report_hold(what, lock, guard);
     player.scene.timers.sleep(between(&player.rng, Duration::ZERO, HOLD_MAX)).await;
     if one_in(&player.rng, 2) {
         player.update_at_last(&holding).await;
     }
-    player.let_go(holding).await;
+    player.release_hold(holding).await;
 }

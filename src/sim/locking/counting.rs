@@ -54,8 +54,8 @@ async fn compare_and_set(player: &Player) {
     match answer {
         Ok(()) => judge.was_set(amount, Some(expected), floor),
         Err(CounterError::Changed { .. }) => {
-            judge.was_not_counted(amount);
-            judge.was_another(expected, floor);
+            judge.record_not_counted(amount);
+            judge.check_mismatch(expected, floor);
         }
         Err(error) => {
             drop(judge);
@@ -78,6 +78,6 @@ fn in_vain(player: &Player, amount: Amount, error: &CounterError) {
     let mut judge = player.scene.judge.borrow_mut();
     match error {
         CounterError::Store(error) if may_be(error) => judge.unknown(),
-        _ => judge.was_not_counted(amount),
+        _ => judge.record_not_counted(amount),
     }
 }

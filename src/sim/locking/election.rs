@@ -11,7 +11,7 @@ use crate::recipes::{Campaign, GuardError, Leader, LeaderEvent, Leadership};
 pub(super) fn start(player: Player, election: &'static str) {
     player.spawn(observe(player.again(), election));
     if one_in(&player.rng, 2) {
-        player.spawn(leading::live_on(player.again(), election));
+        player.spawn(leading::campaign_repeatedly(player.again(), election));
     }
     let scene = player.scene.clone();
     scene.spawner.spawn(Some(player.at), live(player, election));
@@ -40,15 +40,15 @@ fn campaign(player: &Player, session: &Session, election: &'static str) -> Campa
 pub(super) async fn once(player: &Player, session: &Session, election: &'static str) -> bool {
     let attempt = campaign(player, session, election);
     let Ok(leadership) = player.wait(election, attempt).await else { return false };
-    let holding = player.believe("leadership", election, leadership);
-    player.let_go(holding).await;
+    let holding = player.report_hold("leadership", election, leadership);
+    player.release_hold(holding).await;
     true
 }
 
 async fn turn(player: &Player, session: &Session, election: &'static str) {
     let attempt = campaign(player, session, election);
     let Ok(leadership) = player.wait(election, attempt).await else { return };
-    let holding = player.believe("leadership", election, leadership);
+    let holding = player.report_hold("leadership", election, leadership);
     let mut proclaims = one_in(&player.rng, 2);
     loop {
         player.scene.timers.sleep(player.while_held()).await;
@@ -59,7 +59,7 @@ async fn turn(player: &Player, session: &Session, election: &'static str) {
         proclaims = one_in(&player.rng, 2);
     }
     player.update(&holding).await;
-    player.let_go(holding).await;
+    player.release_hold(holding).await;
 }
 
 /// Proclaims a new value, which succeeds only while it leads.
@@ -79,7 +79,13 @@ async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
                 return judge.expect(false, "X-LIN", || format!("{value:?} was not proclaimed"));
             };
             judge.wrote("proclaim", floor, at, &puts);
-            judge.stands_to_hold(holding.lock(), EntryShare::All, &key, holding.held.since(), at);
+            judge.check_queue_position(
+                holding.lock(),
+                EntryShare::All,
+                &key,
+                holding.held.since(),
+                at,
+            );
         }
         Err(
             GuardError::NotHeld

@@ -3,7 +3,7 @@
 //! The number of holders must never exceed the limit.
 
 use super::super::plan::{index, one_in};
-use super::orders::patiently;
+use super::orders::wait_limited;
 use super::{Player, permits, reading};
 use crate::recipes::{LockAdminError, LockEntry};
 
@@ -39,7 +39,7 @@ async fn operate(player: Player, lock: &'static str) {
             player.evict_soon(other.clone());
         }
         let order = locks.transfer(holder, successor, "it is urgent");
-        let answer = patiently(&player, order).await;
+        let answer = wait_limited(&player, order).await;
         let mut judge = player.scene.judge.borrow_mut();
         match answer {
             Some(Ok(())) => judge.count("hold of several handed over by an order"),

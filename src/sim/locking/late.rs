@@ -37,20 +37,20 @@ pub(super) fn start(player: &Player, lock: &'static str) {
 
 async fn live(player: Player, lock: &'static str) {
     let turn = async |session: &Session| turn(&player, session, lock).await;
-    player.live_in_sessions(3, DELAY_MAX, turn).await;
+    player.run_in_sessions(3, DELAY_MAX, turn).await;
 }
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {
     // The deadline leaves room for the delay of the last poll.
     let attempt = session.mutex(lock).lock().deadline(PATIENCE - LATE_MAX);
     let granted = match one_in(&player.rng, 2) {
-        true => player.wait(lock, seldom(player, attempt)).await,
+        true => player.wait(lock, poll_rarely(player, attempt)).await,
         false => player.wait(lock, attempt).await,
     };
     let Ok(guard) = granted else { return };
-    let holding = player.believe("lock of who comes late", lock, guard);
+    let holding = player.report_hold("lock of who comes late", lock, guard);
     hold(player, &holding).await;
-    player.let_go(holding).await;
+    player.release_hold(holding).await;
 }
 
 /// Holds the lock for a while, until some time after its loss, or until the loss becomes observable, which may be
@@ -73,7 +73,7 @@ async fn hold(player: &Player, holding: &Holding<Guard>) {
 }
 
 /// Polls an acquisition at intervals, regardless of wake-ups.
-async fn seldom<H>(
+async fn poll_rarely<H>(
     player: &Player,
     attempt: impl IntoFuture<Output = Result<H, LockError>>,
 ) -> Result<H, LockError> {

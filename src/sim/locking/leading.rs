@@ -33,7 +33,7 @@ struct LeadingWork<'a> {
 impl Drop for LeadingWork<'_> {
     fn drop(&mut self) {
         if let Some(holding) = self.holding.take() {
-            drop(self.player.stop_believing(holding));
+            drop(self.player.report_end_of_hold(holding));
         }
     }
 }
@@ -45,7 +45,7 @@ pub(super) async fn turn(player: &Player, session: &Session, election: &'static 
 }
 
 /// Campaigns again and again with the session of its node, whatever the outcome.
-pub(super) async fn live_on(player: Player, election: &'static str) {
+pub(super) async fn campaign_repeatedly(player: Player, election: &'static str) {
     let own = OwnSession::of(player.caller.client().clone());
     while !player.is_closing() {
         // This recipe puts the same value for each campaign, so the value must not count as unique.
@@ -85,7 +85,7 @@ async fn run(
 }
 
 async fn work(player: &Player, election: &'static str, leadership: Arc<Leadership>) {
-    let holding = player.believe("leadership for work", election, Led(leadership));
+    let holding = player.report_hold("leadership for work", election, Led(leadership));
     let work = LeadingWork { player, holding: Some(holding) };
     let holding = work.holding.as_ref().expect("put there a line ago");
     for _ in 0..=player.rng.below(3) {

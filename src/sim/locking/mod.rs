@@ -34,7 +34,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::caller::SimCaller;
-use super::judge::{Belief, CallId, EntryShare, HolderId, WorkId};
+use super::judge::{CallId, EntryShare, HolderId, ReportedHold, WorkId};
 use super::plan::{between, one_in};
 use super::rng::Rng;
 use super::workload::Scene;
@@ -97,7 +97,7 @@ impl Player {
 
     /// Opens one session after the other and runs turns with each until it has ended. On average one in `without_delay`
     /// sessions has no lock delay.
-    async fn live_in_sessions(
+    async fn run_in_sessions(
         &self,
         without_delay: u64,
         delay_max: Duration,
@@ -133,14 +133,17 @@ impl Player {
     }
 
     /// Acquires a lock with a new session, with retries.
-    pub(super) async fn take_surely(&self, lock: &'static str) -> (Session, Holding<Guard>) {
+    pub(super) async fn acquire_with_retries(
+        &self,
+        lock: &'static str,
+    ) -> (Session, Holding<Guard>) {
         loop {
             let session = self.session_surely().await;
             let call = self.scene.judge.borrow_mut().call(self.node, "lock", PATIENCE);
             let guard = session.mutex(lock).lock().deadline(PATIENCE).await;
             self.scene.judge.borrow_mut().returned(call);
             if let Ok(guard) = guard {
-                return (session, self.believe("lock", lock, guard));
+                return (session, self.report_hold("lock", lock, guard));
             }
             self.close(&session).await;
         }
@@ -227,28 +230,28 @@ impl Player {
 
     /// Records in the judge that this program believes that it holds a lock. `what` is the name under which such holds
     /// are counted.
-    pub(super) fn believe<H: LockingHeld>(
+    pub(super) fn report_hold<H: LockingHeld>(
         &self,
         what: &'static str,
         lock: &'static str,
         held: H,
     ) -> Holding<H> {
-        self.believe_as(what, lock, None, held)
+        self.report_hold_as(what, lock, None, held)
     }
 
-    /// Like `believe`, for a piece of work.
-    fn believe_as<H: LockingHeld>(
+    /// Like `report_hold`, for a piece of work.
+    fn report_hold_as<H: LockingHeld>(
         &self,
         what: &'static str,
         lock: &'static str,
         work: Option<WorkId>,
         held: H,
     ) -> Holding<H> {
-        self.believe_all(what, &[lock], work, held)
+        self.report_holds(what, &[lock], work, held)
     }
 
-    /// Like `believe`, for several locks in the order of the keys of the hold.
-    fn believe_all<H: LockingHeld>(
+    /// Like `report_hold`, for several locks in the order of the keys of the hold.
+    fn report_holds<H: LockingHeld>(
         &self,
         what: &'static str,
         locks: &[&'static str],
@@ -257,31 +260,30 @@ impl Player {
     ) -> Holding<H> {
         let held = Rc::new(held);
         let mut judge = self.scene.judge.borrow_mut();
-        let parts = locks
-            .iter()
-            .zip(held.keys())
-            .map(|(lock, key)| (*lock, judge.believes(what, self.belief(lock, key, work, &held))));
+        let parts = locks.iter().zip(held.keys()).map(|(lock, key)| {
+            (*lock, judge.record_hold(what, self.reported_hold(lock, key, work, &held)))
+        });
         let parts = parts.collect();
         Holding { parts, held }
     }
 
     /// Records in the judge that an earlier hold continues as this one.
-    fn believe_still<H: LockingHeld>(&self, lock: &'static str, held: H) -> Holding<H> {
+    fn report_continued_hold<H: LockingHeld>(&self, lock: &'static str, held: H) -> Holding<H> {
         let held = Rc::new(held);
-        let belief = self.belief(lock, held.key(), None, &held);
-        let id = self.scene.judge.borrow_mut().believes_still(belief);
+        let reported_hold = self.reported_hold(lock, held.key(), None, &held);
+        let id = self.scene.judge.borrow_mut().record_continued_hold(reported_hold);
         Holding { parts: vec![(lock, id)], held }
     }
 
-    fn belief<H: LockingHeld>(
+    fn reported_hold<H: LockingHeld>(
         &self,
         lock: &'static str,
         key: &Bytes,
         work: Option<WorkId>,
         held: &Rc<H>,
-    ) -> Belief {
+    ) -> ReportedHold {
         let watched = held.clone();
-        Belief {
+        ReportedHold {
             lock,
             share: held.share(),
             node: self.node,
@@ -342,7 +344,7 @@ impl Player {
     }
 
     /// Writes to a row other than the one that was read, under a lock that others may hold as well.
-    async fn write_beside<H: LockingHeld>(
+    async fn write_other_row<H: LockingHeld>(
         &self,
         holding: &Holding<H>,
         what: &'static str,
@@ -406,26 +408,26 @@ impl Player {
     }
 
     /// Releases the hold: by a drop, or by a release that is awaited.
-    pub(super) async fn let_go<H: Release>(&self, holding: Holding<H>) {
+    pub(super) async fn release_hold<H: Release>(&self, holding: Holding<H>) {
         if one_in(&self.rng, 4) {
-            return drop(self.stop_believing(holding));
+            return drop(self.report_end_of_hold(holding));
         }
-        self.let_go_waiting(holding).await;
+        self.release_and_wait(holding).await;
     }
 
     /// Records that the program no longer considers the lock held, whatever the store replies later.
-    pub(super) fn stop_believing<H: LockingHeld>(&self, holding: Holding<H>) -> H {
+    pub(super) fn report_end_of_hold<H: LockingHeld>(&self, holding: Holding<H>) -> H {
         let Holding { parts, held } = holding;
         for (lock, id) in parts {
-            self.scene.judge.borrow_mut().believes_no_more(lock, id);
+            self.scene.judge.borrow_mut().record_end_of_hold(lock, id);
         }
         Rc::into_inner(held).expect("the judge has given its share back")
     }
 
     /// Releases the hold and waits.
-    pub(super) async fn let_go_waiting<H: Release>(&self, holding: Holding<H>) {
+    pub(super) async fn release_and_wait<H: Release>(&self, holding: Holding<H>) {
         let lock = holding.lock();
-        let held = self.stop_believing(holding);
+        let held = self.report_end_of_hold(holding);
         let may_take = self.caller.deadline();
         let (keys, since, lease) = (held.keys().to_vec(), held.since(), held.session().lease());
         let call = self.scene.judge.borrow_mut().call(self.node, "unlock", may_take);
@@ -436,7 +438,7 @@ impl Player {
             Ok(Released::Now) => {
                 // If tasks share a queue entry, its key remains for the next task.
                 if !Program::Contention.locks().contains(&lock) {
-                    keys.iter().for_each(|key| judge.left_the_line(key, since, lease));
+                    keys.iter().for_each(|key| judge.check_release(key, since, lease));
                 }
                 judge.count("unlock");
             }

@@ -48,10 +48,10 @@ async fn turn(player: &Player, session: &Session, locks: &'static [&'static str]
     player.scene.judge.borrow_mut().expect(guard.keys().len() == names.len(), "K-ALL", || {
         format!("{names:?} are granted as {:?}", guard.keys())
     });
-    let holding = player.believe_all("locks at once", &names, None, guard);
+    let holding = player.report_holds("locks at once", &names, None, guard);
     let one = names[index(&player.rng, names.len())];
     let Some(read) = player.guarded(one).await else { return };
     player.scene.timers.sleep(player.while_held() / 2).await;
     player.write_back(&holding, one, read).await;
-    player.let_go(holding).await;
+    player.release_hold(holding).await;
 }

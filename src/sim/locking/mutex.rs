@@ -37,7 +37,7 @@ async fn live(player: Player, lock: &'static str) {
         }
         while session.end().is_none() && left == MutexLeft::Free && !player.is_closing() {
             if let Some((what, guard)) = take(&player, &session, lock, lonely.take()).await {
-                left = hold(&player, player.believe(what, lock, guard)).await;
+                left = hold(&player, player.report_hold(what, lock, guard)).await;
             }
             player.think().await;
             if one_in(&player.rng, 10) {
@@ -55,9 +55,9 @@ async fn live(player: Player, lock: &'static str) {
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
     let attempt = session.mutex(lock).lock().deadline(PATIENCE);
     let Ok(guard) = player.wait(lock, attempt).await else { return false };
-    let holding = player.believe("lock", lock, guard);
+    let holding = player.report_hold("lock", lock, guard);
     player.update(&holding).await;
-    player.let_go(holding).await;
+    player.release_hold(holding).await;
     true
 }
 
@@ -80,7 +80,7 @@ async fn hold(player: &Player, holding: Holding<Guard>) -> MutexLeft {
         return MutexLeft::ToTheNext;
     }
     resuming::forget(player, lock);
-    player.let_go(holding).await;
+    player.release_hold(holding).await;
     MutexLeft::Free
 }
 

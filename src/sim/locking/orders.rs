@@ -32,7 +32,7 @@ pub(super) fn start(player: &Player, lock: &'static str) {
 
 async fn live(player: Player, lock: &'static str) {
     let turn = async |session: &Session| turn(&player, session, lock).await;
-    player.live_in_sessions(2, DELAY_MAX, turn).await;
+    player.run_in_sessions(2, DELAY_MAX, turn).await;
 }
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {
@@ -50,13 +50,13 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
         }
         Err(_) => return,
     };
-    let holding = player.believe("lock with orders", lock, guard);
+    let holding = player.report_hold("lock with orders", lock, guard);
     let asked = hold(player, &holding).await;
     player.update(&holding).await;
     let line = mutex.queue().unwrap_or_default();
     let successors: Vec<&LockEntry> = line.iter().filter(|place| !place.holds).collect();
     match successors.is_empty() || asked || !one_in(&player.rng, 3) {
-        true => player.let_go(holding).await,
+        true => player.release_hold(holding).await,
         false => transfer(player, holding, successors[index(&player.rng, successors.len())]).await,
     }
 }
@@ -75,21 +75,21 @@ async fn hold(player: &Player, holding: &Holding<Guard>) -> bool {
     if asked {
         player.scene.judge.borrow_mut().count("asked to release");
     } else {
-        is_told(player, holding).await;
+        check_notification(player, holding).await;
     }
     asked
 }
 
 /// Checks that the holder is notified of a release request that its node has applied.
-async fn is_told(player: &Player, holding: &Holding<Guard>) {
+async fn check_notification(player: &Player, holding: &Holding<Guard>) {
     let hold = &holding.held;
     let order = [&hold.key()[..], b"/order"].concat();
     let Some((Some(row), _)) = player.caller.get_local(&order).await else { return };
     let asks = format!("bowline:1 ask\n{}\n", hold.since());
     let is_meant =
         row.lease == Some(hold.session().lease()) && row.value.starts_with(asks.as_bytes());
-    let is_told = hold.request().is_some() || !hold.is_held();
-    player.scene.judge.borrow_mut().expect(is_told || !is_meant, "K-ORDER", || {
+    let check_notification = hold.request().is_some() || !hold.is_held();
+    player.scene.judge.borrow_mut().expect(check_notification || !is_meant, "K-ORDER", || {
         format!("{row:?} is here, and who holds by that key is not told")
     });
 }
@@ -100,7 +100,7 @@ async fn transfer(player: &Player, holding: Holding<Guard>, successor: &LockEntr
         player.evict_soon(successor.clone());
         player.scene.timers.sleep(Duration::from_millis(player.rng.below(40))).await;
     }
-    let guard = player.stop_believing(holding);
+    let guard = player.report_end_of_hold(holding);
     let (key, since, lease) = (guard.key().clone(), guard.since(), guard.session().lease());
     let may_take = player.caller.deadline();
     let call = player.scene.judge.borrow_mut().call(player.node, "hand over", may_take);
@@ -109,7 +109,7 @@ async fn transfer(player: &Player, holding: Holding<Guard>, successor: &LockEntr
     judge.returned(call);
     match answer {
         Ok(()) => {
-            judge.left_the_line(&key, since, lease);
+            judge.check_release(&key, since, lease);
             judge.count("handed over");
         }
         Err(LockAdminError::Store(_)) => judge.unknown(),
@@ -131,13 +131,17 @@ pub(super) async fn operate(player: Player, lock: &'static str, thinks: u32) {
         let (what, answer) = match index(&player.rng, 4) {
             0 => (
                 "hold asked for",
-                patiently(&player, locks.request_release(first, "it is due")).await,
+                wait_limited(&player, locks.request_release(first, "it is due")).await,
             ),
-            1 => ("hold broken", patiently(&player, locks.force_release(first, "it hangs")).await),
-            2 => ("place evicted", patiently(&player, locks.force_release(any, "not now")).await),
+            1 => {
+                ("hold broken", wait_limited(&player, locks.force_release(first, "it hangs")).await)
+            }
+            2 => {
+                ("place evicted", wait_limited(&player, locks.force_release(any, "not now")).await)
+            }
             _ => {
                 let order = locks.transfer(first, any, "it is urgent");
-                ("hold handed over by an order", patiently(&player, order).await)
+                ("hold handed over by an order", wait_limited(&player, order).await)
             }
         };
         let mut judge = player.scene.judge.borrow_mut();
@@ -155,6 +159,9 @@ pub(super) async fn operate(player: Player, lock: &'static str, thinks: u32) {
 }
 
 /// Waits for a request for a limited time. Giving up does not cancel the request.
-pub(super) async fn patiently<T>(player: &Player, order: impl IntoFuture<Output = T>) -> Option<T> {
+pub(super) async fn wait_limited<T>(
+    player: &Player,
+    order: impl IntoFuture<Output = T>,
+) -> Option<T> {
     player.for_at_most(ORDER_PATIENCE, order.into_future()).await
 }

@@ -32,18 +32,18 @@ async fn live(player: Player, locks: [&'static str; 2], any_order: bool) {
 /// Acquires both locks and releases them.
 async fn work(player: &Player, session: &Session, locks: [&'static str; 2], any_order: bool) {
     let owner = session.owner("work");
-    let work = player.scene.judge.borrow_mut().new_work();
+    let work = player.scene.judge.borrow_mut().next_work_id();
     let attempt = |lock: &'static str| session.mutex(lock).lock().owner(&owner).deadline(PATIENCE);
     let Ok(first) = player.wait_as(locks[0], Some(work), attempt(locks[0])).await else { return };
-    let first = player.believe_as("owner's lock", locks[0], Some(work), first);
+    let first = player.report_hold_as("owner's lock", locks[0], Some(work), first);
     hold_again(player, session, &owner, locks[0], first.held.since()).await;
     player.think().await;
     match player.wait_as(locks[1], Some(work), attempt(locks[1])).await {
         Ok(second) => {
-            let second = player.believe_as("owner's lock", locks[1], Some(work), second);
+            let second = player.report_hold_as("owner's lock", locks[1], Some(work), second);
             player.scene.timers.sleep(player.while_held() / 4).await;
             player.update(&second).await;
-            player.let_go(second).await;
+            player.release_hold(second).await;
             player.scene.judge.borrow_mut().count("both locks");
         }
         Err(GaveUp::Told(LockError::Deadlock { cycle })) => {
@@ -55,7 +55,7 @@ async fn work(player: &Player, session: &Session, locks: [&'static str; 2], any_
         }
         Err(_) => {}
     }
-    player.let_go(first).await;
+    player.release_hold(first).await;
 }
 
 /// Acquires a lock that its owner already holds, which must succeed at once.

@@ -48,7 +48,7 @@ pub(super) async fn once(player: &Player, session: &Session, lock: &'static str)
     for _ in 0..LOOKS_MAX {
         if let Some(holding) = take(player, session, lock, &mut limit, 1).await {
             slots(player, &holding).await;
-            player.let_go(holding).await;
+            player.release_hold(holding).await;
             return true;
         }
     }
@@ -68,7 +68,7 @@ async fn turn(player: &Player, session: &Session, lock: &'static str, limit: &mu
     if one_in(&player.rng, 4) {
         slots(player, &holding).await;
     }
-    player.let_go(holding).await;
+    player.release_hold(holding).await;
 }
 
 async fn take(
@@ -84,7 +84,7 @@ async fn take(
         false => semaphore.acquire_many(wants.min(*limit)).deadline(PATIENCE),
     };
     match player.wait(lock, attempt).await {
-        Ok(permit) => Some(player.believe("permits", lock, permit)),
+        Ok(permit) => Some(player.report_hold("permits", lock, permit)),
         Err(GaveUp::Told(LockError::LimitMismatch { stored, asked })) => {
             let mut judge = player.scene.judge.borrow_mut();
             judge.expect(asked == *limit && (1..=LIMIT_MAX).contains(&stored), "K-PERMITS", || {

@@ -32,7 +32,7 @@ const DELAY_MAX: Duration = Duration::from_secs(3);
 /// Starts a program that puts and several that take.
 pub(super) fn start(player: &Player, queue: &'static str) {
     player.spawn(put_for_ever(player.again(), queue));
-    player.spawn(take_for_ever(player.again(), queue));
+    player.spawn(take_repeatedly(player.again(), queue));
 }
 
 async fn put_for_ever(player: Player, queue: &'static str) {
@@ -68,13 +68,13 @@ async fn put(player: &Player, queue: &'static str) {
     }
 }
 
-async fn take_for_ever(player: Player, queue: &'static str) {
+async fn take_repeatedly(player: Player, queue: &'static str) {
     while !player.is_closing() {
         player.think().await;
         let Some(session) = player.session().await else { continue };
         let taker = session.queue(queue);
         for _ in 0..TAKERS {
-            player.spawn(take_while_it_lives(player.again(), taker.clone(), queue));
+            player.spawn(take_until_closed(player.again(), taker.clone(), queue));
         }
         while session.end().is_none() && !player.is_closing() {
             player.think().await;
@@ -86,7 +86,7 @@ async fn take_for_ever(player: Player, queue: &'static str) {
     }
 }
 
-async fn take_while_it_lives(player: Player, taker: QueueTaker, queue: &'static str) {
+async fn take_until_closed(player: Player, taker: QueueTaker, queue: &'static str) {
     while let Some(delivery) = next(&player, &taker, queue).await {
         work(&player, queue, delivery).await;
     }
@@ -94,7 +94,7 @@ async fn take_while_it_lives(player: Player, taker: QueueTaker, queue: &'static 
 
 /// Takes repeatedly until it gets an item or the session has ended.
 async fn next(player: &Player, taker: &QueueTaker, queue: &'static str) -> Option<Delivery> {
-    let hunger = player.scene.judge.borrow_mut().hungers(player.node, queue);
+    let waiting_taker = player.scene.judge.borrow_mut().record_waiting_taker(player.node, queue);
     let mut taken = None;
     while taken.is_none() && !player.is_closing() {
         match take(player, taker).await {
@@ -103,7 +103,7 @@ async fn next(player: &Player, taker: &QueueTaker, queue: &'static str) -> Optio
             Ok(None) | Err(_) => player.think().await,
         }
     }
-    player.scene.judge.borrow_mut().hungers_no_more(hunger);
+    player.scene.judge.borrow_mut().record_served_taker(waiting_taker);
     taken
 }
 
@@ -169,7 +169,7 @@ async fn work(player: &Player, queue: &'static str, delivery: Delivery) {
             let mut judge = player.scene.judge.borrow_mut();
             judge.returned(call);
             if answer.is_ok() {
-                judge.was_given_back(queue, &item, taken_at);
+                judge.check_returned_item(queue, &item, taken_at);
             }
         }
         _ => acknowledge(player, queue, id, delivery).await,

@@ -51,7 +51,7 @@ pub(super) async fn live(player: Player, lock: &'static str) {
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
     let attempt = session.rw_lock(lock).write().deadline(PATIENCE);
     let Ok(guard) = player.wait(lock, attempt).await else { return false };
-    let writer = player.believe("write lock", lock, guard);
+    let writer = player.report_hold("write lock", lock, guard);
     let written = player.update(&writer).await;
     step_down(player, lock, writer, written).await;
     true
@@ -66,12 +66,12 @@ async fn write(player: &Player, session: &Session, lock: &'static str) {
     let Ok(guard) = player.wait(lock, attempt).await.inspect_err(|why| told(player, why)) else {
         return;
     };
-    let writer = player.believe("write lock", lock, guard);
+    let writer = player.report_hold("write lock", lock, guard);
     player.scene.timers.sleep(player.while_held() / 2).await;
     let written = player.update(&writer).await;
     match one_in(&player.rng, 3) {
         true => step_down(player, lock, writer, written).await,
-        false => player.let_go(writer).await,
+        false => player.release_hold(writer).await,
     }
 }
 
@@ -84,13 +84,13 @@ async fn read(player: &Player, session: &Session, lock: &'static str) {
     let Ok(guard) = player.wait(lock, attempt).await.inspect_err(|why| told(player, why)) else {
         return;
     };
-    let reader = player.believe("read lock", lock, guard);
+    let reader = player.report_hold("read lock", lock, guard);
     let Some(read) = player.guarded(lock).await else { return };
     player.scene.timers.sleep(player.while_held() / 2).await;
-    player.write_beside(&reader, "write of a reader", read.clone()).await;
+    player.write_other_row(&reader, "write of a reader", read.clone()).await;
     match one_in(&player.rng, 3) {
         true => step_up(player, lock, reader, read).await,
-        false => player.let_go(reader).await,
+        false => player.release_hold(reader).await,
     }
 }
 
@@ -109,7 +109,7 @@ async fn step_down(
     written: LockingWritten,
 ) {
     let Some(read_before) = player.guarded(lock).await else { return };
-    let guard = player.stop_believing(writer);
+    let guard = player.report_end_of_hold(writer);
     let may_take = player.caller.deadline();
     let call = player.scene.judge.borrow_mut().call(player.node, "downgrade", may_take);
     let answer = guard.downgrade().await;
@@ -121,7 +121,7 @@ async fn step_down(
         Err(DowngradeError::HeldAgain(_)) => unreachable!("it has no owner"),
     };
     player.scene.judge.borrow_mut().count("downgrade");
-    let reader = player.believe_still(lock, guard);
+    let reader = player.report_continued_hold(lock, guard);
     let read = match (written, is_confirmed) {
         (LockingWritten::Decided, _) => Some(read_before),
         (LockingWritten::Perhaps, true) => player.guarded(lock).await,
@@ -129,9 +129,9 @@ async fn step_down(
     };
     player.scene.timers.sleep(player.while_held() / 4).await;
     if let Some(read) = read {
-        player.write_beside(&reader, "write of a reader", read).await;
+        player.write_other_row(&reader, "write of a reader", read).await;
     }
-    player.let_go(reader).await;
+    player.release_hold(reader).await;
 }
 
 /// Upgrades a read lock. The row that it read must be unchanged.
@@ -149,18 +149,18 @@ async fn step_up(
         }
         player.scene.timers.sleep(Duration::from_millis(player.rng.below(20))).await;
     }
-    let guard = player.stop_believing(reader);
+    let guard = player.report_end_of_hold(reader);
     match upgraded(player, lock, guard).await {
         Some(Ok(guard)) => {
-            let writer = player.believe("upgrade", lock, guard);
+            let writer = player.report_hold("upgrade", lock, guard);
             player.write_back(&writer, lock, read).await;
-            player.let_go(writer).await;
+            player.release_hold(writer).await;
         }
         Some(Err(guard)) => {
-            let reader = player.believe_still(lock, guard);
+            let reader = player.report_continued_hold(lock, guard);
             player.scene.timers.sleep(player.while_held() / 4).await;
-            player.write_beside(&reader, "write of a reader", read).await;
-            player.let_go(reader).await;
+            player.write_other_row(&reader, "write of a reader", read).await;
+            player.release_hold(reader).await;
         }
         None => {}
     }

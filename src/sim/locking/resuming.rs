@@ -25,7 +25,7 @@ pub(super) fn forget(player: &Player, lock: &'static str) {
 /// flight.
 pub(super) fn leave(player: &Player, holding: Holding<Guard>) {
     let lock = holding.lock();
-    let ticket = player.stop_believing(holding).detach();
+    let ticket = player.report_end_of_hold(holding).detach();
     player.scene.tickets.borrow_mut().insert((player.node, lock), ticket);
     player.scene.judge.borrow_mut().count("hold left to the next");
 }
@@ -42,7 +42,11 @@ pub(super) async fn take_up(
     lock: &'static str,
     ticket: SavedHold,
 ) -> Option<Holding<Guard>> {
-    player.scene.judge.borrow_mut().takes_up(ticket.key(), ticket.since(), session.lease());
+    player.scene.judge.borrow_mut().record_resumption(
+        ticket.key(),
+        ticket.since(),
+        session.lease(),
+    );
     let (mutex, refused) = (session.mutex(lock), Cell::new(None));
     let attempt = async {
         mutex.resume(&ticket).await.map_err(|why| match why {
@@ -54,7 +58,7 @@ pub(super) async fn take_up(
         })
     };
     if let Ok(guard) = player.wait(lock, Box::pin(attempt)).await {
-        return Some(player.believe("hold taken up", lock, guard));
+        return Some(player.report_hold("hold taken up", lock, guard));
     }
     told(player, lock, ticket, refused.into_inner());
     None

@@ -51,7 +51,7 @@ pub(super) fn start(player: &Player) {
 
 async fn live(player: Player) {
     let turn = async |session: &Session| turn(&player, session).await;
-    player.live_in_sessions(2, orders::DELAY_MAX, turn).await;
+    player.run_in_sessions(2, orders::DELAY_MAX, turn).await;
 }
 
 async fn turn(player: &Player, session: &Session) {
@@ -82,7 +82,7 @@ async fn count_down(player: &Player) {
     player.scene.judge.borrow_mut().returned(call);
     match answer {
         // Nothing was counted down, so a new round begins.
-        Ok(0) if !went_to_nothing(player, floor) => {
+        Ok(0) if !reached_zero(player, floor) => {
             player.scene.judge.borrow_mut().stepped(LATCH, 1, false);
             player.scene.judge.borrow_mut().passed(LATCH, floor);
             let (_, call) = begin(player, "set a latch");
@@ -105,9 +105,9 @@ async fn count_down(player: &Player) {
 }
 
 /// Returns whether the latch reached 0 after `floor`.
-fn went_to_nothing(player: &Player, floor: Revision) -> bool {
+fn reached_zero(player: &Player, floor: Revision) -> bool {
     let judge = player.scene.judge.borrow();
-    judge.truth().went_after(LATCH.as_bytes(), floor)
+    judge.truth().was_deleted_after(LATCH.as_bytes(), floor)
 }
 
 async fn wait_for_the_latch(player: &Player) {
@@ -204,7 +204,7 @@ pub(super) fn swapped(
                     let at = row.mod_revision;
                     at > expected && truth.row_at(&key, at) == Some(row)
                 }
-                None => truth.went_after(&key, expected),
+                None => truth.was_deleted_after(&key, expected),
             };
             judge.expect(is_so, "T-CELL", || {
                 format!("{key:?} of {expected:?} was not swapped for {row:?}, it is said")
@@ -338,7 +338,7 @@ async fn follow(player: Player) {
     while let Some(news) = watch.next().await {
         let members = watch.members().map(|member| (member.key.clone(), member.since));
         let members: BTreeSet<_> = members.collect();
-        player.scene.judge.borrow_mut().follower_knows(id, members);
+        player.scene.judge.borrow_mut().record_follower_view(id, members);
         if news.is_err() {
             player.think().await;
         }

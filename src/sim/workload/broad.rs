@@ -63,7 +63,7 @@ impl WorkloadClient {
                 self.saw(reply.revision);
             }
             Err(Fate::Refused(why)) => {
-                judge.past_is_gone(range.revision.unwrap_or_default(), &why);
+                judge.check_past_rejection(range.revision.unwrap_or_default(), &why);
             }
             Err(Fate::NotApplied | Fate::Unknown) => {}
         }

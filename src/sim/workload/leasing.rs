@@ -106,7 +106,7 @@ impl WorkloadClient {
                 judge.returned(call);
                 judge.count("revoked lease not renewed");
             }
-            Err(_) => judge.returned_in_vain(call),
+            Err(_) => judge.returned_without_result(call),
         }
     }
 
@@ -131,7 +131,7 @@ impl WorkloadClient {
                 false
             }
             Err(_) => {
-                judge.returned_in_vain(call);
+                judge.returned_without_result(call);
                 true
             }
         }

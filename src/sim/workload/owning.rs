@@ -53,7 +53,7 @@ impl WorkloadClient {
             (kept.len() > KEPT_MAX).then(|| kept.pop_front()).flatten()
         };
         if let Some(oldest) = oldest {
-            self.scene.judge.borrow_mut().may_go(&oldest);
+            self.scene.judge.borrow_mut().expect_deletion(&oldest);
             self.delete(oldest, false).await;
         }
     }
@@ -114,7 +114,7 @@ impl WorkloadClient {
                 None
             }
             Err(fate) => {
-                self.in_vain(call, sign, &fate);
+                self.record_failure(call, sign, &fate);
                 None
             }
         }

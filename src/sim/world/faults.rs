@@ -19,7 +19,7 @@ const STEPS_OF_STARTS: u64 = 10;
 
 impl World {
     /// Starts a fault.
-    pub(crate) fn strike(&mut self, fault: PlanFault) {
+    pub(crate) fn inject(&mut self, fault: PlanFault) {
         self.note(11, &[], || format!("fault: {fault:?}"));
         self.judge.borrow_mut().count(fault.name());
         match fault {
@@ -67,7 +67,7 @@ impl World {
                     let from = index(&self.rng, many);
                     let to = (from + 1 + index(&self.rng, many - 1)) % many;
                     let until = self.timeline.now() + time;
-                    self.net.clog(self.nodes[from].id, self.nodes[to].id, until);
+                    self.net.delay_messages(self.nodes[from].id, self.nodes[to].id, until);
                 }
             }
             PlanFault::SlowDisk { who, extra, time } => {
@@ -141,7 +141,7 @@ impl World {
     }
 
     /// Pauses a node that has just requested the renewal of a session that it resumes, if this fault is due.
-    pub(super) fn strike_resumer(&mut self, at: usize) {
+    pub(super) fn pause_resumer(&mut self, at: usize) {
         let Some((still, alone)) = self.stupor_of_resumer else { return };
         let id = self.nodes[at].id;
         if !self.judge.borrow().is_called(id, "resume session") {
@@ -170,7 +170,7 @@ impl World {
     }
 
     /// Checks the replies to transfers of leadership.
-    pub(super) fn hear_of_transfers(&mut self) {
+    pub(super) fn check_transfers(&mut self) {
         let (mut judge, nodes) = (self.judge.borrow_mut(), &self.nodes);
         self.transfers.retain_mut(|Transfer { call, at, led, answer }| {
             let answer = match answer.try_recv() {
@@ -203,7 +203,7 @@ impl World {
         if what.is_while_down() {
             self.crash_any(at);
         }
-        if let Some(path) = what.strike(&self.nodes[at].disk, Path::new(DIR), &self.rng) {
+        if let Some(path) = what.inject(&self.nodes[at].disk, Path::new(DIR), &self.rng) {
             let id = self.nodes[at].id;
             self.note(35, &[id.get()], || format!("{what:?} of {id:?} rots"));
             self.judge.borrow_mut().count(match what {
@@ -256,7 +256,7 @@ impl World {
         let (cut_out, cut_in): (Vec<usize>, Vec<usize>) = match split {
             Split::Halves => {
                 let sides: Vec<bool> = (0..count).map(|_| one_in(&self.rng, 2)).collect();
-                self.cut_where(|a, b| sides[a] != sides[b]);
+                self.block_links(|a, b| sides[a] != sides[b]);
                 (Vec::new(), Vec::new())
             }
             Split::Isolate(who) => {
@@ -269,21 +269,21 @@ impl World {
             Split::Bridge => {
                 let bridge = index(&self.rng, count);
                 let sides: Vec<bool> = (0..count).map(|_| one_in(&self.rng, 2)).collect();
-                self.cut_where(|a, b| a != bridge && b != bridge && sides[a] != sides[b]);
+                self.block_links(|a, b| a != bridge && b != bridge && sides[a] != sides[b]);
                 (Vec::new(), Vec::new())
             }
             Split::Random => {
                 let cuts: Vec<bool> = (0..count * count).map(|_| one_in(&self.rng, 3)).collect();
-                self.cut_where(|a, b| cuts[a * count + b]);
+                self.block_links(|a, b| cuts[a * count + b]);
                 (Vec::new(), Vec::new())
             }
         };
-        self.cut_where(|a, b| cut_out.contains(&a) || cut_in.contains(&b));
+        self.block_links(|a, b| cut_out.contains(&a) || cut_in.contains(&b));
         let partition = self.partition;
         self.schedule_in(time, Happening::Heal { partition });
     }
 
-    pub(super) fn cut_where(&self, cut: impl Fn(usize, usize) -> bool) {
+    pub(super) fn block_links(&self, cut: impl Fn(usize, usize) -> bool) {
         for a in 0..self.nodes.len() {
             for b in (0..self.nodes.len()).filter(|b| *b != a && cut(a, *b)) {
                 self.net.cut(self.nodes[a].id, self.nodes[b].id);
@@ -295,7 +295,7 @@ impl World {
     /// the others stay as they are.
     pub(crate) fn heal(&mut self, core: &[usize]) -> Result<(), Violation> {
         self.note(12, &[], || format!("everything heals around {core:?}"));
-        self.send_newcomers_away();
+        self.remove_newcomers();
         self.partition += 1;
         self.storm += 1;
         self.stupor_of_resumer = None;

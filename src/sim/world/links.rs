@@ -65,7 +65,7 @@ impl World {
         else {
             return;
         };
-        if self.nodes[a].paused || self.nodes[b].paused || !self.net.passable(id_a, id_b) {
+        if self.nodes[a].paused || self.nodes[b].paused || !self.net.is_passable(id_a, id_b) {
             return;
         }
         // Each side dials, so one accepted dial is enough.

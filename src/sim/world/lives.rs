@@ -200,7 +200,7 @@ impl World {
             let mut judge = self.judge.borrow_mut();
             judge.count("stopped in order");
             judge.stops_in_order(id, &process.leases_kept());
-            now - judge.stood_still(id)
+            now - judge.paused_time(id)
         };
         process.stop();
         self.note(13, &[id.get()], || format!("{id:?} is shut down"));
@@ -214,7 +214,7 @@ impl World {
         let node = &mut self.nodes[at];
         let Some(since) = node.stopping.take() else { return Ok(()) };
         let (id, down) = (node.id, node.armed_down);
-        let took = self.timeline.now() - self.judge.borrow().stood_still(id) - since;
+        let took = self.timeline.now() - self.judge.borrow().paused_time(id) - since;
         if took > STOPS_WITHIN {
             return Violation::found("C-CLOSE", format!("{id:?} took {took:?} to shut down"));
         }

@@ -98,7 +98,7 @@ impl World {
     }
 
     /// Destroys all machines except these.
-    pub(crate) fn leave_alone(&mut self, core: &[usize]) {
+    pub(crate) fn destroy_others(&mut self, core: &[usize]) {
         let others: Vec<usize> = (0..self.nodes.len()).filter(|at| !core.contains(at)).collect();
         if !others.is_empty() {
             self.judge.borrow_mut().count("core alone");

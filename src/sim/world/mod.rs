@@ -473,7 +473,7 @@ impl World {
 
     /// Collects sent messages, replies to newcomers, and wake-ups.
     fn collect(&mut self) {
-        self.hear_newcomers();
+        self.handle_newcomer_replies();
         for flight in self.net.take_outgoing() {
             self.schedule_at(flight.at, Happening::Arrive(flight));
         }
@@ -534,7 +534,7 @@ impl World {
                 Ok(())
             }
             Happening::Seesaw { partition } if self.partition == partition => {
-                self.tilt_seesaw();
+                self.isolate_leader();
                 Ok(())
             }
             Happening::CutOff { node, life, time } if self.nodes[node].life == life => {

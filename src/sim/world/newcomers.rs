@@ -15,7 +15,7 @@ use super::{DIR, Happening, World, WorldRestoredFrom, new_node, place};
 use crate::env::{Entropy, Env};
 use crate::model::{JoinAnswer, JoinAsk, Joined};
 use crate::node::{
-    Contact, contacts, disk_to_join, is_joining, save_answer, saved_contacts, whose,
+    Contact, contacts, disk_to_join, is_joining, owner_of_data, save_answer, saved_contacts,
 };
 use crate::sim::clock::SimClock;
 use crate::sim::disk::SimDisk;
@@ -73,7 +73,7 @@ impl World {
     }
 
     /// Removes the newcomers that have not been admitted.
-    pub(super) fn send_newcomers_away(&mut self) {
+    pub(super) fn remove_newcomers(&mut self) {
         self.newcomers.clear();
     }
 
@@ -119,7 +119,7 @@ impl World {
     }
 
     /// Handles the replies to newcomers. One in ten is lost.
-    pub(super) fn hear_newcomers(&mut self) {
+    pub(super) fn handle_newcomer_replies(&mut self) {
         let admitted = self.admitted.take();
         for (newcomer, answer) in admitted {
             match answer {
@@ -176,7 +176,7 @@ impl World {
     pub(super) fn begin_again(&mut self, at: usize, contact: &Contact) -> Option<SimBeginning> {
         let env = self.env_at(at);
         // An unreadable directory is detected and named by the code that opens it.
-        let known = whose(&env, Path::new(DIR));
+        let known = owner_of_data(&env, Path::new(DIR));
         if !matches!(known, Ok(None)) && !is_joining(&env, Path::new(DIR)) {
             let told = |known| saved_contacts(&env, Path::new(DIR), known);
             let members = known.ok().flatten().map(told).unwrap_or_default();

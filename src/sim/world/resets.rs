@@ -47,7 +47,7 @@ impl World {
     /// Records the result of a dial from `at` to `peer`. Returns whether the dial is refused.
     pub(super) fn dial_result(&mut self, at: usize, peer: usize) -> bool {
         let (id, id_peer) = (self.nodes[at].id, self.nodes[peer].id);
-        if self.nodes[at].paused || !self.net.passable(id, id_peer) {
+        if self.nodes[at].paused || !self.net.is_passable(id, id_peer) {
             return false;
         }
         let node = &self.nodes[peer];

@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Isolates the leader, so that the other nodes elect another one.
-    pub(super) fn tilt_seesaw(&mut self) {
+    pub(super) fn isolate_leader(&mut self) {
         let Some(seesaw) = self.seesaw else { return };
         let Seesaw { leader, .. } = seesaw;
         let partition = self.only(|a, b| a != leader && b != leader);
@@ -86,7 +86,7 @@ impl World {
     }
 
     /// Checks a node after its turn: if it has begun to lead, starts the next step before any other node learns of it.
-    pub(super) fn follow_seesaw(&mut self, at: usize, look: &Look) {
+    pub(super) fn advance_seesaw(&mut self, at: usize, look: &Look) {
         let Some(seesaw) = self.seesaw else { return };
         let Seesaw { leader, follower, other, term, act, partition } = seesaw;
         if partition != self.partition {

@@ -68,7 +68,7 @@ impl World {
                 }
                 Ok(())
             }
-            Err(panic) => self.cut_off(at, panic),
+            Err(panic) => self.end_unfinished_turn(at, panic),
         }
     }
 
@@ -95,14 +95,14 @@ impl World {
                 }
                 self.driver_by(at, due);
                 if !self.transfers.is_empty() {
-                    self.hear_of_transfers();
+                    self.check_transfers();
                 }
-                self.strike_resumer(at);
-                self.follow_seesaw(at, &look);
+                self.pause_resumer(at);
+                self.advance_seesaw(at, &look);
                 Ok(())
             }
             Ok(TurnEnd::Stopped(why)) => self.stopped(at, why.as_ref()),
-            Err(panic) => self.cut_off(at, panic),
+            Err(panic) => self.end_unfinished_turn(at, panic),
         }
     }
 
@@ -125,13 +125,13 @@ impl World {
                 }
                 Ok(())
             }
-            Err(panic) => self.cut_off(at, panic),
+            Err(panic) => self.end_unfinished_turn(at, panic),
         }
     }
 
     /// Handles a turn that did not end: either a crash was planned at a point that it reached, or the code panicked,
     /// which is always a failure.
-    pub(super) fn cut_off(
+    pub(super) fn end_unfinished_turn(
         &mut self,
         at: usize,
         panic: Box<dyn std::any::Any + Send>,

@@ -232,7 +232,10 @@ fn dialer_with_a_wrong_certificate_is_rejected_on_every_lane() {
             };
             assert!(is_reported, "{wrong:?} on {lane:?}: {error}");
         }
-        assert!(!one.inbox.has(|heard| matches!(heard, Heard::Connected(..))), "{wrong:?}");
+        assert!(
+            !one.inbox.has(|received| matches!(received, Received::Connected(..))),
+            "{wrong:?}"
+        );
         let good = dial_once(&office.right(2), Lane::Bulk, one.handle.address());
         assert!(good.is_ok(), "{wrong:?}: {good:?}");
     }
@@ -255,7 +258,9 @@ fn acceptor_with_a_wrong_certificate_is_rejected_on_every_lane() {
                 std::thread::yield_now();
             }
         }
-        let connected = |heard: &Heard| matches!(heard, Heard::Connected(..) | Heard::Message(..));
+        let connected = |received: &Received| {
+            matches!(received, Received::Connected(..) | Received::Message(..))
+        };
         assert!(!one.inbox.has(connected) && !two.inbox.has(connected), "{wrong:?}");
     }
 }
@@ -270,7 +275,7 @@ fn tls_and_plaintext_members_report_the_mismatch() {
     for (member, other) in [(&mut one, 2), (&mut two, 1)] {
         let outcome = member.network.send(node(other), Lane::Control, ping(1));
         assert_eq!(outcome, SendOutcome::Unreachable);
-        assert!(!member.inbox.has(|heard| !matches!(heard, Heard::Refused(..))));
+        assert!(!member.inbox.has(|received| !matches!(received, Received::Refused(..))));
     }
 }
 
@@ -306,7 +311,7 @@ fn only_a_migrating_member_falls_back_and_never_for_a_wrong_certificate() {
         moving.inbox.wait_for_rejection(node(2), Wrong::Revoked.words());
         moving.inbox.forget_rejections();
     }
-    let connected = |heard: &Heard| matches!(heard, Heard::Connected(..));
+    let connected = |received: &Received| matches!(received, Received::Connected(..));
     for member in [&plain, &bad, &moving] {
         assert!(!member.inbox.has(connected));
     }
@@ -396,7 +401,7 @@ fn revoked_certificate_ends_its_connections() {
     talk(&mut one, &mut two, 1);
     office.authority.revoke(revocable).expect("a list");
     one.inbox.wait_for_rejection(node(2), "was revoked");
-    one.inbox.wait("all gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    one.inbox.wait("all gone", |received| received.contains(&Received::Disconnected(node(2))));
     let began = Instant::now();
     for lane in LANES {
         while one.network.send(node(2), lane, ping(9)) != SendOutcome::Unreachable {
@@ -428,7 +433,7 @@ fn certificate_in_memory_is_renewed_without_delay() {
     talk(&mut one, &mut two, 1);
     office.authority.revoke(revocable).expect("a list");
     one.inbox.wait_for_rejection(node(2), "was revoked");
-    one.inbox.wait("all gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    one.inbox.wait("all gone", |received| received.contains(&Received::Disconnected(node(2))));
     certificates.renew(pem(&office.right(2))).expect("usable");
     talk(&mut one, &mut two, 2);
 }

@@ -33,7 +33,7 @@ fn peer_is_dialed_only_while_it_is_listed() {
     assert_eq!(send(&mut one), SendOutcome::Unreachable);
     two.network.set_peers(&BTreeMap::new());
     for (member, peer) in [(&one, 2), (&two, 1)] {
-        member.inbox.wait("gone", |heard| has_disconnected(heard, node(peer)));
+        member.inbox.wait("gone", |received| has_disconnected(received, node(peer)));
     }
     one.network.set_peers(&targets(&[(2, &two)]));
     one.send(2, Lane::Bulk, &ping(3));
@@ -64,7 +64,7 @@ fn a_peer_that_moves_is_found_at_its_new_address() {
     old.inbox.wait_for_message(node(1), &ping(1));
     // The connection to the old address is closed, although the old address still answers.
     one.network.set_peers(&targets(&[(2, &new)]));
-    old.inbox.wait("left", |heard| has_disconnected(heard, node(1)));
+    old.inbox.wait("left", |received| has_disconnected(received, node(1)));
     new.inbox.wait_for_connection(node(1));
     one.send(2, Lane::Control, &ping(2));
     new.inbox.wait_for_message(node(1), &ping(2));
@@ -72,7 +72,7 @@ fn a_peer_that_moves_is_found_at_its_new_address() {
     one.network.set_peers(&targets(&[(2, &new)]));
     assert_eq!(one.network.send(node(2), Lane::Control, ping(3)), SendOutcome::Queued);
     new.inbox.wait_for_message(node(1), &ping(3));
-    assert!(!new.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
+    assert!(!new.inbox.has(|received| matches!(received, Received::Disconnected(_))));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn moving_peer_is_dialed_at_both_addresses() {
     // The connection to the current address is not closed.
     one.send(2, Lane::Control, &ping(2));
     old.inbox.wait_for_message(node(1), &ping(2));
-    assert!(!old.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
+    assert!(!old.inbox.has(|received| matches!(received, Received::Disconnected(_))));
     drop(old);
     new.inbox.wait_for_connection(node(1));
     one.send(2, Lane::Control, &ping(3));
@@ -120,9 +120,9 @@ fn removed_member_is_informed_at_once_and_on_every_return() {
     one.peer_versions.knows(left);
     one.network.set_peers(&BTreeMap::new());
     let await_rejection = |member: &Member, peer: u64| {
-        member.inbox.wait("a rejection of the removed member", |heard| {
-            heard.iter().any(|one| {
-                matches!(one, Heard::Refused(who, why) if *who == node(peer)
+        member.inbox.wait("a rejection of the removed member", |received| {
+            received.iter().any(|one| {
+                matches!(one, Received::Refused(who, why) if *who == node(peer)
                     && why.removed == Some(node(2)) && why.why.contains("was removed"))
             })
         });
@@ -136,7 +136,7 @@ fn removed_member_is_informed_at_once_and_on_every_return() {
         &Arc::default(),
     );
     await_rejection(&again, 1);
-    assert!(!again.inbox.has(|heard| matches!(heard, Heard::Connected(..))));
+    assert!(!again.inbox.has(|received| matches!(received, Received::Connected(..))));
 }
 
 #[test]
@@ -162,8 +162,7 @@ fn unknown_new_member_is_accepted_and_an_impossible_one_rejected() {
     one.network.set_peers(&BTreeMap::new());
     one.inbox.wait_for_rejection(node(4), "with disk 0bad0000.. but now has disk");
     four.inbox.wait_for_rejection(node(1), "with disk 0bad0000.. but now has disk");
-    let lost =
-        |heard: &Heard| matches!(heard, Heard::Refused(_, why) if why.disk_lost == Some(node(4)));
+    let lost = |received: &Received| matches!(received, Received::Refused(_, why) if why.disk_lost == Some(node(4)));
     assert!(one.inbox.has(lost));
 }
 
@@ -197,7 +196,8 @@ fn twenty_learners_and_three_voters_connect() {
         }
     }
     for learner in &learners {
-        let met = |heard: &Heard| matches!(heard, Heard::Connected(id, _) if *id > node(3));
+        let met =
+            |received: &Received| matches!(received, Received::Connected(id, _) if *id > node(3));
         assert!(!learner.inbox.has(met), "learners have nothing to say to each other");
     }
 }

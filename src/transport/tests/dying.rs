@@ -141,7 +141,7 @@ fn healed_black_hole_costs_no_timeout() {
     firewall.wait_for_attempts(2);
     firewall.open();
     until_through(&mut one, &two);
-    let gone = |heard: &Heard| matches!(heard, Heard::Disconnected(_));
+    let gone = |received: &Received| matches!(received, Received::Disconnected(_));
     assert!(!one.inbox.has(gone), "a connection that is replaced is no absence");
 }
 
@@ -200,7 +200,7 @@ fn member_with_a_dropped_network_has_ended_until_it_is_back() {
     two.inbox.wait_for_connection(node(1));
     let Member { network, handle, .. } = two;
     drop(network);
-    one.inbox.wait("gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    one.inbox.wait("gone", |received| received.contains(&Received::Disconnected(node(2))));
     let (began, address) = (Instant::now(), handle.address().to_string());
     let bound = loop {
         match TcpBound::bind(&address, settings()) {
@@ -211,11 +211,12 @@ fn member_with_a_dropped_network_has_ended_until_it_is_back() {
     };
     // While the port is free, dials are refused.
     drop(bound);
-    one.inbox.wait("ended", |heard| heard.contains(&Heard::ProcessEnded(node(2), true)));
+    one.inbox.wait("ended", |received| received.contains(&Received::ProcessEnded(node(2), true)));
     let bound = TcpBound::bind(&address, settings()).expect("a free port");
     let again = Hello { incarnation: Incarnation(2), ..hello(2, 1) };
     let _two = Member::start(bound, again, &[], &Arc::default());
-    one.inbox.wait("withdrawn", |heard| heard.contains(&Heard::ProcessEnded(node(2), false)));
+    one.inbox
+        .wait("withdrawn", |received| received.contains(&Received::ProcessEnded(node(2), false)));
 }
 
 #[test]
@@ -226,9 +227,9 @@ fn connections_that_the_network_loses_are_no_evidence_that_the_peer_has_ended() 
     let one = Member::start(bind(settings), hello(1, 2), &[(2, firewall.address)], &Arc::default());
     one.inbox.wait_for_connection(node(2));
     firewall.close();
-    one.inbox.wait("gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    one.inbox.wait("gone", |received| received.contains(&Received::Disconnected(node(2))));
     firewall.wait_for_attempts(2);
-    assert!(!one.inbox.has(|heard| matches!(heard, Heard::ProcessEnded(..))));
+    assert!(!one.inbox.has(|received| matches!(received, Received::ProcessEnded(..))));
 }
 
 #[test]
@@ -297,7 +298,7 @@ fn failed_handshake_tries_the_next_address_of_the_name() {
             let (context, peer) = (context.clone(), new[0].clone());
             tokio::spawn(async move { dialer::keep(context, peer, lane).await });
         }
-        let both = |heard: &Heard| matches!(heard, Heard::Connected(..));
+        let both = |received: &Received| matches!(received, Received::Connected(..));
         let began = Instant::now();
         while !(inbox.has(both) && found.is_finished()) {
             assert!(began.elapsed() < DEADLINE, "it stays with the first address");

@@ -20,8 +20,8 @@ impl Guest {
         self.network.send(node(to), Lane::Control, ping(number))
     }
 
-    fn heard(&self) -> Vec<Heard> {
-        self.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn received(&self) -> Vec<Received> {
+        self.inbox.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -42,14 +42,14 @@ fn members_connect_exchange_messages_and_disconnect() {
     let expected = |peer, number: u64, message| {
         let peer_hello = hello(peer, 3 - peer);
         [
-            Heard::Connected(node(peer), peer_hello),
-            Heard::Message(node(peer), ping(message)),
-            Heard::Disconnected(node(peer)),
+            Received::Connected(node(peer), peer_hello),
+            Received::Message(node(peer), ping(message)),
+            Received::Disconnected(node(peer)),
         ][..number as usize]
             .to_vec()
     };
-    assert_eq!(one.heard(), expected(2, 3, 3));
-    assert_eq!(two.heard(), expected(1, 3, 2));
+    assert_eq!(one.received(), expected(2, 3, 3));
+    assert_eq!(two.received(), expected(1, 3, 2));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn members_do_not_connect_over_a_cut_link() {
     hub.cut(node(2), node(1));
     let (mut one, two) = (join(&hub, hello(1, 2)), join(&hub, hello(2, 1)));
     assert_eq!(one.send(2, 1), SendOutcome::Unreachable);
-    assert!(one.heard().is_empty() && two.heard().is_empty());
+    assert!(one.received().is_empty() && two.received().is_empty());
     hub.heal_all();
     assert_eq!(one.send(2, 2), SendOutcome::Queued);
     assert_eq!(two.inbox.messages(), [ping(2)]);
@@ -89,10 +89,10 @@ fn rejected_member_is_informed_once_and_can_return() {
         assert_eq!(two.send(1, number), SendOutcome::Unreachable);
     }
     for (guest, peer) in [(&one, 2), (&two, 1)] {
-        let heard = guest.heard();
+        let received = guest.received();
         assert!(
-            matches!(&heard[..], [Heard::Refused(who, why)] if *who == node(peer) && why.why.contains("dead0000")),
-            "{heard:?}"
+            matches!(&received[..], [Received::Refused(who, why)] if *who == node(peer) && why.why.contains("dead0000")),
+            "{received:?}"
         );
     }
     let two = join(&hub, hello(2, 1));
@@ -125,7 +125,7 @@ fn members_reach_only_listed_peers_and_removed_ones_disconnect() {
     assert_eq!(two.send(3, 1), SendOutcome::Queued, "the other wants it");
     three.network.set_peers(&named(&[1]));
     assert_eq!(two.send(3, 2), SendOutcome::Unreachable);
-    assert_eq!(two.heard().last(), Some(&Heard::Disconnected(node(3))));
+    assert_eq!(two.received().last(), Some(&Received::Disconnected(node(3))));
     assert_eq!(two.send(1, 3), SendOutcome::Queued);
     two.network.set_peers(&named(&[1, 3]));
     assert_eq!(three.send(2, 4), SendOutcome::Queued);
@@ -135,9 +135,8 @@ fn members_reach_only_listed_peers_and_removed_ones_disconnect() {
     one.network.set_peers(&named(&[3]));
     assert_eq!(one.send(2, 5), SendOutcome::Unreachable);
     for guest in [&one, &two] {
-        let is_rejection =
-            |heard: &Heard| matches!(heard, Heard::Refused(_, why) if why.removed == Some(node(2)));
-        assert!(guest.inbox.has(is_rejection), "{:?}", guest.heard());
+        let is_rejection = |received: &Received| matches!(received, Received::Refused(_, why) if why.removed == Some(node(2)));
+        assert!(guest.inbox.has(is_rejection), "{:?}", guest.received());
     }
     assert_eq!(one.send(3, 6), SendOutcome::Queued);
 }

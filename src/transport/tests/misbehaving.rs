@@ -45,7 +45,7 @@ fn garbage_before_the_handshake_closes_the_connection() {
     // No message has reached the node, and the port still accepts connections.
     let _peer = introduce(one.handle.address(), 0, &hello(2, 1));
     one.inbox.wait_for_connection(node(2));
-    assert_eq!(one.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner).len(), 1);
+    assert_eq!(one.inbox.received.lock().unwrap_or_else(PoisonError::into_inner).len(), 1);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn garbage_after_the_handshake_closes_the_connection_undelivered() {
         let _ = peer.write_all(&bytes);
         let _ = peer.write_all(&message_frame(&ping(3)));
         read_to_close(&mut peer);
-        one.inbox.wait(what, |heard| heard.contains(&Heard::Disconnected(node(2))));
+        one.inbox.wait(what, |received| received.contains(&Received::Disconnected(node(2))));
         assert_eq!(one.inbox.messages(), [ping(1)], "{what}");
     }
 }
@@ -141,7 +141,7 @@ fn both_ends_learn_the_reason_of_a_rejection() {
         assert!(kind == 2 && why.contains(words), "{kind} {why}");
         drop(stream);
         one.inbox.wait_for_rejection(theirs.from, words);
-        assert!(!one.inbox.has(|heard| !matches!(heard, Heard::Refused(..))), "{words}");
+        assert!(!one.inbox.has(|received| !matches!(received, Received::Refused(..))), "{words}");
     }
 }
 
@@ -154,7 +154,7 @@ fn members_of_two_connected_clusters_report_it() {
     assert_eq!(one.network.send(node(2), Lane::Control, ping(1)), SendOutcome::Unreachable);
     assert_eq!(two.network.send(node(1), Lane::Control, ping(1)), SendOutcome::Unreachable);
     for member in [&one, &two] {
-        assert!(!member.inbox.has(|heard| !matches!(heard, Heard::Refused(..))));
+        assert!(!member.inbox.has(|received| !matches!(received, Received::Refused(..))));
     }
 }
 
@@ -237,7 +237,7 @@ fn a_second_connection_replaces_the_first() {
         read_to_close(&mut stream);
     }
     drop(last);
-    one.inbox.wait("gone", |heard| has_disconnected(heard, node(2)));
+    one.inbox.wait("gone", |received| has_disconnected(received, node(2)));
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn damaged_stream_delivers_only_sent_messages() {
     let mut last = introduce(one.handle.address(), 0, &hello(2, 1));
     last.write_all(&message_frame(&ping(9))).expect("written");
     one.inbox.wait_for_message(node(2), &ping(9));
-    let heard = one.inbox.messages();
-    assert!(heard.len() > 100, "hardly anything got through: nothing was tested");
-    assert!(heard.iter().all(|message| sent.contains(message) || *message == ping(9)));
+    let received = one.inbox.messages();
+    assert!(received.len() > 100, "hardly anything got through: nothing was tested");
+    assert!(received.iter().all(|message| sent.contains(message) || *message == ping(9)));
 }

@@ -37,7 +37,7 @@ fn node(id: u64) -> NodeId {
 
 /// An event that a receiver has seen.
 #[derive(Clone, PartialEq, Debug)]
-enum Heard {
+enum Received {
     Message(NodeId, PeerMessage),
     Connected(NodeId, Hello),
     Disconnected(NodeId),
@@ -46,45 +46,45 @@ enum Heard {
 }
 
 /// Returns whether the last event is that `peer` has disconnected. The evidence about its process may follow.
-fn has_disconnected(heard: &[Heard], peer: NodeId) -> bool {
-    let last = heard.iter().rfind(|one| !matches!(one, Heard::ProcessEnded(..)));
-    last == Some(&Heard::Disconnected(peer))
+fn has_disconnected(received: &[Received], peer: NodeId) -> bool {
+    let last = received.iter().rfind(|one| !matches!(one, Received::ProcessEnded(..)));
+    last == Some(&Received::Disconnected(peer))
 }
 
 /// A receiver that records its events.
 #[derive(Default)]
 struct Inbox {
-    heard: Mutex<Vec<Heard>>,
+    received: Mutex<Vec<Received>>,
     asked: Mutex<Vec<(JoinAsk, JoinReply)>>,
     more_asked: Condvar,
     more: Condvar,
 }
 
 impl Inbox {
-    fn push(&self, heard: Heard) {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).push(heard);
+    fn push(&self, received: Received) {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).push(received);
         self.more.notify_all();
     }
 
     /// Waits until `found` accepts the recorded events.
-    fn wait(&self, what: &str, found: impl Fn(&[Heard]) -> bool) {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let (heard, _) = self
+    fn wait(&self, what: &str, found: impl Fn(&[Received]) -> bool) {
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        let (received, _) = self
             .more
-            .wait_timeout_while(heard, DEADLINE, |heard| !found(heard))
+            .wait_timeout_while(received, DEADLINE, |received| !found(received))
             .unwrap_or_else(PoisonError::into_inner);
-        let last = &heard[heard.len().saturating_sub(10)..];
+        let last = &received[received.len().saturating_sub(10)..];
         assert!(
-            found(&heard),
+            found(&received),
             "waited in vain until {what}; heard {} events, the last: {last:?}",
-            heard.len()
+            received.len()
         );
     }
 
     /// Waits until another event is recorded, or this time has passed.
     fn wait_a_little(&self, time: Duration) {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.more.wait_timeout(heard, time).unwrap_or_else(PoisonError::into_inner));
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.more.wait_timeout(received, time).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Returns the next join request.
@@ -99,71 +99,71 @@ impl Inbox {
     }
 
     fn wait_for_message(&self, from: NodeId, message: &PeerMessage) {
-        let wanted = Heard::Message(from, message.clone());
-        self.wait("a message", |heard| heard.contains(&wanted));
+        let wanted = Received::Message(from, message.clone());
+        self.wait("a message", |received| received.contains(&wanted));
     }
 
     fn wait_for_rejection(&self, peer: NodeId, words: &str) {
-        self.wait(words, |heard| {
-            heard.iter().any(
-                |one| matches!(one, Heard::Refused(who, why) if *who == peer && why.why.contains(words)),
+        self.wait(words, |received| {
+            received.iter().any(
+                |one| matches!(one, Received::Refused(who, why) if *who == peer && why.why.contains(words)),
             )
         });
     }
 
     fn wait_for_connection(&self, peer: NodeId) {
-        self.wait("connected", |heard| {
-            heard.iter().any(|one| matches!(one, Heard::Connected(who, _) if *who == peer))
+        self.wait("connected", |received| {
+            received.iter().any(|one| matches!(one, Received::Connected(who, _) if *who == peer))
         });
     }
 
-    fn has(&self, found: impl Fn(&Heard) -> bool) -> bool {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).iter().any(found)
+    fn has(&self, found: impl Fn(&Received) -> bool) -> bool {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).iter().any(found)
     }
 
     /// Frees the memory of messages that the test does not need any more, and returns their number.
     fn forget(&self, what: impl Fn(&PeerMessage) -> bool) -> usize {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = heard.len();
-        heard.retain(|one| !matches!(one, Heard::Message(_, message) if what(message)));
-        before - heard.len()
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = received.len();
+        received.retain(|one| !matches!(one, Received::Message(_, message) if what(message)));
+        before - received.len()
     }
 
     /// Forgets the recorded rejections, so that the test can wait for new ones.
     fn forget_rejections(&self) {
-        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.retain(|one| !matches!(one, Heard::Refused(..)));
+        let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.retain(|one| !matches!(one, Received::Refused(..)));
     }
 
     fn messages(&self) -> Vec<PeerMessage> {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        let message = |one: &Heard| match one {
-            Heard::Message(_, message) => Some(message.clone()),
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        let message = |one: &Received| match one {
+            Received::Message(_, message) => Some(message.clone()),
             _ => None,
         };
-        heard.iter().filter_map(message).collect()
+        received.iter().filter_map(message).collect()
     }
 }
 
 impl Receiver for Inbox {
     fn deliver(&self, from: NodeId, message: PeerMessage) {
-        self.push(Heard::Message(from, message));
+        self.push(Received::Message(from, message));
     }
 
     fn connected(&self, peer: NodeId, hello: Hello) {
-        self.push(Heard::Connected(peer, hello));
+        self.push(Received::Connected(peer, hello));
     }
 
     fn disconnected(&self, peer: NodeId) {
-        self.push(Heard::Disconnected(peer));
+        self.push(Received::Disconnected(peer));
     }
 
     fn process_ended(&self, peer: NodeId, ended: bool) {
-        self.push(Heard::ProcessEnded(peer, ended));
+        self.push(Received::ProcessEnded(peer, ended));
     }
 
     fn refused(&self, peer: NodeId, why: Refused) {
-        self.push(Heard::Refused(peer, why));
+        self.push(Received::Refused(peer, why));
     }
 
     fn join(&self, ask: JoinAsk, reply: JoinReply) {

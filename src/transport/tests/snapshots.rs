@@ -58,7 +58,7 @@ fn snapshot_lane_is_dialed_on_use_and_closed_when_idle() {
         }
         assert!(frames.len() < 10, "kept open by signs of life alone: {frames:?}");
     }
-    assert!(!one.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
+    assert!(!one.inbox.has(|received| matches!(received, Received::Disconnected(_))));
 }
 
 /// Echoes keepalives until the connection ends.

@@ -33,8 +33,8 @@ fn every_message_kind_arrives_unchanged() {
     for message in &sent {
         one.send(2, Lane::Bulk, message);
     }
-    two.inbox.wait("all", |heard| {
-        heard.iter().filter(|one| matches!(one, Heard::Message(..))).count() == sent.len()
+    two.inbox.wait("all", |received| {
+        received.iter().filter(|one| matches!(one, Received::Message(..))).count() == sent.len()
     });
     assert!(two.inbox.messages() == sent);
 }
@@ -44,13 +44,13 @@ fn receiver_is_notified_of_connects_and_disconnects() {
     let [one, two] = two(settings(), [hello(1, 2), hello(2, 1)]);
     one.inbox.wait_for_connection(node(2));
     two.inbox.wait_for_connection(node(1));
-    assert!(one.inbox.has(|heard| *heard == Heard::Connected(node(2), hello(2, 1))));
+    assert!(one.inbox.has(|received| *received == Received::Connected(node(2), hello(2, 1))));
     two.handle.stop();
-    let heard = two.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner).len();
-    one.inbox.wait("gone", |heard| has_disconnected(heard, node(2)));
-    let after = two.inbox.heard.lock().unwrap_or_else(PoisonError::into_inner);
-    assert_eq!(after.len(), heard, "called after it was stopped");
-    assert_eq!(after.last(), Some(&Heard::Disconnected(node(1))));
+    let received = two.inbox.received.lock().unwrap_or_else(PoisonError::into_inner).len();
+    one.inbox.wait("gone", |received| has_disconnected(received, node(2)));
+    let after = two.inbox.received.lock().unwrap_or_else(PoisonError::into_inner);
+    assert_eq!(after.len(), received, "called after it was stopped");
+    assert_eq!(after.last(), Some(&Received::Disconnected(node(1))));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn restarted_peer_is_reconnected() {
         two.inbox.wait_for_message(node(1), &ping(life));
         let (address, peer) = (two.handle.address(), one.handle.address());
         two.handle.stop();
-        one.inbox.wait("gone", |heard| has_disconnected(heard, node(2)));
+        one.inbox.wait("gone", |received| has_disconnected(received, node(2)));
         assert_eq!(one.network.send(node(2), Lane::Control, ping(0)), SendOutcome::Unreachable);
         let bound = TcpBound::bind(&address.to_string(), settings()).expect("the port is free");
         let of = Hello { incarnation: Incarnation(life + 1), ..hello(2, 1) };
@@ -109,7 +109,8 @@ fn changed_hello_is_checked_again() {
     one.inbox.wait_for_rejection(node(2), "member 2 belongs to the cluster with disk 00000090..");
     assert!(
         !two.inbox
-            .has(|heard| *heard == Heard::Message(node(1), PeerMessage::Hello(other.clone())))
+            .has(|received| *received
+                == Received::Message(node(1), PeerMessage::Hello(other.clone())))
     );
 }
 
@@ -222,7 +223,7 @@ fn dialer_closes_a_silent_connection() {
     for lane in &mut lanes {
         read_to_close(lane);
     }
-    one.inbox.wait("gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    one.inbox.wait("gone", |received| received.contains(&Received::Disconnected(node(2))));
     let _ = one.network.send(node(2), Lane::Control, ping(1));
 }
 
@@ -231,7 +232,7 @@ fn acceptor_closes_a_silent_connection() {
     let one = alone(TcpSettings { idle_timeout: Duration::from_millis(100), ..settings() });
     let mut peer = introduce(one.handle.address(), 0, &hello(2, 1));
     read_to_close(&mut peer);
-    one.inbox.wait("gone", |heard| heard.contains(&Heard::Disconnected(node(2))));
+    one.inbox.wait("gone", |received| received.contains(&Received::Disconnected(node(2))));
 }
 
 #[test]
@@ -246,7 +247,7 @@ fn idle_members_stay_connected() {
     // This test is about the passing of time, so it sleeps.
     std::thread::sleep(idle * 2);
     for member in [&one, &two] {
-        assert!(!member.inbox.has(|heard| matches!(heard, Heard::Disconnected(_))));
+        assert!(!member.inbox.has(|received| matches!(received, Received::Disconnected(_))));
     }
 }
 

@@ -246,7 +246,7 @@ impl Tls {
     }
 
     /// Reads the files periodically, or the certificates in memory when they are renewed.
-    pub(super) async fn keep_fresh(self: Arc<Self>, every: Duration) {
+    pub(super) async fn reload_when_changed(self: Arc<Self>, every: Duration) {
         let mut renewed = self.paths.memory.as_ref().map(PeerCertificates::changes);
         loop {
             match &mut renewed {

@@ -16,7 +16,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConnection, Connection, ServerConnection};
 use thiserror::Error;
 
-use super::super::pipe::is_passing;
+use super::super::pipe::is_transient;
 use super::trust::Trust;
 use super::verifier::{Use, words};
 
@@ -50,11 +50,11 @@ fn untrusted(error: &rustls::Error) -> io::Error {
 struct HungUp {
     how: &'static str,
     /// Whether the other side has sent any data before.
-    was_heard: bool,
+    has_received: bool,
 }
 
-fn hung_up(kind: io::ErrorKind, how: &'static str, was_heard: bool) -> io::Error {
-    io::Error::new(kind, HungUp { how, was_heard })
+fn hung_up(kind: io::ErrorKind, how: &'static str, has_received: bool) -> io::Error {
+    io::Error::new(kind, HungUp { how, has_received })
 }
 
 /// Returns whether a handshake has failed in a way that suggests a member without TLS. In this
@@ -63,7 +63,7 @@ fn hung_up(kind: io::ErrorKind, how: &'static str, was_heard: bool) -> io::Error
 pub(in super::super) fn may_lack_tls(error: &io::Error) -> bool {
     let Some(why) = error.get_ref() else { return false };
     let answered = why.downcast_ref::<Untrusted>().is_some_and(|why| why.lacks_tls);
-    answered || why.downcast_ref::<HungUp>().is_some_and(|why| !why.was_heard)
+    answered || why.downcast_ref::<HungUp>().is_some_and(|why| !why.has_received)
 }
 
 /// A TLS connection. See the module page.
@@ -83,17 +83,17 @@ impl TlsWire {
         let name = ServerName::try_from("bowline.invalid").expect("a name");
         let session = ClientConnection::new(trust.client.clone(), name);
         let session = session.map_err(|error| untrusted(&error))?;
-        Self::shake(tcp, session.into(), trust, Use::Server).await
+        Self::perform(tcp, session.into(), trust, Use::Server).await
     }
 
     /// Performs the handshake as the acceptor.
     pub(in super::super) async fn accept(tcp: TcpStream, trust: &Trust) -> io::Result<Self> {
         let session = ServerConnection::new(trust.server.clone());
         let session = session.map_err(|error| untrusted(&error))?;
-        Self::shake(tcp, session.into(), trust, Use::Client).await
+        Self::perform(tcp, session.into(), trust, Use::Client).await
     }
 
-    async fn shake(
+    async fn perform(
         mut tcp: TcpStream,
         mut session: Connection,
         trust: &Trust,
@@ -143,7 +143,7 @@ impl TlsWire {
         // Check for decrypted data and for the end of the stream first, because neither makes the
         // socket readable.
         let blocked = match self.session().reader().fill_buf() {
-            Err(error) => is_passing(&error),
+            Err(error) => is_transient(&error),
             Ok(_) => false,
         };
         if blocked { self.tcp.readable().await } else { Ok(()) }
@@ -160,7 +160,7 @@ impl TlsWire {
                     session.reader().consume(len);
                     return Ok(len);
                 }
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(error),
             }
             receive(&self.tcp, &mut session, true)?;
@@ -174,12 +174,12 @@ impl TlsWire {
         while written < bytes.len() {
             match flush(&self.tcp, &mut session) {
                 Ok(()) => written += session.writer().write(&bytes[written..])?,
-                Err(error) if is_passing(&error) && written > 0 => return Ok(written),
+                Err(error) if is_transient(&error) && written > 0 => return Ok(written),
                 Err(error) => return Err(error),
             }
         }
         match flush(&self.tcp, &mut session) {
-            Err(error) if !is_passing(&error) => Err(error),
+            Err(error) if !is_transient(&error) => Err(error),
             _ => Ok(written),
         }
     }
@@ -198,7 +198,7 @@ impl TlsWire {
         while self.is_pending() {
             self.tcp.writable().await?;
             match self.try_flush() {
-                Err(error) if !is_passing(&error) => return Err(error),
+                Err(error) if !is_transient(&error) => return Err(error),
                 _ => {}
             }
         }
@@ -208,33 +208,35 @@ impl TlsWire {
 
 /// Performs the TLS handshake.
 async fn handshake(tcp: &TcpStream, session: &mut Connection) -> io::Result<()> {
-    let mut was_heard = false;
+    let mut has_received = false;
     loop {
         match flush(tcp, session) {
             Ok(()) if !session.is_handshaking() => return Ok(()),
             Ok(()) => {
                 tcp.readable().await?;
-                match receive(tcp, session, was_heard) {
-                    Ok(()) => was_heard = true,
-                    Err(error) if is_passing(&error) => {}
+                match receive(tcp, session, has_received) {
+                    Ok(()) => has_received = true,
+                    Err(error) if is_transient(&error) => {}
                     Err(error) => return Err(error),
                 }
             }
-            Err(error) if is_passing(&error) => tcp.writable().await?,
+            Err(error) if is_transient(&error) => tcp.writable().await?,
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Reads once from the socket and decrypts. `was_heard` tells whether the other end has sent
+/// Reads once from the socket and decrypts. `has_received` tells whether the other end has sent
 /// anything before.
-fn receive(tcp: &TcpStream, session: &mut Connection, was_heard: bool) -> io::Result<()> {
+fn receive(tcp: &TcpStream, session: &mut Connection, has_received: bool) -> io::Result<()> {
     let shaking = session.is_handshaking();
     match session.read_tls(&mut Socket(tcp)) {
         Err(error) if shaking && error.kind() == io::ErrorKind::ConnectionReset => {
-            return Err(hung_up(error.kind(), "reset", was_heard));
+            return Err(hung_up(error.kind(), "reset", has_received));
         }
-        Ok(0) if shaking => return Err(hung_up(io::ErrorKind::UnexpectedEof, "closed", was_heard)),
+        Ok(0) if shaking => {
+            return Err(hung_up(io::ErrorKind::UnexpectedEof, "closed", has_received));
+        }
         read => read?,
     };
     session.process_new_packets().map(drop).map_err(|error| {

@@ -13,7 +13,7 @@ struct Written {
 
 const GROUPS: u64 = 8;
 
-fn written(vouched: bool) -> Written {
+fn written(marked: bool) -> Written {
     let disk = Arc::new(SimDisk::new(3));
     let rng = Rng::new(5);
     let mut opened = reopen(&disk);
@@ -28,7 +28,7 @@ fn written(vouched: bool) -> Written {
         last = last.after(&group);
         let _proof = opened.writer.commit(&[group]).unwrap();
     }
-    if vouched {
+    if marked {
         opened.writer.idle().unwrap();
     }
     drop(opened);
@@ -49,7 +49,7 @@ struct Outcomes {
 
 impl Outcomes {
     /// Opens a damaged log and checks the outcome.
-    fn check(&mut self, written: &Written, disk: SimDisk, vouched: bool, what: &str) {
+    fn check(&mut self, written: &Written, disk: SimDisk, marked: bool, what: &str) {
         let disk = Arc::new(disk);
         match try_open(&disk) {
             Err(LogError::Corrupt { .. }) => self.refused += 1,
@@ -59,7 +59,7 @@ impl Outcomes {
                 if content == written.last {
                     self.whole += 1;
                 } else {
-                    assert!(!vouched, "{what}: a synced group is silently gone");
+                    assert!(!marked, "{what}: a synced group is silently gone");
                     assert_eq!(content, written.before, "{what}");
                     assert!(opened.recovered.torn.is_some(), "{what}: cut without a report");
                     self.cut += 1;
@@ -78,8 +78,8 @@ impl Outcomes {
 
 #[test]
 fn flipped_bit_is_rejected_harmless_or_in_the_unacknowledged_tail() {
-    for vouched in [true, false] {
-        let written = written(vouched);
+    for marked in [true, false] {
+        let written = written(marked);
         let mut outcomes = Outcomes::default();
         for file in &written.files {
             let bytes = written.disk.read(file).unwrap();
@@ -97,12 +97,12 @@ fn flipped_bit_is_rejected_harmless_or_in_the_unacknowledged_tail() {
                 } else {
                     disk.flip_bit(file, at * 8 + at % 8);
                 }
-                let what = format!("byte {at} of {}, vouched {vouched}", file.display());
-                outcomes.check(&written, disk, vouched, &what);
+                let what = format!("byte {at} of {}, vouched {marked}", file.display());
+                outcomes.check(&written, disk, marked, &what);
             }
         }
         assert!(outcomes.refused > 1000 && outcomes.whole > 100, "{outcomes:?}");
-        assert_eq!(outcomes.cut > 0, !vouched, "{outcomes:?}");
+        assert_eq!(outcomes.cut > 0, !marked, "{outcomes:?}");
     }
 }
 

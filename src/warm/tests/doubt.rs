@@ -78,14 +78,14 @@ fn expect_none_known(world: &mut World) {
 fn missing_or_damaged_record_is_detected() {
     let (mut world, store) = killed();
     let dir = world.copies().remove(0);
-    let records = store.meddle(&dir, |records| records.clone());
+    let records = store.modify(&dir, |records| records.clone());
     assert!(records.len() > 10, "{}", records.len());
     let manifest = || world_mark(&world);
     let manifest = manifest();
     for (key, record) in &records {
         // Flip bits at both ends and in the middle of records of every kind.
         for at in [0, record.len() / 2, record.len() - 1] {
-            store.meddle(&dir, |records| {
+            store.modify(&dir, |records| {
                 let mut bytes = record.to_vec();
                 bytes[at] ^= 4;
                 records.insert(key.clone(), bytes.into());
@@ -94,11 +94,11 @@ fn missing_or_damaged_record_is_detected() {
             assert_eq!(world.start(), None, "a flipped bit in {key:?} at {at}");
             world.kill();
         }
-        store.meddle(&dir, |records| records.remove(key));
+        store.modify(&dir, |records| records.remove(key));
         manifest.write(&*world.disk, &world.dir()).unwrap();
         assert_eq!(world.start(), None, "{key:?} is missing");
         world.kill();
-        store.meddle(&dir, |records| records.insert(key.clone(), record.clone()));
+        store.modify(&dir, |records| records.insert(key.clone(), record.clone()));
     }
     manifest.write(&*world.disk, &world.dir()).unwrap();
     assert!(world.start().is_some(), "all is well again");
@@ -116,12 +116,12 @@ fn stale_table_is_detected() {
     world.run(Command::Grant { id: None, ttl, session: None }).unwrap();
     world.settle();
     let dir = world.copies().remove(0);
-    let old = store.meddle(&dir, |records| records.clone());
+    let old = store.modify(&dir, |records| records.clone());
     world.run(Command::Grant { id: None, ttl, session: None }).unwrap();
     world.settle();
     world.kill();
     let table = old.keys().find(|key| key[0] == b't').unwrap();
-    store.meddle(&dir, |records| records.insert(table.clone(), old[table].clone()));
+    store.modify(&dir, |records| records.insert(table.clone(), old[table].clone()));
     expect_doubt(&mut world, "a table of an earlier round");
 }
 
@@ -147,8 +147,8 @@ fn store_of_another_member_under_a_valid_manifest_is_rejected() {
     other.start();
     other.put("k", "theirs");
     other.settle();
-    let stolen = theirs.meddle(&other.copies()[0], |records| records.clone());
-    store.meddle(&world.copies()[0], |records| *records = stolen);
+    let stolen = theirs.modify(&other.copies()[0], |records| records.clone());
+    store.modify(&world.copies()[0], |records| *records = stolen);
     expect_doubt(&mut world, "another's store");
 }
 

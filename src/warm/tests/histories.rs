@@ -124,11 +124,11 @@ fn idle_state_writes_nothing_to_the_copy() {
     world.put("k", "v");
     world.settle();
     let dir = world.copies().remove(0);
-    let before = store.meddle(&dir, |records| records.clone());
+    let before = store.modify(&dir, |records| records.clone());
     for _ in 0..10 {
         assert!(!world.turn());
     }
-    assert_eq!(store.meddle(&dir, |records| records.clone()), before);
+    assert_eq!(store.modify(&dir, |records| records.clone()), before);
 }
 
 #[test]
@@ -224,9 +224,9 @@ fn worker_pauses_under_load() {
     }
     world.machine().publish();
     let dir = world.copies().remove(0);
-    let before = store.meddle(&dir, |records| records.clone());
+    let before = store.modify(&dir, |records| records.clone());
     world.turn();
-    assert_eq!(store.meddle(&dir, |records| records.clone()), before, "it worked under load");
+    assert_eq!(store.modify(&dir, |records| records.clone()), before, "it worked under load");
     world.settle();
-    assert!(store.meddle(&dir, |records| records.len()) > before.len(), "it goes on afterwards");
+    assert!(store.modify(&dir, |records| records.len()) > before.len(), "it goes on afterwards");
 }

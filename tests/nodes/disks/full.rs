@@ -98,7 +98,7 @@ impl Written {
 
     /// Checks the operations that must succeed while the disk is full. Returns whether the disk
     /// stayed full until the end: a compaction and the snapshot after it may make room.
-    fn goes_on(&mut self, kv: &Client, ballast: &Ballast) -> bool {
+    fn continues(&mut self, kv: &Client, ballast: &Ballast) -> bool {
         assert_eq!(self.read(kv), self.keys.len() + 2, "a linearizable read");
         assert_eq!(kv.delete(ballast.key.clone()).block().expect("a deletion").deleted, 1);
         assert_eq!(kv.revoke(ballast.lease).block().expect("a revocation").deleted, 1);
@@ -136,7 +136,7 @@ fn single_node_survives_many_full_disks() {
         let ballast = written.ballast(&kv, cycle);
         fill_up(&disk, dir.path());
         fitted += written.until_full(&kv);
-        full_to_the_end += usize::from(written.goes_on(&kv, &ballast));
+        full_to_the_end += usize::from(written.continues(&kv, &ballast));
         if cycle % 10 == 3 {
             // The node also starts on a full disk, and detects that it is full.
             assert!(testing::shutdown(node).block().hanging.is_empty());
@@ -194,7 +194,7 @@ fn cluster_survives_full_disks_while_a_quorum_has_space() {
         } else {
             written.until_full(&cluster.node(other).client());
         }
-        full_to_the_end += usize::from(written.goes_on(&kv, &ballast));
+        full_to_the_end += usize::from(written.continues(&kv, &ballast));
         for member in &full {
             disk.limit(&cluster.data_dir(*member), None);
         }

@@ -89,14 +89,14 @@ fn entries_batched_into_a_pending_append_are_consecutive() {
     for _ in 0..HEARTBEAT {
         world.tick(node(1));
     }
-    let mut heard = Vec::new();
+    let mut received = Vec::new();
     for flying in std::mem::take(&mut world.flying) {
         let mut answer = message(MessageType::MsgHeartbeatResponse, flying.to.get(), 1, 2);
         answer.commit = 2;
-        heard.push(answer);
+        received.push(answer);
     }
     // The leader receives two replies in one turn, with a lost message between them.
-    for answer in &heard {
+    for answer in &received {
         let from = node(answer.from);
         world.at(1).step(from, wire::encode(answer)).unwrap();
         world.at(1).unreachable(from);

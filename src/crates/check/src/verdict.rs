@@ -140,7 +140,7 @@ impl Counterexample {
     }
 
     /// Sets whether the counterexample is minimal.
-    pub(super) fn perhaps(self, is_minimal: bool) -> Self {
+    pub(super) fn with_minimality(self, is_minimal: bool) -> Self {
         Self { is_minimal, ..self }
     }
 
@@ -194,9 +194,9 @@ impl fmt::Display for Verdict {
 impl fmt::Display for Counterexample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rule, object, operations, is_minimal, why, links: _, dead_end } = self;
-        let perhaps = if *is_minimal { "" } else { " (may not be minimal)" };
+        let with_minimality = if *is_minimal { "" } else { " (may not be minimal)" };
         let operations = Shortened(operations);
-        write!(f, "object {object:?}: {rule}: operations {operations}{perhaps}: {why}")?;
+        write!(f, "object {object:?}: {rule}: operations {operations}{with_minimality}: {why}")?;
         if let Some(DeadEnd { let_off, order, state, stuck }) = dead_end {
             let (order, stuck) = (Shortened(order), Shortened(stuck));
             write!(

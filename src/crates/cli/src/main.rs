@@ -206,7 +206,7 @@ fn manual(dir: &std::path::Path) -> ExitCode {
     match written.and_then(|()| clap_mangen::generate_to(command, dir)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&format!("{}: {error}", dir.display()));
+            print_failure(&format!("{}: {error}", dir.display()));
             ExitCode::FAILURE
         }
     }
@@ -241,7 +241,7 @@ fn explained(error: &clap::Error) -> ExitCode {
 }
 
 /// Prints an error on standard error.
-fn complain(why: &dyn std::fmt::Display) {
+fn print_failure(why: &dyn std::fmt::Display) {
     // If standard error cannot be written, the exit code must suffice.
     drop(writeln!(io::stderr().lock(), "error: {why}"));
 }

@@ -70,7 +70,7 @@ pub(crate) fn main(options: UpOptions) -> ExitCode {
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
-            crate::complain(&format!("cannot start the async runtime: {error}"));
+            crate::print_failure(&format!("cannot start the async runtime: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -78,7 +78,7 @@ pub(crate) fn main(options: UpOptions) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            crate::complain(&error);
+            crate::print_failure(&error);
             ExitCode::FAILURE
         }
     }
@@ -176,7 +176,7 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
         let names: Vec<_> = (0..options.nodes).map(name).collect();
         certificates.make(&names)?;
     }
-    let (news, mut heard) = mpsc::channel(64);
+    let (news, mut received) = mpsc::channel(64);
     let orders = watch::Sender::new(None);
     for node in 0..options.nodes {
         let mut child = options.start(node)?;
@@ -196,13 +196,13 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
         Box::pin(std::future::pending()) as std::pin::Pin<Box<dyn Future<Output = ()>>>;
     loop {
         let is_signal = tokio::select! {
-            news = heard.recv() => match news {
+            news = received.recv() => match news {
                 Some((node, News::Line(line))) => {
                     say(node, &line);
                     if line.contains(READY) {
                         ready += 1;
                         if ready == options.nodes {
-                            say_ready(options)?;
+                            print_ready(options)?;
                         }
                     }
                     false
@@ -217,7 +217,7 @@ async fn up(options: &UpOptions) -> io::Result<bool> {
             _ = interrupt.recv() => true,
             _ = terminate.recv() => true,
             () = &mut killing => {
-                crate::complain(&"some servers did not stop in time: killing them");
+                crate::print_failure(&"some servers did not stop in time: killing them");
                 orders.send_replace(Some(Signal::KILL));
                 killing = Box::pin(std::future::pending());
                 false
@@ -278,7 +278,7 @@ fn say(node: u16, line: &str) {
     drop(writeln!(out, "{begin}{} |{end} {line}", name(node)));
 }
 
-fn say_ready(options: &UpOptions) -> io::Result<()> {
+fn print_ready(options: &UpOptions) -> io::Result<()> {
     let scheme = if options.tls { "https://" } else { "" };
     let endpoints = (0..options.nodes).map(|node| format!("{scheme}{}", options.client(node)));
     let (count, endpoints) = (options.nodes, endpoints.collect::<Vec<_>>().join(","));

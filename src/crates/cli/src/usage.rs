@@ -26,7 +26,7 @@ const GUESSED: [(&str, &str); 11] = [
 ];
 
 /// Parses a boolean in one of Go's spellings.
-pub(crate) fn truth(text: &str) -> Result<bool, String> {
+pub(crate) fn parse_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),

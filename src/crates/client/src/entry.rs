@@ -36,7 +36,7 @@ pub enum LockMode {
 
 impl LockMode {
     /// Returns whether two requests can share a queue.
-    pub fn goes_with(self, other: LockMode) -> bool {
+    pub fn is_compatible_with(self, other: LockMode) -> bool {
         let kind = |mode| match mode {
             LockMode::Alone => (0, 0),
             LockMode::Read | LockMode::Write | LockMode::Upgrade => (1, 0),
@@ -46,7 +46,7 @@ impl LockMode {
     }
 
     /// Returns whether a request holds the lock, given the modes of all entries ahead of the request.
-    pub fn holds_behind(self, before: &[LockMode]) -> bool {
+    pub fn holds_after(self, before: &[LockMode]) -> bool {
         match self {
             LockMode::Alone | LockMode::Write => before.is_empty(),
             LockMode::Read => before.iter().all(|mode| *mode == LockMode::Read),
@@ -197,7 +197,7 @@ mod tests {
             (permits(3, 1), &[Alone], false),
         ];
         for (mode, before, holds) in table {
-            assert_eq!(mode.holds_behind(before), holds, "{mode:?} behind {before:?}");
+            assert_eq!(mode.holds_after(before), holds, "{mode:?} behind {before:?}");
         }
     }
 }

@@ -102,7 +102,7 @@ pub enum StatusMeaning {
 impl StatusMeaning {
     /// Classifies a status by its origin and text.
     pub fn of(status: &Status) -> Self {
-        if never_sent(status) {
+        if was_not_sent(status) {
             return Self::Elsewhere;
         }
         let text = status.message();
@@ -127,7 +127,7 @@ impl StatusMeaning {
 }
 
 /// Returns whether the connection failed before the request was sent.
-fn never_sent(status: &Status) -> bool {
+fn was_not_sent(status: &Status) -> bool {
     let mut error = std::error::Error::source(status);
     while let Some(cause) = error {
         if cause.is::<tonic::ConnectError>() {

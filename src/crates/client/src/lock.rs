@@ -261,13 +261,13 @@ impl QueueEntry {
             // The mode is read from the current row, because a resize of a semaphore also rewrites the rows of
             // waiters.
             let mode = mode_of(&line[at]);
-            if mode.holds_behind(&before) {
+            if mode.holds_after(&before) {
                 return Ok(Held { header: answer.header, row: line.swap_remove(at) });
             }
             if let Some(head) = before.first()
                 && mode != LockMode::Alone
                 // A resize may have rewritten only one of the two rows so far.
-                && ![mode, self.mode].iter().any(|mode| mode.goes_with(*head))
+                && ![mode, self.mode].iter().any(|mode| mode.is_compatible_with(*head))
             {
                 return Err(NotHeld::OtherKind(*head));
             }

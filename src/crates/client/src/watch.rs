@@ -90,7 +90,7 @@ impl Watch {
             let status = match open.answers.message().await {
                 Ok(Some(answer)) => {
                     let is_ordered = open.is_ordered;
-                    match self.heard(answer, is_ordered)? {
+                    match self.received(answer, is_ordered)? {
                         Some(answer) => return Ok(answer),
                         None => continue,
                     }
@@ -127,7 +127,7 @@ impl Watch {
     }
 
     /// Records the progress of a response. Returns the response if it is for the caller.
-    fn heard(
+    fn received(
         &mut self,
         answer: pb::WatchResponse,
         is_ordered: bool,

@@ -59,7 +59,7 @@ impl Schedule {
     }
 
     /// Returns whether to inject another fault: every kind once, however short the time, then as many as time permits.
-    pub(crate) fn goes_on(&self, worked: Duration, time: Duration) -> bool {
+    pub(crate) fn continues(&self, worked: Duration, time: Duration) -> bool {
         !self.all_drawn || worked + Self::ROUND_USUAL < time
     }
 
@@ -128,7 +128,7 @@ fn stop_holder(Round { away, seat, .. }: Round, stage: &mut Stage<'_>) -> Result
     stage.shared.lock().evidence.late.insert(op.clone());
     stage.report(Some(seat), "resumed", &json!({"after_ms": ms(stopped.elapsed())}));
     stage.signal(seat, Signal::CONT)?;
-    stage.go_on();
+    stage.resume_worker();
     stage.until(&format!("the end of increment {op}"), |stage| stage.shared.lock().has_ended(&op))
 }
 
@@ -155,10 +155,10 @@ mod tests {
             assert_eq!(kinds, [Fault::KillLeader, Fault::KillHolder, Fault::StopHolder]);
             let mut schedule = Schedule::new(seed, 3);
             for _ in 0..3 {
-                assert!(schedule.goes_on(Duration::MAX / 2, Duration::ZERO));
+                assert!(schedule.continues(Duration::MAX / 2, Duration::ZERO));
                 schedule.draw();
             }
-            assert!(!schedule.goes_on(Duration::from_secs(9), Duration::from_secs(10)));
+            assert!(!schedule.continues(Duration::from_secs(9), Duration::from_secs(10)));
         }
     }
 

@@ -110,7 +110,7 @@ pub fn main(options: &Options) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(EXIT_DISPROVEN),
         Err(error) => {
-            complain(&error);
+            print_failure(&error);
             ExitCode::from(match error {
                 DemoError::Interrupted(_) => EXIT_INTERRUPTED,
                 DemoError::Environment(_) | DemoError::Output(_) => EXIT_USAGE,
@@ -143,7 +143,7 @@ fn run(options: &Options) -> Result<bool, DemoError> {
 
     let outcome = story(&mut stage, options, seed);
     // All processes are ended here, whatever the result is.
-    let complaints = if outcome.is_ok() { stage.end() } else { Vec::new() };
+    let problems = if outcome.is_ok() { stage.end() } else { Vec::new() };
     stage.kill_all();
     let timeline = &stage.shared.timeline;
     timeline.end_progress();
@@ -154,7 +154,7 @@ fn run(options: &Options) -> Result<bool, DemoError> {
             let ledger = stage.shared.ledger().read_back();
             evidence.ledger = ledger.map_err(DemoError::environment("cannot read the ledger"))?;
             evidence.history = stage.shared.history.history();
-            evidence.complaints = complaints;
+            evidence.problems = problems;
             proof::evaluate(evidence)
         }
         Err(DemoError::Halted(why)) => proof::halted(why),
@@ -172,7 +172,7 @@ fn story(stage: &mut Stage<'_>, options: &Options, seed: u64) -> Result<(), Demo
     let time = Duration::from_secs(options.seconds);
     stage.start_all()?;
     let mut schedule = Schedule::new(seed, options.nodes);
-    while schedule.goes_on(stage.worked(), time) {
+    while schedule.continues(stage.worked(), time) {
         let round = schedule.draw();
         stage.pass(round.calm)?;
         faults::carry_out(round, stage)?;
@@ -189,7 +189,7 @@ fn random_seed() -> u64 {
 }
 
 /// Prints an error on standard error.
-fn complain(why: &dyn std::fmt::Display) {
+fn print_failure(why: &dyn std::fmt::Display) {
     // If standard error cannot be written, the exit code must suffice.
     drop(writeln!(io::stderr().lock(), "error: {why}"));
 }

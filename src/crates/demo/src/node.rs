@@ -30,7 +30,7 @@ pub struct NodeOptions {
 /// Runs the process until its standard input ends.
 pub fn main(options: &NodeOptions) -> ExitCode {
     if io::stdin().is_terminal() {
-        crate::complain(&"this command is internal to the demo");
+        crate::print_failure(&"this command is internal to the demo");
         return ExitCode::from(crate::EXIT_USAGE);
     }
     die_with_the_parent();
@@ -42,7 +42,7 @@ pub fn main(options: &NodeOptions) -> ExitCode {
     match run(options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            crate::complain(&why);
+            crate::print_failure(&why);
             node::say(&format!("stopped {}", why.replace('\n', " ")));
             ExitCode::FAILURE
         }

@@ -33,7 +33,7 @@ pub(crate) struct Evidence {
     /// Number of killed processes.
     pub(crate) kills: usize,
     /// Other problems, such as processes that ended by themselves or did not end.
-    pub(crate) complaints: Vec<String>,
+    pub(crate) problems: Vec<String>,
 }
 
 /// The result of a member's linearizable read at the end.
@@ -110,7 +110,7 @@ const LATE: &str = "late writes of paused holders were rejected by the ledger an
 
 /// Checks all claims.
 pub(crate) fn evaluate(evidence: &Evidence) -> Vec<Claim> {
-    let Evidence { acknowledged, refused, late, ledger, stores, kills, complaints, .. } = evidence;
+    let Evidence { acknowledged, refused, late, ledger, stores, kills, problems, .. } = evidence;
     let (many, first) = (acknowledged.len(), stores.first().cloned().unwrap_or_default());
     let (rows, late) = (first.rows.len(), late.len());
     let accepted = ledger.iter().filter(|entry| entry.accepted).count();
@@ -138,12 +138,12 @@ pub(crate) fn evaluate(evidence: &Evidence) -> Vec<Claim> {
         Claim::evaluated(
             "the fencing tokens in the ledger only increased",
             format!("{accepted} accepted by the ledger, {rejected} rejected"),
-            fallen_tokens(evidence),
+            decreased_tokens(evidence),
         ),
         Claim::evaluated(
             "each increment in the store was in the ledger first, in the same order",
             format!("{rows} in both"),
-            not_in_the_ledger(evidence),
+            missing_from_ledger(evidence),
         ),
         match late {
             0 => Claim {
@@ -171,7 +171,7 @@ pub(crate) fn evaluate(evidence: &Evidence) -> Vec<Claim> {
         Claim::evaluated(
             "every process that was not killed exited cleanly",
             "leadership transferred, no threads left".to_owned(),
-            complaints.clone(),
+            problems.clone(),
         ),
     ]
 }
@@ -264,7 +264,7 @@ fn rejected_and_applied(Evidence { refused, stores, acknowledged, .. }: &Evidenc
     against
 }
 
-fn fallen_tokens(Evidence { ledger, .. }: &Evidence) -> Vec<String> {
+fn decreased_tokens(Evidence { ledger, .. }: &Evidence) -> Vec<String> {
     let accepted: Vec<&Entry> = ledger.iter().filter(|entry| entry.accepted).collect();
     // Every hold writes to the ledger once, so an accepted entry is a moment of a hold. The checker compares numbers, so
     // each token is replaced by its rank.
@@ -294,7 +294,7 @@ fn fallen_tokens(Evidence { ledger, .. }: &Evidence) -> Vec<String> {
     against
 }
 
-fn not_in_the_ledger(Evidence { ledger, stores, .. }: &Evidence) -> Vec<String> {
+fn missing_from_ledger(Evidence { ledger, stores, .. }: &Evidence) -> Vec<String> {
     let accepted = ledger.iter().enumerate().filter(|(_, entry)| entry.accepted);
     let accepted: BTreeMap<_, _> =
         accepted.map(|(place, entry)| (&entry.op, (place, entry.token))).collect();
@@ -412,11 +412,11 @@ mod tests {
                 made(51, Some(41), 4),
             ],
             kills: 2,
-            complaints: Vec::new(),
+            problems: Vec::new(),
         }
     }
 
-    fn disproven(evidence: &Evidence) -> Vec<&'static str> {
+    fn failed_checks(evidence: &Evidence) -> Vec<&'static str> {
         let claims = evaluate(evidence);
         claims.iter().filter(|claim| claim.is_disproven()).map(|claim| claim.claim).collect()
     }
@@ -546,17 +546,17 @@ mod tests {
             ("nothing was read", |e| e.stores.clear(), "work continued"),
             (
                 "a process hung at its end",
-                |e| e.complaints.push("n1 had not ended".to_owned()),
+                |e| e.problems.push("n1 had not ended".to_owned()),
                 "every process that was not killed",
             ),
         ];
         for (case, doctor, claim) in cases {
             let mut evidence = sound();
             doctor(&mut evidence);
-            let disproven = disproven(&evidence);
+            let failed_checks = failed_checks(&evidence);
             assert!(
-                disproven.iter().any(|found| found.starts_with(claim)),
-                "{case}: disproven is {disproven:?}"
+                failed_checks.iter().any(|found| found.starts_with(claim)),
+                "{case}: disproven is {failed_checks:?}"
             );
         }
     }
@@ -565,7 +565,7 @@ mod tests {
     fn late_writes_are_untested_without_a_paused_holder() {
         let mut evidence = sound();
         evidence.late.clear();
-        assert_eq!(disproven(&evidence), Vec::<&str>::new());
+        assert_eq!(failed_checks(&evidence), Vec::<&str>::new());
         let untested = |claim: &Claim| matches!(claim.finding, Finding::Untested { .. });
         assert_eq!(evaluate(&evidence).iter().filter(|claim| untested(claim)).count(), 1);
     }

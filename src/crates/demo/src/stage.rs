@@ -297,7 +297,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Lets a pausing worker continue.
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn resume_worker(&self) {
         self.shared.change(|account| (account.linger, account.lingering) = (None, None));
     }
 
@@ -319,7 +319,7 @@ impl<'a> Stage<'a> {
         (member.look, member.leads) = (None, None);
         let process = member.process.take().expect("only running processes are killed");
         process.end().map_err(|error| self.fell(seat, &error.to_string()))?;
-        self.go_on();
+        self.resume_worker();
         self.report(Some(seat), event, fields);
         self.pass(away)?;
         self.begin(seat)?;
@@ -403,12 +403,12 @@ impl<'a> Stage<'a> {
     pub(crate) fn kill_all(&mut self) {
         self.shared.change(|account| account.resting = true);
         for member in &mut self.members {
-            let end = |process: Arc<Process>| process.end_however();
+            let end = |process: Arc<Process>| process.end_for_any_reason();
             if let Some(Err(error)) = member.process.take().map(end) {
-                crate::complain(&format_args!("cannot kill {}: {error}", member.name));
+                crate::print_failure(&format_args!("cannot kill {}: {error}", member.name));
             }
         }
-        self.go_on();
+        self.resume_worker();
         self.workers.drain(..).for_each(|worker| drop(worker.join()));
     }
 }

@@ -69,7 +69,7 @@ impl Drop for Workplace {
             None => clear(&self.dir),
         };
         if let Err(error) = removed {
-            crate::complain(&format_args!("cannot delete {}: {error}", self.dir.display()));
+            crate::print_failure(&format_args!("cannot delete {}: {error}", self.dir.display()));
         }
     }
 }

@@ -108,12 +108,12 @@ pub enum Death {
 /// The process of a node. Dropping this value kills the process.
 pub struct Process {
     child: Mutex<Child>,
-    ears: Ears,
-    heard: Arc<Heard>,
+    orders: OrderInput,
+    received: Arc<Received>,
 }
 
 /// How orders reach a process.
-enum Ears {
+enum OrderInput {
     /// Orders are lines on the standard input of the process, until it is ordered to stop.
     Input(Mutex<Option<ChildStdin>>),
     /// Orders reach the process over the network, because the process is a server.
@@ -122,12 +122,12 @@ enum Ears {
 
 /// The clients of a server, which carry out orders over the network.
 pub trait Remote: Send + Sync {
-    /// Runs an order, and sends the answer to `heard`.
-    fn ask(self: Arc<Self>, order: &Order, heard: mpsc::Sender<Answer>);
+    /// Runs an order, and sends the answer to `received`.
+    fn ask(self: Arc<Self>, order: &Order, received: mpsc::Sender<Answer>);
 }
 
 #[derive(Default)]
-struct Heard {
+struct Received {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -145,7 +145,7 @@ struct State {
     over: bool,
 }
 
-impl Heard {
+impl Received {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -180,7 +180,7 @@ impl Heard {
 }
 
 /// Handles a line of a node.
-fn hear_node(state: &mut State, line: &str) {
+fn handle_node_line(state: &mut State, line: &str) {
     let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
     match first {
         "ready" => state.ready = true,
@@ -200,7 +200,7 @@ fn hear_node(state: &mut State, line: &str) {
 
 /// Handles a line that a server writes to its standard error: a line when the server is ready, and a line when it
 /// fails. All other messages are in the log of the server.
-fn hear_server(state: &mut State, line: &str) {
+fn handle_server_line(state: &mut State, line: &str) {
     if line.contains(SERVES) {
         state.ready = true;
     } else if let Some(why) = line.strip_prefix(FAILS) {
@@ -222,7 +222,7 @@ impl Process {
             .map_err(system("cannot start a process"))?;
         let input = child.stdin.take().expect("it is piped");
         let output = child.stdout.take().expect("it is piped");
-        Self::of(child, output, hear_node, Ears::Input(Mutex::new(Some(input))))
+        Self::of(child, output, handle_node_line, OrderInput::Input(Mutex::new(Some(input))))
     }
 
     /// Starts a server that its clients reach over the network.
@@ -237,22 +237,22 @@ impl Process {
             .spawn()
             .map_err(|source| HarnessError::System { what: "cannot start a server", source })?;
         let output = child.stderr.take().expect("it is piped");
-        Self::of(child, output, hear_server, Ears::Port(clients))
+        Self::of(child, output, handle_server_line, OrderInput::Port(clients))
     }
 
     fn of(
         child: Child,
         output: impl Read + Send + 'static,
         hear: fn(&mut State, &str),
-        ears: Ears,
+        orders: OrderInput,
     ) -> Result<Self, HarnessError> {
-        let heard = Arc::new(Heard::default());
-        let listener = Arc::clone(&heard);
+        let received = Arc::new(Received::default());
+        let listener = Arc::clone(&received);
         thread::Builder::new()
             .name("listener".to_owned())
             .spawn(move || listener.listen(output, hear))
             .map_err(|source| HarnessError::System { what: "cannot start a thread", source })?;
-        Ok(Self { child: Mutex::new(child), ears, heard })
+        Ok(Self { child: Mutex::new(child), orders, received })
     }
 
     /// Waits until the node of the process is ready. Returns false if the process has ended instead.
@@ -267,20 +267,20 @@ impl Process {
     fn ready_within(&self, limit: Duration) -> Result<bool, HarnessError> {
         let starts = |state: &State| !state.ready && !state.over;
         let what = "a node is not ready";
-        Ok(self.heard.wait_while(limit, HarnessError::Hangs, what, starts)?.ready)
+        Ok(self.received.wait_while(limit, HarnessError::Hangs, what, starts)?.ready)
     }
 
     /// Returns whether the node of the process has been ready.
     pub fn is_ready(&self) -> bool {
-        self.heard.lock().ready
+        self.received.lock().ready
     }
 
     /// Sends an order. If the process ends before it answers, the sender of the returned receiver is dropped.
     pub fn ask(&self, order: &Order) -> mpsc::Receiver<Answer> {
         let (sender, receiver) = mpsc::channel();
-        let input = match &self.ears {
-            Ears::Input(input) => input,
-            Ears::Port(clients) => {
+        let input = match &self.orders {
+            OrderInput::Input(input) => input,
+            OrderInput::Port(clients) => {
                 if !self.is_over() {
                     Arc::clone(clients).ask(order, sender);
                 }
@@ -288,7 +288,7 @@ impl Process {
             }
         };
         let id = {
-            let mut state = self.heard.lock();
+            let mut state = self.received.lock();
             state.next += 1;
             let id = state.next;
             if !state.over {
@@ -323,13 +323,13 @@ impl Process {
     /// Returns whether the process can take no more orders: it has ended, its node has stopped, or it was ordered to
     /// stop.
     pub fn is_over(&self) -> bool {
-        let state = self.heard.lock();
+        let state = self.received.lock();
         state.over || state.ending || state.stopped.is_some()
     }
 
     /// Returns the reason for which the node has stopped by itself, if the process has reported that.
     pub fn why_stopped(&self) -> Option<String> {
-        self.heard.lock().stopped.clone()
+        self.received.lock().stopped.clone()
     }
 
     /// Waits until the node has stopped by itself, and returns the reason.
@@ -338,9 +338,9 @@ impl Process {
     ///
     /// Returns an error if the node keeps running, or if the process ends without a message.
     pub fn stopped(&self) -> Result<String, HarnessError> {
-        let goes_on = |state: &State| !state.over && state.stopped.is_none();
+        let continues = |state: &State| !state.over && state.stopped.is_none();
         let what = "a node that should stop still runs";
-        let state = self.heard.wait_while(LIMIT, HarnessError::Hangs, what, goes_on)?;
+        let state = self.received.wait_while(LIMIT, HarnessError::Hangs, what, continues)?;
         let without_a_word = || HarnessError::Ended("no message".to_owned());
         state.stopped.clone().ok_or_else(without_a_word)
     }
@@ -378,15 +378,15 @@ impl Process {
     }
 
     fn stop_within(&self, limit: Duration) -> Result<(), HarnessError> {
-        self.heard.lock().ending = true;
-        match &self.ears {
-            Ears::Input(input) => {
+        self.received.lock().ending = true;
+        match &self.orders {
+            OrderInput::Input(input) => {
                 drop(input.lock().unwrap_or_else(PoisonError::into_inner).take());
             }
-            Ears::Port(_) => self.signal(Signal::TERM)?,
+            OrderInput::Port(_) => self.signal(Signal::TERM)?,
         }
         let what = "a process that was asked to stop still runs";
-        let state = self.heard.wait_while(limit, HarnessError::Hangs, what, |s| !s.over)?;
+        let state = self.received.wait_while(limit, HarnessError::Hangs, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);
         let status = self.wait()?;
@@ -410,7 +410,7 @@ impl Process {
     ///
     /// Returns an error if the process survives, or if it had ended before without a message.
     pub fn end(&self) -> Result<Option<String>, HarnessError> {
-        let (was_over, status, stopped) = self.end_of_it()?;
+        let (was_over, status, stopped) = self.kill_and_wait()?;
         match (status.signal(), &stopped) {
             (Some(SIGKILL), _) if !was_over => Ok(stopped),
             (None, Some(_)) => Ok(stopped),
@@ -427,15 +427,15 @@ impl Process {
     /// # Errors
     ///
     /// Returns an error if the process survives.
-    pub fn end_however(&self) -> Result<Option<String>, HarnessError> {
-        self.end_of_it().map(|(_, _, stopped)| stopped)
+    pub fn end_for_any_reason(&self) -> Result<Option<String>, HarnessError> {
+        self.kill_and_wait().map(|(_, _, stopped)| stopped)
     }
 
     /// Kills the process. Returns whether it had ended before, its exit status, and the reason for which its node had
     /// stopped, if the process has reported that.
-    fn end_of_it(&self) -> Result<(bool, ExitStatus, Option<String>), HarnessError> {
+    fn kill_and_wait(&self) -> Result<(bool, ExitStatus, Option<String>), HarnessError> {
         // The output of a process ends some time before the operating system reports the end of the process.
-        let was_over = self.heard.lock().over;
+        let was_over = self.received.lock().over;
         let was_over = was_over || {
             let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
             let ended = child.try_wait().map_err(|source| HarnessError::System {
@@ -450,7 +450,7 @@ impl Process {
         };
         // A process cannot prevent that it is killed, so this is a problem of the machine.
         let what = "a killed process still runs";
-        let state = self.heard.wait_while(LIMIT, HarnessError::TooLate, what, |s| !s.over)?;
+        let state = self.received.wait_while(LIMIT, HarnessError::TooLate, what, |s| !s.over)?;
         let stopped = state.stopped.clone();
         drop(state);
         Ok((was_over, self.wait()?, stopped))
@@ -465,7 +465,7 @@ impl Process {
     pub fn died(&self) -> Result<Death, HarnessError> {
         let lives = |state: &State| !state.over && state.stopped.is_none();
         let what = "a process that should die still runs";
-        let state = self.heard.wait_while(LIMIT, HarnessError::TooLate, what, lives)?;
+        let state = self.received.wait_while(LIMIT, HarnessError::TooLate, what, lives)?;
         let (dies, stopped) = (state.dies, state.stopped.clone());
         drop(state);
         if let Some(why) = stopped {
@@ -493,10 +493,13 @@ mod tests {
     #[test]
     fn server_state_is_parsed_from_its_standard_error() {
         let mut state = State::default();
-        hear_server(&mut state, "2026-11-22 ERROR error: a line of a log says nothing");
+        handle_server_line(&mut state, "2026-11-22 ERROR error: a line of a log says nothing");
         assert!(!state.ready && state.stopped.is_none());
-        hear_server(&mut state, "bowline: member \"m0\" is ready to serve client requests on ...");
-        hear_server(&mut state, "error: the member has stopped: disk error: cannot sync");
+        handle_server_line(
+            &mut state,
+            "bowline: member \"m0\" is ready to serve client requests on ...",
+        );
+        handle_server_line(&mut state, "error: the member has stopped: disk error: cannot sync");
         assert!(state.ready);
         assert_eq!(
             state.stopped.as_deref(),
@@ -511,7 +514,7 @@ mod tests {
         let lives = |state: &State| is_over && !state.over;
         drop(
             process
-                .heard
+                .received
                 .wait_while(LIMIT, HarnessError::TooLate, "it does not end", lives)
                 .unwrap(),
         );

@@ -23,7 +23,7 @@ pub mod etcdserverpb {
 
 impl etcdserverpb::AlarmMember {
     /// Formats the alarm for people as etcd does; Go omits a zero member id.
-    pub fn in_words(&self) -> String {
+    pub fn description(&self) -> String {
         let member = match self.member_id {
             0 => String::new(),
             id => format!("memberID:{id} "),

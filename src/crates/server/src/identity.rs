@@ -121,7 +121,7 @@ impl Identity {
 
     /// Returns the caller with the current auth revision, without checking the credentials again. The credentials may
     /// have expired.
-    pub(crate) fn known_still(&self, access: &Access) -> Caller {
+    pub(crate) fn with_current_revision(&self, access: &Access) -> Caller {
         Caller { user: self.user.clone(), revision: access.revision() }
     }
 }

@@ -73,7 +73,7 @@ impl Member {
     ///
     /// # Errors
     /// Fails if the token has expired since.
-    pub(crate) fn acting(&self, who: &Identity) -> Result<UserClient, Status> {
+    pub(crate) fn client_of(&self, who: &Identity) -> Result<UserClient, Status> {
         let access = self.client.access();
         let caller = match who.holds(&access) {
             true => who.caller(),
@@ -97,7 +97,7 @@ impl Member {
     {
         let begun = Instant::now();
         loop {
-            match ask(self.acting(who)?).await {
+            match ask(self.client_of(who)?).await {
                 Err(Error::Rejected(Rejection::Access(AuthError::Outdated)))
                     if begun.elapsed() < self.settings.request_timeout() => {}
                 other => return other.map_err(refused),
@@ -107,15 +107,15 @@ impl Member {
 
     /// Returns a client for a running operation, which may continue as long as its user has permission, even if the
     /// token has expired.
-    pub(crate) fn acting_still(&self, who: &Identity) -> UserClient {
-        self.client.as_user(who.known_still(&self.client.access()))
+    pub(crate) fn client_of_running(&self, who: &Identity) -> UserClient {
+        self.client.as_user(who.with_current_revision(&self.client.access()))
     }
 
     /// Checks that the user of a running operation may read a range, by the current users and roles. The token may have
     /// expired.
     pub(crate) fn may_still_read(&self, who: &Identity, keys: &KeyRange) -> Result<(), Status> {
         let access = self.client.access();
-        access.may_read(&who.known_still(&access), keys).map_err(access_refused)
+        access.may_read(&who.with_current_revision(&access), keys).map_err(access_refused)
     }
 
     /// Returns the caller, identified again if users and roles have changed since.

@@ -46,7 +46,7 @@ impl Random {
     }
 
     /// Returns whether the bytes of the fuzzer are used up.
-    pub fn is_spent(&self) -> bool {
+    pub fn is_exhausted(&self) -> bool {
         self.bytes.is_empty()
     }
 

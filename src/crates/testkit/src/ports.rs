@@ -4,6 +4,6 @@
 ///
 /// # Panics
 /// Panics if there are not enough.
-pub fn lasting_ports(count: usize) -> Vec<u16> {
+pub fn reserved_ports(count: usize) -> Vec<u16> {
     bowline_fleet::ports::free_ports(count).expect("free ports")
 }

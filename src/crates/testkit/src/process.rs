@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::Channel;
 
-use crate::ports::lasting_ports;
+use crate::ports::reserved_ports;
 
 /// How often to check whether a server responds.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -44,8 +44,8 @@ impl ServerLog {
 
     /// Waits until the log contains the text, or has ended.
     fn until(&self, words: &str) -> MutexGuard<'_, (String, bool)> {
-        let goes_on = |state: &mut (String, bool)| !state.1 && !state.0.contains(words);
-        self.more.wait_timeout_while(self.state.lock().unwrap(), LIMIT, goes_on).unwrap().0
+        let continues = |state: &mut (String, bool)| !state.1 && !state.0.contains(words);
+        self.more.wait_timeout_while(self.state.lock().unwrap(), LIMIT, continues).unwrap().0
     }
 }
 
@@ -60,7 +60,7 @@ pub struct Server {
 
 /// Returns free ports.
 pub fn free_ports<const N: usize>() -> [u16; N] {
-    lasting_ports(N).try_into().unwrap()
+    reserved_ports(N).try_into().unwrap()
 }
 
 /// Restores the default action of ignored signals. A program inherits ignored signals from its parent, and a shell
@@ -327,8 +327,8 @@ impl Server {
     pub fn run(mut command: Command, client: u16) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let (lines, log) = (child.stderr.take().unwrap(), Arc::<ServerLog>::default());
-        let heard = Arc::clone(&log);
-        let listens = std::thread::spawn(move || heard.listen(BufReader::new(lines)));
+        let received = Arc::clone(&log);
+        let listens = std::thread::spawn(move || received.listen(BufReader::new(lines)));
         Self { child, log, listens: Some(listens), address: format!("127.0.0.1:{client}") }
     }
 
@@ -350,7 +350,7 @@ impl Server {
     }
 
     /// Waits until a GET of this path succeeds: a server that has just started may not have checked its health yet.
-    pub fn until_well(&self, path: &str) {
+    pub fn wait_until_healthy(&self, path: &str) {
         let begun = Instant::now();
         loop {
             let (code, body) = self.http("GET", path, "");
@@ -433,7 +433,7 @@ impl Server {
     }
 
     /// Resumes a paused server.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         kill_process(Pid::from_child(&self.child), Signal::CONT).unwrap();
     }
 

@@ -37,7 +37,8 @@ fn accepted_snapshot_waits_for_a_slow_log() {
 
 #[test]
 fn fetch_overtaken_by_the_log_is_abandoned_with_its_file() {
-    let gone = |three: &mut Three, id_of_it| three.nodes[2].driver.part_is_gone(id(1), id_of_it);
+    let gone =
+        |three: &mut Three, id_of_it| three.nodes[2].driver.end_fetch_of_missing(id(1), id_of_it);
     let ends: [fn(&mut Three, SnapshotId); 3] = [|_, _| {}, gone, |three, _| three.restart(2)];
     for ends in ends {
         let mut three = Three::led_by(0, often);

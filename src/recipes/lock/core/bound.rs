@@ -73,7 +73,7 @@ impl Load {
 
 /// Returns the operations that delete keys attached to a hold. A key with another lease belongs to
 /// another owner and stays.
-pub(crate) fn unbinding(lease: LeaseId, bound: &[BoundKey]) -> Vec<Op> {
+pub(crate) fn delete_bound(lease: LeaseId, bound: &[BoundKey]) -> Vec<Op> {
     let unbind = |BoundKey { key, value, is_sure }: &BoundKey| {
         let mut compares = vec![Compare::lease(key.clone()).eq(lease.get())];
         if !is_sure {

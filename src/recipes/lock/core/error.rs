@@ -248,7 +248,7 @@ impl LockError {
 
     /// Reports whether a candidacy retries after this error. A candidacy also retries after errors
     /// that an operator has to resolve, such as a full disk.
-    pub(crate) fn may_pass(&self) -> bool {
+    pub(crate) fn is_retryable(&self) -> bool {
         let is_waited_for = match self {
             LockError::Store(error) => error.needs_room() || *error == Error::Diverged,
             LockError::Evicted => true,

@@ -26,7 +26,7 @@ use crate::node::{
 };
 use crate::watch::waking;
 
-use super::bound::{BoundKey, Load, unbinding};
+use super::bound::{BoundKey, Load, delete_bound};
 use super::entry::{Action, DeferredActions, EntryEvent, Phase, QueueEntry};
 use super::error::{LockError, LostReason};
 use super::release_plan::{ReleasePlan, still_mine};
@@ -124,7 +124,7 @@ impl LockTable {
     }
 
     /// Lets the session check the clock, so that it notices if it was lost.
-    fn look_at_the_clock(&self, entry: &QueueEntry) {
+    fn check_clock(&self, entry: &QueueEntry) {
         if let Some(shared) = self.upgrade() {
             entry.session.end(shared.now());
         }
@@ -139,7 +139,7 @@ impl LockTable {
         why: LostReason,
         reply: ReplyTo<Reply>,
     ) -> bool {
-        self.look_at_the_clock(entry);
+        self.check_clock(entry);
         let mut actions = DeferredActions::default();
         let was_held = entry.release(waiter, why, reply, &mut actions);
         self.run(actions);
@@ -182,7 +182,7 @@ impl LockTable {
         successor: QueuePosition,
         reply: ReplyTo<Reply>,
     ) -> bool {
-        self.look_at_the_clock(entry);
+        self.check_clock(entry);
         let mut actions = DeferredActions::default();
         let was_held = entry.transfer(waiter, successor, reply, &mut actions);
         self.run(actions);
@@ -301,7 +301,7 @@ impl LockTable {
                 Action::Notify(waiter) => _ = waking(|| waiter.changed.notify_waiters()),
                 Action::DeleteBound(bound) => {
                     if let Some(shared) = self.shared.upgrade() {
-                        let success = unbinding(entry.session.lease, &bound);
+                        let success = delete_bound(entry.session.lease, &bound);
                         let txn = Txn { success, ..Txn::default() };
                         shared.propose_until_applied(Command::Txn(txn), ReplyTo::Discard);
                     }
@@ -355,7 +355,7 @@ impl LockTable {
     ) {
         let Some(shared) = self.shared.upgrade() else { return };
         let lease = entry.session.lease;
-        self.keep_unusable(plan, lease);
+        self.record_transferred(plan, lease);
         let command = Command::Txn(plan.to_txn(&shared, lease));
         let Some(successor) = &plan.successor else {
             return shared.propose_until_applied(command, reply);
@@ -380,9 +380,9 @@ impl LockTable {
     }
 
     /// Records, before the proposal, keys that are transferred away and may be transferred back.
-    fn keep_unusable(&self, plan: &ReleasePlan, lease: LeaseId) {
+    fn record_transferred(&self, plan: &ReleasePlan, lease: LeaseId) {
         if plan.has_late_txns && plan.successor.is_some() {
-            self.lock().keep_unusable(lease, &plan.keys, plan.since);
+            self.lock().record_transferred(lease, &plan.keys, plan.since);
         }
     }
 
@@ -397,7 +397,7 @@ impl LockTable {
         let keys = self.lock().rename(&shared, entry);
         let lease = entry.session.lease;
         if let Some(plan) = plan {
-            self.keep_unusable(plan, lease);
+            self.record_transferred(plan, lease);
         }
         let before = plan.map(|plan| plan.to_txn(&shared, lease));
         let leaving = plan.map(|plan| plan.leaving(lease));

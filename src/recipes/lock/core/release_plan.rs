@@ -11,7 +11,7 @@ use crate::model::{
 };
 use crate::node::Shared;
 
-use super::bound::{BoundKey, unbinding};
+use super::bound::{BoundKey, delete_bound};
 use super::view;
 
 /// Maximum number of other semaphore entries that a transfer of permits may depend on. The transfer
@@ -84,7 +84,7 @@ impl ReleasePlan {
             prev_kv: false,
         };
         let mut success = vec![Op::Put(taken), Op::delete(successor.clone())];
-        success.extend(unbinding(lease, &self.bound));
+        success.extend(delete_bound(lease, &self.bound));
         Txn { compares, success, failure: vec![Op::Txn(leaving)] }
     }
 
@@ -108,7 +108,7 @@ impl ReleasePlan {
             .collect();
         // Delete only keys with the lease of the hold. A key with another lease belongs to another
         // owner.
-        parts[0].success.extend(unbinding(lease, &self.bound));
+        parts[0].success.extend(delete_bound(lease, &self.bound));
         if parts.len() == 1 {
             return parts.remove(0);
         }

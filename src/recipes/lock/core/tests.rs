@@ -152,7 +152,7 @@ impl LockScript {
 
     fn enter(&mut self, name: &str, mode: &str) {
         let lease = LeaseId::new(self.entries.len() as u64 + 1).unwrap();
-        let session = Arc::new(SharedSession::believed_until(lease, UNTIL));
+        let session = Arc::new(SharedSession::with_valid_lease(lease, UNTIL));
         let (key, counts) = (Bytes::from(name.to_owned()), WaiterCounts::from_iter([]));
         let data = EntryData::new([key].into(), Bytes::new(), counts);
         let prefixes = [Bytes::from_static(b"lock/")].into();

@@ -35,7 +35,7 @@ pub(super) struct Pass {
 
 impl Pass {
     /// Returns whether the forbidden cycles may contain read-write edges.
-    pub(super) fn goes_by_misses(&self) -> bool {
+    pub(super) fn allows_read_write_edges(&self) -> bool {
         self.kinds.has(EdgeKind::Rw)
     }
 }

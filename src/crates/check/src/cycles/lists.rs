@@ -85,7 +85,7 @@ impl<'b, 'a> Lists<'b, 'a> {
             }
             for value in order.values {
                 order.by.push(match book.write(key, value) {
-                    None => return Err(rules::from_nowhere(book, reader, key, value).into()),
+                    None => return Err(rules::never_written(book, reader, key, value).into()),
                     Some(write) => match write.by {
                         TxnBy::Txn(node) if is_dirty && book.one(node).seen.is_none() => None,
                         TxnBy::Txn(node) => Some(node),
@@ -121,9 +121,9 @@ impl<'b, 'a> Lists<'b, 'a> {
                 let why = format!(
                     "#{} read {name} as {}, and #{} as {}: neither is a prefix of the other",
                     book.index(by),
-                    shown(read.seen, read.seen.len()),
+                    format_value(read.seen, read.seen.len()),
                     book.index(*longest),
-                    shown(values, values.len()),
+                    format_value(values, values.len()),
                 );
                 let operations = [book.index(by), book.index(*longest)];
                 return Err(Counterexample::new(rules::TWO_ORDERS, "", operations, why).into());
@@ -152,14 +152,14 @@ impl<'b, 'a> Lists<'b, 'a> {
             let before = expected.map_or_else(String::new, |before| {
                 format!(
                     " although it had read {} from other transactions before",
-                    shown(before, before.len())
+                    format_value(before, before.len())
                 )
             });
             let why = format!(
                 "#{} read {name} as {}{before} and had appended {} itself",
                 book.index(by),
-                shown(read.seen, read.seen.len()),
-                shown(&own, own.len()),
+                format_value(read.seen, read.seen.len()),
+                format_value(&own, own.len()),
             );
             return Some(Counterexample::new(rules::INTERNAL, "", [book.index(by)], why));
         }
@@ -242,7 +242,7 @@ fn repeated(list: &[Value]) -> Option<&Value> {
 }
 
 /// Formats the first `length` values of a list, of which only the last [`VALUES_SHOWN`] are written out.
-fn shown(list: &[Value], length: usize) -> String {
+fn format_value(list: &[Value], length: usize) -> String {
     let left_out = length.saturating_sub(VALUES_SHOWN);
     let values: Vec<String> = list[left_out..length].iter().map(Value::to_string).collect();
     match left_out {
@@ -333,7 +333,7 @@ impl Evidence for Lists<'_, '_> {
             let first = *updates.entry((look.key, look.length)).or_insert(look.by);
             if first != look.by {
                 let order = &self.orders[look.key as usize];
-                let held = shown(order.values, look.length);
+                let held = format_value(order.values, look.length);
                 return Some(rules::lost_update(self.book, first, look.by, look.key, &held));
             }
         }
@@ -423,7 +423,7 @@ impl Evidence for Lists<'_, '_> {
                     |length: usize| order.by[..length].iter().rposition(|by| *by == Some(from));
                 let read = reads.find_map(|look| Some((look.length, own(look.length)?)));
                 let value = word(read.map(|(_, place)| &order.values[place]));
-                let held = shown(order.values, read.map_or(0, |(length, _)| length));
+                let held = format_value(order.values, read.map_or(0, |(length, _)| length));
                 format!("it appended {value}, which the other read in {name} = {held}")
             }
             EdgeKind::Rw | EdgeKind::RwByTime => {
@@ -432,7 +432,7 @@ impl Evidence for Lists<'_, '_> {
                 let length = reads.map(|look| look.length).min().unwrap_or(0);
                 let lacks = (length..order.by.len()).find(|place| order.by[*place] == Some(to));
                 let lacks = word(lacks.map(|place| &order.values[place]).or_else(unseen));
-                let held = shown(order.values, length);
+                let held = format_value(order.values, length);
                 format!("it read {name} as {held}, which lacks {lacks}, appended by the other")
             }
             EdgeKind::Ww => {

@@ -207,7 +207,7 @@ fn judge<D: Database>(
     for pass in passes {
         // A cycle of two transactions that lost an update is reported as a lost update.
         if found.is_none()
-            && pass.goes_by_misses()
+            && pass.allows_read_write_edges()
             && let Some(reason) = lost()
         {
             return Ok(Some(CycleFound { reason, is_plain: true }));
@@ -296,9 +296,11 @@ impl CycleFound {
         members: &[TxnMember],
         level: Level,
     ) -> Counterexample {
-        let Ok(book) = TxnBook::new(history, members) else { return self.reason.perhaps(false) };
+        let Ok(book) = TxnBook::new(history, members) else {
+            return self.reason.with_minimality(false);
+        };
         if self.reason.operations.len() > SMALLER_MAX {
-            return self.reason.perhaps(false);
+            return self.reason.with_minimality(false);
         }
         // Checks the kept transactions with all other outcomes unknown.
         let again = |kept: &[Index]| {
@@ -322,7 +324,7 @@ impl CycleFound {
             None
         };
         let Some(mut least) = alone(&self.reason.operations) else {
-            return self.reason.perhaps(false);
+            return self.reason.with_minimality(false);
         };
         // Transactions outside the cycle come last in the list. These are tried first, because they are most
         // likely redundant.
@@ -343,7 +345,7 @@ impl CycleFound {
             }
         }
         let is_certain = D::TELLS_ALL && level >= Level::Serializable;
-        least.reason.perhaps(least.is_plain || is_certain)
+        least.reason.with_minimality(least.is_plain || is_certain)
     }
 }
 

@@ -61,7 +61,7 @@ impl<'b, 'a> Registers<'b, 'a> {
                 let value = read.seen.as_ref();
                 let write = value.map(|value| book.write(read.key, value));
                 if let (Some(value), Some(None)) = (value, write) {
-                    return Err(rules::from_nowhere(book, by, read.key, value).into());
+                    return Err(rules::never_written(book, by, read.key, value).into());
                 }
                 let writer = match write.flatten().map(|write| write.by) {
                     Some(TxnBy::Txn(node)) => Some(node),
@@ -129,10 +129,10 @@ impl<'b, 'a> Registers<'b, 'a> {
             }
             let (index, name) = (book.index(by), book.name(read.key));
             let expected = match expected {
-                Some(expected) => format!("but had to see {}", shown(expected)),
+                Some(expected) => format!("but had to see {}", format_value(expected)),
                 None => "before it wrote that value itself".to_owned(),
             };
-            let why = format!("#{index} read {name} as {}, {expected}", shown(value));
+            let why = format!("#{index} read {name} as {}, {expected}", format_value(value));
             return Some(Counterexample::new(rules::INTERNAL, "", [index], why));
         }
         None
@@ -179,7 +179,7 @@ impl<'b, 'a> Registers<'b, 'a> {
     }
 }
 
-fn shown(value: Option<&Value>) -> String {
+fn format_value(value: Option<&Value>) -> String {
     value.map_or_else(|| "none".to_owned(), Value::to_string)
 }
 
@@ -226,7 +226,7 @@ impl Evidence for Registers<'_, '_> {
     fn lost_update(&self) -> Option<Counterexample> {
         self.versions.iter().find_map(|((key, value), version)| match version.over[..] {
             [one, other, ..] => {
-                Some(rules::lost_update(self.book, one, other, *key, &shown(*value)))
+                Some(rules::lost_update(self.book, one, other, *key, &format_value(*value)))
             }
             _ => None,
         })
@@ -290,11 +290,14 @@ impl Evidence for Registers<'_, '_> {
         match kind {
             EdgeKind::Wr => {
                 let value = find(&|version| version.by == Some(from) && has(&version.readers, to));
-                format!("it wrote {} to {name}, which the other read", shown(value.flatten()))
+                format!(
+                    "it wrote {} to {name}, which the other read",
+                    format_value(value.flatten())
+                )
             }
             EdgeKind::Ww => {
                 let value = find(&|version| version.by == Some(from) && has(&version.over, to));
-                let value = shown(value.flatten());
+                let value = format_value(value.flatten());
                 format!("it wrote {value} to {name}, which the other read and overwrote")
             }
             EdgeKind::Rw => {
@@ -314,7 +317,7 @@ impl Evidence for Registers<'_, '_> {
                 let writer = writer.map_or(0, |writer| self.book.index(writer));
                 format!(
                     "it read {name} as {} from #{writer}; the other wrote to {name} and was called after #{writer} had ended",
-                    shown(value)
+                    format_value(value)
                 )
             }
             EdgeKind::Time | EdgeKind::On => rules::time(self.book, from, to),

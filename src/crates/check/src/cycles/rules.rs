@@ -51,7 +51,7 @@ pub(super) fn of_cycle(cycle: &[CycleStep], apart: bool, is_session: bool) -> &'
     names[time]
 }
 
-pub(super) fn from_nowhere<Seen>(
+pub(super) fn never_written<Seen>(
     book: &TxnBook<'_, Seen>,
     by: Node,
     key: Key,

@@ -130,20 +130,20 @@ fn take(
     open: &mut BTreeMap<i64, usize>,
 ) -> Result<(), String> {
     if !matches!(form, Form::Map(_)) {
-        return Err(format!("{} is not a map", shown(&form)));
+        return Err(format!("{} is not a map", excerpt(&form)));
     }
     let process = match form.get("process") {
         Some(Form::Number(process)) => process,
         Some(Form::Keyword(name)) if name == "nemesis" => return Ok(()),
         Some(other) => {
-            let other = shown(other);
+            let other = excerpt(other);
             return Err(format!(":process is {other}, neither a number nor :nemesis"));
         }
         None => return Err(":process is missing".to_owned()),
     };
     let word = |name: &str| match form.get(name) {
         Some(Form::Keyword(word)) => Ok(word.clone()),
-        Some(other) => Err(format!(":{name} is {}, not a keyword", shown(other))),
+        Some(other) => Err(format!(":{name} is {}, not a keyword", excerpt(other))),
         None => Err(format!(":{name} is missing")),
     };
     let (kind, name) = (word("type")?, word("f")?);
@@ -248,9 +248,9 @@ impl EdnOperation {
             }
             "write" => said.extend([("call", "write".into()), ("value", json(called))]),
             "cas" => {
-                let (old, new) = called
-                    .pair()
-                    .ok_or_else(|| format!(":value of :cas is {}, not [old new]", shown(called)))?;
+                let (old, new) = called.pair().ok_or_else(|| {
+                    format!(":value of :cas is {}, not [old new]", excerpt(called))
+                })?;
                 said.extend([("call", "cas".into()), ("expect", json(old)), ("value", json(new))]);
                 said.extend(reply.map(|_| ("swapped", true.into())));
             }
@@ -279,9 +279,9 @@ impl EdnOperation {
         let is_ok = self.reply().is_some();
         let all = self.reply().unwrap_or(&self.called);
         let (mut steps, mut results) = (Vec::new(), Vec::new());
-        let all = all.elements().ok_or_else(|| format!("{} is not a transaction", shown(all)))?;
+        let all = all.elements().ok_or_else(|| format!("{} is not a transaction", excerpt(all)))?;
         for step in all {
-            let wrong = || format!("{} is not a step of a transaction", shown(step));
+            let wrong = || format!("{} is not a step of a transaction", excerpt(step));
             let Some([Form::Keyword(what), key, value]) = step.elements() else {
                 return Err(wrong());
             };
@@ -380,9 +380,10 @@ fn found_in(read: &Form) -> Result<BTreeSet<String>, String> {
     match (read, read.elements()) {
         (_, Some(elements)) => Ok(elements.iter().map(word).collect()),
         (Form::Nil, None) => Ok(BTreeSet::new()),
-        _ => {
-            Err(format!("the value of the read is {}, not a set, a vector or a list", shown(read)))
-        }
+        _ => Err(format!(
+            "the value of the read is {}, not a set, a vector or a list",
+            excerpt(read)
+        )),
     }
 }
 
@@ -404,12 +405,12 @@ fn json(form: &Form) -> Json {
 }
 
 /// Returns the beginning of a form for an error message.
-fn shown(form: &Form) -> String {
+fn excerpt(form: &Form) -> String {
     const SHOWN_CHARS_MAX: usize = 40;
     let text = form.to_string();
-    let mut shown: String = text.chars().take(SHOWN_CHARS_MAX).collect();
-    if shown.len() < text.len() {
-        shown.push_str("...");
+    let mut excerpt: String = text.chars().take(SHOWN_CHARS_MAX).collect();
+    if excerpt.len() < text.len() {
+        excerpt.push_str("...");
     }
-    shown
+    excerpt
 }

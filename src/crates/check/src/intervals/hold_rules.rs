@@ -31,7 +31,7 @@ impl Default for Holds {
 
 /// A hold, from the first to the last moment at which its owner believed that it held the lock.
 #[derive(Clone, Copy)]
-struct HoldBelief<'a> {
+struct HoldInterval<'a> {
     index: Index,
     begin: u64,
     end: u64,
@@ -68,7 +68,7 @@ struct HoldBelief<'a> {
 /// assert!(holds(&Holds { slack: 2, ..Holds::default() }, &history).is_ok());
 /// ```
 pub fn holds(rules: &Holds, history: &History<HoldCall, HoldReply>) -> Verdict {
-    let mut objects: BTreeMap<&str, Vec<HoldBelief<'_>>> = BTreeMap::new();
+    let mut objects: BTreeMap<&str, Vec<HoldInterval<'_>>> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
         let begin = operation.invoked.0;
         let (end, lost) = match operation.outcome {
@@ -78,12 +78,12 @@ pub fn holds(rules: &Holds, history: &History<HoldCall, HoldReply>) -> Verdict {
         };
         let HoldCall::Hold { owner, kind, token } = &operation.call;
         let (kind, token) = (*kind, *token);
-        let belief = HoldBelief { index, begin, end, owner, kind, token, lost };
+        let belief = HoldInterval { index, begin, end, owner, kind, token, lost };
         objects.entry(&operation.object).or_default().push(belief);
     }
-    for (object, mut beliefs) in objects {
-        beliefs.sort_by_key(|belief| (belief.begin, belief.index));
-        let lock = Lock { rules, object, beliefs: &beliefs };
+    for (object, mut hold_intervals) in objects {
+        hold_intervals.sort_by_key(|belief| (belief.begin, belief.index));
+        let lock = Lock { rules, object, hold_intervals: &hold_intervals };
         let broken = lock
             .exclusion()
             .or_else(|| lock.enough_permits())
@@ -100,18 +100,18 @@ struct Lock<'l, 'a> {
     rules: &'l Holds,
     object: &'l str,
     /// Sorted by the time at which they began.
-    beliefs: &'l [HoldBelief<'a>],
+    hold_intervals: &'l [HoldInterval<'a>],
 }
 
-fn is_write(belief: &HoldBelief<'_>) -> bool {
+fn is_write(belief: &HoldInterval<'_>) -> bool {
     belief.kind == HoldKind::Write
 }
 
 /// The two best holds so far that belong to different parties. For any given hold, at least one of the two belongs to
 /// another party.
 struct BestTwo<'l, 'a> {
-    best: Option<&'l HoldBelief<'a>>,
-    other: Option<&'l HoldBelief<'a>>,
+    best: Option<&'l HoldInterval<'a>>,
+    other: Option<&'l HoldInterval<'a>>,
 }
 
 impl<'l, 'a> BestTwo<'l, 'a> {
@@ -119,9 +119,9 @@ impl<'l, 'a> BestTwo<'l, 'a> {
 
     fn add(
         &mut self,
-        belief: &'l HoldBelief<'a>,
-        by: impl Fn(&HoldBelief<'_>) -> u64,
-        is_one: impl Fn(&HoldBelief<'_>, &HoldBelief<'_>) -> bool,
+        belief: &'l HoldInterval<'a>,
+        by: impl Fn(&HoldInterval<'_>) -> u64,
+        is_one: impl Fn(&HoldInterval<'_>, &HoldInterval<'_>) -> bool,
     ) {
         match self.best {
             Some(best) if by(best) >= by(belief) => {
@@ -141,26 +141,26 @@ impl<'l, 'a> BestTwo<'l, 'a> {
 
     fn but(
         &self,
-        belief: &HoldBelief<'_>,
-        is_one: impl Fn(&HoldBelief<'_>, &HoldBelief<'_>) -> bool,
-    ) -> Option<&'l HoldBelief<'a>> {
+        belief: &HoldInterval<'_>,
+        is_one: impl Fn(&HoldInterval<'_>, &HoldInterval<'_>) -> bool,
+    ) -> Option<&'l HoldInterval<'a>> {
         self.best.filter(|best| !is_one(best, belief)).or(self.other)
     }
 }
 
 impl Lock<'_, '_> {
     /// Returns whether two holds belong to one party, which does not exclude itself.
-    fn is_one(&self, one: &HoldBelief<'_>, other: &HoldBelief<'_>) -> bool {
+    fn is_one(&self, one: &HoldInterval<'_>, other: &HoldInterval<'_>) -> bool {
         one.index == other.index || self.rules.is_reentrant && one.owner == other.owner
     }
 
     fn exclusion(&self) -> Option<Counterexample> {
         let slack = self.rules.slack;
-        let mut by_end: Vec<&HoldBelief<'_>> = self.beliefs.iter().collect();
+        let mut by_end: Vec<&HoldInterval<'_>> = self.hold_intervals.iter().collect();
         by_end.sort_by_key(|belief| (belief.end, belief.index));
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
-        let is_one = |one: &HoldBelief<'_>, other: &HoldBelief<'_>| self.is_one(one, other);
-        let mut begun = self.beliefs.iter().peekable();
+        let is_one = |one: &HoldInterval<'_>, other: &HoldInterval<'_>| self.is_one(one, other);
+        let mut begun = self.hold_intervals.iter().peekable();
         for belief in by_end {
             while let Some(next) =
                 begun.next_if(|next| next.begin.saturating_add(slack) < belief.end)
@@ -181,7 +181,7 @@ impl Lock<'_, '_> {
         None
     }
 
-    fn overlap(&self, one: &HoldBelief<'_>, other: &HoldBelief<'_>) -> Counterexample {
+    fn overlap(&self, one: &HoldInterval<'_>, other: &HoldInterval<'_>) -> Counterexample {
         let in_order = (one.begin, one.index) <= (other.begin, other.index);
         let (first, second) = if in_order { (one, other) } else { (other, one) };
         let why = format!(
@@ -202,16 +202,16 @@ impl Lock<'_, '_> {
     /// and end after its begin.
     fn enough_permits(&self) -> Option<Counterexample> {
         let Holds { permits, slack, .. } = *self.rules;
-        let held = |belief: &HoldBelief<'_>| match belief.kind {
+        let held = |belief: &HoldInterval<'_>| match belief.kind {
             HoldKind::Permits(held) => u128::from(held),
             HoldKind::Write | HoldKind::Read => 0,
         };
-        let mut by_end: Vec<&HoldBelief<'_>> =
-            self.beliefs.iter().filter(|one| held(one) > 0).collect();
+        let mut by_end: Vec<&HoldInterval<'_>> =
+            self.hold_intervals.iter().filter(|one| held(one) > 0).collect();
         by_end.sort_by_key(|belief| (belief.end, belief.index));
-        let mut begun = self.beliefs.iter().filter(|one| held(one) > 0).peekable();
+        let mut begun = self.hold_intervals.iter().filter(|one| held(one) > 0).peekable();
         // Holds that have begun and not ended, by their end, with the sum of their permits.
-        let mut now: BTreeMap<(u64, Index), &HoldBelief<'_>> = BTreeMap::new();
+        let mut now: BTreeMap<(u64, Index), &HoldInterval<'_>> = BTreeMap::new();
         let mut sum: u128 = 0;
         for first in by_end {
             while let Some(next) =
@@ -231,7 +231,7 @@ impl Lock<'_, '_> {
             if with_first <= u128::from(permits) {
                 continue;
             }
-            let mut most: Vec<&HoldBelief<'_>> = now
+            let mut most: Vec<&HoldInterval<'_>> = now
                 .into_values()
                 .filter(|one| one.end > first.begin.saturating_add(slack))
                 .collect();
@@ -243,7 +243,7 @@ impl Lock<'_, '_> {
                 sum += held(one);
                 is_short
             });
-            let enough: Vec<&HoldBelief<'_>> = enough.copied().collect();
+            let enough: Vec<&HoldInterval<'_>> = enough.copied().collect();
             let at = enough.iter().map(|one| one.begin).max().unwrap_or(first.begin);
             let mut enough: Vec<Index> = enough.iter().map(|one| one.index).collect();
             enough.sort_unstable();
@@ -259,10 +259,10 @@ impl Lock<'_, '_> {
 
     /// Checks that a later hold has a higher token.
     fn rising_tokens(&self) -> Option<Counterexample> {
-        let told: Vec<&HoldBelief<'_>> =
-            self.beliefs.iter().filter(|belief| belief.token.is_some()).collect();
-        let token = |belief: &HoldBelief<'_>| belief.token.expect("only such are looked at");
-        let is_one = |one: &HoldBelief<'_>, other: &HoldBelief<'_>| self.is_one(one, other);
+        let told: Vec<&HoldInterval<'_>> =
+            self.hold_intervals.iter().filter(|belief| belief.token.is_some()).collect();
+        let token = |belief: &HoldInterval<'_>| belief.token.expect("only such are looked at");
+        let is_one = |one: &HoldInterval<'_>, other: &HoldInterval<'_>| self.is_one(one, other);
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
         let mut begun = told.iter().copied().peekable();
         for belief in &told {
@@ -306,7 +306,7 @@ impl Lock<'_, '_> {
             return None;
         }
         let mut highest: HashMap<&Value, (u64, Index)> = HashMap::new();
-        for belief in self.beliefs.iter().filter(|belief| is_write(belief)) {
+        for belief in self.hold_intervals.iter().filter(|belief| is_write(belief)) {
             let Some(token) = belief.token else { continue };
             let before = highest.entry(belief.owner).or_insert((token, belief.index));
             if token < before.0 {
@@ -327,10 +327,10 @@ impl Lock<'_, '_> {
         let delay = at_least(lock_delay, drift_percent);
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
         // Nested holds of one owner with one token count as one hold, which is lost as a whole.
-        let is_same = |one: &HoldBelief<'_>, other: &HoldBelief<'_>| {
+        let is_same = |one: &HoldInterval<'_>, other: &HoldInterval<'_>| {
             one.index == other.index || self.is_one(one, other) && one.token == other.token
         };
-        for belief in self.beliefs {
+        for belief in self.hold_intervals {
             let mut before = [writers.but(belief, is_same), None];
             if is_write(belief) {
                 before[1] = others.but(belief, is_same);

@@ -64,7 +64,7 @@ pub fn leases(rules: &Leases, history: &History<LeaseCall, LeaseReply>) -> Verdi
         let (invoked, call) = (operation.invoked.0, &operation.call);
         match operation.outcome {
             Outcome::Failed { .. } => {}
-            Outcome::Unknown { .. } => lease.unsure.push((invoked, call)),
+            Outcome::Unknown { .. } => lease.uncertain.push((invoked, call)),
             Outcome::Ok { at, reply } => {
                 lease.facts.push(LeaseFact { index, invoked, ended: at.0, call, reply });
             }
@@ -85,7 +85,7 @@ struct CheckedLease<'a> {
     name: &'a Value,
     /// Sorted by the time of the call.
     facts: Vec<LeaseFact<'a>>,
-    unsure: Vec<(u64, &'a LeaseCall)>,
+    uncertain: Vec<(u64, &'a LeaseCall)>,
 }
 
 impl<'a> CheckedLease<'a> {
@@ -94,7 +94,7 @@ impl<'a> CheckedLease<'a> {
         operation: &'a crate::history::Operation<LeaseCall, LeaseReply>,
     ) -> Self {
         let (object, name) = (&*operation.object, operation.call.lease());
-        Self { rules, object, name, facts: Vec::new(), unsure: Vec::new() }
+        Self { rules, object, name, facts: Vec::new(), uncertain: Vec::new() }
     }
 
     fn violation(
@@ -114,11 +114,11 @@ impl<'a> CheckedLease<'a> {
             LeaseCall::Grant { ttl, .. } => Some(*ttl),
             _ => None,
         });
-        let unsure = self.unsure.iter().filter_map(|(_, call)| match call {
+        let uncertain = self.uncertain.iter().filter_map(|(_, call)| match call {
             LeaseCall::Grant { ttl, .. } => Some(*ttl),
             _ => None,
         });
-        let first = grants.chain(unsure).next();
+        let first = grants.chain(uncertain).next();
         for fact in &self.facts {
             match fact.call {
                 LeaseCall::Grant { ttl, .. } => {
@@ -161,8 +161,8 @@ impl<'a> CheckedLease<'a> {
         let is_grant = |call: &LeaseCall| matches!(call, LeaseCall::Grant { .. });
         let known = self.facts.iter().find(|fact| is_grant(fact.call)).map(|fact| fact.invoked);
         // If the history has no grant of the lease, it was granted before the history began.
-        let unsure = self.unsure.iter().filter(|(_, call)| is_grant(call));
-        let granted = known.or_else(|| unsure.map(|(invoked, _)| *invoked).min())?;
+        let uncertain = self.uncertain.iter().filter(|(_, call)| is_grant(call));
+        let granted = known.or_else(|| uncertain.map(|(invoked, _)| *invoked).min())?;
         let early = self.facts.iter().find(|fact| {
             fact.reply.there && !is_grant(fact.call) && self.is_before(fact.ended, granted)
         })?;
@@ -178,8 +178,8 @@ impl<'a> CheckedLease<'a> {
     fn ends(&self) -> impl Iterator<Item = &LeaseFact<'a>> {
         let is_grant = |call: &LeaseCall| matches!(call, LeaseCall::Grant { .. });
         let mut grants = self.facts.iter().map(|fact| fact.call);
-        let mut unsure = self.unsure.iter().map(|(_, call)| *call);
-        let is_old = !grants.any(is_grant) && !unsure.any(is_grant);
+        let mut uncertain = self.uncertain.iter().map(|(_, call)| *call);
+        let is_old = !grants.any(is_grant) && !uncertain.any(is_grant);
         let there = self.facts.iter().filter(|fact| fact.reply.there);
         let seen = there.map(|fact| fact.ended).min();
         self.facts.iter().filter(move |fact| {
@@ -192,8 +192,8 @@ impl<'a> CheckedLease<'a> {
     fn revoked(&self) -> Option<u64> {
         let is_revoke = |call: &LeaseCall| matches!(call, LeaseCall::Revoke { .. });
         let facts = self.facts.iter().filter(|fact| is_revoke(fact.call) && fact.reply.there);
-        let unsure = self.unsure.iter().filter(|(_, call)| is_revoke(call));
-        facts.map(|fact| fact.invoked).chain(unsure.map(|(invoked, _)| *invoked)).min()
+        let uncertain = self.uncertain.iter().filter(|(_, call)| is_revoke(call));
+        facts.map(|fact| fact.invoked).chain(uncertain.map(|(invoked, _)| *invoked)).min()
     }
 
     fn never_early(&self) -> Option<Counterexample> {
@@ -272,8 +272,8 @@ impl<'a> CheckedLease<'a> {
         let late = self.rules.late?;
         let renewal =
             |call: &LeaseCall| matches!(call, LeaseCall::Renew { .. } | LeaseCall::Grant { .. });
-        let unsure = self.unsure.iter().filter(|(_, call)| renewal(call));
-        let unsure = unsure.map(|(invoked, _)| *invoked).min().unwrap_or(u64::MAX);
+        let uncertain = self.uncertain.iter().filter(|(_, call)| renewal(call));
+        let uncertain = uncertain.map(|(invoked, _)| *invoked).min().unwrap_or(u64::MAX);
         let mut lives = self.life().into_iter().peekable();
         let mut longest: Option<(u64, LeaseFact<'_>, u64)> = None;
         let mut looks: Vec<&LeaseFact<'_>> = self
@@ -294,7 +294,7 @@ impl<'a> CheckedLease<'a> {
             let Some((until, fact, ttl)) = longest else { continue };
             let due = until.saturating_add(late).saturating_add(self.rules.slack);
             // A renewal of unknown outcome may have taken effect at any time.
-            if look.invoked > due && unsure > look.ended {
+            if look.invoked > due && uncertain > look.ended {
                 let why = format!(
                     "#{} gave it a TTL of {ttl}, until about {}, but #{} still found it at {}",
                     fact.index, until, look.index, look.invoked

@@ -14,15 +14,15 @@ use crate::verdict::{DeadEnd, Undecided};
 pub(super) type Fixed = BuildHasherDefault<DefaultHasher>;
 
 /// The operations of one object that are to be ordered.
-pub(super) struct Puzzle<'a, M: Model> {
+pub(super) struct SearchProblem<'a, M: Model> {
     model: &'a M,
     /// Sorted by the time of the call.
-    firm: Vec<Firm<'a, M>>,
+    required: Vec<Required<'a, M>>,
     /// Grouped by call; the members of each group are sorted by the time of the call.
-    loose: Vec<CallGroup<'a, M>>,
+    optional: Vec<CallGroup<'a, M>>,
 }
 
-struct Firm<'a, M: Model> {
+struct Required<'a, M: Model> {
     index: Index,
     invoked: At,
     /// The end of the operation. An operation that was invoked later than this must be placed after it.
@@ -52,11 +52,11 @@ pub(super) fn whole<'a, M: Model>(
     model: &'a M,
     history: &'a History<M::Call, M::Reply>,
     members: &[Index],
-) -> Puzzle<'a, M> {
-    Puzzle::new(model, history, members.iter().map(|index| (*index, false)))
+) -> SearchProblem<'a, M> {
+    SearchProblem::new(model, history, members.iter().map(|index| (*index, false)))
 }
 
-impl<'a, M: Model> Puzzle<'a, M> {
+impl<'a, M: Model> SearchProblem<'a, M> {
     /// Prepares a search over some operations. Each comes with a flag: if it is set, the operation is loose even
     /// though its outcome is known.
     pub(super) fn new(
@@ -64,8 +64,8 @@ impl<'a, M: Model> Puzzle<'a, M> {
         history: &'a History<M::Call, M::Reply>,
         members: impl Iterator<Item = (Index, bool)>,
     ) -> Self {
-        let mut firm = Vec::new();
-        let mut unsure = Vec::new();
+        let mut required = Vec::new();
+        let mut uncertain = Vec::new();
         let mut wanted = Some(HashSet::new());
         for (index, is_let_off) in members {
             let operation = &history[index];
@@ -88,16 +88,16 @@ impl<'a, M: Model> Puzzle<'a, M> {
             }
             match reply {
                 Some((due, reply)) => {
-                    firm.push(Firm { index, invoked, due, call, reply, observes });
+                    required.push(Required { index, invoked, due, call, reply, observes });
                 }
-                None => unsure.push((invoked, index, call)),
+                None => uncertain.push((invoked, index, call)),
             }
         }
-        firm.sort_by_key(|firm| (firm.invoked, firm.index));
-        unsure.sort_by_key(|(invoked, index, _)| (*invoked, *index));
-        let mut loose: Vec<CallGroup<'a, M>> = Vec::new();
+        required.sort_by_key(|required| (required.invoked, required.index));
+        uncertain.sort_by_key(|(invoked, index, _)| (*invoked, *index));
+        let mut optional: Vec<CallGroup<'a, M>> = Vec::new();
         let mut groups: HashMap<&M::Call, usize, Fixed> = HashMap::default();
-        for (invoked, index, call) in unsure {
+        for (invoked, index, call) in uncertain {
             let given = model.gives(call);
             let helps = match (&wanted, given) {
                 (Some(wanted), Some(value)) => wanted.contains(&value),
@@ -105,27 +105,27 @@ impl<'a, M: Model> Puzzle<'a, M> {
             };
             if helps {
                 let group = *groups.entry(call).or_insert_with(|| {
-                    loose.push(CallGroup { call, members: Vec::new() });
-                    loose.len() - 1
+                    optional.push(CallGroup { call, members: Vec::new() });
+                    optional.len() - 1
                 });
-                loose[group].members.push((invoked, index));
+                optional[group].members.push((invoked, index));
             }
         }
-        Self { model, firm, loose }
+        Self { model, required, optional }
     }
 
     pub(super) fn solve(&self, meter: &mut Meter<'_>) -> Answer {
         let search = LinearSearch {
-            puzzle: self,
+            problem: self,
             meter,
-            done: vec![false; self.firm.len()],
+            done: vec![false; self.required.len()],
             base: 0,
             ahead: 0,
             used: BTreeMap::new(),
             trail: Vec::new(),
             seen: HashMap::default(),
             deepest: DeadEnd::default(),
-            deepest_firm: None,
+            deepest_required: None,
         };
         search.run().unwrap_or_else(Answer::GaveUp)
     }
@@ -134,7 +134,7 @@ impl<'a, M: Model> Puzzle<'a, M> {
 /// A placed operation: a firm one, or the next of a group.
 #[derive(Clone, Copy)]
 enum PlacedCall {
-    Firm(usize),
+    Required(usize),
     Loose(usize),
 }
 
@@ -152,7 +152,7 @@ struct Choices<S> {
 }
 
 struct LinearSearch<'p, 'a, 'm, 'b, M: Model> {
-    puzzle: &'p Puzzle<'a, M>,
+    problem: &'p SearchProblem<'a, M>,
     meter: &'m mut Meter<'b>,
     /// For each firm operation, whether it is placed.
     done: Vec<bool>,
@@ -168,7 +168,7 @@ struct LinearSearch<'p, 'a, 'm, 'b, M: Model> {
     seen: HashMap<Place<M::State>, Vec<Used>, Fixed>,
     deepest: DeadEnd,
     /// Number of firm operations that the deepest dead end had placed, if there was one.
-    deepest_firm: Option<usize>,
+    deepest_required: Option<usize>,
 }
 
 impl<M: Model> LinearSearch<'_, '_, '_, '_, M>
@@ -177,10 +177,10 @@ where
 {
     fn run(mut self) -> Result<Answer, Undecided> {
         let mut stack: Vec<Choices<M::State>> = Vec::new();
-        let mut state = self.puzzle.model.initial();
+        let mut state = self.problem.model.initial();
         loop {
             let candidates = self.place_observers(&state)?;
-            if self.base == self.puzzle.firm.len() {
+            if self.base == self.problem.required.len() {
                 return Ok(Answer::Order(self.order()));
             }
             if self.is_new(&state)? {
@@ -216,16 +216,16 @@ where
     fn candidates(&self) -> (Vec<usize>, At) {
         let mut due = At(u64::MAX);
         let mut found = Vec::new();
-        for (number, firm) in self.puzzle.firm.iter().enumerate().skip(self.base) {
-            if firm.invoked > due {
+        for (number, required) in self.problem.required.iter().enumerate().skip(self.base) {
+            if required.invoked > due {
                 break;
             }
             if !self.done[number] {
-                due = due.min(firm.due);
+                due = due.min(required.due);
                 found.push(number);
             }
         }
-        found.sort_by_key(|number| self.puzzle.firm[*number].due);
+        found.sort_by_key(|number| self.problem.required[*number].due);
         (found, due)
     }
 
@@ -238,13 +238,13 @@ where
             let before = candidates.len();
             let mut kept = Vec::with_capacity(before);
             for number in candidates.drain(..) {
-                let firm = &self.puzzle.firm[number];
-                if firm.observes {
+                let required = &self.problem.required[number];
+                if required.observes {
                     self.meter.step()?;
-                    self.puzzle.model.step(state, firm.call, Some(firm.reply), &mut next);
+                    self.problem.model.step(state, required.call, Some(required.reply), &mut next);
                     assert!(next.iter().all(|next| next == state), "what observes changes nothing");
                     if next.drain(..).next().is_some() {
-                        self.place(PlacedCall::Firm(number));
+                        self.place(PlacedCall::Required(number));
                         continue;
                     }
                 }
@@ -277,18 +277,18 @@ where
         state: &M::State,
         (candidates, due): &(Vec<usize>, At),
     ) -> Result<Vec<(PlacedCall, M::State)>, Undecided> {
-        let Puzzle { model, firm, loose } = self.puzzle;
+        let SearchProblem { model, required, optional } = self.problem;
         let mut left = Vec::new();
         let mut next = Vec::new();
         for number in candidates {
-            let firm = &firm[*number];
-            if !firm.observes {
+            let required = &required[*number];
+            if !required.observes {
                 self.meter.step()?;
-                model.step(state, firm.call, Some(firm.reply), &mut next);
-                left.extend(next.drain(..).map(|next| (PlacedCall::Firm(*number), next)));
+                model.step(state, required.call, Some(required.reply), &mut next);
+                left.extend(next.drain(..).map(|next| (PlacedCall::Required(*number), next)));
             }
         }
-        for (number, group) in loose.iter().enumerate() {
+        for (number, group) in optional.iter().enumerate() {
             let used = self.used.get(&number).copied().unwrap_or(0);
             if group.members.get(used).is_some_and(|(invoked, _)| invoked <= due) {
                 self.meter.step()?;
@@ -306,7 +306,7 @@ where
         self.trail.push(placed);
         match placed {
             PlacedCall::Loose(group) => *self.used.entry(group).or_default() += 1,
-            PlacedCall::Firm(number) => {
+            PlacedCall::Required(number) => {
                 self.done[number] = true;
                 self.ahead += 1;
                 while self.done.get(self.base) == Some(&true) {
@@ -328,7 +328,7 @@ where
                         self.used.remove(&group);
                     }
                 }
-                PlacedCall::Firm(number) => {
+                PlacedCall::Required(number) => {
                     self.done[number] = false;
                     if number < self.base {
                         // The operations between `number` and the old base are still placed, and now count in `ahead`.
@@ -344,25 +344,28 @@ where
 
     /// Returns the placed operations as indices into the history.
     fn order(&self) -> Vec<Index> {
-        let mut used = vec![0; self.puzzle.loose.len()];
+        let mut used = vec![0; self.problem.optional.len()];
         let index = |placed: &PlacedCall| match *placed {
-            PlacedCall::Firm(number) => self.puzzle.firm[number].index,
+            PlacedCall::Required(number) => self.problem.required[number].index,
             PlacedCall::Loose(group) => {
                 used[group] += 1;
-                self.puzzle.loose[group].members[used[group] - 1].1
+                self.problem.optional[group].members[used[group] - 1].1
             }
         };
         self.trail.iter().map(index).collect()
     }
 
     fn dead_end(&mut self, state: &M::State, (candidates, _): &(Vec<usize>, At)) {
-        let firm = self.base + self.ahead;
-        if self.deepest_firm.is_none_or(|deepest| firm > deepest) {
-            self.deepest_firm = Some(firm);
+        let required = self.base + self.ahead;
+        if self.deepest_required.is_none_or(|deepest| required > deepest) {
+            self.deepest_required = Some(required);
             self.deepest = DeadEnd {
                 order: self.order(),
                 state: format!("{state:?}"),
-                stuck: candidates.iter().map(|number| self.puzzle.firm[*number].index).collect(),
+                stuck: candidates
+                    .iter()
+                    .map(|number| self.problem.required[*number].index)
+                    .collect(),
                 ..DeadEnd::default()
             };
         }

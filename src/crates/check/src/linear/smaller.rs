@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 
-use super::search::{Answer, Fixed, Puzzle};
+use super::search::{Answer, Fixed, SearchProblem};
 use super::steps::Meter;
 use super::{Budget, Index};
 use crate::history::{At, History, Operation, Outcome};
@@ -59,7 +59,7 @@ pub(super) fn reason<M: Model>(
             format!("no order contains all of {}", names.join(", "))
         }
     };
-    let reason = Counterexample::new("no order", object, kept, why).perhaps(is_minimal);
+    let reason = Counterexample::new("no order", object, kept, why).with_minimality(is_minimal);
     Counterexample { dead_end: Some(dead_end), ..reason }
 }
 
@@ -86,7 +86,7 @@ impl<M: Model> Shrinking<'_, M> {
         let members = self.members.iter().filter(|index| self.history[**index].invoked <= latest);
         let members = members.map(|index| (*index, !kept.contains(index)));
         let mut meter = Meter::new(Budget { steps, ..self.budget });
-        let answer = Puzzle::new(self.model, self.history, members).solve(&mut meter);
+        let answer = SearchProblem::new(self.model, self.history, members).solve(&mut meter);
         // Setting up the search has a cost as well.
         self.steps = self.steps.saturating_sub(meter.steps() + self.members.len() as u64);
         match answer {

@@ -19,7 +19,7 @@ type Registers = History<RegisterTxn, Vec<Option<Value>>>;
 /// that level and above, and good below.
 fn fixtures<C: Written>(text: &str, check: impl Fn(&History<C, C::Reply>, Level) -> Verdict) {
     let (mut good, mut bad) = (0, 0);
-    let mut complaints = Vec::new();
+    let mut problems = Vec::new();
     for section in text.split("\n## ").skip(1) {
         let (header, body) = section.split_once('\n').unwrap();
         let (expected, name) = header.split_once(": ").unwrap();
@@ -49,7 +49,7 @@ fn fixtures<C: Written>(text: &str, check: impl Fn(&History<C, C::Reply>, Level)
         }
         let said = weakest.map_or("good".to_owned(), |(level, said)| format!("{level} {said}"));
         if said != expected {
-            complaints.push(format!("{name}: {said}: {}", check(&history, Level::default())));
+            problems.push(format!("{name}: {said}: {}", check(&history, Level::default())));
         }
         if said == "good" {
             good += 1
@@ -64,7 +64,7 @@ fn fixtures<C: Written>(text: &str, check: impl Fn(&History<C, C::Reply>, Level)
         };
         assert_eq!(text(&again), text(&history), "{name}: it is written as it was read");
     }
-    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
     assert!(good >= 15 && bad >= 15, "{good} good, {bad} bad");
 }
 

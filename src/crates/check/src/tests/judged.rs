@@ -21,10 +21,10 @@ where
     M::Call: std::fmt::Debug,
     M::Reply: std::fmt::Debug,
 {
-    let (mut fine, mut broken, mut unsure) = (0, 0, 0);
+    let (mut fine, mut broken, mut uncertain) = (0, 0, 0);
     for seed in 0..HISTORIES {
         let history = small::history(model, &mut Random(seed * 1_000_003), OPERATIONS_MAX);
-        unsure +=
+        uncertain +=
             u64::from(history.iter().any(|one| matches!(one.outcome, Outcome::Unknown { .. })));
         let is_fine = oracle::explains(model, &history);
         let verdict = linear::check(model, &history, Budget::default());
@@ -54,7 +54,9 @@ where
             Verdict::Undecided { .. } => panic!("a small history is undecided: {}", told()),
         }
     }
-    for (what, count) in [("ok", fine), ("violations", broken), ("with unknown outcomes", unsure)] {
+    for (what, count) in
+        [("ok", fine), ("violations", broken), ("with unknown outcomes", uncertain)]
+    {
         assert!(count * 100 >= HISTORIES * PERCENT_MIN, "{what}: only {count} of {HISTORIES}");
     }
 }

@@ -186,8 +186,8 @@ pub(crate) fn long_run(operations: usize, unknown: u64) -> Store {
 #[test]
 fn stale_read_in_a_long_run_is_found() {
     let mut history = long_run(50_000, 4);
-    let unsure = history.iter().filter(|one| matches!(one.outcome, Outcome::Unknown { .. }));
-    assert!(unsure.count() > 500);
+    let uncertain = history.iter().filter(|one| matches!(one.outcome, Outcome::Unknown { .. }));
+    assert!(uncertain.count() > 500);
     let rules = Total::default();
     assert_eq!(total::check(&rules, &history), Verdict::Ok);
     // Replaces the reply of the last read of a row with that of an earlier read.

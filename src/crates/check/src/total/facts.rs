@@ -5,7 +5,7 @@ use crate::value::Value;
 
 /// A fact about a row.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum TotalSight<'a> {
+pub(super) enum TotalObservation<'a> {
     /// The row had this value (`None`: it did not exist), last changed at this revision, if the reply states it.
     Is(Option<&'a Value>, Option<u64>),
     /// The row existed.
@@ -23,7 +23,7 @@ pub(super) struct TotalLive<'a> {
     pub(super) modified: u64,
 }
 
-impl TotalSight<'_> {
+impl TotalObservation<'_> {
     /// Returns whether the fact is true of this row.
     pub(super) fn fits(&self, row: Option<TotalLive<'_>>) -> bool {
         let modified = row.map(|row| row.modified);
@@ -46,7 +46,7 @@ impl TotalSight<'_> {
     }
 
     /// Returns whether writing this value to the row would make the fact true.
-    pub(super) fn is_made_by(&self, written: Option<&Value>) -> bool {
+    pub(super) fn is_satisfied_by(&self, written: Option<&Value>) -> bool {
         match *self {
             Self::Is(value, _) => value == written,
             Self::Exists | Self::At(Some(_)) | Self::NotAt(None) => written.is_some(),
@@ -66,13 +66,17 @@ pub(super) fn changed(seen: &Seen) -> bool {
 }
 
 /// Returns the fact that a reply states about the row just before the call.
-pub(super) fn sight<'a>(call: &KvCall, seen: &'a Seen) -> Option<TotalSight<'a>> {
+pub(super) fn observation<'a>(call: &KvCall, seen: &'a Seen) -> Option<TotalObservation<'a>> {
     Some(match (call, seen) {
-        (_, Seen::Read { value, modified }) => TotalSight::Is(value.as_ref(), *modified),
-        (KvCall::Delete { .. }, Seen::Changed(true)) => TotalSight::Exists,
-        (KvCall::Delete { .. }, Seen::Changed(false)) => TotalSight::At(None),
-        (KvCall::CompareAndSet { expect, .. }, Seen::Changed(true)) => TotalSight::At(*expect),
-        (KvCall::CompareAndSet { expect, .. }, Seen::Changed(false)) => TotalSight::NotAt(*expect),
+        (_, Seen::Read { value, modified }) => TotalObservation::Is(value.as_ref(), *modified),
+        (KvCall::Delete { .. }, Seen::Changed(true)) => TotalObservation::Exists,
+        (KvCall::Delete { .. }, Seen::Changed(false)) => TotalObservation::At(None),
+        (KvCall::CompareAndSet { expect, .. }, Seen::Changed(true)) => {
+            TotalObservation::At(*expect)
+        }
+        (KvCall::CompareAndSet { expect, .. }, Seen::Changed(false)) => {
+            TotalObservation::NotAt(*expect)
+        }
         _ => return None,
     })
 }
@@ -89,10 +93,10 @@ pub(super) fn written(call: &KvCall) -> Option<Option<&Value>> {
 
 /// Returns the fact that must be true for a call of unknown outcome to change the store, or `None` if there is no
 /// condition.
-pub(super) fn condition(call: &KvCall) -> Option<TotalSight<'_>> {
+pub(super) fn condition(call: &KvCall) -> Option<TotalObservation<'_>> {
     match call {
-        KvCall::Delete { .. } => Some(TotalSight::Exists),
-        KvCall::CompareAndSet { expect, .. } => Some(TotalSight::At(*expect)),
+        KvCall::Delete { .. } => Some(TotalObservation::Exists),
+        KvCall::CompareAndSet { expect, .. } => Some(TotalObservation::At(*expect)),
         KvCall::Put { .. } | KvCall::Get { .. } => None,
     }
 }

@@ -5,8 +5,8 @@ use std::collections::hash_map::{DefaultHasher, HashMap};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::BuildHasherDefault;
 
-use super::facts::{self, TotalLive, TotalSight};
-use super::order::{Placed, TotalOrder, Unsure, said};
+use super::facts::{self, TotalLive, TotalObservation};
+use super::order::{Placed, TotalOrder, Uncertain, reply_of};
 use super::spare::{Pool, Quiet, Spare};
 use super::{Total, replay};
 use crate::history::Index;
@@ -53,9 +53,9 @@ struct Pin<'a> {
 #[derive(Default)]
 struct GapRow<'a> {
     key: &'a str,
-    /// Indices into [`TotalOrder::unsure`].
-    unsure: Vec<usize>,
-    /// The entries of `unsure`, grouped by the value that they write.
+    /// Indices into [`TotalOrder::uncertain`].
+    uncertain: Vec<usize>,
+    /// The entries of `uncertain`, grouped by the value that they write.
     by_value: HashMap<Option<&'a Value>, Vec<usize>, Fixed>,
     /// Operations that certainly touched the row, sorted by revision.
     events: Vec<Placed>,
@@ -69,7 +69,7 @@ struct Choosing<'o, 'a> {
     gaps: Vec<u64>,
     rows: Vec<GapRow<'a>>,
     pins: BTreeMap<u64, Pin<'a>>,
-    /// For each of [`TotalOrder::unsure`], the revision that it made.
+    /// For each of [`TotalOrder::uncertain`], the revision that it made.
     made: Vec<Option<u64>>,
     /// Free revisions that are assigned.
     used: HashSet<u64, Fixed>,
@@ -88,10 +88,10 @@ impl<'a> Chosen<'a> {
     /// Chooses an assignment. The error is a verdict: no assignment explains the replies, or several may.
     pub(super) fn of(rules: &Total, order: &TotalOrder<'a>) -> Result<Self, Verdict> {
         let gaps = gaps(rules, order)?;
-        if gaps.is_empty() || rules.others && order.unsure.is_empty() {
+        if gaps.is_empty() || rules.others && order.uncertain.is_empty() {
             return Ok(Self::default());
         }
-        let made = vec![None; order.unsure.len()];
+        let made = vec![None; order.uncertain.len()];
         let (rows, pins, used) = (rows(order), BTreeMap::new(), HashSet::default());
         let needed = Vec::new();
         let mut choosing = Choosing { order, gaps, rows, pins, made, used, needed };
@@ -130,14 +130,14 @@ fn rows<'a>(order: &TotalOrder<'a>) -> Vec<GapRow<'a>> {
     let history = order.history;
     let mut rows: Vec<GapRow<'a>> = Vec::new();
     let mut numbers: HashMap<&str, usize, Fixed> = HashMap::default();
-    for (place, unsure) in order.unsure.iter().enumerate() {
-        let key: &str = history[unsure.index].call.key();
+    for (place, uncertain) in order.uncertain.iter().enumerate() {
+        let key: &str = history[uncertain.index].call.key();
         let number = *numbers.entry(key).or_insert_with(|| {
             rows.push(GapRow { key, ..GapRow::default() });
             rows.len() - 1
         });
-        let written = facts::written(&history[unsure.index].call).expect("it may change a row");
-        rows[number].unsure.push(place);
+        let written = facts::written(&history[uncertain.index].call).expect("it may change a row");
+        rows[number].uncertain.push(place);
         rows[number].by_value.entry(written).or_default().push(place);
     }
     for placed in &order.placed {
@@ -152,15 +152,16 @@ pub(super) fn ambiguous(order: &TotalOrder<'_>) -> Verdict {
     Verdict::Undecided {
         object: order.object.to_owned(),
         why: Undecided::Ambiguous,
-        explored: (order.placed.len() + order.unsure.len()) as u64,
+        explored: (order.placed.len() + order.uncertain.len()) as u64,
     }
 }
 
 /// Returns the fact that an event states about the row, and the revision at which it was observed.
-fn seen<'a>(order: &TotalOrder<'a>, event: Placed) -> Option<(TotalSight<'a>, u64)> {
+fn seen<'a>(order: &TotalOrder<'a>, event: Placed) -> Option<(TotalObservation<'a>, u64)> {
     let history = order.history;
-    let sight = facts::sight(&history[event.index].call, said(history, event.index))?;
-    Some((sight, event.revision - u64::from(!event.only_read)))
+    let observation =
+        facts::observation(&history[event.index].call, reply_of(history, event.index))?;
+    Some((observation, event.revision - u64::from(!event.only_read)))
 }
 
 impl<'a> Choosing<'_, 'a> {
@@ -168,19 +169,19 @@ impl<'a> Choosing<'_, 'a> {
         self.gaps.binary_search(&revision).is_ok()
     }
 
-    fn unsure(&self, place: usize) -> Unsure {
-        self.order.unsure[place]
+    fn uncertain(&self, place: usize) -> Uncertain {
+        self.order.uncertain[place]
     }
 
     fn written(&self, place: usize) -> Option<&'a Value> {
         let history = self.order.history;
-        let call = &history[self.unsure(place).index].call;
+        let call = &history[self.uncertain(place).index].call;
         facts::written(call).expect("what is unsure may change a row")
     }
 
-    fn condition(&self, place: usize) -> Option<TotalSight<'a>> {
+    fn condition(&self, place: usize) -> Option<TotalObservation<'a>> {
         let history = self.order.history;
-        facts::condition(&history[self.unsure(place).index].call)
+        facts::condition(&history[self.uncertain(place).index].call)
     }
 
     fn make(&mut self, revision: u64, place: usize) {
@@ -193,15 +194,15 @@ impl<'a> Choosing<'_, 'a> {
         let order = self.order;
         for (key, row) in self.rows.iter().enumerate() {
             for event in &row.events {
-                let Some((sight, at)) = seen(order, *event) else { continue };
-                let Some(modified) = sight.modified() else { continue };
+                let Some((observation, at)) = seen(order, *event) else { continue };
+                let Some(modified) = observation.modified() else { continue };
                 if modified > at || !self.is_gap(modified) {
                     continue;
                 }
-                let value = match sight {
-                    TotalSight::Is(Some(value), _) => Some(value),
+                let value = match observation {
+                    TotalObservation::Is(Some(value), _) => Some(value),
                     // "The row did not exist" does not identify the change.
-                    TotalSight::Is(None, _) => continue,
+                    TotalObservation::Is(None, _) => continue,
                     _ => None,
                 };
                 let told = event.index;
@@ -231,18 +232,17 @@ impl<'a> Choosing<'_, 'a> {
             let row = &self.rows[pin.key];
             let mut fits = match pin.value {
                 Some(value) => row.by_value.get(&Some(value)).cloned().unwrap_or_default(),
-                None => row.unsure.clone(),
+                None => row.uncertain.clone(),
             };
             fits.retain(|place| self.written(*place).is_some());
             let is_free = |place: &usize| {
-                self.made[*place].is_none() && self.unsure(*place).first <= revision
+                self.made[*place].is_none() && self.uncertain(*place).first <= revision
             };
             // Changes that may have happened early are kept for early revisions.
-            let best =
-                fits.iter().copied().filter(is_free).max_by_key(|place| {
-                    (self.condition(*place).is_none(), self.unsure(*place).first)
-                });
-            let call = |place: usize| &self.order.history[self.unsure(place).index].call;
+            let best = fits.iter().copied().filter(is_free).max_by_key(|place| {
+                (self.condition(*place).is_none(), self.uncertain(*place).first)
+            });
+            let call = |place: usize| &self.order.history[self.uncertain(place).index].call;
             let is_choice = fits.windows(2).any(|pair| call(pair[0]) != call(pair[1]))
                 || fits.iter().any(|place| self.condition(*place).is_some());
             if is_choice {
@@ -251,40 +251,40 @@ impl<'a> Choosing<'_, 'a> {
             match best {
                 Some(place) => self.make(revision, place),
                 None if self.rows[pin.key].guessed => return Err(ambiguous(self.order)),
-                None => return Err(self.nobody(revision, pin, &fits).into()),
+                None => return Err(self.no_writer(revision, pin, &fits).into()),
             }
         }
         Ok(())
     }
 
     /// Reports that no operation can have made what was observed at a revision.
-    fn nobody(&self, revision: u64, pin: Pin<'_>, fits: &[usize]) -> Counterexample {
+    fn no_writer(&self, revision: u64, pin: Pin<'_>, fits: &[usize]) -> Counterexample {
         let Pin { told, value, .. } = pin;
         let key = self.rows[pin.key].key;
         let what = value.map_or("a change".to_owned(), |value| format!("{value}"));
         let seen =
             format!("#{told} observed {what} in row {key:?}, written at revision {revision}");
         let late = fits.iter().find_map(|place| {
-            let unsure = self.unsure(*place);
-            unsure.since.filter(|_| self.made[*place].is_none()).map(|since| (unsure, since))
+            let uncertain = self.uncertain(*place);
+            uncertain.since.filter(|_| self.made[*place].is_none()).map(|since| (uncertain, since))
         });
         let others = replay::writers(self.order, key, &[told], |written| {
             written.is_some() && (value.is_none() || written == value)
         });
         let (object, rule) = (self.order.object, "unwritten value");
         match late {
-            Some((unsure, since)) => {
+            Some((uncertain, since)) => {
                 let why = format!(
                     "{seen}, but #{} was called after #{since} had ended with that revision or a later one",
-                    unsure.index
+                    uncertain.index
                 );
                 Counterexample::new(rule, object, [since, told], why)
-                    .perhaps(others == [unsure.index])
-                    .link(since, unsure.index, "had ended")
+                    .with_minimality(others == [uncertain.index])
+                    .link(since, uncertain.index, "had ended")
             }
             None => {
                 let why = format!("{seen}, but no operation can have written it then");
-                Counterexample::new(rule, object, [told], why).perhaps(others.is_empty())
+                Counterexample::new(rule, object, [told], why).with_minimality(others.is_empty())
             }
         }
     }
@@ -292,7 +292,7 @@ impl<'a> Choosing<'_, 'a> {
     /// Walks through the history of a row and finds where it must have changed and where it cannot have.
     fn walk(&mut self, number: usize) {
         let events = std::mem::take(&mut self.rows[number].events);
-        let row = self.rows[number].unsure.iter();
+        let row = self.rows[number].uncertain.iter();
         let mut pins: Vec<(u64, Option<&'a Value>)> =
             row.filter_map(|place| Some((self.made[*place]?, self.written(*place)))).collect();
         pins.sort_unstable_by_key(|(revision, _)| *revision);
@@ -306,23 +306,23 @@ impl<'a> Choosing<'_, 'a> {
                 now = value.map(|value| TotalLive { value, modified: revision });
                 since = revision;
             }
-            if let Some((sight, at)) = seen(self.order, event) {
-                if !sight.fits(now)
+            if let Some((observation, at)) = seen(self.order, event) {
+                if !observation.fits(now)
                     && let Some((revision, place)) =
-                        self.needed(number, sight, since.max(until) + 1, at)
+                        self.needed(number, observation, since.max(until) + 1, at)
                 {
                     self.make(revision, place);
                     now = self.written(place).map(|value| TotalLive { value, modified: revision });
                     since = revision;
                 }
-                match sight {
-                    TotalSight::Is(..) | TotalSight::At(_) if sight.fits(now) => {
-                        self.be_quiet(number, sight, since + 1, at);
+                match observation {
+                    TotalObservation::Is(..) | TotalObservation::At(_) if observation.fits(now) => {
+                        self.record_unchanged(number, observation, since + 1, at);
                         until = at;
                     }
                     // Either the row did not change at that revision, or it changed again later.
-                    TotalSight::NotAt(Some(not)) if since < not && not <= at => {
-                        let all = self.rows[number].unsure.iter();
+                    TotalObservation::NotAt(Some(not)) if since < not && not <= at => {
+                        let all = self.rows[number].uncertain.iter();
                         let puts = all.clone().filter(|place| self.written(**place).is_some());
                         let (puts, all) = (puts.count(), all.count());
                         let row = &mut self.rows[number];
@@ -346,25 +346,33 @@ impl<'a> Choosing<'_, 'a> {
     }
 
     /// Records the part of a range in which the row certainly did not change.
-    fn be_quiet(&mut self, number: usize, sight: TotalSight<'a>, from: u64, to: u64) {
+    fn record_unchanged(
+        &mut self,
+        number: usize,
+        observation: TotalObservation<'a>,
+        from: u64,
+        to: u64,
+    ) {
         if from > to {
             return;
         }
         // The row may have been overwritten with the same value.
-        let same = sight.modified().is_none()
-            && self.able(number, sight).iter().any(|place| self.made[*place].is_none());
+        let same = observation.modified().is_none()
+            && self.able(number, observation).iter().any(|place| self.made[*place].is_none());
         let row = &mut self.rows[number];
         row.guessed |= same;
         row.quiet.push(Quiet { from, to });
     }
 
     /// Returns a superset of the changes that may make the fact true.
-    fn able(&self, row: usize, sight: TotalSight<'a>) -> &[usize] {
+    fn able(&self, row: usize, observation: TotalObservation<'a>) -> &[usize] {
         let row = &self.rows[row];
-        match sight {
-            TotalSight::Is(value, _) => row.by_value.get(&value).map_or(&[], |all| all),
-            TotalSight::At(None) => row.by_value.get(&None).map_or(&[], |all| all),
-            TotalSight::Exists | TotalSight::At(Some(_)) | TotalSight::NotAt(_) => &row.unsure,
+        match observation {
+            TotalObservation::Is(value, _) => row.by_value.get(&value).map_or(&[], |all| all),
+            TotalObservation::At(None) => row.by_value.get(&None).map_or(&[], |all| all),
+            TotalObservation::Exists
+            | TotalObservation::At(Some(_))
+            | TotalObservation::NotAt(_) => &row.uncertain,
         }
     }
 
@@ -373,22 +381,22 @@ impl<'a> Choosing<'_, 'a> {
     fn needed(
         &mut self,
         row: usize,
-        sight: TotalSight<'a>,
+        observation: TotalObservation<'a>,
         from: u64,
         to: u64,
     ) -> Option<(u64, usize)> {
-        if sight.modified().is_some() || from > to {
+        if observation.modified().is_some() || from > to {
             return None;
         }
         let start = self.gaps.partition_point(|gap| *gap < from);
         let gaps = self.gaps[start..].iter().copied().take_while(|gap| *gap <= to);
         let mut best = None;
         let mut choices = 0;
-        for place in self.able(row, sight) {
-            if self.made[*place].is_some() || !sight.is_made_by(self.written(*place)) {
+        for place in self.able(row, observation) {
+            if self.made[*place].is_some() || !observation.is_satisfied_by(self.written(*place)) {
                 continue;
             }
-            let first = self.unsure(*place).first;
+            let first = self.uncertain(*place).first;
             let mut fits = gaps.clone().filter(|gap| *gap >= first && !self.pins.contains_key(gap));
             let free = fits.clone().find(|gap| !self.used.contains(gap));
             choices += fits.by_ref().take(2).count();
@@ -412,10 +420,10 @@ impl<'a> Choosing<'_, 'a> {
         free.retain(|gap| !self.used.contains(gap));
         let mut pools = Vec::with_capacity(self.rows.len());
         for row in &self.rows {
-            let left = row.unsure.iter().filter(|place| self.made[**place].is_none());
+            let left = row.uncertain.iter().filter(|place| self.made[**place].is_none());
             let mut spare: Vec<Spare> = left
                 .map(|place| {
-                    let first = self.unsure(*place).first;
+                    let first = self.uncertain(*place).first;
                     let is_sure = self.condition(*place).is_none();
                     Spare { place: *place, first, is_sure, has: None }
                 })
@@ -424,7 +432,7 @@ impl<'a> Choosing<'_, 'a> {
             pools.push(Pool { spare, quiet: &row.quiet });
         }
         for Needed { place, from, late } in &self.needed {
-            let (first, has) = (self.unsure(*place).first.max(*from), self.made[*place]);
+            let (first, has) = (self.uncertain(*place).first.max(*from), self.made[*place]);
             let spare = vec![Spare { place: *place, first, is_sure: true, has }];
             pools.push(Pool { spare, quiet: late });
         }
@@ -449,7 +457,7 @@ impl<'a> Choosing<'_, 'a> {
                 );
                 let rule = "revision without a change";
                 let reason = Counterexample::new(rule, order.object, [index], why);
-                return Err(reason.perhaps(false).into());
+                return Err(reason.with_minimality(false).into());
             }
         }
         Ok(())
@@ -461,7 +469,7 @@ impl<'a> Choosing<'_, 'a> {
         let mut changes = Vec::new();
         for (place, made) in self.made.iter().enumerate() {
             let Some(revision) = *made else { continue };
-            let index = self.order.unsure[place].index;
+            let index = self.order.uncertain[place].index;
             let told = self.pins.get(&revision).map(|pin| pin.told);
             changes.push(GapChange { revision, index, told });
             // A conditional change may not have happened as assigned.

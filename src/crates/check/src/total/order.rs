@@ -19,7 +19,7 @@ pub(super) struct Placed {
 
 /// A change of unknown outcome.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unsure {
+pub(super) struct Uncertain {
     pub(super) index: Index,
     /// The lowest revision that it may have made: above those of all operations that had ended when it was called.
     pub(super) first: u64,
@@ -34,11 +34,11 @@ pub(super) struct TotalOrder<'a> {
     /// Sorted by revision.
     pub(super) placed: Vec<Placed>,
     /// Sorted by the time of the call.
-    pub(super) unsure: Vec<Unsure>,
+    pub(super) uncertain: Vec<Uncertain>,
 }
 
 /// Returns the reply of an operation of known outcome.
-pub(super) fn said(history: &Store, index: Index) -> &Seen {
+pub(super) fn reply_of(history: &Store, index: Index) -> &Seen {
     match &history[index].outcome {
         Outcome::Ok { reply, .. } => &reply.seen,
         Outcome::Failed { .. } | Outcome::Unknown { .. } => {
@@ -56,7 +56,7 @@ impl<'a> TotalOrder<'a> {
         members: &[Index],
     ) -> Result<Self, Verdict> {
         let mut placed = Vec::with_capacity(members.len());
-        let mut unsure = Vec::new();
+        let mut uncertain = Vec::new();
         let mut silent = None;
         for &index in members {
             let operation = &history[index];
@@ -64,7 +64,7 @@ impl<'a> TotalOrder<'a> {
                 Outcome::Failed { .. } => {}
                 Outcome::Unknown { .. } if facts::written(&operation.call).is_none() => {}
                 Outcome::Unknown { .. } => {
-                    unsure.push(Unsure { index, first: rules.first + 1, since: None });
+                    uncertain.push(Uncertain { index, first: rules.first + 1, since: None });
                 }
                 Outcome::Ok { reply: KvReply { seen, revision: Some(revision) }, .. } => {
                     let only_read = !facts::changed(seen);
@@ -74,7 +74,7 @@ impl<'a> TotalOrder<'a> {
             }
         }
         placed.sort_unstable();
-        let mut order = Self { history, object, placed, unsure };
+        let mut order = Self { history, object, placed, uncertain };
         order.one_revision_one_change(rules)?;
         if !rules.others {
             order.enough_changes(rules, members)?;
@@ -159,14 +159,15 @@ impl<'a> TotalOrder<'a> {
             }
         }
         let mut ends = Highest { placed, by_end: &by_end, highest: None };
-        self.unsure.sort_unstable_by_key(|unsure| (history[unsure.index].invoked, unsure.index));
-        for unsure in &mut self.unsure {
-            let called = history[unsure.index].invoked;
+        self.uncertain
+            .sort_unstable_by_key(|uncertain| (history[uncertain.index].invoked, uncertain.index));
+        for uncertain in &mut self.uncertain {
+            let called = history[uncertain.index].invoked;
             if let Some(before) = ends.before(|place| ended_before(place, called))
-                && before.revision >= unsure.first
+                && before.revision >= uncertain.first
             {
-                unsure.first = before.revision + 1;
-                unsure.since = Some(before.index);
+                uncertain.first = before.revision + 1;
+                uncertain.since = Some(before.index);
             }
         }
         Ok(())

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use super::Total;
-use super::facts::{self, TotalLive, TotalSight};
+use super::facts::{self, TotalLive, TotalObservation};
 use super::gaps::{Chosen, Fixed, GapChange, ambiguous};
-use super::order::{Placed, TotalOrder, said};
+use super::order::{Placed, TotalOrder, reply_of};
 use crate::history::Index;
 use crate::value::Value;
 use crate::verdict::{Counterexample, Verdict};
@@ -47,11 +47,11 @@ pub(super) fn play(rules: &Total, order: &TotalOrder<'_>, chosen: &Chosen<'_>) -
         let call = &history[index].call;
         let key: &str = call.key();
         let row = rows.entry(key).or_default();
-        if let Some(sight) = facts::sight(call, said(history, index))
-            && !sight.fits(row.now)
+        if let Some(observation) = facts::observation(call, reply_of(history, index))
+            && !observation.fits(row.now)
         {
             let at = revision - u64::from(!only_read);
-            let wrong = Wrong { rules, order, index, key, sight, at, row: *row };
+            let wrong = Wrong { rules, order, index, key, observation, at, row: *row };
             return match wrong.certain() {
                 Some(reason) => reason.into(),
                 None if chosen.guessed.contains(key) => ambiguous(order),
@@ -76,7 +76,7 @@ pub(super) fn writers(
     fits: impl Fn(Option<&Value>) -> bool,
 ) -> Vec<Index> {
     let placed = order.placed.iter().map(|placed| placed.index);
-    let all = placed.chain(order.unsure.iter().map(|unsure| unsure.index));
+    let all = placed.chain(order.uncertain.iter().map(|uncertain| uncertain.index));
     all.filter(|index| {
         let call = &order.history[*index].call;
         **call.key() == *key && facts::written(call).is_some_and(&fits) && !except.contains(index)
@@ -90,7 +90,7 @@ struct Wrong<'p, 'a> {
     order: &'p TotalOrder<'a>,
     index: Index,
     key: &'p str,
-    sight: TotalSight<'p>,
+    observation: TotalObservation<'p>,
     /// The revision of the reply.
     at: u64,
     row: Story<'a>,
@@ -100,16 +100,20 @@ impl Wrong<'_, '_> {
     /// Describes the reply.
     fn seen(&self) -> String {
         let Self { index, key, at, .. } = self;
-        let what = match self.sight {
-            TotalSight::Is(Some(value), Some(modified)) => {
+        let what = match self.observation {
+            TotalObservation::Is(Some(value), Some(modified)) => {
                 format!("{value}, changed at {modified},")
             }
-            TotalSight::Is(Some(value), None) => format!("{value}"),
-            TotalSight::Is(None, None) | TotalSight::At(None) => "nothing".to_owned(),
-            TotalSight::Is(None, Some(modified)) => format!("nothing, changed at {modified},"),
-            TotalSight::Exists | TotalSight::NotAt(None) => "something".to_owned(),
-            TotalSight::At(Some(modified)) => format!("a change of revision {modified}"),
-            TotalSight::NotAt(Some(modified)) => format!("a change other than that of {modified}"),
+            TotalObservation::Is(Some(value), None) => format!("{value}"),
+            TotalObservation::Is(None, None) | TotalObservation::At(None) => "nothing".to_owned(),
+            TotalObservation::Is(None, Some(modified)) => {
+                format!("nothing, changed at {modified},")
+            }
+            TotalObservation::Exists | TotalObservation::NotAt(None) => "something".to_owned(),
+            TotalObservation::At(Some(modified)) => format!("a change of revision {modified}"),
+            TotalObservation::NotAt(Some(modified)) => {
+                format!("a change other than that of {modified}")
+            }
         };
         format!("#{index} observed {what} in row {key:?} at revision {at}")
     }
@@ -127,10 +131,11 @@ impl Wrong<'_, '_> {
     /// Returns a reason that holds regardless of all other operations, if there is one.
     fn certain(&self) -> Option<Counterexample> {
         let Self { index, at, .. } = *self;
-        let told = self.sight.modified();
-        if let TotalSight::Is(Some(_), _) = self.sight {
-            let maker =
-                writers(self.order, self.key, &[], |written| self.sight.is_made_by(written));
+        let told = self.observation.modified();
+        if let TotalObservation::Is(Some(_), _) = self.observation {
+            let maker = writers(self.order, self.key, &[], |written| {
+                self.observation.is_satisfied_by(written)
+            });
             if maker.is_empty() {
                 return Some(self.because("unwritten value", [index], "but no operation wrote it"));
             }
@@ -140,7 +145,9 @@ impl Wrong<'_, '_> {
                 let why = "but the reported revision did not exist yet";
                 return Some(self.because("future revision", [index], why));
             }
-            if modified <= self.rules.first || matches!(self.sight, TotalSight::Is(None, _)) {
+            if modified <= self.rules.first
+                || matches!(self.observation, TotalObservation::Is(None, _))
+            {
                 let why = "but no change can have left this state";
                 return Some(self.because("unwritten value", [index], why));
             }
@@ -180,7 +187,7 @@ impl Wrong<'_, '_> {
     fn is_left_by(&self, maker: Index) -> bool {
         let call = &self.order.history[maker].call;
         **call.key() == *self.key
-            && facts::written(call).is_some_and(|written| self.sight.is_made_by(written))
+            && facts::written(call).is_some_and(|written| self.observation.is_satisfied_by(written))
     }
 
     /// Returns a reason based on the replayed order.
@@ -191,10 +198,11 @@ impl Wrong<'_, '_> {
             format!("but #{by} made the last change of the row, at revision {changed}")
         });
         operations.push(self.index);
-        let elsewhere =
-            writers(self.order, self.key, &operations, |written| self.sight.is_made_by(written));
+        let elsewhere = writers(self.order, self.key, &operations, |written| {
+            self.observation.is_satisfied_by(written)
+        });
         let is_placed =
-            |index: &Index| self.order.unsure.iter().all(|unsure| unsure.index != *index);
+            |index: &Index| self.order.uncertain.iter().all(|uncertain| uncertain.index != *index);
         let is_minimal = elsewhere.len() <= ELSEWHERE_MAX && elsewhere.iter().all(is_placed);
         let mut why =
             known.unwrap_or_else(|| "but no operation can have made this change".to_owned());
@@ -204,6 +212,6 @@ impl Wrong<'_, '_> {
             }
             operations.splice(0..0, elsewhere);
         }
-        self.because("wrong value", operations, &why).perhaps(is_minimal)
+        self.because("wrong value", operations, &why).with_minimality(is_minimal)
     }
 }

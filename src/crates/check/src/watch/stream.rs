@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::calls::{
     Keys, Received, RecordedEvent, RecordedEventKind, RecordedWatchCall, WatchReply, kind,
 };
-use super::truth::{Reason, StreamTruth, TruthStep, events, reason, shown};
+use super::truth::{Reason, StreamTruth, TruthStep, events, format_value, reason};
 use crate::history::{Index, Outcome};
 
 /// Checks every stream. `members` must be sorted by time.
@@ -147,7 +147,7 @@ impl<'t> StreamSession<'t> {
             Received::Progress(revision) => {
                 let next = revision.saturating_add(1);
                 self.begin(next);
-                self.truth.was_there(*revision, index)?;
+                self.truth.check_visibility(*revision, index)?;
                 self.progress = self.progress.max(Some(*revision));
                 self.pass(next, index, "bookmarkable")
             }
@@ -159,7 +159,7 @@ impl<'t> StreamSession<'t> {
     fn reached(&mut self, index: Index) -> Result<(), Reason> {
         match self.last {
             Some((revision, _, false)) => {
-                self.truth.was_there(revision, index)?;
+                self.truth.check_visibility(revision, index)?;
                 self.pass(revision.saturating_add(1), index, "reliable")
             }
             _ => Ok(()),
@@ -186,7 +186,7 @@ impl<'t> StreamSession<'t> {
         if self.only.is_some_and(|only| only != kind(value.as_ref())) {
             let why = format!(
                 "{what} as {}, a kind of change that #{watch} excluded",
-                shown(value.as_ref())
+                format_value(value.as_ref())
             );
             return self.fails("filters", [watch, index], why);
         }
@@ -234,8 +234,9 @@ impl<'t> StreamSession<'t> {
             if !is_asked || is_begun && self.told.contains(&key) {
                 continue;
             }
-            let what = format!("row {key:?} became {} at revision {missed} (#{by})", shown(value));
-            if let Some(later) = self.told_later(index, missed, key) {
+            let what =
+                format!("row {key:?} became {} at revision {missed} (#{by})", format_value(value));
+            if let Some(later) = self.later_report(index, missed, key) {
                 let rule = if rule == "reliable" { "ordered" } else { rule };
                 let why = format!(
                     "{what}, but the stream of #{} reports it with #{later}, after passing that revision with #{index}",
@@ -263,7 +264,7 @@ impl<'t> StreamSession<'t> {
     }
 
     /// Returns the message, from `from` on, in which the stream reports a change of a row.
-    fn told_later(&self, from: Index, revision: u64, key: &str) -> Option<Index> {
+    fn later_report(&self, from: Index, revision: u64, key: &str) -> Option<Index> {
         let history = self.truth.history;
         let RecordedWatchCall::Watch { stream: name, .. } = &history[self.watch].call else {
             return None;
@@ -304,8 +305,8 @@ impl<'t> StreamSession<'t> {
         {
             let why = format!(
                 "#{index} reports that row {key:?} held {} before revision {revision}, but it held {}",
-                shown(previous),
-                shown(before)
+                format_value(previous),
+                format_value(before)
             );
             let by = step.before.map(|(_, by)| by);
             let all: Vec<Index> = by.into_iter().filter(|by| *by != index).chain([index]).collect();

@@ -68,7 +68,7 @@ pub(super) fn reason(
 }
 
 /// Formats the value of a row.
-pub(super) fn shown(value: Option<&Value>) -> String {
+pub(super) fn format_value(value: Option<&Value>) -> String {
     value.map_or("nothing".to_owned(), |value| format!("{value}"))
 }
 
@@ -98,13 +98,15 @@ impl<'a> StreamTruth<'a> {
         members: &[Index],
     ) -> Result<Self, Reason> {
         let mut known: Vec<(u64, Index)> = Vec::new();
-        let mut unsure: Vec<Index> = Vec::new();
+        let mut uncertain: Vec<Index> = Vec::new();
         for &index in members {
             match (&history[index].call, &history[index].outcome) {
                 (_, Outcome::Ok { reply: WatchReply::Changed { revision }, .. }) => {
                     known.push((*revision, index));
                 }
-                (RecordedWatchCall::Change { .. }, Outcome::Unknown { .. }) => unsure.push(index),
+                (RecordedWatchCall::Change { .. }, Outcome::Unknown { .. }) => {
+                    uncertain.push(index)
+                }
                 _ => {}
             }
         }
@@ -132,7 +134,7 @@ impl<'a> StreamTruth<'a> {
             all.insert(*revision, rows(history, *index).map(|row| (row, *index)).collect());
         }
         let over = truth.over(members);
-        truth.learn(told, &unsure, &over, &mut all)?;
+        truth.learn(told, &uncertain, &over, &mut all)?;
         truth.play(all, members);
         Ok(truth)
     }
@@ -158,7 +160,7 @@ impl<'a> StreamTruth<'a> {
                     let why = format!(
                         "#{index} reports that row {key:?} became {} at revision {revision}, but #{maker} made \
                          that revision with another change",
-                        shown(row.1)
+                        format_value(row.1)
                     );
                     return Err(reason("durable", self.object, [maker, index], why));
                 }
@@ -169,8 +171,8 @@ impl<'a> StreamTruth<'a> {
                     Some(((_, other), by)) => {
                         let why = format!(
                             "#{by} reports that row {key:?} became {} at revision {revision}, but #{index} reports {}",
-                            shown(*other),
-                            shown(row.1)
+                            format_value(*other),
+                            format_value(row.1)
                         );
                         return Err(reason("durable", self.object, [*by, index], why));
                     }
@@ -207,13 +209,13 @@ impl<'a> StreamTruth<'a> {
     fn learn(
         &mut self,
         told: BTreeMap<u64, Told<'a>>,
-        unsure: &[Index],
+        uncertain: &[Index],
         over: &Over,
         all: &mut BTreeMap<u64, Vec<(Row<'a>, Index)>>,
     ) -> Result<(), Reason> {
         let history = self.history;
         let mut by_row: HashMap<Row<'a>, Vec<Index>, Fixed> = HashMap::default();
-        for index in unsure {
+        for index in uncertain {
             for row in rows(history, *index) {
                 by_row.entry(row).or_default().push(*index);
             }
@@ -233,7 +235,7 @@ impl<'a> StreamTruth<'a> {
             let free: Vec<Index> = able.iter().filter(is_free).copied().collect();
             let same = |index: &Index| history[*index].call == history[free[0]].call;
             if free.is_empty() && !self.rules.others {
-                return Err(self.nobody(revision, &told, &able, &used, ender));
+                return Err(self.no_writer(revision, &told, &able, &used, ender));
             }
             if !free.is_empty() && free.iter().all(same) {
                 let witness = told[0].1;
@@ -244,7 +246,7 @@ impl<'a> StreamTruth<'a> {
             }
         }
         let unused: HashSet<Index, Fixed> =
-            unsure.iter().copied().filter(|index| !used.contains_key(index)).collect();
+            uncertain.iter().copied().filter(|index| !used.contains_key(index)).collect();
         for (key, value) in unused.iter().flat_map(|index| rows(history, *index)) {
             self.besides.entry(key).or_default().push(value);
         }
@@ -252,7 +254,7 @@ impl<'a> StreamTruth<'a> {
     }
 
     /// Reports that no operation can have made the reported change.
-    fn nobody(
+    fn no_writer(
         &self,
         revision: u64,
         told: &Told<'a>,
@@ -264,7 +266,7 @@ impl<'a> StreamTruth<'a> {
         tellers.sort_unstable();
         tellers.dedup();
         let (key, value) = told[0].0;
-        let what = format!("row {key:?} became {} at revision {revision}", shown(value));
+        let what = format!("row {key:?} became {} at revision {revision}", format_value(value));
         let teller = told[0].1;
         let fails = |why: String, operations: Vec<Index>| {
             reason(
@@ -341,7 +343,7 @@ impl<'a> StreamTruth<'a> {
     }
 
     /// Checks that a revision is reported only after all changes up to it had been called.
-    pub(super) fn was_there(&self, revision: u64, teller: Index) -> Result<(), Reason> {
+    pub(super) fn check_visibility(&self, revision: u64, teller: Index) -> Result<(), Reason> {
         let place = self.latest.partition_point(|(at, ..)| *at <= revision);
         let Some((_, called, maker)) = place.checked_sub(1).map(|place| self.latest[place]) else {
             return Ok(());

@@ -235,7 +235,7 @@ pub(crate) fn check_main(options: &CheckOptions) -> ExitCode {
     match check(options) {
         Ok(code) => code,
         Err(error) => {
-            crate::complain(&error);
+            crate::print_failure(&error);
             ExitCode::from(crate::EXIT_USAGE)
         }
     }

@@ -83,7 +83,7 @@ impl Child {
     }
 
     /// Sends SIGTERM to the command and all its descendants.
-    pub(crate) fn ask_to_end(&self) {
+    pub(crate) fn terminate(&self) {
         let mut asked = descendants();
         // The supervisor would forward the signal to processes that receive it here anyway.
         asked.retain(|pid| *pid != self.pid);

@@ -67,18 +67,18 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// Receives the first message. Returns the channel and the command's standard input. Must be called within a
     /// runtime.
-    pub(crate) fn hear() -> io::Result<(Self, OwnedFd)> {
+    pub(crate) fn receive() -> io::Result<(Self, OwnedFd)> {
         let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         let mut word = [0; MOMENT_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
-        let heard =
+        let received =
             recvmsg(&line, &mut [IoSliceMut::new(&mut word)], &mut with, RecvFlags::empty())?;
         let mut files = with.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        let (MOMENT_BYTES, Some(stdin)) = (heard.bytes, files.next()) else {
+        let (MOMENT_BYTES, Some(stdin)) = (received.bytes, files.next()) else {
             return Err(io::Error::other(
                 "the parent process closed the socket before the first message",
             ));
@@ -97,7 +97,7 @@ impl Deadline {
             tokio::select! {
                 // If a new deadline has arrived, it must be used even if the old deadline has passed.
                 biased;
-                heard = self.line.read(&mut words) => match words[..heard.unwrap_or_default()].as_chunks().0.last() {
+                received = self.line.read(&mut words) => match words[..received.unwrap_or_default()].as_chunks().0.last() {
                     Some(word) => self.until = BootTime::from_bytes(*word),
                     None => return,
                 },

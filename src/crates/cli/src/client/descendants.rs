@@ -32,7 +32,7 @@ pub(crate) async fn kill() {
         }
         tokio::time::sleep(LOOK).await;
     }
-    crate::complain(&"cannot kill all processes that the command has started");
+    crate::print_failure(&"cannot kill all processes that the command has started");
 }
 
 /// Returns the running descendants of this process, without zombies.

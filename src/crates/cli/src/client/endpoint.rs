@@ -51,7 +51,7 @@ pub(crate) async fn endpoints(client: &Client, cluster: bool) -> Result<Vec<Stri
     let silent: Vec<_> = silent.map(|member| member.name.as_str()).collect();
     if !silent.is_empty() {
         let why = "its client URL is not known; name it with --endpoints";
-        crate::complain(&format!("skipped member {}: {why}", silent.join(", ")));
+        crate::print_failure(&format!("skipped member {}: {why}", silent.join(", ")));
     }
     Ok(members.into_iter().flat_map(|member| member.client_ur_ls).collect())
 }
@@ -83,7 +83,7 @@ pub(crate) async fn run(
             }
             if output.format == Format::Simple {
                 for (endpoint, error) in &sick {
-                    crate::complain(&format!(
+                    crate::print_failure(&format!(
                         "{endpoint} is unhealthy: failed to commit proposal: {error}"
                     ));
                 }
@@ -118,7 +118,7 @@ async fn each<T>(
         match client.of_one(endpoint).ask(CallKind::Repeatable, &call).await {
             Ok(answer) => found.push((endpoint.clone(), answer)),
             Err(failure) => {
-                crate::complain(&format!("cannot read the {what} of {endpoint}: {failure}"));
+                crate::print_failure(&format!("cannot read the {what} of {endpoint}: {failure}"));
                 failed = Some(Failure::Exit(failure.code()));
             }
         }

@@ -102,11 +102,11 @@ impl Failure {
     }
 
     /// Prints the failure and its hint on standard error.
-    pub(crate) fn complain(&self) {
+    pub(crate) fn print_failure(&self) {
         if matches!(self, Failure::Exit(_)) {
             return;
         }
-        crate::complain(self);
+        crate::print_failure(self);
         if let Some(hint) = self.hint() {
             // An error of standard error itself cannot be reported.
             drop(io::Write::write_fmt(&mut io::stderr().lock(), format_args!(" hint: {hint}\n")));

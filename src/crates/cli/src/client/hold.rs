@@ -87,12 +87,12 @@ pub(crate) async fn hold(
         .await
         .map_err(|why| not_held(&request, why.into()))?;
     // From here on no other task uses the connection, so the revocation below is not delayed.
-    let ended = until_over(client, output, &request, &session, &mut signals).await;
+    let ended = acquire_and_hold(client, output, &request, &session, &mut signals).await;
     let is_lost =
         matches!(ended, Ok(EXIT_LOST)) && session.valid_until().borrow().left() < LOST_LEFT;
     // Servers that did not answer the renewals are unlikely to answer the revocation.
     let limit = if is_lost { LOST_LEFT } else { client.settings.command_timeout };
-    let_go(&session, limit).await;
+    revoke(&session, limit).await;
     match ended? {
         0 => Ok(()),
         code => Err(Failure::Exit(code)),
@@ -104,7 +104,7 @@ fn not_held(request: &HoldRequest, failure: Failure) -> Failure {
     match failure {
         Failure::Exit(_) => failure,
         failure if !request.command.is_empty() => {
-            failure.complain();
+            failure.print_failure();
             Failure::Exit(EXIT_NOT_HELD)
         }
         failure => failure,
@@ -112,7 +112,7 @@ fn not_held(request: &HoldRequest, failure: Failure) -> Failure {
 }
 
 /// Acquires the lock and holds it. Returns the exit code.
-async fn until_over(
+async fn acquire_and_hold(
     client: &Arc<Client>,
     output: Output,
     request: &HoldRequest,
@@ -132,7 +132,7 @@ async fn until_over(
             acquired = acquire => acquired,
             why = &mut keep => Err(Failure::Failed(format!("the queue entry was lost: {why}"))),
             signal = signals.next() => Err(Failure::Exit(ended_by(signal))),
-            () = timeout => Err(in_vain(request)),
+            () = timeout => Err(not_acquired(request)),
         }
     };
     let (place, held) = acquired.map_err(|why| not_held(request, why))?;
@@ -146,7 +146,7 @@ async fn until_over(
     let lost = pin!(lost);
     if session.valid_until().borrow().before(session.ttl() / 5).left().is_zero() {
         // This process was suspended in between, so another client may hold the lock by now.
-        crate::complain(&"lost: no server confirmed the hold in time");
+        crate::print_failure(&"lost: no server confirmed the hold in time");
         return Ok(EXIT_LOST);
     }
     if request.command.is_empty() {
@@ -169,7 +169,7 @@ async fn acquire(
     let only_looks = request.timeout.is_some_and(|timeout| timeout.is_zero());
     match place.turn(client.calls(), only_looks).await {
         Ok(held) => Ok((place, held)),
-        Err(NotHeld::Taken) => Err(in_vain(request)),
+        Err(NotHeld::Taken) => Err(not_acquired(request)),
         Err(NotHeld::Gone) => Err(Failure::Failed(
             "the queue entry was lost: its lease has ended, or its key was deleted".to_owned(),
         )),
@@ -182,10 +182,10 @@ async fn acquire(
     }
 }
 
-fn in_vain(request: &HoldRequest) -> Failure {
+fn not_acquired(request: &HoldRequest) -> Failure {
     let name = request.name.escape_ascii();
     let waited = request.timeout.unwrap_or_default();
-    crate::complain(&format!("{name} is still held by others after {waited:?}"));
+    crate::print_failure(&format!("{name} is still held by others after {waited:?}"));
     Failure::Exit(EXIT_TIMEOUT)
 }
 
@@ -212,7 +212,7 @@ async fn run(
             code = child.wait() => {
                 let was_killed = matches!(code, Ok(code) if code == ended_by(Signal::KILL));
                 if was_killed && last.left().is_zero() {
-                    crate::complain(&"this process was suspended: the command was killed meanwhile");
+                    crate::print_failure(&"this process was suspended: the command was killed meanwhile");
                     return Ok(EXIT_LOST);
                 }
                 // If the command ended by itself, its descendants may continue. If the command was asked to end, its
@@ -225,18 +225,18 @@ async fn run(
             why = &mut lost => {
                 // The command is killed before anything is printed, because writing to standard error may block.
                 child.kill().await;
-                crate::complain(&format!("lost: the command was killed: {why}"));
+                crate::print_failure(&format!("lost: the command was killed: {why}"));
                 return Ok(EXIT_LOST);
             }
             () = end.before(session.ttl() / 5).come() => {
-                child.ask_to_end();
+                child.terminate();
                 tokio::select! {
                     // The command has ended, but its descendants may still run.
                     _ = child.wait() => {}
                     () = last.come() => {}
                 }
                 child.kill().await;
-                crate::complain(&"no server confirmed the hold in time: the command was ended");
+                crate::print_failure(&"no server confirmed the hold in time: the command was ended");
                 return Ok(EXIT_LOST);
             }
             signal = signals.next() => {
@@ -260,11 +260,11 @@ async fn wait(
         let end = *valid_until.borrow_and_update();
         tokio::select! {
             why = &mut lost => {
-                crate::complain(&format!("lost: {why}"));
+                crate::print_failure(&format!("lost: {why}"));
                 return Ok(EXIT_LOST);
             }
             () = end.before(session.ttl() / 20).come() => {
-                crate::complain(&"lost: no server confirmed the hold in time");
+                crate::print_failure(&"lost: no server confirmed the hold in time");
                 return Ok(EXIT_LOST);
             }
             signal = signals.next() => {
@@ -276,10 +276,10 @@ async fn wait(
     }
 }
 
-async fn let_go(session: &Session, limit: Duration) {
+async fn revoke(session: &Session, limit: Duration) {
     if let Err(failure) = session.close_within(limit).await {
         let left = session.valid_until().borrow().left();
-        crate::complain(&format!("not released: {failure}; it expires in {left:?} or later"));
+        crate::print_failure(&format!("not released: {failure}; it expires in {left:?} or later"));
     }
 }
 

@@ -74,7 +74,7 @@ pub(crate) async fn run(
         let mut before = Vec::new();
         let place = |row: KeyValue| {
             let stance = EntryValue::parse(&row.value);
-            let holds = stance.mode.holds_behind(&before);
+            let holds = stance.mode.holds_after(&before);
             before.push(stance.mode);
             (row, stance, holds)
         };

@@ -115,7 +115,7 @@ pub(crate) fn main(command: Command, globals: &Globals) -> ExitCode {
     match run(command, globals) {
         Ok(code) => code,
         Err(failure) => {
-            failure.complain();
+            failure.print_failure();
             ExitCode::from(failure.code())
         }
     }

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use bowline_client::Tls;
 
 use super::failure::Failure;
-use crate::usage::truth;
+use crate::usage::parse_bool;
 
 const ENDPOINT_DEFAULT: &str = "127.0.0.1:2379";
 
@@ -36,7 +36,7 @@ pub(crate) struct Globals {
 
     /// Print keys and values in hexadecimal
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", value_parser = truth)]
+          default_missing_value = "true", value_parser = parse_bool)]
     hex: Option<bool>,
 
     /// Timeout for connecting: 500ms, 2s, 1m [default: 2s]
@@ -77,12 +77,12 @@ pub(crate) struct Globals {
 
     /// Skip verification of the server certificate (testing only)
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", value_parser = truth)]
+          default_missing_value = "true", value_parser = parse_bool)]
     insecure_skip_tls_verify: Option<bool>,
 
     /// Allow connections without TLS [default: true]
     #[arg(long, global = true, value_name = "BOOL", num_args = 0..=1, require_equals = true,
-          default_missing_value = "true", value_parser = truth, hide_short_help = true)]
+          default_missing_value = "true", value_parser = parse_bool, hide_short_help = true)]
     insecure_transport: Option<bool>,
 }
 
@@ -146,7 +146,7 @@ impl Globals {
         let flag = |chosen: Option<bool>, name: &str| match (chosen, given(name).as_deref()) {
             (Some(chosen), _) => Ok(Some(chosen)),
             (None, None) => Ok(None),
-            (None, Some(text)) => truth(text).map(Some).map_err(|why| wrong(name, text, &why)),
+            (None, Some(text)) => parse_bool(text).map(Some).map_err(|why| wrong(name, text, &why)),
         };
         let file = |chosen: &Option<PathBuf>, name: &str| {
             chosen.clone().or_else(|| given(name).map(PathBuf::from))

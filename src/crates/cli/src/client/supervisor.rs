@@ -92,7 +92,7 @@ impl SupervisedChild {
     pub(crate) fn main(&self) -> ExitCode {
         let done = if self.becomes { self.become_it() } else { self.keep() };
         done.unwrap_or_else(|error| {
-            crate::complain(&format!("the command could not be started: {error}"));
+            crate::print_failure(&format!("the command could not be started: {error}"));
             ExitCode::from(EXIT_NOT_EXECUTABLE)
         })
     }
@@ -119,7 +119,7 @@ impl SupervisedChild {
             return Ok(ExitCode::from(crate::EXIT_USAGE));
         };
         let error = Command::new(program).args(arguments).exec();
-        crate::complain(&format!("{}: {error}", program.to_string_lossy()));
+        crate::print_failure(&format!("{}: {error}", program.to_string_lossy()));
         Ok(ExitCode::from(match error.kind() {
             io::ErrorKind::NotFound => EXIT_NOT_FOUND,
             _ => EXIT_NOT_EXECUTABLE,
@@ -134,7 +134,7 @@ impl SupervisedChild {
             let mut child = signal(SignalKind::child())?;
             descendants::adopt()?;
             self.bind(END)?;
-            let (mut deadline, stdin) = Deadline::hear()?;
+            let (mut deadline, stdin) = Deadline::receive()?;
             let mut command = Kept::start(&self.command, stdin)?;
             let code = loop {
                 tokio::select! {

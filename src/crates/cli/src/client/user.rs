@@ -85,7 +85,7 @@ struct How {
     /// Prompt for the password at the terminal (false: read it as a line from standard input)
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = clap::ArgAction::Set,
-          value_parser = crate::usage::truth)]
+          value_parser = crate::usage::parse_bool)]
     interactive: bool,
 }
 

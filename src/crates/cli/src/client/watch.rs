@@ -66,7 +66,7 @@ pub(crate) async fn run(
     output: Output,
     options: WatchOptions,
 ) -> Result<(), Failure> {
-    Watching::new(&client, output, options).go_on().await
+    Watching::new(&client, output, options).print_changes().await
 }
 
 /// A watch, and what to do with its changes.
@@ -99,10 +99,10 @@ impl Watching {
     }
 
     /// Prints changes until a failure that a retry cannot fix.
-    async fn go_on(&mut self) -> Result<(), Failure> {
+    async fn print_changes(&mut self) -> Result<(), Failure> {
         loop {
             match self.watch.next().await {
-                Ok(answer) => self.heard(&answer).await?,
+                Ok(answer) => self.received(&answer).await?,
                 Err(error) => {
                     if let Error::Canceled(answer) = &error
                         && self.output.format != super::options::Format::Simple
@@ -115,7 +115,7 @@ impl Watching {
         }
     }
 
-    async fn heard(&self, answer: &pb::WatchResponse) -> Result<(), Failure> {
+    async fn received(&self, answer: &pb::WatchResponse) -> Result<(), Failure> {
         let revision = answer.header.map(|header| header.revision).unwrap_or_default();
         if answer.events.is_empty() {
             self.output.say(format!("progress notify: {revision}"))?;

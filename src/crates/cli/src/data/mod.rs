@@ -96,7 +96,7 @@ pub(crate) fn recover_main(options: &RecoverOptions) -> ExitCode {
         match confirmed() {
             Ok(true) => {}
             Ok(false) => {
-                crate::complain(&"nothing was changed: pass --yes to confirm");
+                crate::print_failure(&"nothing was changed: pass --yes to confirm");
                 return ExitCode::from(EXIT_FAILED);
             }
             Err(error) => return failed(&error),
@@ -140,12 +140,12 @@ fn print_result<T>(result: Result<T, BackupError>, report: impl FnOnce(T) -> Rep
             let report = report(result);
             match report.print() {
                 Err(error) => failed(&error),
-                Ok(()) if report.is_well() => ExitCode::SUCCESS,
+                Ok(()) if report.is_ok() => ExitCode::SUCCESS,
                 Ok(()) => ExitCode::from(EXIT_FAILED),
             }
         }
         Err(error @ (BackupError::Config(_) | BackupError::Jump { .. })) => {
-            crate::complain(&error);
+            crate::print_failure(&error);
             ExitCode::from(crate::EXIT_USAGE)
         }
         Err(error) => failed(&error),
@@ -153,6 +153,6 @@ fn print_result<T>(result: Result<T, BackupError>, report: impl FnOnce(T) -> Rep
 }
 
 fn failed(error: &dyn std::fmt::Display) -> ExitCode {
-    crate::complain(error);
+    crate::print_failure(error);
     ExitCode::from(EXIT_FAILED)
 }

@@ -58,7 +58,7 @@ impl Report {
     }
 
     /// Returns whether no problems were detected.
-    pub(super) fn is_well(&self) -> bool {
+    pub(super) fn is_ok(&self) -> bool {
         self.troubles.is_empty()
     }
 

@@ -175,7 +175,7 @@ pub(crate) fn restore_main(options: &RestoreArguments, as_json: bool) -> ExitCod
     let jump = match options.checked() {
         Ok(jump) => jump,
         Err(why) => {
-            crate::complain(&why);
+            crate::print_failure(&why);
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };

@@ -51,18 +51,18 @@ pub(super) fn begin(options: &LogOptions) -> Result<Log, OpenError> {
 
 impl Log {
     /// Writes the final error of a failed server to the log, and to standard error in any case.
-    pub(super) fn complain(&self, error: &impl fmt::Display) {
+    pub(super) fn print_failure(&self, error: &impl fmt::Display) {
         if self.format == LogFormat::Json || !self.is_on_stderr {
             tracing::error!("{error}");
         }
         if self.format == LogFormat::Console || !self.is_on_stderr {
-            crate::complain(error);
+            crate::print_failure(error);
         }
     }
 
     /// Writes the line that programs wait for when they start a server. It goes to standard error and to the log files,
     /// at any log level.
-    pub(super) fn say_ready(&self, options: &Options) {
+    pub(super) fn print_ready(&self, options: &Options) {
         let line = ready_line(options);
         drop(io::stderr().lock().write_all(line.as_bytes()));
         self.outputs.write_to_files(line.as_bytes());

@@ -96,21 +96,21 @@ pub(crate) fn serve_main(options: &ServeOptions) -> ExitCode {
     let (values, options) = match read {
         Ok(read) => read,
         Err(error) => {
-            crate::complain(&error);
+            crate::print_failure(&error);
             return ExitCode::from(crate::EXIT_USAGE);
         }
     };
     let log = match log::begin(&options.log) {
         Ok(log) => log,
         Err(error) => {
-            crate::complain(&error);
+            crate::print_failure(&error);
             return ExitCode::FAILURE;
         }
     };
     match run(&values, options, &log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log.complain(&error);
+            log.print_failure(&error);
             ExitCode::FAILURE
         }
     }
@@ -123,7 +123,7 @@ fn run(values: &Values, options: Options, log: &Log) -> Result<(), ServeError> {
     for warning in values.warnings().chain(options.warnings.iter().map(String::as_str)) {
         tracing::warn!("{warning}");
     }
-    for name in values.strangers() {
+    for name in values.unknown_variables() {
         tracing::warn!("unknown environment variable {name}");
     }
     raise_descriptor_limit();
@@ -176,7 +176,7 @@ async fn serve(options: Options, log: &Log) -> Result<(), ServeError> {
     let served = async {
         let opened = async {
             if server.opened().await {
-                log.say_ready(&options);
+                log.print_ready(&options);
                 notify(Notifier::ready);
             }
             std::future::pending().await

@@ -65,7 +65,7 @@ impl Certificates {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let authority = key().and_then(|key| {
-            CertifiedIssuer::self_signed(for_now(params), key).map_err(io::Error::other)
+            CertifiedIssuer::self_signed(valid_from_now(params), key).map_err(io::Error::other)
         })?;
         fs::write(self.authority(), authority.pem())?;
         for name in servers {
@@ -103,10 +103,10 @@ fn named(name: &str, hosts: &[&str]) -> io::Result<CertificateParams> {
     params.distinguished_name.push(DnType::CommonName, name);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    Ok(for_now(params))
+    Ok(valid_from_now(params))
 }
 
-fn for_now(mut params: CertificateParams) -> CertificateParams {
+fn valid_from_now(mut params: CertificateParams) -> CertificateParams {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     params.not_before = date_time_ymd(1970, 1, 1) + now.saturating_sub(CLOCKS);
     params.not_after = date_time_ymd(1970, 1, 1) + now + LIFE;

@@ -107,9 +107,9 @@ fn silent_endpoint_does_not_block_the_next() {
 
 #[test]
 fn idempotent_change_reports_an_unknown_outcome() {
-    let unsure = format!("{},{CLOSED}", broken(true));
+    let uncertain = format!("{},{CLOSED}", broken(true));
     for arguments in [["auth", "enable"], ["auth", "disable"]] {
-        let mut change = command_at(&unsure);
+        let mut change = command_at(&uncertain);
         change.args(arguments);
         let change = run(change, b"");
         assert_eq!(change.code, 3, "{change:?}");

@@ -77,7 +77,7 @@ fn snapshot_has_no_timeout_unless_a_limit_is_given() {
     std::thread::sleep(Duration::from_secs(6));
     kill_process(Pid::from_child(&interrupted.child), Signal::INT).unwrap();
     assert_eq!(interrupted.child.wait().unwrap().code(), Some(130));
-    server.go_on();
+    server.resume();
     assert!(patient.line().starts_with("Snapshot saved"));
     let names = fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(names.collect::<Vec<_>>(), ["a.snap"]);

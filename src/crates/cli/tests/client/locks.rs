@@ -195,14 +195,14 @@ fn stopped_child_ends_on_request() {
     let stops = ["m", "--", "sh", "-c", "echo $$; kill -STOP $$; exec sleep 1000"];
     let mut signalled = Going::start(lock(&server, &stops));
     let pid = signalled.line();
-    stands_still(&pid);
+    unchanged_row(&pid);
     signal(&signalled, Signal::TERM);
     assert_eq!(code(&mut signalled), 143);
     assert!(!runs(&pid));
 }
 
 /// Waits until a process is stopped.
-fn stands_still(pid: &str) {
+fn unchanged_row(pid: &str) {
     let begun = Instant::now();
     let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap();
     while !stat().rsplit_once(") ").unwrap().1.starts_with('T') {
@@ -362,7 +362,7 @@ fn child_ends_before_the_hold_when_the_server_is_paused() {
         assert!(paused.elapsed() < ttl, "{pids:?} are still running");
     }
     assert_eq!(code(&mut holds), 123);
-    server.go_on();
+    server.resume();
     assert_eq!(run(lock(&server, &["m", "echo", "next"]), b"").done(), "next\n");
 }
 
@@ -403,7 +403,7 @@ fn hold_survives_a_dead_or_paused_server() {
     servers[0].pause();
     assert_eq!(holds.line(), "still\n");
     assert_eq!(code(&mut holds), 0);
-    servers[0].go_on();
+    servers[0].resume();
     servers.clear();
 }
 
@@ -555,5 +555,5 @@ fn holder_learns_of_its_loss_through_another_server() {
     delete.args(["del", key.trim()]);
     assert_eq!(run(delete, b"").done(), "1\n");
     assert_eq!((holds.line(), code(&mut holds)), (String::new(), 123));
-    servers[0].go_on();
+    servers[0].resume();
 }

@@ -46,7 +46,7 @@ struct Ring {
 }
 
 impl Ring {
-    fn goes_on(&self) -> bool {
+    fn continues(&self) -> bool {
         !self.ended.load(Ordering::SeqCst)
     }
 
@@ -82,7 +82,7 @@ const GRPC: &str = "v3lock";
 
 /// Acquires and releases over gRPC, each time with another lease, because the outcome of a failed call is unknown.
 async fn over_grpc(ring: Arc<Ring>, channel: Channel) {
-    while ring.goes_on() {
+    while ring.continues() {
         let grant = pb::LeaseGrantRequest { ttl: LEASE_SECONDS, id: 0 };
         let Ok(granted) = LeaseClient::new(channel.clone()).lease_grant(grant).await else {
             tokio::time::sleep(AGAIN).await;
@@ -105,7 +105,7 @@ const EMBEDDED: &str = "embedded";
 /// A program that embeds the library. A task with a reason has its own queue entry.
 async fn embedded(ring: Arc<Ring>, session: Session, why: Option<&'static str>, channel: Channel) {
     let mutex = session.mutex(NAME);
-    while ring.goes_on() {
+    while ring.continues() {
         let call = mutex.lock();
         let guard = match why {
             Some(why) => call.reason(why).await.unwrap(),
@@ -133,7 +133,7 @@ impl Terminal {
         let (addresses, at) = (crew.addresses().join(","), Arc::clone(&child));
         let runtime = Handle::current();
         let hands = std::thread::spawn(move || {
-            while ring.goes_on() {
+            while ring.continues() {
                 lock_once(&ring, &addresses, &channel, &at, &runtime);
             }
         });
@@ -238,10 +238,13 @@ fn all_client_kinds_share_one_lock_queue_during_server_kills() {
     let ring_goes_on = || kinds.iter().for_each(|kind| holds_again(&ring, kind));
     let all_go_on = |go: &mut Option<Scene>| {
         ring_goes_on();
-        go.iter_mut().for_each(Scene::goes_on);
+        go.iter_mut().for_each(Scene::continues);
     };
-    let go_on = std::cell::RefCell::new(&mut go);
-    crew.kill_in_turn(|| all_go_on(&mut go_on.borrow_mut()), || all_go_on(&mut go_on.borrow_mut()));
+    let resume = std::cell::RefCell::new(&mut go);
+    crew.kill_in_turn(
+        || all_go_on(&mut resume.borrow_mut()),
+        || all_go_on(&mut resume.borrow_mut()),
+    );
     ring.ended.store(true, Ordering::SeqCst);
     for task in tasks {
         runtime.block_on(task).unwrap();
@@ -286,8 +289,8 @@ fn two_terminals_alternate_on_one_lock_during_server_kills() {
     let mut crew = Crew::of(3, 3);
     let ring = Arc::new(Ring::default());
     let terminals = [Terminal::with(&ring, &crew), Terminal::with(&ring, &crew)];
-    let goes_on = || holds_again(&ring, TERMINAL);
-    crew.kill_in_turn(goes_on, goes_on);
+    let continues = || holds_again(&ring, TERMINAL);
+    crew.kill_in_turn(continues, continues);
     ring.ended.store(true, Ordering::SeqCst);
     terminals.into_iter().for_each(Terminal::ends);
     assert_eq!(*ring.wrong.lock().unwrap(), None);

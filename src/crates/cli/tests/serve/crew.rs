@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::ports::lasting_ports;
+use bowline_testkit::ports::reserved_ports;
 use bowline_testkit::process::{Server, flags};
 use pb::maintenance_client::MaintenanceClient;
 
@@ -38,7 +38,7 @@ impl Crew {
 
     /// Like [`Crew::of`], without starting the processes.
     pub(crate) fn still(processes: usize, places: usize) -> Self {
-        let (peers, clients) = (lasting_ports(places), lasting_ports(processes));
+        let (peers, clients) = (reserved_ports(places), reserved_ports(processes));
         let servers = clients.iter().map(|_| None).collect();
         Self { dir: tempfile::tempdir().unwrap(), peers, clients, flags: &QUICK, servers }
     }

@@ -141,7 +141,7 @@ fn service_manager_is_notified_of_ready_watchdog_and_stopping() {
         socket.set_nonblocking(true).unwrap();
         while socket.recv(&mut [0; 256]).is_ok() {}
         socket.set_nonblocking(false).unwrap();
-        server.go_on();
+        server.resume();
         until("WATCHDOG=1");
         let _stopped = server.stop();
         until("STOPPING=1");

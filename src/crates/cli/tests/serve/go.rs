@@ -51,13 +51,13 @@ fn build() -> Option<PathBuf> {
 pub(crate) struct Scene {
     child: Child,
     /// The scenario runs until this is closed.
-    goes_on: Option<ChildStdin>,
-    heard: Arc<(Mutex<Heard>, Condvar)>,
+    continues: Option<ChildStdin>,
+    received: Arc<(Mutex<Received>, Condvar)>,
     listens: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Heard {
+struct Received {
     lines: Vec<String>,
     ended: bool,
 }
@@ -68,9 +68,9 @@ impl Scene {
         command.arg(scene).args(addresses).env("ETCD_CLIENT_DEBUG", "fatal");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let (goes_on, stdout) = (child.stdin.take(), child.stdout.take().unwrap());
-        let heard = Arc::new((Mutex::new(Heard::default()), Condvar::new()));
-        let ear = Arc::clone(&heard);
+        let (continues, stdout) = (child.stdin.take(), child.stdout.take().unwrap());
+        let received = Arc::new((Mutex::new(Received::default()), Condvar::new()));
+        let ear = Arc::clone(&received);
         let listens = std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines() {
                 ear.0.lock().unwrap().lines.push(line.unwrap());
@@ -79,17 +79,18 @@ impl Scene {
             ear.0.lock().unwrap().ended = true;
             ear.1.notify_all();
         });
-        Self { child, goes_on, heard, listens: Some(listens) }
+        Self { child, continues, received, listens: Some(listens) }
     }
 
     /// Waits until the program has made [`STEPS`] more steps.
-    pub(crate) fn goes_on(&mut self) {
-        let heard = self.heard.0.lock().unwrap();
-        let enough = heard.lines.len() + STEPS;
-        let waits = |heard: &mut Heard| heard.lines.len() < enough && !heard.ended;
-        let (heard, late) = self.heard.1.wait_timeout_while(heard, PATIENCE, waits).unwrap();
-        let (stands, ended) = (late.timed_out(), heard.ended);
-        drop(heard);
+    pub(crate) fn continues(&mut self) {
+        let received = self.received.0.lock().unwrap();
+        let enough = received.lines.len() + STEPS;
+        let waits = |received: &mut Received| received.lines.len() < enough && !received.ended;
+        let (received, late) =
+            self.received.1.wait_timeout_while(received, PATIENCE, waits).unwrap();
+        let (stands, ended) = (late.timed_out(), received.ended);
+        drop(received);
         if stands || ended {
             drop(self.child.kill());
             let printed = printed(self.child.stderr.take().unwrap());
@@ -102,12 +103,12 @@ impl Scene {
 
     /// Ends the scenario, which must succeed. Returns the lines that it printed.
     pub(crate) fn end(mut self) -> Vec<Value> {
-        drop(self.goes_on.take());
+        drop(self.continues.take());
         self.listens.take().unwrap().join().unwrap();
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{}", printed(self.child.stderr.take().unwrap()));
-        let heard = self.heard.0.lock().unwrap();
-        heard.lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+        let received = self.received.0.lock().unwrap();
+        received.lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
@@ -139,7 +140,7 @@ fn play(nodes: usize) {
     let addresses = crew.addresses();
     let begin = |scene| Scene::begin(program, scene, &addresses);
     let scenes = std::cell::RefCell::new(["mutex", "cron", "watch", "stm"].map(begin));
-    let all_go_on = || scenes.borrow_mut().iter_mut().for_each(Scene::goes_on);
+    let all_go_on = || scenes.borrow_mut().iter_mut().for_each(Scene::continues);
     // The cluster has no second member, so no request succeeds while the only member is down.
     let missed = || {
         if nodes > 1 {
@@ -179,7 +180,7 @@ fn go_sessions_and_watches_survive_ten_leader_kills() {
     let mut crew = Crew::with_default_times(3);
     let scene = Scene::begin(program, "failover", &crew.addresses());
     let scene = std::cell::RefCell::new(scene);
-    let goes_on = || scene.borrow_mut().goes_on();
-    crew.kill_leaders(LEADERS_KILLED, goes_on, goes_on);
+    let continues = || scene.borrow_mut().continues();
+    crew.kill_leaders(LEADERS_KILLED, continues, continues);
     assert!(!scene.into_inner().end().is_empty());
 }

@@ -146,12 +146,12 @@ async fn garbage_ends_only_its_own_connection() {
                 grpc.ready().await.unwrap();
                 let message = Bytes::from(dice.bytes(200));
                 let asked = by("", tokio_stream::once(message));
-                let heard = async {
+                let received = async {
                     let answers = grpc.streaming(asked, path.parse().unwrap(), Raw).await?;
                     answers.into_inner().message().await
                 };
                 // Any response is acceptable, including none.
-                drop(tokio::time::timeout(Duration::from_millis(300), heard).await);
+                drop(tokio::time::timeout(Duration::from_millis(300), received).await);
             }
         }
     }
@@ -737,14 +737,14 @@ async fn unread_progress_requests_do_not_slow_other_clients() {
     let (requests, receiver) = tokio::sync::mpsc::channel(1024);
     let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
     let mut watch = WatchClient::new(roomy.connect().await.unwrap());
-    let mut heard = watch.watch(stream).await.unwrap().into_inner();
+    let mut received = watch.watch(stream).await.unwrap().into_inner();
     let create = || {
         let request = pb::WatchCreateRequest { key: "w".into(), ..Default::default() };
         watch_request(RequestUnion::CreateRequest(request))
     };
     for _ in 0..watches {
         requests.send(create()).await.unwrap();
-        assert!(heard.message().await.unwrap().unwrap().created);
+        assert!(received.message().await.unwrap().unwrap().created);
     }
     let before = server.memory_bytes();
     let flood = tokio::spawn(async move {
@@ -769,15 +769,15 @@ async fn unread_progress_requests_do_not_slow_other_clients() {
     }
     // A client that finally reads gets its responses.
     let requests = flood.await.unwrap();
-    let heard = async {
+    let received = async {
         let (mut created, mut progress) = (false, 0u32);
         while !created || progress == 0 {
-            let response = heard.message().await.unwrap().unwrap();
+            let response = received.message().await.unwrap().unwrap();
             created |= response.created;
             progress += u32::from(response.watch_id == -1);
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), heard).await.expect("in time");
+    tokio::time::timeout(Duration::from_secs(30), received).await.expect("in time");
     drop(requests);
     is_well(server);
 }

@@ -284,7 +284,7 @@ fn single_member_may_advertise_all_interfaces() {
 fn version_and_health_are_served_over_plain_http() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
-    server.until_well("/readyz");
+    server.wait_until_healthy("/readyz");
     let versions = r#"{"etcdserver":"3.7.3","etcdcluster":"3.7.0","storage":"3.7.0"}"#;
     assert_eq!(server.http("GET", "/version", ""), (200, versions.to_owned()));
     let (code, body) = server.http("GET", "/health", "");
@@ -337,7 +337,7 @@ fn version_and_health_are_served_over_plain_http() {
 async fn server_announces_3_6_on_request() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &["--announce-version=3.6"]);
-    server.until_well("/readyz");
+    server.wait_until_healthy("/readyz");
     let versions = r#"{"etcdserver":"3.6.9","etcdcluster":"3.6.0","storage":"3.6.0"}"#;
     assert_eq!(server.http("GET", "/version", ""), (200, versions.to_owned()));
     let (_, metrics) = server.http("GET", "/metrics", "");

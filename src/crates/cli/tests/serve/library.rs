@@ -38,7 +38,7 @@ async fn library_client_calls_and_reports_effects() {
     hasty.get("a").await.unwrap();
     server.pause();
     assert_eq!(hasty.put("b", "1").await.unwrap_err().effect(), Effect::Unknown);
-    server.go_on();
+    server.resume();
     drop(server);
     let unreachable = client.put("b", "1").await.unwrap_err();
     assert_ne!(unreachable.effect(), Effect::Applied, "{unreachable:?}");
@@ -120,7 +120,7 @@ async fn library_lock_excludes_until_its_session_is_lost() {
     server.pause();
     let lost = two.run(std::future::pending::<()>()).await.unwrap_err();
     assert!(matches!(lost, Error::Lost(_)), "{lost:?}");
-    server.go_on();
+    server.resume();
     one.close().await.unwrap();
     two.close().await.unwrap();
     assert!(client.get(second.key().clone()).await.unwrap().is_none());

@@ -195,7 +195,7 @@ async fn timed_out_lock_calls_of_one_lease_hold_nothing() {
         assert_eq!(refused.message(), "etcdserver: request timed out");
     }
     for others in &servers[1..] {
-        others.go_on();
+        others.resume();
     }
     let create = pb::WatchCreateRequest {
         key: format!("m/{lease:x}").into(),
@@ -317,8 +317,8 @@ async fn observer_that_requires_a_leader_is_notified_of_its_absence() {
     let answer = tokio::time::timeout(Duration::from_secs(60), wants.message());
     let lost = answer.await.expect("the stream is open").unwrap_err();
     assert_eq!((lost.code(), lost.message()), (Code::Unavailable, "etcdserver: no leader"));
-    let goes_on = tokio::time::timeout(Duration::ZERO, waits.message()).await;
-    assert!(goes_on.is_err(), "{goes_on:?}");
+    let continues = tokio::time::timeout(Duration::ZERO, waits.message()).await;
+    assert!(continues.is_err(), "{continues:?}");
 }
 
 /// As in etcd: no key was created at such a revision, whether the key exists or not.

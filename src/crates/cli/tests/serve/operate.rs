@@ -90,21 +90,21 @@ async fn members_can_be_listed_hashed_led_and_removed() {
         let outcome_of = |done: Result<Response<pb::MoveLeaderResponse>, Status>| {
             done.map_or_else(|refused| refused.message().to_owned(), |_| "done".to_owned())
         };
-        let mut heard = vec![
+        let mut received = vec![
             outcome_of(elsewhere.move_leader(to(follower)).await),
             outcome_of(at_leader.move_leader(to(99)).await),
         ];
         let refused = ["etcdserver: not leader", "etcdserver: bad leader transferee"];
-        if heard == refused {
-            heard.push(outcome_of(at_leader.move_leader(to(follower)).await));
-            if heard[2] == "done" {
+        if received == refused {
+            received.push(outcome_of(at_leader.move_leader(to(follower)).await));
+            if received[2] == "done" {
                 break members;
             }
         }
         // Either another member leads by now, or the intended leader was paused.
         let moved = led(&servers).await.term > term;
-        assert!(moved || heard.last().unwrap().contains("timed out"), "{heard:?}");
-        assert!(begun.elapsed() < LIMIT, "{heard:?}");
+        assert!(moved || received.last().unwrap().contains("timed out"), "{received:?}");
+        assert!(begun.elapsed() < LIMIT, "{received:?}");
     };
 
     let unknown = cluster.member_remove(pb::MemberRemoveRequest { id: 99 }).await.unwrap_err();
@@ -293,7 +293,7 @@ fn unwritable_log_does_not_affect_the_server() {
         assert!(begun.elapsed() < Duration::from_secs(60), "it does not accept connections");
         std::thread::sleep(Duration::from_millis(20));
     }
-    server.until_well("/readyz");
+    server.wait_until_healthy("/readyz");
     let (code, body) = server.http("POST", "/v3/kv/put", r#"{"key":"aw==","value":"dg=="}"#);
     assert_eq!(code, 200, "{body}");
     let (status, _) = server.stop();

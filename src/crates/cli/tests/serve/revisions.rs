@@ -307,7 +307,7 @@ async fn mixed_transaction_on_a_partitioned_member_is_not_stale() {
         assert!(answered.is_err(), "no quorum has confirmed this read: {answered:?}");
     }
     for server in &servers[..2] {
-        server.go_on();
+        server.resume();
     }
     let newest = loop {
         // An election may be in progress.

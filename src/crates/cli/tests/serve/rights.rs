@@ -426,19 +426,20 @@ async fn each_method_is_open_only_to_the_users_of_the_table() {
             named.insert(path);
             let expected = needs.rejection(caller, rights);
             let method = &methods.iter().find(|(name, _)| name == path).expect(path).1;
-            let heard = hear(&channel, path, &token, message.clone()).await;
-            let words = heard.as_ref().err().map(|status| status.message().to_owned());
+            let received = hear(&channel, path, &token, message.clone()).await;
+            let words = received.as_ref().err().map(|status| status.message().to_owned());
             let rejections = ["user name is empty", "invalid auth token", "permission denied"];
             let rejection =
                 words.filter(|words| rejections.iter().any(|rejection| words.contains(rejection)));
             asked += 1;
             if rejection.as_deref() != expected {
-                wrong.push(format!("{caller} at {path}, {needs:?}: {heard:?}, not {expected:?}"));
+                wrong
+                    .push(format!("{caller} at {path}, {needs:?}: {received:?}, not {expected:?}"));
             }
-            if heard.as_ref().is_err_and(|status| status.code() == Code::DeadlineExceeded) {
-                wrong.push(format!("{caller} at {path}: {heard:?}"));
+            if received.as_ref().is_err_and(|status| status.code() == Code::DeadlineExceeded) {
+                wrong.push(format!("{caller} at {path}: {received:?}"));
             }
-            if expected.is_some() && heard.is_err_and(|status| status.code() == Code::Unknown) {
+            if expected.is_some() && received.is_err_and(|status| status.code() == Code::Unknown) {
                 wrong.push(format!("{caller} at {path}: refused with no code of its own"));
             }
             if method.parent_service().name() == "KV" && method.name() != "RangeStream" {

@@ -521,8 +521,8 @@ fn broken_tls_file_is_logged_once_and_the_old_one_stays() {
         std::thread::sleep(LOOK_AGAIN);
     }
     let (_, printed) = server.stop();
-    let complaints = printed.matches(complains).count();
-    assert_eq!(complaints, 1, "{printed}");
+    let problems = printed.matches(complains).count();
+    assert_eq!(problems, 1, "{printed}");
 }
 
 #[tokio::test]

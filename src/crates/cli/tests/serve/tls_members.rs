@@ -176,8 +176,8 @@ fn member_with_an_etcd_style_certificate_checks_the_authority() {
         let patience = std::time::Duration::from_millis(if why.is_empty() { 500 } else { 60_000 });
         stream.set_read_timeout(Some(patience)).unwrap();
         let mut stream = rustls::StreamOwned::new(session, stream);
-        let heard = stream.read(&mut [0]);
-        let is_refused = heard.is_err_and(|error| error.to_string().contains("fatal alert"));
+        let received = stream.read(&mut [0]);
+        let is_refused = received.is_err_and(|error| error.to_string().contains("fatal alert"));
         assert_eq!(is_refused, !why.is_empty(), "{why}");
     }
     let (_, log) = server.stop();
@@ -236,7 +236,7 @@ impl Writer {
     }
 
     /// Waits until some more writes are acknowledged.
-    async fn goes_on(&self) {
+    async fn continues(&self) {
         let (began, enough) = (Instant::now(), self.acknowledged.load(Ordering::SeqCst) + 10);
         while self.acknowledged.load(Ordering::SeqCst) < enough {
             assert!(began.elapsed() < LIMIT, "no write is acknowledged");
@@ -278,7 +278,7 @@ async fn members_migrate_to_tls_one_by_one_without_lost_writes() {
     };
     let mut servers: Vec<_> = [0, 1, 2].map(bare).map(Server::ready).into();
     let writer = Writer::begin(clients.map(|port| format!("127.0.0.1:{port}")).into());
-    writer.goes_on().await;
+    writer.continues().await;
     // A member update that does not change the scheme is rejected, and the error names the procedure that does.
     let mut cluster = ClusterClient::new(servers[0].channel().await);
     let list = cluster.member_list(pb::MemberListRequest::default()).await.unwrap().into_inner();
@@ -295,7 +295,7 @@ async fn members_migrate_to_tls_one_by_one_without_lost_writes() {
             let (status, log) = servers.remove(at).stop();
             assert!(status.success(), "{log}");
             servers.insert(at, secured(at, more).ready());
-            writer.goes_on().await;
+            writer.continues().await;
             // Connections without TLS are accepted as long as some members may not use TLS.
             let answer: &[u8] = if more.is_empty() { &[21, 3] } else { b"bo" };
             assert_eq!(answer_without_tls(peer), answer);

@@ -384,7 +384,7 @@ async fn lagging_member_shows_no_users_to_an_invalid_token() {
         })
     };
     new_password(&channel, &root, "root").await;
-    lags.go_on();
+    lags.resume();
     let answers = tokio::time::timeout(Duration::from_secs(60), asks).await;
     let (list, get, role) = answers.expect("responses in time").unwrap();
     for answer in [list, get, role] {

@@ -75,8 +75,8 @@ fn etcdctl_elects_one_leader_at_a_time_and_observers_see_both() {
     let won = line(&mut first);
     assert!(won.starts_with("e/"), "{won}");
     let mut listener = elect(&["-l", "e"]).unwrap();
-    let mut heard = BufReader::new(listener.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert_eq!((heard.next(), heard.next()), (Some(won.clone()), Some("one".to_owned())));
+    let mut received = BufReader::new(listener.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!((received.next(), received.next()), (Some(won.clone()), Some("one".to_owned())));
     let mut second = elect(&["e", "two"]).unwrap();
     let candidates = || run(&server, &["get", "e/", "--prefix", "--keys-only"]).unwrap();
     while candidates().lines().filter(|line| !line.is_empty()).count() < 2 {}
@@ -87,7 +87,7 @@ fn etcdctl_elects_one_leader_at_a_time_and_observers_see_both() {
     kill_process(Pid::from_child(&first), Signal::INT).unwrap();
     let next = line(&mut second);
     assert!(next.starts_with("e/") && next != won, "{next}");
-    assert_eq!((heard.next(), heard.next()), (Some(next), Some("two".to_owned())));
+    assert_eq!((received.next(), received.next()), (Some(next), Some("two".to_owned())));
     for child in [&mut second, &mut listener] {
         kill_process(Pid::from_child(child), Signal::INT).unwrap();
         child.wait().unwrap();

@@ -80,15 +80,15 @@ pub(crate) async fn handshake(
 ) -> Result<Accepted, HandshakeError> {
     let mut first = [0; HTTP2.len()];
     // Peeking allocates nothing for connections that send nothing.
-    let heard = match stream.peek(&mut first).await {
+    let received = match stream.peek(&mut first).await {
         Ok(0) => return Ok(Accepted::Disconnected),
-        Ok(heard) => &first[..heard],
+        Ok(received) => &first[..received],
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
             return Ok(Accepted::Disconnected);
         }
         Err(error) => return Err(error.into()),
     };
-    let is_tls_record = heard[0] == HANDSHAKE_RECORD;
+    let is_tls_record = received[0] == HANDSHAKE_RECORD;
     match tls {
         None if is_tls_record => {
             reject(&mut stream, NOT_PLAIN).await;
@@ -99,7 +99,7 @@ pub(crate) async fn handshake(
         // Unreachable: each port accepts TLS, plain connections, or both.
         None => Ok(Accepted::Disconnected),
         Some(_) => {
-            let answer = if HTTP2.starts_with(heard) { NOT_TLS_HTTP2 } else { NOT_TLS_HTTP1 };
+            let answer = if HTTP2.starts_with(received) { NOT_TLS_HTTP2 } else { NOT_TLS_HTTP1 };
             reject(&mut stream, answer).await;
             Err(HandshakeError::NotTls)
         }
@@ -174,7 +174,7 @@ impl CertificateRecheck {
                 _ = state.look.tick() => {}
             }
             let trust = Arc::clone(&state.changes.borrow_and_update());
-            if let Err(error) = trust.lets_in(&state.shown) {
+            if let Err(error) = trust.admits(&state.shown) {
                 return words_of(&error);
             }
         }

@@ -97,7 +97,7 @@ struct ConnectionContext {
     dispatch: Dispatch,
     tls: Option<Arc<ServerTls>>,
     pending: Arc<PendingConnections>,
-    seats: Arc<Semaphore>,
+    connections_max: Arc<Semaphore>,
 }
 
 impl Listeners {
@@ -174,14 +174,16 @@ impl Accepting {
             dispatch: dispatch.clone(),
             tls,
             pending: Arc::default(),
-            seats: Arc::new(Semaphore::new(seats().min(Semaphore::MAX_PERMITS))),
+            connections_max: Arc::new(Semaphore::new(
+                connections_max().min(Semaphore::MAX_PERMITS),
+            )),
         });
         let (first, others): (Vec<_>, Vec<_>) =
             self.0.into_iter().partition(|(_, mode)| mode.scope == ListenerScope::Health);
         let mut doors = JoinSet::new();
         let accept = |(listener, mode)| accept(listener, mode, Arc::clone(&context), stop.clone());
         first.into_iter().map(accept).for_each(|door| drop(doors.spawn(door)));
-        let fresh = context.tls.clone().map(|tls| tokio::spawn(tls.keep_fresh()));
+        let fresh = context.tls.clone().map(|tls| tokio::spawn(tls.reload_when_changed()));
         let mut stopped = stop.clone();
         let is_ready = tokio::select! {
             () = ready => true,
@@ -238,7 +240,7 @@ fn in_turn(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
 }
 
 /// Returns the maximum number of connections, which is the limit of file descriptors without the reserved ones.
-fn seats() -> usize {
+fn connections_max() -> usize {
     let Some(all) = getrlimit(Resource::Nofile).current else { return Semaphore::MAX_PERMITS };
     let all = usize::try_from(all).unwrap_or(usize::MAX);
     all.saturating_sub(DESCRIPTORS_KEPT).max(all / 2)
@@ -274,7 +276,7 @@ async fn accept(
         };
         match accepted {
             Ok(stream) => {
-                let Some(seat) = seat(&context).await else {
+                let Some(connection_permit) = connection_permit(&context).await else {
                     context.pending.log_rejection(&"no connection slots left (see ulimit -n)");
                     continue;
                 };
@@ -284,7 +286,7 @@ async fn accept(
                 let (context, stop) = (Arc::clone(&context), stop.clone());
                 connections.spawn(async move {
                     handle(stream, mode, &context, pending_connection, stop).await;
-                    drop(seat);
+                    drop(connection_permit);
                 });
                 // During a flood, lets connections that have sent something run before the next one is accepted.
                 tokio::task::yield_now().await;
@@ -304,12 +306,12 @@ async fn accept(
 
 /// Returns a permit for another connection. If no permit is free, takes that of the pending connection that has been
 /// silent for the longest time.
-async fn seat(context: &ConnectionContext) -> Option<OwnedSemaphorePermit> {
-    let seats = || Arc::clone(&context.seats);
-    match seats().try_acquire_owned() {
-        Ok(seat) => Some(seat),
+async fn connection_permit(context: &ConnectionContext) -> Option<OwnedSemaphorePermit> {
+    let connections_max = || Arc::clone(&context.connections_max);
+    match connections_max().try_acquire_owned() {
+        Ok(connection_permit) => Some(connection_permit),
         Err(_) if context.pending.evict_oldest() => {
-            tokio::time::timeout(NO_ROOM_PAUSE, seats().acquire_owned()).await.ok()?.ok()
+            tokio::time::timeout(NO_ROOM_PAUSE, connections_max().acquire_owned()).await.ok()?.ok()
         }
         Err(_) => None,
     }

@@ -18,7 +18,7 @@ const PENDING_MAX: usize = 512;
 
 /// Maximum number of logged rejections per interval, and the interval.
 const COMPLAINTS_MAX: u32 = 20;
-const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The pending connections of a server.
 #[derive(Default)]
@@ -31,7 +31,7 @@ struct PendingState {
     next: u64,
     waiting: BTreeMap<u64, Arc<Notify>>,
     complaining: Option<Instant>,
-    complaints: u32,
+    problems: u32,
     withheld: u64,
 }
 
@@ -70,14 +70,14 @@ impl PendingConnections {
     /// Logs a rejection, unless too many were logged just before.
     pub(crate) fn log_rejection(&self, why: &dyn fmt::Display) {
         let mut state = self.state();
-        if state.complaining.is_none_or(|since| since.elapsed() >= COMPLAIN_EVERY) {
-            (state.complaining, state.complaints) = (Some(Instant::now()), 0);
+        if state.complaining.is_none_or(|since| since.elapsed() >= REPORT_INTERVAL) {
+            (state.complaining, state.problems) = (Some(Instant::now()), 0);
         }
-        if state.complaints == COMPLAINTS_MAX {
+        if state.problems == COMPLAINTS_MAX {
             state.withheld += 1;
             return;
         }
-        state.complaints += 1;
+        state.problems += 1;
         let withheld = std::mem::take(&mut state.withheld);
         drop(state);
         match withheld {

@@ -288,7 +288,7 @@ impl CallMetrics {
     }
 
     /// Counts a call by the client version in its headers.
-    pub(crate) fn comes_from(&self, headers: &HeaderMap, call: Option<&Call>) {
+    pub(crate) fn count_client(&self, headers: &HeaderMap, call: Option<&Call>) {
         let is_version = |word: &&str| {
             word.len() <= VERSION_BYTES_MAX
                 && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
@@ -345,7 +345,7 @@ impl Middleware for Arc<CallMetrics> {
 
     fn request(&self, request: &mut Request<Body>) -> Result<Self::State, Status> {
         let call = self.begins(request.uri().path());
-        self.comes_from(request.headers(), call.as_ref());
+        self.count_client(request.headers(), call.as_ref());
         if let Some(call) = &call {
             request.extensions_mut().insert(call.mark());
         }
@@ -357,7 +357,7 @@ impl Middleware for Arc<CallMetrics> {
     }
 
     fn response((call, traffic, span): Self::State, response: Response<Body>) -> Response<Body> {
-        let call = call.and_then(|call| call.unless_over(response.headers()));
+        let call = call.and_then(|call| call.record_unless_stream(response.headers()));
         response.map(|body| Body::new(CountedBody::new(body, Direction::Out, &traffic, span, call)))
     }
 
@@ -401,7 +401,7 @@ impl Call {
     }
 
     /// Counts the outcome of a rejected or a unary call. Returns a streaming call, which ends with its body.
-    fn unless_over(mut self, headers: &HeaderMap) -> Option<Self> {
+    fn record_unless_stream(mut self, headers: &HeaderMap) -> Option<Self> {
         match Status::from_header_map(headers) {
             Some(status) => self.ends(status.code()),
             None if self.0.as_ref().is_some_and(|call| call.method.streams) => return Some(self),
@@ -486,7 +486,7 @@ mod tests {
         let ask = |version: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("client-api-version", HeaderValue::from_str(version).unwrap());
-            calls.comes_from(&headers, None);
+            calls.count_client(&headers, None);
         };
         ask("3.6.9");
         (0..1_000).for_each(|n| ask(&format!("9.{n}")));
@@ -507,7 +507,7 @@ mod tests {
         let calls = CallMetrics::new();
         let path = "/v3lockpb.Lock/Lock";
         drop(calls.begins(path).unwrap());
-        assert!(calls.begins(path).unwrap().unless_over(&HeaderMap::new()).is_none());
+        assert!(calls.begins(path).unwrap().record_unless_stream(&HeaderMap::new()).is_none());
         let (begun, ended) = calls.samples();
         let of = |samples: &Samples, word: &str| -> u64 {
             let is_it = |label: &&(String, u64)| {

@@ -34,14 +34,14 @@ impl Middleware for Compression {
     }
 
     fn response(is_stream: bool, mut response: Response<Body>) -> Response<Body> {
-        say_too_large(response.headers_mut());
+        set_too_large_error(response.headers_mut());
         if !is_stream {
             return response;
         }
         response.map(|body| {
             Body::new(body.map_frame(|mut frame| {
                 if let Some(trailers) = frame.trailers_mut() {
-                    say_too_large(trailers);
+                    set_too_large_error(trailers);
                 }
                 frame
             }))
@@ -51,7 +51,7 @@ impl Middleware for Compression {
 
 /// Replaces the error for a message that is too large by the code and text of Go servers, which clients compare.
 /// `headers` are the headers of a response or the trailers of a stream.
-fn say_too_large(headers: &mut HeaderMap) {
+fn set_too_large_error(headers: &mut HeaderMap) {
     const OUT_OF_RANGE: &str = "11";
     const EXHAUSTED: &str = "8";
     let is_size = |code: &HeaderValue| code == OUT_OF_RANGE || code == EXHAUSTED;

@@ -32,7 +32,7 @@ impl Connection {
     /// Creates the state of a connection. `user` is the user named in its certificate.
     pub(crate) fn new(scope: ListenerScope, permits: &CpuPermits, user: Option<Arc<str>>) -> Self {
         let anonymous = Arc::new(Semaphore::new(ANONYMOUS_MAX));
-        Self { certified: user, scope, permits: permits.of_another(), anonymous }
+        Self { certified: user, scope, permits: permits.for_connection(), anonymous }
     }
 
     /// Returns a permit for an unauthenticated call.

@@ -61,7 +61,7 @@ impl CpuPermits {
     }
 
     /// Returns permits for another connection, sharing the global ones.
-    pub(crate) fn of_another(&self) -> Self {
+    pub(crate) fn for_connection(&self) -> Self {
         let (all, count) = (Arc::clone(&self.all), self.count);
         Self { own: Arc::new(Semaphore::new(count)), all, count }
     }
@@ -273,7 +273,7 @@ mod tests {
     fn request_on_another_connection_runs_next() {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
         let permits = CpuPermits::of(1);
-        let other = permits.of_another();
+        let other = permits.for_connection();
         let done = Arc::new(Mutex::new(Vec::new()));
         let (first, begun) = channel::<()>();
         runtime.block_on(async {

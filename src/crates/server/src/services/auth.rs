@@ -70,7 +70,7 @@ impl AuthService {
     async fn secret(&self, password: String, hashed: &str) -> Result<Secret, Status> {
         if !hashed.is_empty() {
             let hash = base64(hashed).ok_or(Reason::AuthFailed)?;
-            return self.passwords.ready_made(hash);
+            return self.passwords.from_hash(hash);
         }
         match password.is_empty() {
             true => Ok(Secret::default()),
@@ -151,7 +151,7 @@ impl Auth for AuthService {
             return Err(Reason::AuthNotEnabled.into());
         }
         let hash = access.users().get(&name).and_then(|user| user.password.clone());
-        if !self.passwords.is_right(password, hash.as_ref()).await? {
+        if !self.passwords.matches(password, hash.as_ref()).await? {
             return Err(Reason::AuthFailed.into());
         }
         // The token is made from the table against which the password was checked. If the table has changed since

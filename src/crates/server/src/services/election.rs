@@ -69,7 +69,7 @@ impl Election for ElectionService {
         // If the request has no lease, the key keeps the lease of its campaign. A key without a lease would no longer
         // count as a candidate.
         put.lease = lease_id(leader.lease).map_or(PutLease::Keep, PutLease::Attach);
-        let txn = self.queues.member.acting(&who)?.txn().when(held).then(put);
+        let txn = self.queues.member.client_of(&who)?.txn().when(held).then(put);
         let reply = txn.commit().await.map_err(refused)?;
         if !reply.succeeded {
             return Err(Status::unknown("election: not leader"));
@@ -121,7 +121,7 @@ impl Election for ElectionService {
         &self,
         request: Request<ResignRequest>,
     ) -> Result<Response<ResignResponse>, Status> {
-        let client = self.queues.member.acting(&Identity::in_request(&request))?;
+        let client = self.queues.member.client_of(&Identity::in_request(&request))?;
         let leader = named(request.into_inner().leader)?;
         let held = still_leads(&leader)?;
         let txn = client.txn().when(held).then(Op::delete(leader.key));
@@ -147,7 +147,7 @@ async fn follow(
     let keys = KeyRange::key(leader.key.clone());
     send_leader(member, answers, leader, revision).await;
     let mut watch =
-        member.acting_still(who).watch(keys).from(revision.next()).await.map_err(refused)?;
+        member.client_of_running(who).watch(keys).from(revision.next()).await.map_err(refused)?;
     loop {
         match watch.next().await {
             Some(Ok(batch)) => {
@@ -185,7 +185,7 @@ async fn until_event(
     from: Revision,
     wanted: impl Fn(Revision, &bowline::Event) -> bool,
 ) -> Result<(), Status> {
-    let mut watch = member.acting_still(who).watch(keys).from(from).await.map_err(refused)?;
+    let mut watch = member.client_of_running(who).watch(keys).from(from).await.map_err(refused)?;
     loop {
         match watch.next().await {
             Some(Ok(batch)) => {

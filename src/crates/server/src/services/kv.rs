@@ -50,7 +50,7 @@ impl KvService {
         request: &RangeRequest,
     ) -> Result<RangeCall, Status> {
         let order = sort(request);
-        let mut call = self.member.acting(who)?.range(keys).sort(order.target, order.order);
+        let mut call = self.member.client_of(who)?.range(keys).sort(order.target, order.order);
         call = call.bounds(bounds(request));
         if let Some(limit) = u64::try_from(request.limit).ok().filter(|limit| *limit > 0) {
             call = call.limit(limit);
@@ -125,7 +125,7 @@ impl KvService {
 
     fn txn_call(&self, who: &Identity, request: TxnRequest) -> Result<TxnCall, Status> {
         let local = is_local(&request);
-        let mut call = self.member.acting(who)?.txn();
+        let mut call = self.member.client_of(who)?.txn();
         for condition in request.compare {
             call = call.when(compare(condition)?);
         }
@@ -221,7 +221,7 @@ impl Kv for KvService {
             PutValue::Set(value) => (value, false),
             PutValue::Keep => (bytes::Bytes::new(), true),
         };
-        let mut call = self.member.acting(&who)?.put(put.key, value);
+        let mut call = self.member.client_of(&who)?.put(put.key, value);
         if keeps_value {
             call = call.keep_value();
         }
@@ -250,7 +250,8 @@ impl Kv for KvService {
         check_delete(&request)?;
         check_size(&request, self.member.settings().request_bytes_max)?;
         let is_long = is_long_delete(&request);
-        let mut call = self.member.acting(&who)?.delete(key_range(request.key, request.range_end));
+        let mut call =
+            self.member.client_of(&who)?.delete(key_range(request.key, request.range_end));
         if request.prev_kv {
             call = call.prev_kv();
         }

@@ -58,7 +58,7 @@ impl LeaseService {
     /// Renews a lease and returns its TTL in seconds, or 0 if it has ended.
     async fn keep_alive(member: &Member, who: &Identity, id: i64) -> Result<i64, Status> {
         let Some(lease) = lease_id(id) else { return Ok(0) };
-        match member.acting_still(who).renew(lease).await {
+        match member.client_of_running(who).renew(lease).await {
             // A TTL of 0 would tell the client that the lease has ended, so at least 1 is reported.
             Ok(ttl) => Ok(ttl.as_secs().max(1) as i64),
             Err(Error::Rejected(Rejection::LeaseNotFound(_))) => Ok(0),
@@ -128,28 +128,28 @@ impl KeepingAlive {
         mut requests: Streaming<LeaseKeepAliveRequest>,
         answers: ResponseSender<LeaseKeepAliveResponse>,
     ) -> Result<(), Status> {
-        let (mut under_way, mut waiting) = (InOrder(VecDeque::new()), VecDeque::new());
+        let (mut in_progress, mut waiting) = (InOrder(VecDeque::new()), VecDeque::new());
         // The result with which the stream ends once no more requests are read. Earlier requests are answered before.
         let mut end = None;
         loop {
-            while under_way.0.len() < IN_HAND
+            while in_progress.0.len() < IN_HAND
                 && let Some(id) = waiting.pop_front()
             {
                 match self.renew(id) {
-                    Ok(renewal) => under_way.begin(renewal).await,
+                    Ok(renewal) => in_progress.begin(renewal).await,
                     Err(status) => {
                         waiting.clear();
                         end = Some(Err(status));
                     }
                 }
             }
-            if under_way.0.is_empty()
+            if in_progress.0.is_empty()
                 && let Some(end) = end.take()
             {
                 return end;
             }
             tokio::select! {
-                answer = under_way.next() => {
+                answer = in_progress.next() => {
                     let answer = answer?;
                     self.note(&answer);
                     if answers.send(Ok(answer)).await.is_err() {
@@ -231,7 +231,7 @@ impl Lease for LeaseService {
     ) -> Result<Response<LeaseRevokeResponse>, Status> {
         let who = Identity::in_request(&request);
         let lease = known(request.into_inner().id)?;
-        let reply = self.member.acting(&who)?.revoke(lease).await.map_err(refused)?;
+        let reply = self.member.client_of(&who)?.revoke(lease).await.map_err(refused)?;
         Ok(Response::new(LeaseRevokeResponse { header: self.member.header(reply.revision) }))
     }
 
@@ -262,7 +262,7 @@ impl Lease for LeaseService {
         &self,
         request: Request<LeaseTimeToLiveRequest>,
     ) -> Result<Response<LeaseTimeToLiveResponse>, Status> {
-        let client = self.member.acting(&Identity::in_request(&request))?;
+        let client = self.member.client_of(&Identity::in_request(&request))?;
         let unanswered = |error| unanswered(&self.member, error);
         let LeaseTimeToLiveRequest { id, keys } = request.into_inner();
         let mut response = LeaseTimeToLiveResponse { id, ttl: NO_TTL, ..Default::default() };
@@ -294,7 +294,7 @@ impl Lease for LeaseService {
         &self,
         request: Request<LeaseLeasesRequest>,
     ) -> Result<Response<LeaseLeasesResponse>, Status> {
-        let client = self.member.acting(&Identity::in_request(&request))?;
+        let client = self.member.client_of(&Identity::in_request(&request))?;
         let header = self.member.header_now();
         // A lease is hidden from the caller if it exists before and after the caller's read, but is not in the result.
         // A lease that is granted or revoked meanwhile does not count as hidden.

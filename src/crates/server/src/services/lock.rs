@@ -31,7 +31,7 @@ impl Lock for LockService {
         &self,
         request: Request<UnlockRequest>,
     ) -> Result<Response<UnlockResponse>, Status> {
-        let client = self.0.member.acting(&Identity::in_request(&request))?;
+        let client = self.0.member.client_of(&Identity::in_request(&request))?;
         let UnlockRequest { key } = request.into_inner();
         if key.is_empty() {
             return Err(Reason::EmptyKey.into());

@@ -153,7 +153,7 @@ pub(crate) async fn first(
 }
 
 fn first_of(member: &Member, who: &Identity, name: &[u8]) -> RangeCall {
-    let call = member.acting_still(who).range(keys_of(name)).limit(1);
+    let call = member.client_of_running(who).range(keys_of(name)).limit(1);
     call.sort(SortTarget::Create, SortOrder::Ascend)
 }
 
@@ -313,7 +313,7 @@ async fn enter(
     (key, lease): (Bytes, LeaseId),
     state: &mut KeyState,
 ) -> Result<Entered, Status> {
-    let txn = member.acting(who)?.txn().when(Compare::create_revision(key.clone()).eq(0u64));
+    let txn = member.client_of(who)?.txn().when(Compare::create_revision(key.clone()).eq(0u64));
     let put = Put::new(key.clone(), value.clone()).lease(lease);
     // The first entry is read in the same transaction, so that acquiring a free lock takes only one transaction.
     let queue = Range {
@@ -386,7 +386,8 @@ async fn rename(
 ) -> Result<Revision, Status> {
     let held = Compare::create_revision(entry.key.clone()).eq(entry.created);
     let put = Put::new(entry.key.clone(), value).lease(entry.lease);
-    let reply = member.acting(who)?.txn().when(held).then(put).commit().await.map_err(refused)?;
+    let reply =
+        member.client_of(who)?.txn().when(held).then(put).commit().await.map_err(refused)?;
     if reply.succeeded { Ok(reply.revision) } else { Err(Status::unknown("election: not leader")) }
 }
 
@@ -428,7 +429,8 @@ async fn wait(
     loop {
         let before = last_before(member, who, name, entry).await?;
         // The row is read after the queue, so it is at least as recent as the queue.
-        let row = member.acting_still(who).get(entry.key.clone()).local().await.map_err(refused)?;
+        let row =
+            member.client_of_running(who).get(entry.key.clone()).local().await.map_err(refused)?;
         if row.is_none_or(|row| row.create_revision != entry.created) {
             return Err(Status::unknown(*gone));
         }
@@ -454,7 +456,7 @@ async fn last_before(
     let before = Revision(entry.created.get() - 1);
     let bounds = RevisionBounds { create_max: Some(before), ..RevisionBounds::default() };
     let read = || {
-        let call = member.acting_still(who).range(keys_of(name)).bounds(bounds);
+        let call = member.client_of_running(who).range(keys_of(name)).bounds(bounds);
         call.limit(1).keys_only().sort(SortTarget::Create, SortOrder::Descend)
     };
     let reply = read_again(read).await?;
@@ -469,8 +471,12 @@ async fn until_deleted(
     key: Bytes,
     from: Revision,
 ) -> Result<(), Status> {
-    let mut watch =
-        member.acting_still(who).watch(KeyRange::key(key)).from(from).await.map_err(refused)?;
+    let mut watch = member
+        .client_of_running(who)
+        .watch(KeyRange::key(key))
+        .from(from)
+        .await
+        .map_err(refused)?;
     loop {
         match watch.next().await {
             Some(Ok(batch)) => {

@@ -106,7 +106,7 @@ impl Maintenance for MaintenanceService {
         // The whole size counts as in use, because defragmentation would free nothing.
         let size = metrics.state_bytes.max(STATE_BYTES_MIN) as i64;
         let mut errors: Vec<String> =
-            self.alarms.active().iter().map(pb::AlarmMember::in_words).collect();
+            self.alarms.active().iter().map(pb::AlarmMember::description).collect();
         if !self.member.has_leader() {
             errors.insert(0, Reason::NoLeader.text());
         }

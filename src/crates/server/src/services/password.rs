@@ -60,7 +60,7 @@ impl Passwords {
     }
 
     /// Accepts a hash made by a client: base64 of bcrypt's text.
-    pub(crate) fn ready_made(&self, hash: Vec<u8>) -> Result<Secret, Status> {
+    pub(crate) fn from_hash(&self, hash: Vec<u8>) -> Result<Secret, Status> {
         let text = std::str::from_utf8(&hash).map_err(|_| Reason::AuthFailed)?;
         let parts = text.parse::<bcrypt::HashParts>().map_err(|_| Reason::AuthFailed)?;
         let (cost, cost_max) = (parts.get_cost(), self.cost.max(USUAL_COST) + READY_MADE_MORE);
@@ -75,13 +75,13 @@ impl Passwords {
 
     /// Returns whether the password matches the hash. Without a hash, or with an empty one, it never matches, but takes
     /// as much time.
-    pub(crate) async fn is_right(
+    pub(crate) async fn matches(
         &self,
         password: String,
         hash: Option<&Secret>,
     ) -> Result<bool, Status> {
-        let hash = hash.filter(|hash| !hash.reveal().is_empty());
-        let hash = hash.and_then(|hash| String::from_utf8(hash.reveal().to_vec()).ok());
+        let hash = hash.filter(|hash| !hash.expose().is_empty());
+        let hash = hash.and_then(|hash| String::from_utf8(hash.expose().to_vec()).ok());
         let cost = self.cost;
         let right = self.logins.run(move || match hash {
             Some(hash) => bcrypt::verify(password, &hash).unwrap_or(false),
@@ -127,19 +127,19 @@ mod tests {
     async fn password_matches_only_its_own_hash() {
         let passwords = Passwords::new(CHEAP);
         let hash = passwords.hash("one".to_owned()).await.unwrap();
-        assert!(passwords.is_right("one".to_owned(), Some(&hash)).await.unwrap());
-        assert!(!passwords.is_right("two".to_owned(), Some(&hash)).await.unwrap());
-        assert!(!passwords.is_right("".to_owned(), None).await.unwrap());
-        assert!(!passwords.is_right("one".to_owned(), Some(&Secret::new("one"))).await.unwrap());
+        assert!(passwords.matches("one".to_owned(), Some(&hash)).await.unwrap());
+        assert!(!passwords.matches("two".to_owned(), Some(&hash)).await.unwrap());
+        assert!(!passwords.matches("".to_owned(), None).await.unwrap());
+        assert!(!passwords.matches("one".to_owned(), Some(&Secret::new("one"))).await.unwrap());
         assert!(
             passwords.hash("x".repeat(73)).await.is_err(),
             "the end of a longer password would be ignored"
         );
-        let made = passwords.ready_made(hash.reveal().to_vec()).unwrap();
-        assert!(passwords.is_right("one".to_owned(), Some(&made)).await.unwrap());
-        assert!(passwords.ready_made(b"one".to_vec()).is_err());
+        let made = passwords.from_hash(hash.expose().to_vec()).unwrap();
+        assert!(passwords.matches("one".to_owned(), Some(&made)).await.unwrap());
+        assert!(passwords.from_hash(b"one".to_vec()).is_err());
         for empty in ["", "one"] {
-            assert!(!passwords.is_right(empty.to_owned(), Some(&Secret::default())).await.unwrap());
+            assert!(!passwords.matches(empty.to_owned(), Some(&Secret::default())).await.unwrap());
         }
     }
 
@@ -149,8 +149,8 @@ mod tests {
         let hash = |cost: u32| format!("$2b${cost:02}${}", ".".repeat(53)).into_bytes();
         for (own, cost_max) in [(CHEAP, 14), (10, 14), (12, 16)] {
             let passwords = Passwords::new(own);
-            passwords.ready_made(hash(cost_max)).unwrap();
-            let refused = passwords.ready_made(hash(cost_max + 1)).unwrap_err();
+            passwords.from_hash(hash(cost_max)).unwrap();
+            let refused = passwords.from_hash(hash(cost_max + 1)).unwrap_err();
             assert!(refused.message().contains("--bcrypt-cost"), "{refused:?}");
         }
     }
@@ -160,7 +160,7 @@ mod tests {
         let passwords = Passwords::new(CHEAP);
         let running = passwords.logins.running.available_permits() as u32;
         let busy = Arc::clone(&passwords.logins.running).acquire_many_owned(running).await.unwrap();
-        let wait = |_| Box::pin(passwords.is_right("one".to_owned(), None));
+        let wait = |_| Box::pin(passwords.matches("one".to_owned(), None));
         let mut waiting: Vec<_> = (0..LOGINS_WAITING_MAX + running as usize).map(wait).collect();
         for each in &mut waiting {
             assert!(
@@ -170,7 +170,7 @@ mod tests {
                 .await
             );
         }
-        let refused = passwords.is_right("one".to_owned(), None).await.unwrap_err();
+        let refused = passwords.matches("one".to_owned(), None).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         passwords
             .hash("two".to_owned())

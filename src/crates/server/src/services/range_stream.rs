@@ -154,7 +154,7 @@ impl ChunkReader {
             // The range of a chunk is not the range for which the user must have permission.
             Some(position) => self.member.client().range(keys).revision(position.pinned).local(),
             None => {
-                let mut call = self.member.acting(&self.who)?.range(keys);
+                let mut call = self.member.client_of(&self.who)?.range(keys);
                 if let Some(revision) = revision(self.request.revision) {
                     call = call.revision(revision);
                 }

@@ -75,7 +75,7 @@ impl ServerTls {
     }
 
     /// Checks the files periodically.
-    pub(crate) async fn keep_fresh(self: Arc<Self>) {
+    pub(crate) async fn reload_when_changed(self: Arc<Self>) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let tls = Arc::clone(&self);

@@ -94,7 +94,7 @@ impl Trust {
     }
 
     /// Returns whether a client with this certificate chain would be admitted now.
-    pub(crate) fn lets_in(&self, shown: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
+    pub(crate) fn admits(&self, shown: &[CertificateDer<'_>]) -> Result<(), rustls::Error> {
         let Some(client_verifier) = &self.client_verifier else { return Ok(()) };
         let [cert, between @ ..] = shown else {
             return Err(rustls::Error::NoCertificatesPresented);

@@ -79,7 +79,7 @@ impl Signed {
 }
 
 fn key(access: &Access) -> hmac::Key {
-    hmac::Key::new(hmac::HMAC_SHA256, access.secret().reveal())
+    hmac::Key::new(hmac::HMAC_SHA256, access.secret().expose())
 }
 
 fn now() -> u64 {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::member::{CrewStatus, Member, Plan, Trade, cpu_of, data_dir};
-use crate::ports::lasting_ports;
+use crate::ports::reserved_ports;
 
 /// Time limit for a cluster to find a leader that all members follow.
 const SETTLE: Duration = Duration::from_secs(60);
@@ -89,7 +89,7 @@ impl Cluster {
     pub fn start<T: Trade>(shape: &Shape) -> Result<Self, String> {
         let words = |error: std::io::Error| error.to_string();
         let dir = TempDir::with_prefix_in("bench-", &shape.dir).map_err(words)?;
-        let ports = lasting_ports(shape.members);
+        let ports = reserved_ports(shape.members);
         let plan = |number| Plan {
             dir: data_dir(dir.path(), number),
             number,

@@ -202,7 +202,7 @@ pub trait Trade: Send + Sync + Sized + 'static {
     fn node(&self) -> &Node;
 
     /// Executes a command and returns the answer line.
-    fn obey(self: Arc<Self>, order: String) -> impl Future<Output = String> + Send;
+    fn execute(self: Arc<Self>, order: String) -> impl Future<Output = String> + Send;
 }
 
 /// Runs a member: executes commands until the input ends.
@@ -221,7 +221,7 @@ pub fn live<T: Trade>(plan: &Plan, orders: impl BufRead, mut answers: impl Write
         } else {
             // Run the command on the threads of the callers, as a program that embeds a member
             // would.
-            let doing = runtime.spawn(Arc::clone(&trade).obey(order));
+            let doing = runtime.spawn(Arc::clone(&trade).execute(order));
             runtime.block_on(doing).expect("an order that is understood")
         };
         if writeln!(answers, "{answer}").and_then(|()| answers.flush()).is_err() {

@@ -55,7 +55,7 @@ pub(super) fn transactions(data: &[u8]) -> Came {
     let mut both = Both::new(*random.pick(&[0, 1, 64]), *random.pick(&[1, 20, usize::MAX]));
     let mut authors = Authors::new();
     let mut came = Came::Refused;
-    while !random.is_spent() {
+    while !random.is_exhausted() {
         let items = authors.entry(random, both.now);
         let applied = both.apply(&items);
         if applied.outcomes.iter().any(|(_, outcome)| outcome.is_ok()) {
@@ -126,7 +126,7 @@ pub(super) fn ranges(data: &[u8]) -> Came {
         both.apply(&[Item::Proposal(proposal)]);
     }
     both.publish();
-    while !random.is_spent() {
+    while !random.is_exhausted() {
         let bound = |random: &mut Random| {
             let is_bound = random.below(4) == 0;
             is_bound.then(|| Revision(1 + random.below(20)))

@@ -11,7 +11,7 @@ use bowline_proto::etcdserverpb as pb;
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
 
-use crate::ports::lasting_ports;
+use crate::ports::reserved_ports;
 use crate::process::{bowline, cpu_time, flags};
 
 const CLIENTS_PER_CONNECTION: usize = 8;
@@ -68,7 +68,7 @@ impl Bed {
     /// Starts a cluster with its data in a new directory within `dir`, and waits until all members answer.
     pub async fn start(system: &System, nodes: usize, dir: &Path) -> Result<Self, String> {
         let dir = tempfile::tempdir_in(dir).map_err(|error| error.to_string())?;
-        let (peers, clients) = (lasting_ports(nodes), lasting_ports(nodes));
+        let (peers, clients) = (reserved_ports(nodes), reserved_ports(nodes));
         let endpoint =
             |port: &u16| Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
         let endpoints = clients.iter().map(endpoint).collect();

@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
 use crate::crew::{Measured, together};
-use crate::ports::lasting_ports;
+use crate::ports::reserved_ports;
 use crate::process::cpu_time;
 
 /// Time limit for the server to start.
@@ -60,7 +60,7 @@ impl Redis {
     /// Starts a server with its data in a new directory within `dir`, and waits until it answers.
     pub(super) async fn start(program: &str, dir: &Path, keys: u64) -> Result<Self, String> {
         let dir = tempfile::tempdir_in(dir).map_err(|error| error.to_string())?;
-        let port = lasting_ports(1)[0];
+        let port = reserved_ports(1)[0];
         let mut command = Command::new(program);
         command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"]).arg(dir.path());
         // Without snapshots, which Redis takes in addition to the log and does not need.

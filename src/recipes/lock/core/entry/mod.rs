@@ -18,7 +18,7 @@ use crate::lock_format::{EntryMetadata, LockKind, QueuePosition, ReleaseRequest}
 use crate::model::{Op, Rejection, Reply, Revision};
 use crate::node::{ReplyTo, SharedSession};
 
-use super::bound::{Load, unbinding};
+use super::bound::{Load, delete_bound};
 use super::error::{LockError, LostReason};
 use super::waiter::{Waiter, WaiterOptions};
 
@@ -278,8 +278,8 @@ impl QueueEntry {
 
     /// Returns the operations that delete the keys attached to the current hold. Each key is
     /// deleted only if it is still attached.
-    pub(crate) fn unbinding(&self) -> Vec<Op> {
-        unbinding(self.session.lease, &self.lock().data.bound)
+    pub(crate) fn delete_bound(&self) -> Vec<Op> {
+        delete_bound(self.session.lease, &self.lock().data.bound)
     }
 
     /// Records whether other nodes have entries after this one.

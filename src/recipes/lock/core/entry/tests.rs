@@ -14,7 +14,7 @@ use crate::recipes::lock::core::waiter_counts::WaiterCounts;
 /// for each of `TASKS` tasks.
 fn shared_by<const TASKS: usize>() -> (Arc<QueueEntry>, [Arc<Waiter>; TASKS]) {
     let (lease, until) = (LeaseId::new(5).unwrap(), Moment::since_boot(Duration::from_secs(9)));
-    let session = Arc::new(SharedSession::believed_until(lease, until));
+    let session = Arc::new(SharedSession::with_valid_lease(lease, until));
     let (key, counts) = (Bytes::from_static(b"lock/5"), WaiterCounts::from_iter([]));
     let data = EntryData::new([key].into(), Bytes::new(), counts);
     let entry = QueueEntry::new(1, [Bytes::from_static(b"lock/")].into(), session, true, data);
@@ -120,5 +120,5 @@ fn action_received_before_the_entry_position_is_applied_later() {
     grant(&entry, &mut actions);
     entry.apply(EntryEvent::PositionKnown, &mut actions);
     assert_eq!(waiter.request(), Some(request));
-    assert_eq!(entry.unbinding().len(), 1, "the request goes with the hold that it is about");
+    assert_eq!(entry.delete_bound().len(), 1, "the request goes with the hold that it is about");
 }

@@ -70,9 +70,9 @@ impl LockTableState {
             touched.insert(Bytes::copy_from_slice(prefix));
             let Some(entry) = queue.local.get(key).cloned() else { continue };
             if !is_entry || event.kv.lease != Some(entry.session.lease) {
-                let handed = handed.get_or_init(|| handed_in(change));
+                let handed = handed.get_or_init(|| transferred_rows(change));
                 self.local_key_lost(handed, event, &entry, actions);
-            } else if !changes_hands(event) {
+            } else if !is_transferred(event) {
                 update_value(&entry, key, &event.kv.value, actions);
             }
             if event.kind == EventKind::Delete
@@ -268,13 +268,13 @@ impl LockTableState {
 }
 
 /// Returns the rows of a change that were attached to another lease.
-fn handed_in(change: &Change) -> Vec<&Event> {
-    change.events.iter().filter(|event| changes_hands(event)).collect()
+fn transferred_rows(change: &Change) -> Vec<&Event> {
+    change.events.iter().filter(|event| is_transferred(event)).collect()
 }
 
 /// Reports whether a row was attached to another lease. The row then has the successor's value,
 /// which does not concern an earlier entry with this key.
-fn changes_hands(event: &Event) -> bool {
+fn is_transferred(event: &Event) -> bool {
     let before = event.prev.as_ref().and_then(|before| before.lease);
     event.prev.is_some() && event.kv.lease.is_some() && event.kv.lease != before
 }

@@ -100,7 +100,7 @@ impl LockTableState {
                 let why = match end {
                     Some(end) => LockError::SessionEnded(end),
                     None => {
-                        let holder = self.in_the_way(shared, entry, keys, since).map(Box::new);
+                        let holder = self.blocking_entry(shared, entry, keys, since).map(Box::new);
                         LockError::WouldBlock { holder }
                     }
                 };
@@ -112,7 +112,7 @@ impl LockTableState {
     }
 
     /// If this entry must wait in one of its queues, returns the first other entry of that queue.
-    fn in_the_way(
+    fn blocking_entry(
         &self,
         shared: &Shared,
         entry: &QueueEntry,

@@ -105,7 +105,7 @@ impl LockTableState {
 
     /// Records keys that were transferred away while transactions under the old hold may still be
     /// applied.
-    pub(crate) fn keep_unusable(&mut self, lease: LeaseId, keys: &[Bytes], since: Revision) {
+    pub(crate) fn record_transferred(&mut self, lease: LeaseId, keys: &[Bytes], since: Revision) {
         self.unusable.extend(keys.iter().map(|key| (lease, key.clone(), since)));
     }
 

@@ -40,7 +40,7 @@ fn release(entry: &Arc<QueueEntry>, waiter: &Arc<Waiter>, actions: &mut Deferred
 fn entering<const TASKS: usize>() -> (LockTableState, Arc<QueueEntry>, [Arc<Waiter>; TASKS]) {
     let (lease, until) =
         (LeaseId::new(5).unwrap(), Moment::since_boot(std::time::Duration::from_secs(9)));
-    let session = Arc::new(SharedSession::believed_until(lease, until));
+    let session = Arc::new(SharedSession::with_valid_lease(lease, until));
     let mut state = LockTableState::default();
     let key = Bytes::from_static(b"lock/5");
     let (entry, waiters) = new_entry(&mut state, &session, &key);

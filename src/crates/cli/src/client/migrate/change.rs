@@ -44,7 +44,7 @@ impl Change {
     }
 
     /// Returns whether the key is already in the wanted state.
-    pub(crate) fn is_made(&self, found: Option<&KeyValue>) -> bool {
+    pub(crate) fn is_applied(&self, found: Option<&KeyValue>) -> bool {
         match (self, found) {
             (Change::Put(row), Some(found)) => row.value == found.value && row.lease == found.lease,
             (Change::Delete(_), None) => true,

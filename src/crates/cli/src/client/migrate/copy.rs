@@ -225,7 +225,7 @@ impl Import {
             let difference = self.difference(rows, &there);
             if !difference.refused.is_empty() {
                 // The survey found no conflict in this range, so another client must have written since then.
-                return Err(somebody_else(&difference.refused).into());
+                return Err(foreign_keys(&difference.refused).into());
             }
             let changes: Vec<Change> = difference
                 .puts
@@ -243,13 +243,13 @@ impl Import {
             for change in &changes {
                 let found = there.binary_search_by(|row| row.key.cmp(change.key()));
                 let row = found.ok().map(|at| &there[at]).filter(|row| row.mod_revision > before);
-                if let Some(row) = row.filter(|row| change.is_made(Some(row))) {
+                if let Some(row) = row.filter(|row| change.is_applied(Some(row))) {
                     self.target.claim(row.mod_revision);
                 }
             }
         }
         let keys: Vec<_> = rows.iter().take(1).map(|row| row.row.key.clone()).collect();
-        Err(somebody_else(&keys).into())
+        Err(foreign_keys(&keys).into())
     }
 
     /// Reads both clusters again and checks that their rows are equal.
@@ -333,7 +333,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn somebody_else(keys: &[Bytes]) -> Failure {
+fn foreign_keys(keys: &[Bytes]) -> Failure {
     Failure::Failed(format!(
         "another client writes to the target{}. During the copy, no other client may write these keys",
         names(keys, ": ")

@@ -66,7 +66,7 @@ pub(crate) enum End {
 }
 
 /// Reason for which a watch is abandoned.
-enum Heard {
+enum Received {
     Lost,
     End(End),
 }
@@ -118,7 +118,7 @@ impl<'a> Follower<'a> {
     }
 
     /// Returns the progress so far.
-    pub(crate) fn so_far(&self) -> Mirrored {
+    pub(crate) fn progress(&self) -> Mirrored {
         Mirrored {
             revision: self.position,
             source_revision: self.head.max(self.position),
@@ -133,7 +133,7 @@ impl<'a> Follower<'a> {
         let (head_sender, heads) = watch::channel(0);
         let ended = tokio::select! {
             ended = self.follow(heads, stop.clone()) => ended,
-            failure = ask_heads(import, &head_sender) => Err(failure),
+            failure = poll_source_revision(import, &head_sender) => Err(failure),
             () = stopped_long_ago(stop.clone()) => Ok(End::Stopped),
         };
         self.live.end();
@@ -164,8 +164,8 @@ impl<'a> Follower<'a> {
             };
             let link = watch.link.clone();
             match self.listen(watch, &mut heads, &mut stop, &mut away).await? {
-                Heard::End(end) => return Ok(end),
-                Heard::Lost => {
+                Received::End(end) => return Ok(end),
+                Received::Lost => {
                     self.behind = None;
                     self.import.source.side.client.leave(&link).await;
                     tokio::time::sleep(REOPEN_PAUSE).await;
@@ -180,15 +180,15 @@ impl<'a> Follower<'a> {
         heads: &mut watch::Receiver<i64>,
         stop: &mut Stop,
         away: &mut Away,
-    ) -> Result<Heard, Failure> {
+    ) -> Result<Received, Failure> {
         let mut pieces = Pieces::default();
         loop {
             tokio::select! {
-                _ = stopped(stop) => return Ok(Heard::End(End::Stopped)),
+                _ = stopped(stop) => return Ok(Received::End(End::Stopped)),
                 answer = watch.answers.message() => {
                     let answer = match answer {
                         Ok(Some(answer)) => answer,
-                        Ok(None) => return Ok(Heard::Lost),
+                        Ok(None) => return Ok(Received::Lost),
                         Err(status) => return lost(self.import, status),
                     };
                     away.is_over(&self.import.source.side);
@@ -197,8 +197,8 @@ impl<'a> Follower<'a> {
                         // Received data counts as progress, because a single revision may arrive in many fragments.
                         self.behind = None;
                     }
-                    if let Some(end) = self.heard(answer, &mut pieces, watch.sees_all, stop).await? {
-                        return Ok(Heard::End(end));
+                    if let Some(end) = self.received(answer, &mut pieces, watch.sees_all, stop).await? {
+                        return Ok(Received::End(end));
                     }
                 }
                 Ok(()) = heads.changed() => {
@@ -213,13 +213,13 @@ impl<'a> Follower<'a> {
                     let target = &self.import.target;
                     target.fence.take_down(&target.side, false).await?;
                     if self.is_silent() {
-                        return Ok(Heard::Lost);
+                        return Ok(Received::Lost);
                     }
                     self.report()?;
                 }
             }
             if self.until_caught_up && self.is_in_sync() {
-                return Ok(Heard::End(End::CaughtUp));
+                return Ok(Received::End(End::CaughtUp));
             }
         }
     }
@@ -255,7 +255,7 @@ impl<'a> Follower<'a> {
         Ok(())
     }
 
-    async fn heard(
+    async fn received(
         &mut self,
         answer: pb::WatchResponse,
         pieces: &mut Pieces,
@@ -388,20 +388,20 @@ fn revision_of(event: &Event) -> i64 {
     event.kv.as_ref().map(|row| row.mod_revision).unwrap_or_default()
 }
 
-fn lost(import: &Import, status: Status) -> Result<Heard, Failure> {
+fn lost(import: &Import, status: Status) -> Result<Received, Failure> {
     let failure = Failure::Refused(status);
     match &failure {
-        Failure::Refused(status) if status.code() == Code::Ok => Ok(Heard::Lost),
+        Failure::Refused(status) if status.code() == Code::Ok => Ok(Received::Lost),
         // The token has expired. A retry helps, because the next login obtains a new token.
-        Failure::Refused(status) if status.code() == Code::Unauthenticated => Ok(Heard::Lost),
-        _ if passes(&failure) => Ok(Heard::Lost),
+        Failure::Refused(status) if status.code() == Code::Unauthenticated => Ok(Received::Lost),
+        _ if passes(&failure) => Ok(Received::Lost),
         _ => Err(import.source.side.named(failure)),
     }
 }
 
 /// Polls the source's revision. Returns if the source turns out to be another cluster, or if its revision has
 /// decreased.
-async fn ask_heads(import: &Import, head_sender: &watch::Sender<i64>) -> Failure {
+async fn poll_source_revision(import: &Import, head_sender: &watch::Sender<i64>) -> Failure {
     let (key, side) = (import.source.first_key(), &import.source.side);
     loop {
         let had = side.reached();

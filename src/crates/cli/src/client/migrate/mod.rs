@@ -242,7 +242,7 @@ pub(crate) async fn run(
         true => unless_stopped(&mut stop, plan(&import, &way, output)).await,
         false => bring(&import, &way, output, &mut stop).await,
     };
-    import.leave_nothing_behind().await;
+    import.remove_fences().await;
     ended.map_err(|failure| import.with_what_was_done(failure))
 }
 
@@ -272,7 +272,7 @@ async fn meet(import: &Import, way: &Way, dry_run: bool) -> Result<(), Failure> 
     if way.mirror {
         import.source.may_be_watched().await?;
     }
-    import.may_be_away(Some(way.retry_for.unwrap_or(AWAY_DEFAULT)));
+    import.set_outage_limit(Some(way.retry_for.unwrap_or(AWAY_DEFAULT)));
     Ok(())
 }
 
@@ -288,10 +288,10 @@ async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> R
         if !way.mirror {
             return Ok(());
         }
-        import.may_be_away(way.retry_for);
+        import.set_outage_limit(way.retry_for);
         let mut follower = Follower::new(import, output, &copied, way.until_caught_up);
         let ended = follower.run(stop).await;
-        let mirrored = follower.so_far();
+        let mirrored = follower.progress();
         output.show(&mirrored)?;
         match ended {
             Ok(End::Stopped) => return Ok(()),
@@ -307,7 +307,7 @@ async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> R
                 );
                 rev = None;
                 import.is_copied.set(false);
-                import.may_be_away(Some(way.retry_for.unwrap_or(AWAY_DEFAULT)));
+                import.set_outage_limit(Some(way.retry_for.unwrap_or(AWAY_DEFAULT)));
             }
             Ok(End::Forgotten) => {
                 return Err(Failure::Failed(
@@ -324,9 +324,9 @@ async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> R
 
 impl Import {
     /// Sets how long each cluster may be unreachable from now on.
-    fn may_be_away(&self, patience: Option<Duration>) {
-        self.source.side.may_be_away(patience);
-        self.target.side.may_be_away(patience);
+    fn set_outage_limit(&self, patience: Option<Duration>) {
+        self.source.side.set_outage_limit(patience);
+        self.target.side.set_outage_limit(patience);
     }
 
     /// Returns the failure, after printing how many changes were written.
@@ -347,12 +347,12 @@ impl Import {
         }
     }
 
-    async fn leave_nothing_behind(&self) {
+    async fn remove_fences(&self) {
         let target = &self.target;
         if !target.fence.stands() {
             return;
         }
-        target.side.may_be_away(Some(Duration::ZERO));
+        target.side.set_outage_limit(Some(Duration::ZERO));
         let taken = tokio::time::timeout(TAKE_DOWN_MAX, target.fence.take_down(&target.side, true));
         let why = match taken.await {
             Ok(Ok(())) => return,
@@ -377,7 +377,7 @@ async fn check_distinct(import: &Import, dry_run: bool) -> Result<(), Failure> {
         && before.revision <= target.revision
         && target.revision <= after.revision;
     let parts = &import.source.parts;
-    let meet = parts.iter().any(|one| parts.iter().any(|other| one.meets(other)));
+    let meet = parts.iter().any(|one| parts.iter().any(|other| one.overlaps(other)));
     if !looks_like_one || !meet || dry_run {
         return Ok(());
     }
@@ -427,7 +427,7 @@ async fn unless_stopped<T>(
     tokio::select! {
         biased;
         code = stopped(stop) => {
-            crate::complain(&"interrupted");
+            crate::print_failure(&"interrupted");
             Err(Failure::Exit(code))
         }
         done = work => done,

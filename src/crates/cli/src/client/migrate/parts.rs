@@ -99,7 +99,7 @@ impl Part {
 
     /// Returns whether the keys that are written to the target could overlap the keys that are read from the source,
     /// if both were the same cluster.
-    pub(crate) fn meets(&self, other: &Part) -> bool {
+    pub(crate) fn overlaps(&self, other: &Part) -> bool {
         self.renamed.starts_with(&other.prefix) || other.prefix.starts_with(&self.renamed)
     }
 
@@ -172,7 +172,7 @@ mod tests {
             (all.at_source(None), all.at_target(None, None)),
             (span("\0", "\0"), span("old/", "old0"))
         );
-        assert!(!moved.meets(moved) && stripped.meets(stripped) && all.meets(all));
+        assert!(!moved.overlaps(moved) && stripped.overlaps(stripped) && all.overlaps(all));
     }
 
     #[test]

@@ -34,12 +34,12 @@ impl Side {
     pub(crate) fn new(name: &'static str, client: Arc<Client>) -> Self {
         let (patience, cluster, reached) = Default::default();
         let side = Self { name, client, patience, cluster, reached };
-        side.may_be_away(Some(Duration::ZERO));
+        side.set_outage_limit(Some(Duration::ZERO));
         side
     }
 
     /// Sets how long the cluster may be unreachable from now on.
-    pub(crate) fn may_be_away(&self, patience: Option<Duration>) {
+    pub(crate) fn set_outage_limit(&self, patience: Option<Duration>) {
         self.patience.set(patience);
     }
 

@@ -151,7 +151,7 @@ impl Target {
         let mut rest = changes;
         let mut away = Away::default();
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(self.fitting(rest));
+            let (now, later) = rest.split_at(self.fitting_count(rest));
             match self.attempt(transaction(now, known)).await? {
                 Attempt::Done(revision) => {
                     away.is_over(&self.side);
@@ -182,7 +182,7 @@ impl Target {
     }
 
     /// Returns how many of the changes fit into one transaction. The result is at least one.
-    fn fitting(&self, changes: &[Change]) -> usize {
+    fn fitting_count(&self, changes: &[Change]) -> usize {
         let mut bytes = 0;
         let fits = |change: &&Change| {
             bytes += change.bytes();
@@ -275,7 +275,7 @@ impl Target {
             };
             // Either an attempt whose response was lost has applied the changes, or another client has written.
             let (rows, revision) = self.rows(changes).await?;
-            if list.iter().all(|change| change.is_made(rows.get(change.key()))) {
+            if list.iter().all(|change| change.is_applied(rows.get(change.key()))) {
                 away.is_over(&self.side);
                 rows.values()
                     .filter(|row| row.mod_revision > since)

@@ -366,7 +366,7 @@ impl Show for Hashes {
 impl Show for pb::AlarmResponse {
     fn simple(&self, page: &mut Page) {
         for alarm in &self.alarms {
-            page.line(alarm.in_words());
+            page.line(alarm.description());
         }
     }
 

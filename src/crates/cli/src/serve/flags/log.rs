@@ -184,7 +184,7 @@ impl Rotation {
                     number.ok_or_else(|| wrong("a whole number, 0 or more"))
                 }
             };
-            let truth = || match value {
+            let parse_bool = || match value {
                 Value::Null => Ok(false),
                 value => value.as_bool().ok_or_else(|| wrong("true or false")),
             };
@@ -198,8 +198,8 @@ impl Rotation {
                     let backups = usize::try_from(number()?).unwrap_or(usize::MAX);
                     rotation.backups_max = Some(backups).filter(|backups| *backups > 0);
                 }
-                "localtime" => rotation.local_time = truth()?,
-                "compress" => rotation.compress = truth()?,
+                "localtime" => rotation.local_time = parse_bool()?,
+                "compress" => rotation.compress = parse_bool()?,
                 _ => {}
             }
         }

@@ -6,7 +6,7 @@ use super::error::FlagError;
 use super::values::Values;
 pub(super) use super::values::split;
 use super::yaml::whole;
-use crate::usage::truth;
+use crate::usage::parse_bool;
 
 pub(super) fn wrong(name: &'static str, value: &str, must: &'static str) -> FlagError {
     FlagError::Value { name, value: value.to_owned(), must }
@@ -63,7 +63,7 @@ pub(super) fn switch_or(
 ) -> Result<bool, FlagError> {
     match values.raw(name) {
         None => Ok(default),
-        Some(text) => truth(text).map_err(|_| wrong(name, text, "true or false")),
+        Some(text) => parse_bool(text).map_err(|_| wrong(name, text, "true or false")),
     }
 }
 

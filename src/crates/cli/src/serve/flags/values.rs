@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::error::FlagError;
 use super::table::{FLAGS, Fate, Flag};
-use crate::usage::truth;
+use crate::usage::parse_bool;
 
 /// Prefix of the names that flags had while they were experimental.
 const EXPERIMENTAL: &str = "experimental-";
@@ -16,7 +16,7 @@ pub(crate) struct Values {
     /// Given flags without effect, and the reasons.
     idle: Vec<(&'static str, &'static str)>,
     /// Environment variables with etcd's prefix that match no flag.
-    strangers: Vec<String>,
+    unknown_variables: Vec<String>,
     /// Warnings for the operator about how the flags were given.
     warnings: Vec<String>,
     /// Whether all values come from a configuration file.
@@ -62,8 +62,8 @@ impl Values {
     }
 
     /// Returns the unknown environment variables.
-    pub(crate) fn strangers(&self) -> impl Iterator<Item = &str> {
-        self.strangers.iter().map(String::as_str)
+    pub(crate) fn unknown_variables(&self) -> impl Iterator<Item = &str> {
+        self.unknown_variables.iter().map(String::as_str)
     }
 
     pub(super) fn read_arguments(&mut self, arguments: &[String]) -> Result<(), FlagError> {
@@ -111,7 +111,7 @@ impl Values {
                     self.note_removed(&word, flag);
                     self.take(flag, value)?;
                 }
-                None => self.strangers.push(name),
+                None => self.unknown_variables.push(name),
             }
         }
         Ok(())
@@ -135,7 +135,7 @@ impl Values {
             // An empty value requests nothing.
             Fate::Ignored | Fate::Refused if value.is_empty() && !flag.is_switch => {}
             Fate::Ignored => self.idle.push((flag.name, flag.what)),
-            Fate::Refused if flag.is_switch && truth(&value) == Ok(false) => {}
+            Fate::Refused if flag.is_switch && parse_bool(&value) == Ok(false) => {}
             Fate::Refused
                 if flag.harmless.is_some_and(|all| split(&value).contains(&all.into())) =>
             {
@@ -197,7 +197,7 @@ mod tests {
         let environment = [("ETCD_NAME", "b"), ("ETCD_DATA_DIR", "e"), ("ETCD_MOOD", "good")];
         let values = read(&["--name=a"], &environment).unwrap();
         assert_eq!((values.get("name"), values.get("data-dir")), (Some("a"), Some("e")));
-        assert_eq!(values.strangers().collect::<Vec<_>>(), ["ETCD_MOOD"]);
+        assert_eq!(values.unknown_variables().collect::<Vec<_>>(), ["ETCD_MOOD"]);
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         let by_variable = read(&[], &[&more[..], &[("ETCD_CONFIG_FILE", path)]].concat()).unwrap();
         for values in [by_flag, by_variable] {
             assert_eq!(values.get("name"), Some("a"));
-            assert_eq!(values.strangers().count(), 0);
+            assert_eq!(values.unknown_variables().count(), 0);
         }
     }
 

@@ -20,13 +20,13 @@ fn mirror(source: &Place, target: &Place, more: &[&str]) -> Going {
     let mut command = import(source, target, &["--mirror"]);
     command.args(more).stderr(Stdio::null());
     let mut going = Going::start(command);
-    heard(&mut going, "verified ");
+    received(&mut going, "verified ");
     going
 }
 
 /// Reads until a line starts with `words`.
 #[track_caller]
-fn heard(going: &mut Going, words: &str) -> String {
+fn received(going: &mut Going, words: &str) -> String {
     loop {
         let line = going.line();
         assert!(!line.is_empty(), "the output ended before {words:?}");
@@ -40,14 +40,15 @@ fn heard(going: &mut Going, words: &str) -> String {
 #[track_caller]
 fn in_sync(going: &mut Going, source: &Place) {
     let revision = source.revision();
-    while heard(going, "in sync at revision ").trim() != format!("in sync at revision {revision}") {
-    }
+    while received(going, "in sync at revision ").trim()
+        != format!("in sync at revision {revision}")
+    {}
 }
 
 /// Stops the mirror with SIGINT.
 fn end(mut going: Going) -> String {
     kill_process(Pid::from_child(&going.child), Signal::INT).unwrap();
-    let line = heard(&mut going, "mirrored up to revision ");
+    let line = received(&mut going, "mirrored up to revision ");
     assert_eq!(going.child.wait().unwrap().code(), Some(0));
     line
 }
@@ -247,10 +248,10 @@ fn foreign_writes_to_the_target_are_detected() {
     let mut command = import(&source, &target, &["--mirror"]);
     command.stderr(Stdio::piped());
     let mut going = Going::start(command);
-    heard(&mut going, "verified ");
+    received(&mut going, "verified ");
     target.put(&[(b"k", b"mine")]);
     source.put(&[(b"k", b"2")]);
-    heard(&mut going, "mirrored up to revision ");
+    received(&mut going, "mirrored up to revision ");
     assert_eq!(going.child.wait().unwrap().code(), Some(1));
     let mut err = String::new();
     let from = going.child.stderr.take().unwrap();
@@ -274,7 +275,7 @@ fn restored_or_replaced_cluster_ends_the_mirror() {
         let mut command = import(&source, &target, &["--mirror"]);
         command.stderr(Stdio::piped());
         let mut going = Going::start(command);
-        heard(&mut going, "verified ");
+        received(&mut going, "verified ");
         in_sync(&mut going, &source);
         match replaced {
             "source" => source.replace(),
@@ -283,7 +284,7 @@ fn restored_or_replaced_cluster_ends_the_mirror() {
         if replaced == "target" {
             source.put(&[(b"k", b"new")]);
         }
-        heard(&mut going, "mirrored up to revision ");
+        received(&mut going, "mirrored up to revision ");
         assert_eq!(going.child.wait().unwrap().code(), Some(1));
         let mut err = String::new();
         let from = going.child.stderr.take().unwrap();
@@ -315,7 +316,7 @@ fn mirror_behind_a_compaction_reports_it_and_recopies_on_request() {
         source.put(&[(b"k/1", b"1"), (b"k/2", b"2"), (b"k/3", b"3")]);
         let mut going = mirror(&source, &target, &[]);
         left_behind(&going, &mut source);
-        heard(&mut going, "mirrored up to revision ");
+        received(&mut going, "mirrored up to revision ");
         assert_eq!(going.child.wait().unwrap().code(), Some(1));
 
         // Without the flags nothing is overwritten.
@@ -323,7 +324,7 @@ fn mirror_behind_a_compaction_reports_it_and_recopies_on_request() {
         let mut going = mirror(&source, &target, &["--overwrite", "--delete"]);
         assert_equal(&rows(&source), &rows(&target));
         left_behind(&going, &mut source);
-        heard(&mut going, "verified ");
+        received(&mut going, "verified ");
         source.put(&[(b"k/9", b"last")]);
         in_sync(&mut going, &source);
         assert_equal(&rows(&source), &rows(&target));
@@ -383,9 +384,9 @@ fn mirror_with_limited_read_access_covers_only_its_prefix() {
     assert!(refused.err.contains("permission denied: the keys between"), "{refused:?}");
     assert_eq!(target.revision(), 1, "nothing was copied");
     let mut mirror = mirror(&source, &target, &as_ann);
-    heard(&mut mirror, "in sync at revision ");
+    received(&mut mirror, "in sync at revision ");
     own("--user root:rp put a/k w");
-    heard(&mut mirror, "in sync at revision ");
+    received(&mut mirror, "in sync at revision ");
     let mut get = command_at(&target.address());
     get.args(["get", "a/k", "--print-value-only"]);
     assert_eq!(run(get, b"").done(), "w\n");

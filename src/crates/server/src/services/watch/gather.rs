@@ -46,7 +46,7 @@ pub(crate) async fn gather(
     while bytes < BYTES_MAX && revisions < REVISIONS_MAX {
         // Reading a page never waits, so yield explicitly to other tasks.
         tokio::task::yield_now().await;
-        match at_hand(watch).await {
+        match try_next(watch).await {
             None => break,
             Some(Some(Ok(page))) if !page.events.is_empty() => {
                 let (more_bytes, more_revisions) = size(&page.events);
@@ -74,7 +74,7 @@ pub(crate) async fn gather(
 }
 
 /// Returns the next item if it is available without waiting.
-async fn at_hand(watch: &mut Watch) -> Option<Outcome> {
+async fn try_next(watch: &mut Watch) -> Option<Outcome> {
     let mut next = pin!(watch.next());
     poll_fn(|context| match next.as_mut().poll(context) {
         Poll::Ready(outcome) => Poll::Ready(Some(outcome)),

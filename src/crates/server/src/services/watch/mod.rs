@@ -206,7 +206,8 @@ impl Desk {
             id => id,
         };
         let keys = key_range(request.key.clone(), request.range_end.clone());
-        let mut call = self.member.acting_still(&self.who).watch(keys).filter(filter(&request));
+        let mut call =
+            self.member.client_of_running(&self.who).watch(keys).filter(filter(&request));
         if let Some(revision) = revision(request.start_revision) {
             call = call.from(revision);
         }
@@ -238,7 +239,7 @@ impl Desk {
         );
         let task = tokio::spawn(task.run(watch, orders).in_current_span());
         let is_asked = self.progress.begun(serial);
-        let others_stop = is_asked && self.barrier.go_on();
+        let others_stop = is_asked && self.barrier.resume();
         if is_asked && !others_stop {
             drop(commands.send(Command::ReportProgress));
         }
@@ -320,7 +321,7 @@ impl Desk {
             }
         }
         if !self.progress.is_open() {
-            self.barrier.go_on();
+            self.barrier.resume();
         }
         if self.progress.wants_again() {
             self.ask();

@@ -66,7 +66,7 @@ impl Progress {
             let least = question.least.map_or(revision, |least| least.min(revision));
             question.least = Some(least);
         }
-        self.conclude()
+        self.take_result()
     }
 
     /// Removes a watch that has ended. If all other watches have answered, returns the result of the round.
@@ -74,7 +74,7 @@ impl Progress {
         if let Some(question) = &mut self.open {
             question.left.remove(&serial);
         }
-        self.conclude()
+        self.take_result()
     }
 
     /// Aborts the round if it includes this watch, which waits for a future revision.
@@ -98,7 +98,7 @@ impl Progress {
     }
 
     /// Returns the result of a completed round, or `None` if all watches of the round have ended.
-    fn conclude(&mut self) -> Option<Revision> {
+    fn take_result(&mut self) -> Option<Revision> {
         self.open.take_if(|question| question.left.is_empty())?.least
     }
 }

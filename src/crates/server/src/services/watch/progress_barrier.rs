@@ -89,12 +89,12 @@ impl ProgressBarrier {
     }
 
     /// Lets all watches continue. Returns whether they were stopped before.
-    pub(crate) fn go_on(&self) -> bool {
+    pub(crate) fn resume(&self) -> bool {
         self.0.send_if_modified(|state| state.stop.take().is_some())
     }
 
     /// Waits until events after `sent` may be sent.
-    pub(crate) async fn leads_beyond(&self, sent: Revision) {
+    pub(crate) async fn may_send_after(&self, sent: Revision) {
         let is_open = |state: &State| state.stop.is_none_or(|stop| sent < stop);
         drop(self.0.subscribe().wait_for(is_open).await);
     }
@@ -135,17 +135,18 @@ mod tests {
                 assert_eq!(send(7).await, Ok(()), "an event before that position");
                 tokio::select! {
                     biased;
-                    () = barrier.leads_beyond(Revision(8)) => panic!("all are to stop there"),
-                    () = barrier.leads_beyond(Revision(7)) => {}
+                    () = barrier.may_send_after(Revision(8)) => panic!("all are to stop there"),
+                    () = barrier.may_send_after(Revision(7)) => {}
                 }
                 barrier.begin(Revision(10));
                 assert!(!bookmark(8).await, "a watch began at 10");
                 assert_eq!(send(11).await, Err(Revision(10)));
-                let ((), was_sent) = tokio::join!(barrier.leads_beyond(Revision(10)), bookmark(10));
+                let ((), was_sent) =
+                    tokio::join!(barrier.may_send_after(Revision(10)), bookmark(10));
                 assert!(was_sent);
                 assert_eq!(send(11).await, Ok(()));
                 assert!(!bookmark(10).await);
-                assert!(barrier.go_on() && !barrier.go_on());
+                assert!(barrier.resume() && !barrier.resume());
                 assert_eq!(send(12).await, Ok(()), "no watch waits for progress any more");
                 Ok(())
             })

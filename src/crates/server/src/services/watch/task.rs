@@ -134,7 +134,7 @@ impl Task {
             let next = tokio::select! {
                 order = orders.recv() => match order {
                     Some(Command::ReportProgress) => {
-                        self.be_asked(&mut watch).await;
+                        self.handle_progress_request(&mut watch).await;
                         Next::On
                     }
                     Some(Command::Cancel) => {
@@ -145,7 +145,7 @@ impl Task {
                     }
                     None => return,
                 },
-                () = self.may_go_on(), if self.held.is_some() => {
+                () = self.may_send_held(), if self.held.is_some() => {
                     self.send_held().await;
                     Next::On
                 }
@@ -196,7 +196,7 @@ impl Task {
     }
 
     /// Handles the stream's request for the progress.
-    async fn be_asked(&mut self, watch: &mut Watch) {
+    async fn handle_progress_request(&mut self, watch: &mut Watch) {
         self.send_held().await;
         self.asked = true;
         match &self.held {
@@ -227,9 +227,9 @@ impl Task {
     }
 
     /// Waits until the held response, or a part of it, may be sent.
-    async fn may_go_on(&self) {
+    async fn may_send_held(&self) {
         if let Some(held) = &self.held {
-            self.barrier.leads_beyond(held.sent).await;
+            self.barrier.may_send_after(held.sent).await;
         }
     }
 
