@@ -175,7 +175,7 @@ pub mod cluster {
         Alarm, AlarmChange, AlarmKind, Alarms, ClusterId, ClusterVersion, DiskId, Incarnation,
         LogIndex, Member, MemberRole, Members, MembershipError, SnapshotId, Term,
     };
-    pub use crate::node::{DIGEST_EVERY, DataErrorKind, History, MemberStatus, Progress};
+    pub use crate::node::{DIGEST_INTERVAL, DataErrorKind, History, MemberStatus, Progress};
     pub use crate::transport::TransportError;
     #[cfg(feature = "tls")]
     pub use crate::transport::{MemberUri, PeerCertificates, PeerPem, PeerProof, PeerTls};

@@ -23,7 +23,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(50);
 const CLINGS_IN: u64 = 64;
 
 /// Maximum time that such a client keeps a hold, longer than a session exists without renewals.
-pub const CLINGS_FOR: Duration = Duration::from_secs(4);
+pub const HOLD_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// The reason why a call has no reply.
 #[derive(Clone, PartialEq, Eq, Debug)]

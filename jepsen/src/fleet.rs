@@ -52,7 +52,7 @@ pub const NOT_LET_IN: [&str; 2] = ["it did not start: joining:", "it did not sta
 /// Maximum time for a query of the leader.
 const LOOK_LIMIT: Duration = Duration::from_millis(300);
 /// Pause between two attempts to find the leader.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The parameters of the members of a run. A workload and a nemesis may each change some of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -469,7 +469,7 @@ impl Fleet {
             if let Some(found) = look() {
                 return Ok(found);
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(CHECK_INTERVAL);
         }
         Err(HarnessError::Hangs(format!("{what}{}", self.told_of_all())))
     }

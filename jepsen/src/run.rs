@@ -127,7 +127,7 @@ const AFTER_A_MISS: Duration = Duration::from_millis(20);
 /// Maximum time that a client may lag behind its schedule before steps are dropped.
 const BEHIND_MAX: Duration = Duration::from_millis(200);
 /// Interval between two queries of the leader.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum time until a cluster answers requests again after all faults have ended.
 pub const BACK_WITHIN: Duration = Duration::from_secs(30);
 /// Maximum number of attempts to read the rows of all members at the same revision.
@@ -344,7 +344,7 @@ pub(crate) fn wait_limited(
             Err(miss) if begun.elapsed() > BACK_WITHIN => return Err(miss),
             Err(_) => {
                 caller.move_on();
-                thread::sleep(LOOK_EVERY);
+                thread::sleep(CHECK_INTERVAL);
             }
             done => return done,
         }
@@ -395,7 +395,7 @@ fn follow_the_leader(stage: &Stage<'_>) {
             }
             last = last.max(Some((term, looked)));
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(CHECK_INTERVAL);
     }
 }
 
@@ -454,7 +454,7 @@ fn members_agree(fleet: &Fleet) -> Result<(), String> {
                 false => Err(format!("members differ at revision {}", all[0].revision)),
             };
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(CHECK_INTERVAL);
     }
     Err("the members did not reach the same revision".to_owned())
 }

@@ -14,8 +14,8 @@ use crate::model::{
     MembershipRequest, Moment, NodeId, Reply, SnapshotId, Term, are_addresses,
 };
 use crate::node::{
-    Assembly, Bells, Contact, DataErrorKind, Health, Joined, NodeStatus, RestoredFrom, Role,
-    Running, Settings, Shared, StopReason, contacts, disk_to_join, is_founded, is_joining,
+    Assembly, Contact, DataErrorKind, Health, Joined, NodeStatus, RestoredFrom, Role, Running,
+    Settings, Shared, StopReason, Wakers, contacts, disk_to_join, is_founded, is_joining,
     owner_of_data, save_answer, saved_contacts,
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
@@ -94,7 +94,7 @@ impl Node {
                 transport::join(&env, &tcp, addresses, ask, checked.join_deadline(), given_up)
             };
             let (settings, joined) = begin(&env, &checked, ask)?;
-            let assembly = Assembly::open(settings, env.clone(), Bells::silent(), joined)?;
+            let assembly = Assembly::open(settings, env.clone(), Wakers::silent(), joined)?;
             let contacts = assembly.contacts();
             for (id, places) in &contacts {
                 // Check only addresses from the configuration. Addresses learnt from other members
@@ -135,7 +135,7 @@ impl Node {
             |_: &[String], ask: &JoinAsk| hub.ask_to_join(ask, checked.join_deadline(), given_up);
         let (settings, joined) = begin(&env, checked, ask)?;
         let node = settings.node;
-        let assembly = Assembly::open(settings, env, Bells::silent(), joined)?;
+        let assembly = Assembly::open(settings, env, Wakers::silent(), joined)?;
         let network = hub.join(node, assembly.introducer(), assembly.receiver());
         let link = NodeLink::Memory(hub.clone(), node, network.seat());
         Self::run(assembly, Box::new(network), link)

@@ -100,7 +100,7 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn state(&self) -> SessionState {
-        self.shared_session().standing(self.shared().now(), self.shared().settings.drift)
+        self.shared_session().state_at(self.shared().now(), self.shared().settings.drift)
     }
 
     /// Returns why the session has ended, or `None` if it has not ended.
@@ -110,7 +110,7 @@ impl Session {
 
     /// Waits until the session has ended, and returns the reason.
     pub async fn ended(&self) -> SessionEndReason {
-        self.until(|standing| match standing {
+        self.until(|state_at| match state_at {
             SessionState::Ended(why) => Some(why),
             SessionState::Active(_) | SessionState::RenewalOverdue(_) => None,
         })
@@ -125,8 +125,8 @@ impl Session {
     /// of a heartbeat. A session with overdue renewals may recover. This method can then be called
     /// again.
     pub async fn at_risk(&self) -> SessionState {
-        self.until(|standing| match standing {
-            SessionState::RenewalOverdue(_) | SessionState::Ended(_) => Some(standing),
+        self.until(|state_at| match state_at {
+            SessionState::RenewalOverdue(_) | SessionState::Ended(_) => Some(state_at),
             SessionState::Active(_) => None,
         })
         .await

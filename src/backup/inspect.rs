@@ -56,7 +56,7 @@ pub struct DirectoryInfo {
     /// Number of keys at `revision`.
     pub keys: Option<u64>,
     /// Descriptions of the problems found. Empty if there are none.
-    pub troubles: Vec<String>,
+    pub problems: Vec<String>,
 }
 
 /// The backup that a cluster was restored from.
@@ -91,7 +91,7 @@ pub struct SnapshotFile {
 ///
 /// # Errors
 /// Returns a [`BackupError`]. If the damage still allows a report, no error is returned, and the
-/// damage is listed in [`troubles`](DirectoryInfo::troubles).
+/// damage is listed in [`problems`](DirectoryInfo::troubles).
 pub fn inspect(dir: impl AsRef<Path>) -> Result<DirectoryInfo, BackupError> {
     inspect_with(dir, &mut |_, _| {})
 }
@@ -109,8 +109,8 @@ pub fn inspect_with(
     let restored_from = RestoredFrom::of(&env, dir)?;
     let offline = Offline::open(&env, dir)?;
     let offline = offline.ok_or_else(|| BackupError::NoMember { dir: dir.to_owned() })?;
-    let mut troubles = Vec::new();
-    let snapshots = snapshots(&offline, &mut troubles)?;
+    let mut problems = Vec::new();
+    let snapshots = snapshots(&offline, &mut problems)?;
     let recovered = offline.recovered();
     let mut members =
         Arc::new(recovered.founding.as_ref().map(Members::founded).unwrap_or_default());
@@ -122,7 +122,7 @@ pub fn inspect_with(
                 revision = Some(machine.revision());
                 keys = Some(machine.reader().keys());
             }
-            Err(error) => troubles.push(error.to_string()),
+            Err(error) => problems.push(error.to_string()),
         }
     }
     let log = offline.reader();
@@ -147,13 +147,13 @@ pub fn inspect_with(
         members,
         revision,
         keys,
-        troubles,
+        problems,
     })
 }
 
 fn snapshots(
     offline: &Offline,
-    troubles: &mut Vec<String>,
+    problems: &mut Vec<String>,
 ) -> Result<Vec<SnapshotFile>, BackupError> {
     let folder = offline.snapshots();
     let found = folder.list().map_err(|error| BackupError::Unreadable(error.to_string()))?;
@@ -162,7 +162,7 @@ fn snapshots(
             while reader.pass()? {}
             Ok(reader.sound())
         });
-        let sound_bytes = sound.map_err(|error| troubles.push(error.to_string())).ok();
+        let sound_bytes = sound.map_err(|error| problems.push(error.to_string())).ok();
         SnapshotFile { path: found.path, index: found.index, term: found.term, sound_bytes }
     };
     Ok(found.into_iter().map(look).collect())

@@ -30,7 +30,7 @@ const NUMBER_MAX: u64 = 1 << 62;
 
 /// Maximum difference between a peer's term and this member's term. Even if a member is down for a
 /// year of continuous elections, the difference stays below this limit.
-const TERM_LEAP_MAX: u64 = 1 << 20;
+const TERM_JUMP_MAX: u64 = 1 << 20;
 
 /// The context of a vote request that a transfer of leadership has caused.
 const CAMPAIGN_TRANSFER: &[u8] = b"CampaignTransfer";
@@ -227,7 +227,7 @@ fn check_kind(message: &Message) -> Result<(), GateRejection> {
 
 fn check_numbers(message: &Message, mine: Term) -> Result<(), GateRejection> {
     let term = message.term;
-    if term == 0 || term >= NUMBER_MAX || term > mine.get().saturating_add(TERM_LEAP_MAX) {
+    if term == 0 || term >= NUMBER_MAX || term > mine.get().saturating_add(TERM_JUMP_MAX) {
         return Err(GateRejection::Term { term, mine });
     }
     let numbers = [

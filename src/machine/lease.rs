@@ -21,7 +21,7 @@ use crate::model::{Incarnation, LeaseId, LeaseRow, NodeId, SessionInfo};
 /// If a client chooses an id that is at most this far above the counter, the counter moves past the
 /// id. The counter never reaches ids that are further away, because that would take billions of
 /// grants.
-const MINT_REACH: u64 = 1 << 32;
+const MINT_DISTANCE_MAX: u64 = 1 << 32;
 
 /// The highest id that is assigned, because etcd's clients treat ids as signed numbers.
 const MINT_MAX: u64 = i64::MAX as u64;
@@ -185,7 +185,7 @@ impl LeaseTable {
     /// Records that a client chose this id.
     pub(super) fn choose(&mut self, id: LeaseId) {
         let id = id.get();
-        if id >= self.next && id - self.next < MINT_REACH && id < MINT_MAX {
+        if id >= self.next && id - self.next < MINT_DISTANCE_MAX && id < MINT_MAX {
             self.next = id + 1;
         }
     }

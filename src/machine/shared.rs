@@ -35,7 +35,7 @@ const HOLD_ROWS: usize = 32;
 /// After releasing the lock, the writer checks at most this many times whether readers still wait
 /// for it. The checks take about ten microseconds, the time that a sleeping reader needs to wake
 /// up.
-const GIVE_WAY_LOOKS: usize = 1000;
+const YIELD_CHECKS: usize = 1000;
 
 /// The revisions that readers may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,7 +154,7 @@ impl MachineShared {
 
     /// Gives waiting readers time to take the lock, after the writer has released it.
     pub(super) fn yield_to_readers(&self) {
-        for _ in 0..GIVE_WAY_LOOKS {
+        for _ in 0..YIELD_CHECKS {
             if self.waiting.load(Ordering::Relaxed) == 0 {
                 return;
             }

@@ -87,7 +87,7 @@ pub(crate) enum StartError {
 }
 
 /// Callbacks that announce work, for a harness that runs a node without blocking a thread on it.
-pub(crate) struct Bells {
+pub(crate) struct Wakers {
     /// Called when the driver has work.
     pub(crate) driver: Box<dyn Fn() + Send + Sync>,
     /// Called when the log worker has work.
@@ -96,7 +96,7 @@ pub(crate) struct Bells {
     pub(crate) snapshots: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Bells {
+impl Wakers {
     /// Returns callbacks that do nothing.
     pub(crate) fn silent() -> Self {
         Self { driver: Box::new(|| {}), log: Box::new(|| {}), snapshots: Box::new(|| {}) }
@@ -113,7 +113,7 @@ pub(crate) struct Assembly {
     warm: Option<warm::CopyOpened>,
     inbox: Arc<Inbox>,
     identity: Arc<Identity>,
-    bells: Bells,
+    wakers: Wakers,
     meters: Arc<Meters>,
 }
 
@@ -193,7 +193,7 @@ impl Assembly {
     pub(crate) fn open(
         mut settings: Settings,
         env: Env,
-        bells: Bells,
+        wakers: Wakers,
         joined: Option<Joined>,
     ) -> Result<Self, StartError> {
         let identity = wal::Identity { cluster: settings.cluster, node: settings.node };
@@ -251,10 +251,10 @@ impl Assembly {
         let members = loaded.machine.members();
         identity.knows(Arc::clone(members), members.has_removed());
         let meters = Arc::new(Meters::default());
-        let Bells { driver, log, snapshots } = bells;
+        let Wakers { driver, log, snapshots } = wakers;
         let inbox = Arc::new(Inbox::new(PEER_BYTES_MAX, Arc::clone(&meters), driver));
-        let bells = Bells { driver: Box::new(|| {}), log, snapshots };
-        Ok(Self { settings, env, opened, folder, loaded, warm, inbox, identity, bells, meters })
+        let wakers = Wakers { driver: Box::new(|| {}), log, snapshots };
+        Ok(Self { settings, env, opened, folder, loaded, warm, inbox, identity, wakers, meters })
     }
 
     pub(crate) fn node(&self) -> NodeId {
@@ -289,7 +289,7 @@ impl Assembly {
     /// # Errors
     /// Fails if consensus cannot start from the contents of the log.
     pub(crate) fn finish(self, network: Box<dyn Network>) -> Result<Assembled, StartError> {
-        let Self { settings, env, opened, folder, loaded, warm, inbox, identity, bells, meters } =
+        let Self { settings, env, opened, folder, loaded, warm, inbox, identity, wakers, meters } =
             self;
         let Loaded { machine, newest, log_bytes, lost, .. } = loaded;
         let wal::Opened { writer, reader: log_reader, recovered } = opened;
@@ -307,14 +307,14 @@ impl Assembly {
             applied: machine.applied(),
             open_requests: 0,
             sessions: 0,
-            unmet: Vec::new(),
+            unreached: Vec::new(),
             diverged: false,
             last: recovered.last,
             members: Vec::new(),
             digest: (machine.applied(), machine.digest()),
         };
         let clock = Arc::clone(&env.clock);
-        let snapshot_queue = Arc::new(SnapshotQueue::new(bells.snapshots));
+        let snapshot_queue = Arc::new(SnapshotQueue::new(wakers.snapshots));
         let (backups, backup_worker) =
             Backups::new(folder.clone(), recovered.disk, Arc::clone(&env.clock));
         let unfinished_snapshot = folder.unfinished()?;
@@ -332,7 +332,7 @@ impl Assembly {
         let shared =
             Shared::new(settings, env, inbox_of_shared, reader, hub, status, Arc::clone(&meters));
         let shared = Arc::new(shared);
-        let log = Arc::new(LogQueue::new(bells.log));
+        let log = Arc::new(LogQueue::new(wakers.log));
         let log_worker = LogWorker::new(writer, Arc::clone(&log), inbox, clock, meters);
         let driver = Driver::new(Parts {
             shared: Arc::clone(&shared),

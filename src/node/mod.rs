@@ -29,9 +29,9 @@ mod shared;
 mod snapshots;
 mod threads;
 
-pub(crate) use assembly::{Assembly, Bells, Joined, StartError, is_founded, owner_of_data};
+pub(crate) use assembly::{Assembly, Joined, StartError, Wakers, is_founded, owner_of_data};
 pub use health::data_fault::DataErrorKind;
-pub use health::digests::EVERY as DIGEST_EVERY;
+pub use health::digests::EVERY as DIGEST_INTERVAL;
 pub use health::status::{MemberStatus, NodeStatus, Progress, Role};
 pub use health::{Health, HealthStatus};
 pub use leader::retain::History;

@@ -99,11 +99,11 @@ impl Settings {
 
     /// Returns the time between ticks of the consensus.
     pub(crate) fn tick(&self) -> Duration {
-        self.heartbeat / Self::TICKS_A_HEARTBEAT
+        self.heartbeat / Self::TICKS_PER_HEARTBEAT
     }
 
     /// Ticks between heartbeats.
-    pub(crate) const TICKS_A_HEARTBEAT: u32 = 4;
+    pub(crate) const TICKS_PER_HEARTBEAT: u32 = 4;
 
     pub(crate) fn election_ticks(&self) -> u32 {
         let ticks = self.election_timeout.as_micros().div_ceil(self.tick().as_micros());

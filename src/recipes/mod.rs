@@ -39,7 +39,7 @@ pub use election::{Campaign, Election, Leadership};
 pub use lock::acquire::{Acquire, LockFuture};
 pub use lock::admin::{LockAdminError, LockInfo, Locks};
 #[cfg(any(test, feature = "sim"))]
-pub(crate) use lock::core::entry::PASSES_MAX;
+pub(crate) use lock::core::entry::HANDOFFS_MAX;
 pub use lock::core::error::{LockError, LostReason, WaitsFor};
 pub use lock::core::token::{ParseTokenError, Token};
 pub use lock::core::view::LockEntry;

@@ -43,7 +43,7 @@ const MESSAGES_MAX: u64 = 9;
 const BOUND: Duration = Duration::from_secs(2);
 
 /// Like [`BOUND`], if the session of the dropped acquisition must expire first.
-const BOUND_OF_LOST: Duration = Duration::from_secs(4);
+const LOST_CALL_LIMIT: Duration = Duration::from_secs(4);
 
 /// Time after which a trial counts as hanging.
 const TRIAL_MAX: Duration = Duration::from_secs(60);
@@ -96,7 +96,7 @@ impl Break {
     fn bound(self) -> Duration {
         match self {
             Break::One | Break::Short => BOUND,
-            Break::Long => BOUND_OF_LOST,
+            Break::Long => LOST_CALL_LIMIT,
         }
     }
 }

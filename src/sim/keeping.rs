@@ -15,7 +15,7 @@ use crate::env::Entropy;
 use crate::model::{Command, LeaseId, NodeId, Put, PutLease, PutValue};
 
 /// Maximum number of checks of its session that a program makes before it gives up the session.
-const LOOKS_MAX: u64 = 40;
+const CHECKS_MAX: u64 = 40;
 
 /// Maximum number of leases that are remembered for programs that resume a session.
 const KNOWN_MAX: usize = 6;
@@ -46,7 +46,7 @@ impl Keeper {
                 false => self.open().await,
             };
             let Some(session) = session else { continue };
-            for _ in 0..self.rng.below(LOOKS_MAX) {
+            for _ in 0..self.rng.below(CHECKS_MAX) {
                 if self.scene.closing.get() || !self.look(&session) {
                     break;
                 }

@@ -26,7 +26,7 @@ const SIZES: [u64; 10] = [1, 2, 3, 3, 3, 3, 5, 5, 5, 7];
 pub(crate) const DRIFT_PPM_MAX: i64 = 99_000;
 
 /// Time without faults at the start, in which the cluster forms. A world whose nodes never met would test nothing.
-pub(crate) const PEACE: Duration = Duration::from_secs(3);
+pub(crate) const CALM_START: Duration = Duration::from_secs(3);
 
 /// TTL of sessions, short so that many expire.
 pub(super) const SESSION_TTL: Duration = Duration::from_millis(2_500);
@@ -356,7 +356,7 @@ fn draw_faults(
         false => PlanFault::PowerLoss { who, down },
     };
     let mut faults = vec![(death, sure)];
-    let mut at = PEACE;
+    let mut at = CALM_START;
     while at < storm {
         at += between(rng, every / 4, every * 7 / 4);
         faults.push((at, draw(draw_kind(rng, menu), rng)));

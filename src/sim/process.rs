@@ -22,8 +22,8 @@ use crate::model::{
     NodeId, PeerMessage, Rejection, Revision, Term,
 };
 use crate::node::{
-    Assembled, Assembly, Bells, CallResult, Contact, Drift, History, Input, Joined, LogTurn, Look,
-    Next, ReplyTo, Settings, SharedLessor, SnapshotTurn, StartError, StopReason,
+    Assembled, Assembly, CallResult, Contact, Drift, History, Input, Joined, LogTurn, Look, Next,
+    ReplyTo, Settings, SharedLessor, SnapshotTurn, StartError, StopReason, Wakers,
 };
 use crate::transport::inspect::check_hello;
 use crate::transport::{Introducer, JoinReply, Receiver, Refused};
@@ -127,7 +127,7 @@ impl SimProcess {
         };
         let bells = {
             let (driver, log, snapshots) = (wakes.clone(), wakes.clone(), wakes);
-            Bells {
+            Wakers {
                 driver: Box::new(move || driver.driver.store(true, Ordering::Relaxed)),
                 log: Box::new(move || log.log.store(true, Ordering::Relaxed)),
                 snapshots: Box::new(move || snapshots.snapshots.store(true, Ordering::Relaxed)),

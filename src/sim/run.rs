@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::caller::SimCaller;
 use super::judge::JudgeTally;
-use super::plan::{PEACE, Plan, PlanFault, Who, one_in};
+use super::plan::{CALM_START, Plan, PlanFault, Who, one_in};
 use super::rng::Rng;
 use super::scenario::{Host, Scenario};
 use super::violation::Violation;
@@ -37,7 +37,7 @@ const ACKNOWLEDGED_MIN: u64 = 650;
 const GRANTS_MIN: u64 = 5;
 
 /// Events that must have happened for a seed to count.
-const SURELY: [&str; 2] = ["lease end", "log cut behind a snapshot"];
+const REQUIRED_EVENTS: [&str; 2] = ["lease end", "log cut behind a snapshot"];
 
 /// The result of a seed.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ impl Report {
             && self.leader_changes >= 1
             && self.crashes >= 1
             && self.recoverable
-            && SURELY.iter().all(|what| self.counts.contains_key(what))
+            && REQUIRED_EVENTS.iter().all(|what| self.counts.contains_key(what))
     }
 }
 
@@ -268,7 +268,7 @@ impl Run {
 
     /// Runs the world with faults until the storm is over.
     fn storm(&mut self) -> Result<(), Violation> {
-        self.world.run_until(PEACE)?;
+        self.world.run_until(CALM_START)?;
         for (at, fault) in std::mem::take(&mut self.plan.faults) {
             self.world.run_until(at)?;
             self.world.inject(fault);

@@ -22,7 +22,7 @@ use crate::model::{Hello, Lane, Moment, NodeId};
 
 /// Minimum time between two reports of rejections for one peer and one side of the connection.
 /// Members dial repeatedly, so the same rejection repeats.
-const REFUSAL_REPORT_EVERY: Duration = Duration::from_secs(1);
+const REJECTION_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The role of this member on a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -150,7 +150,7 @@ impl Context {
         let now = self.env.clock.now();
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         let last = reported.get(&place);
-        let may = last.is_none_or(|last| now.since(*last) >= REFUSAL_REPORT_EVERY);
+        let may = last.is_none_or(|last| now.since(*last) >= REJECTION_REPORT_INTERVAL);
         if may {
             reported.insert(place, now);
         }

@@ -17,7 +17,7 @@ use crate::env::{Network, SendOutcome};
 use crate::model::{Hello, JoinAnswer, JoinAsk, Joined, Lane, NodeId, PeerMessage};
 
 /// Pause before a joiner tries all members again.
-const ASK_AGAIN: Duration = Duration::from_millis(50);
+const ASK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Connects the members of a cluster inside one process. Clones refer to the same hub.
 #[derive(Clone, Default)]
@@ -101,7 +101,7 @@ impl MemoryHub {
         given_up: &dyn Fn() -> bool,
     ) -> Result<Joined, JoinError> {
         let mut last = "no member is running".to_owned();
-        let pauses = limit.as_millis() / ASK_AGAIN.as_millis();
+        let pauses = limit.as_millis() / ASK_INTERVAL.as_millis();
         let (_silent, pause) = mpsc::channel::<()>();
         for _ in 0..pauses.max(1) {
             let receivers: Vec<_> =
@@ -120,7 +120,7 @@ impl MemoryHub {
                 return Err(JoinError::GivenUp);
             }
             // Nothing is sent on this channel. The call is only a pause.
-            let _ = pause.recv_timeout(ASK_AGAIN);
+            let _ = pause.recv_timeout(ASK_INTERVAL);
         }
         Err(JoinError::TooLate(last))
     }

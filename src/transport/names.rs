@@ -123,10 +123,10 @@ mod tests {
     use super::*;
 
     /// Number of calls; from the second one on the resolver hangs.
-    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
 
     fn asking(name: String) -> Asking {
-        let times = ASKED.fetch_add(1, Ordering::SeqCst);
+        let times = LOOKUPS.fetch_add(1, Ordering::SeqCst);
         Box::pin(async move {
             match &name[..] {
                 "sound:1" if times == 0 => Ok(vec!["10.0.0.1:1".parse().unwrap()]),
@@ -142,22 +142,22 @@ mod tests {
         let soon = Duration::from_millis(20);
         let sound = ["10.0.0.1:1".parse().unwrap()];
         assert_eq!(names.addresses("10.0.0.1:1", soon).await.unwrap(), sound);
-        assert_eq!(ASKED.load(Ordering::SeqCst), 0, "an address is no name");
+        assert_eq!(LOOKUPS.load(Ordering::SeqCst), 0, "an address is no name");
         assert_eq!(names.addresses("sound:1", soon).await.unwrap(), sound);
         // From now on the resolver hangs.
         for _ in 0..3 {
             assert_eq!(names.addresses("sound:1", soon).await.unwrap(), sound);
         }
-        assert_eq!(ASKED.load(Ordering::SeqCst), 2, "once for all that wait for it");
+        assert_eq!(LOOKUPS.load(Ordering::SeqCst), 2, "once for all that wait for it");
         for _ in 0..3 {
             let unknown = names.addresses("unknown:1", soon);
             assert!(tokio::time::timeout(soon, unknown).await.is_err());
         }
-        assert_eq!(ASKED.load(Ordering::SeqCst), 3);
+        assert_eq!(LOOKUPS.load(Ordering::SeqCst), 3);
         let none = names.addresses("none:1", soon).await.unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::NotFound);
         // The previous call has returned with an error, so a new call is made.
         names.addresses("none:1", soon).await.unwrap_err();
-        assert_eq!(ASKED.load(Ordering::SeqCst), 5);
+        assert_eq!(LOOKUPS.load(Ordering::SeqCst), 5);
     }
 }

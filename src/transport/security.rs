@@ -16,7 +16,7 @@ use super::wire::Wire;
 
 /// Interval at which a connection checks whether the other end's certificate has expired.
 #[cfg(feature = "tls")]
-const EXPIRY_LOOK_EVERY: Duration = Duration::from_secs(30);
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The security of connections. See the module page.
 pub(super) enum Security {
@@ -83,7 +83,7 @@ impl Security {
             Security::Tls(tls) => {
                 let mut changes = tls.changes();
                 changes.mark_changed();
-                let mut look = tokio::time::interval(EXPIRY_LOOK_EVERY);
+                let mut look = tokio::time::interval(EXPIRY_CHECK_INTERVAL);
                 look.reset();
                 TrustRecheck { trust: Some((changes, look)) }
             }

@@ -22,7 +22,7 @@ use crate::env::{Env, Network, SendOutcome, accept_ipv4};
 use crate::model::{Lane, NodeId, PeerMessage, addresses, is_address};
 
 /// Minimum number of keepalives that the dialer sends in one idle timeout.
-const ALIVE_PER_IDLE: u32 = 3;
+const KEEPALIVES_PER_IDLE_TIMEOUT: u32 = 3;
 /// Minimum idle timeout of a member. This timeout is longer than the pauses of a busy machine.
 const IDLE_MIN: Duration = Duration::from_secs(2);
 /// Maximum idle timeout of a member.
@@ -102,7 +102,7 @@ impl Default for TcpSettings {
             join_timeout: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(1),
             idle_timeout: IDLE_MAX,
-            alive_every: IDLE_MIN / ALIVE_PER_IDLE,
+            alive_every: IDLE_MIN / KEEPALIVES_PER_IDLE_TIMEOUT,
             redial_every: REDIAL_MAX,
             pause_min: Duration::from_millis(20),
             pause_max: REDIAL_MAX,
@@ -141,7 +141,7 @@ impl TcpSettings {
     /// counts as dead.
     pub(super) fn silent_ticks_max(&self) -> u32 {
         let ticks = self.idle_timeout.as_nanos().div_ceil(self.alive_every.as_nanos().max(1));
-        u32::try_from(ticks).unwrap_or(u32::MAX).max(ALIVE_PER_IDLE)
+        u32::try_from(ticks).unwrap_or(u32::MAX).max(KEEPALIVES_PER_IDLE_TIMEOUT)
     }
 
     /// Returns whether connections to and from other machines are permitted.
@@ -547,7 +547,7 @@ mod tests {
             assert!(tick * (ticks + 1) <= longest, "{tick:?}, {ticks} times");
             // A member with the shortest timeout receives enough keepalives from one with the
             // longest timeout.
-            assert!(tick * ALIVE_PER_IDLE <= IDLE_MIN, "{tick:?}");
+            assert!(tick * KEEPALIVES_PER_IDLE_TIMEOUT <= IDLE_MIN, "{tick:?}");
         }
     }
 

@@ -18,14 +18,14 @@ use crate::model::LogIndex;
 
 /// Number of segments that one truncation removes at once. Removing a segment takes milliseconds,
 /// and meanwhile no group is written.
-const REMOVED_AT_ONCE: usize = 4;
+const REMOVALS_MAX: usize = 4;
 
 /// Number of segments removed in one idle step.
-pub(super) const REMOVED_WHEN_IDLE: usize = 8;
+pub(super) const REMOVALS_WHEN_IDLE: usize = 8;
 
 /// Number of segments removed whenever a new segment is started, so that a log that is never idle
 /// does not grow.
-pub(super) const REMOVED_AT_ROLL: usize = 2;
+pub(super) const REMOVALS_AT_ROLL: usize = 2;
 
 /// Size of the record that a truncation writes.
 pub(super) const CUT_BYTES: u32 = Record::bytes(size_of::<u64>()) as u32;
@@ -45,7 +45,7 @@ impl LogWriter {
     pub(crate) fn cut(&mut self, up_to: LogIndex) -> Result<(), LogError> {
         self.unless_failed(|writer| {
             writer.write_cut(up_to)?;
-            writer.remove_passed(REMOVED_AT_ONCE)
+            writer.remove_passed(REMOVALS_MAX)
         })
     }
 

@@ -22,7 +22,7 @@
 
 use std::collections::VecDeque;
 
-use super::cut::{CUT_BYTES, REMOVED_AT_ROLL, REMOVED_WHEN_IDLE};
+use super::cut::{CUT_BYTES, REMOVALS_AT_ROLL, REMOVALS_WHEN_IDLE};
 use super::format::{
     self, HEADER_BYTES, Header, Position, Record, RecordDraft, RecordKind, VERSION, encode_founding,
 };
@@ -113,7 +113,7 @@ impl LogWriter {
             if writer.unmarked && writer.has_room_for_watermark() {
                 writer.write_watermark()?;
             }
-            writer.remove_passed(REMOVED_WHEN_IDLE)?;
+            writer.remove_passed(REMOVALS_WHEN_IDLE)?;
             let (number, wanted) = (writer.segment.number + 1, writer.next_bytes_wanted());
             let more = writer.stock.use_idle_moment(number, wanted);
             Ok(more || writer.has_passed())
@@ -260,7 +260,7 @@ impl LogWriter {
         self.append(RecordKind::Roll, 0, u64::from(length), &[], true);
         self.flush()?;
         self.enter_next(file, length);
-        self.remove_passed(REMOVED_AT_ROLL)?;
+        self.remove_passed(REMOVALS_AT_ROLL)?;
         Ok(true)
     }
 

@@ -28,13 +28,13 @@ use crate::machine::{Image, Reader};
 use crate::model::{Moment, Revision};
 
 /// Pause after a turn, as a multiple of the turn's duration.
-const REST_FACTOR: u32 = 9;
+const PAUSE_FACTOR: u32 = 9;
 
 /// Minimum pause after a turn if there is more work to do.
-const REST_MIN: Duration = Duration::from_millis(5);
+const PAUSE_MIN: Duration = Duration::from_millis(5);
 
 /// Interval between two updates of a complete copy.
-pub(super) const ROUND_EVERY: Duration = Duration::from_secs(2);
+pub(super) const ROUND_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Number of revisions per second above which the node is under load and the worker pauses.
 const LOAD_REVISIONS_PER_SECOND: u64 = 20_000;
@@ -47,7 +47,7 @@ const LOAD_WINDOW: Duration = Duration::from_secs(1);
 const FAILURES_MAX: u32 = 3;
 
 /// Pause after a failure, or after falling behind, before a new copy is begun.
-const AGAIN_AFTER: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Time limit for writing the missing data during a proper shutdown.
 const STOP_MAX: Duration = Duration::from_millis(500);
@@ -150,16 +150,16 @@ impl Worker {
         }
         if self.post.is_space_low() {
             self.make_room();
-            return WarmTurn::Rest(ROUND_EVERY);
+            return WarmTurn::Rest(ROUND_INTERVAL);
         }
         let left = self.work(begun).unwrap_or_else(|error| {
             self.fail(&error);
             Left::Nothing
         });
-        let rest = self.env.clock.now().since(begun) * REST_FACTOR;
+        let rest = self.env.clock.now().since(begun) * PAUSE_FACTOR;
         WarmTurn::Rest(match left {
-            Left::More => rest.max(REST_MIN),
-            Left::Nothing => rest.max(ROUND_EVERY),
+            Left::More => rest.max(PAUSE_MIN),
+            Left::Nothing => rest.max(ROUND_INTERVAL),
         })
     }
 
@@ -262,7 +262,7 @@ impl Worker {
     fn fail(&mut self, error: &CopyError) {
         self.image = None;
         self.has_leftovers = true;
-        self.not_before = self.env.clock.now() + AGAIN_AFTER;
+        self.not_before = self.env.clock.now() + CHECK_INTERVAL;
         if let CopyError::Forgotten(_) = error {
             tracing::debug!(%error, "rebuilding warm copy: it has fallen behind");
             if let Err(error) = self.retire() {

@@ -284,7 +284,7 @@ fn members_from_different_backups_or_jumps_never_form_a_cluster() {
     for node in &nodes {
         let put = node.client().put("k", "v").deadline(Duration::from_secs(2)).block();
         assert!(put.is_err(), "{}: {put:?}", node.status().name);
-        assert_eq!(node.status().unmet.len(), 2, "{:?}", node.status());
+        assert_eq!(node.status().unreached.len(), 2, "{:?}", node.status());
     }
     for node in nodes {
         stop(node);
@@ -434,7 +434,7 @@ fn one_surviving_member_of_three_recovers_all_its_data() {
     }
     assert_eq!(info.member, warning.member);
     assert_eq!((info.last, info.revision, info.keys), (warning.last, Some(last), Some(62)));
-    assert!(info.troubles.is_empty() && info.founded && !info.snapshots.is_empty(), "{info:?}");
+    assert!(info.problems.is_empty() && info.founded && !info.snapshots.is_empty(), "{info:?}");
     assert_eq!(info.members.rows().values().filter(|m| m.name.starts_with('m')).count(), 3);
     let verified = backup::verify(&file).unwrap();
     assert_eq!((verified.id, verified.keys, verified.cluster), (recovered.id, 62, info.cluster));

@@ -276,7 +276,7 @@ fn two_wiped_members_wait_for_the_third_and_then_stop() {
         assert_eq!(waiting_for.len(), 1, "{waiting_for:?}");
         let status = cluster.node(member).status();
         assert_eq!(status.role, Role::Founding, "{status:?}");
-        assert_eq!(status.unmet.len(), 1, "{status:?}");
+        assert_eq!(status.unreached.len(), 1, "{status:?}");
     }
     cluster.restart(0).block().unwrap();
     for member in [1, 2] {

@@ -536,7 +536,7 @@ fn waiting_founder_names_absent_members() {
     let put = node.client().put("k", "v").deadline(Duration::from_millis(50)).block();
     assert_eq!(put, Err(late));
     let health = node.health();
-    assert_eq!(health.unmet, std::slice::from_ref(&absent));
+    assert_eq!(health.unreached, std::slice::from_ref(&absent));
     let words = format!("the cluster is not founded yet: waiting for {absent}");
     assert_eq!(health.to_string(), words);
     node.shutdown().block();

@@ -5,14 +5,14 @@
 //! checksums of [`SCRUB_ROWS`] rows are verified in turn. So a damaged row that is not otherwise
 //! used is found after at most `rows / SCRUB_ROWS + 2` entries, where all versions of all keys
 //! count as rows. Secondly, a transaction that reads a damaged row has another effect than on the
-//! other replicas. The digests that members exchange every [`DIGEST_EVERY`] entries reveal the
+//! other replicas. The digests that members exchange every [`DIGEST_INTERVAL`] entries reveal the
 //! difference after at most twice this number of entries, independent of the number of rows.
 
 use std::time::{Duration, Instant};
 
 use bowline::testing::{self, Cluster, ClusterOptions};
 use bowline::{
-    Blocking, Compare, Config, Error, Node, Op, Role, StopReason, cluster::DIGEST_EVERY,
+    Blocking, Compare, Config, Error, Node, Op, Role, StopReason, cluster::DIGEST_INTERVAL,
 };
 
 /// Number of rows whose checksums are verified with each applied entry. Same value as in the
@@ -103,13 +103,13 @@ fn replica_diverged_by_corruption_is_stopped_by_its_digest() {
     let (rotten, leader) = followers(&cluster);
     // Write so many rows that the verification of checksums would need many more entries than the
     // digests.
-    fill(cluster.node(leader), 100 * usize::try_from(SCRUB_ROWS * DIGEST_EVERY / 40).unwrap());
+    fill(cluster.node(leader), 100 * usize::try_from(SCRUB_ROWS * DIGEST_INTERVAL / 40).unwrap());
     let before = applied(&cluster, rotten);
     assert!(cluster.node(rotten).rot(b"row/000700").block().unwrap());
     let kv = cluster.node(leader).client();
     let txn = kv.txn().when(Compare::value("row/000700").eq("value")).then(Op::put("then", ""));
     assert!(txn.or_else(Op::put("else", "")).commit().block().unwrap().succeeded);
-    let bound = 2 * DIGEST_EVERY;
+    let bound = 2 * DIGEST_INTERVAL;
     let (entries, why) = until_it_stops(&cluster, rotten, leader, before, bound);
     assert!(entries <= bound, "found after {entries} entries, {bound} are the bound");
     assert!(why.contains("this node's replica diverged from the majority"), "{why:?}");
@@ -154,7 +154,7 @@ fn undecided_divergence_is_decided_later() {
     let cluster = cluster(Duration::from_millis(50));
     let (wrong, leader) = followers(&cluster);
     let unheard = 3 - wrong - leader;
-    fill(cluster.node(leader), 100 * usize::try_from(SCRUB_ROWS * DIGEST_EVERY / 40).unwrap());
+    fill(cluster.node(leader), 100 * usize::try_from(SCRUB_ROWS * DIGEST_INTERVAL / 40).unwrap());
     applied(&cluster, wrong);
     // The leader receives the digest of the wrong member, but not the digest of the member with
     // which it would have a majority.

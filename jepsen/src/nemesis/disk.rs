@@ -96,7 +96,7 @@ const FAILS_WITHIN: Duration = Duration::from_secs(3);
 const STOPS_WITHIN: Duration = Duration::from_secs(20);
 
 /// Interval between two checks.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Beginning of the message of a node that stops because of its disk.
 const LAST_WORDS: &str = "disk error: cannot";
@@ -127,7 +127,7 @@ impl Dead {
         for limit in [self.fails_within, self.stops_within] {
             let begun = Instant::now();
             while continues() && begun.elapsed() < limit {
-                thread::sleep(LOOK_EVERY);
+                thread::sleep(CHECK_INTERVAL);
             }
             if !continues() || fleet.disk_failures(member)? == Some(0) {
                 break;

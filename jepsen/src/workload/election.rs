@@ -18,7 +18,7 @@ use bowline_check::{
 
 use super::lock::{token_number, was_passed_on};
 use super::{Client, Exhibit, Kind, Workload, budget};
-use crate::caller::{CLINGS_FOR, Caller, Miss, Timed};
+use crate::caller::{Caller, HOLD_TIME_MAX, Miss, Timed};
 use crate::calls::{Call, Reply};
 use crate::ledger::Book;
 use crate::progress::PASSED_ON;
@@ -114,7 +114,7 @@ impl Elections {
             // Whether to keep the hold longer is decided only at the planned end, because the server may have been
             // paused meanwhile.
             let continues = look < looks || *clings.get_or_insert_with(|| caller.clings());
-            if !continues || begun.elapsed() > CLINGS_FOR {
+            if !continues || begun.elapsed() > HOLD_TIME_MAX {
                 break;
             }
             thread::sleep(Duration::from_millis(caller.dice.below(LEADS_MS)));

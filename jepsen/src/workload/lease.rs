@@ -40,7 +40,7 @@ const TTL_MS_MAX: u64 = 2000;
 const LOOK_MS: u64 = 60;
 /// How long a client checks a lease. The time is long enough to detect a late lease, unless faults follow each other
 /// closely.
-const LOOKS_FOR: Duration = Duration::from_secs(30);
+const WATCH_TIME: Duration = Duration::from_secs(30);
 /// Margin that a leader adds to the TTL for clock drift, in percent.
 const DRIFT_PERCENT: u64 = 10;
 /// Maximum lease time that a leader counts between two of its iterations, in microseconds. The leader treats a longer
@@ -100,7 +100,7 @@ impl Leases {
             return Err(miss.clone());
         }
         let begun = Instant::now();
-        while begun.elapsed() < LOOKS_FOR {
+        while begun.elapsed() < WATCH_TIME {
             thread::sleep(Duration::from_millis(caller.dice.below(LOOK_MS)));
             let list = Call::List { prefix: name.to_owned() };
             let mut keys = 0;

@@ -21,7 +21,7 @@ use bowline_check::{
 };
 
 use super::{Client, Exhibit, Kind, Workload, budget};
-use crate::caller::{CLINGS_FOR, Caller, Miss, Timed, outcome};
+use crate::caller::{Caller, HOLD_TIME_MAX, Miss, Timed, outcome};
 use crate::calls::{self, Call, Reply};
 use crate::ledger::{Book, Ledger};
 use crate::progress::{HAD_ALREADY, PASSED_ON};
@@ -301,7 +301,7 @@ impl Client for &Locks {
         let clings = !holds.is_empty() && caller.clings();
         let begun = Instant::now();
         while clings
-            && begun.elapsed() < CLINGS_FOR
+            && begun.elapsed() < HOLD_TIME_MAX
             && holds.iter_mut().map(|hold| hold.look(caller)).min() == Some(true)
         {}
         while let Some(hold) = holds.pop() {

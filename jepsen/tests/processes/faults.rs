@@ -25,7 +25,7 @@ const WINDOW: Duration = Duration::from_millis(500);
 const LONG_WINDOW: Duration = Duration::from_secs(4);
 
 /// Maximum time that a writer waits for a reply.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Pause between two writes, so that they last for the whole run without too many to check.
 const WRITE_EVERY: Duration = Duration::from_millis(4);
@@ -33,7 +33,7 @@ const WRITE_EVERY: Duration = Duration::from_millis(4);
 /// Makes a write through a member, which may be down or isolated. Returns whether it was acknowledged.
 fn write(cluster: &Cluster, member: usize) -> bool {
     let Some(process) = Fleet::process(cluster, member) else { return false };
-    matches!(cluster.load().once(member, &process, PATIENCE), Some(Answer::Done(_)))
+    matches!(cluster.load().once(member, &process, WAIT_MAX), Some(Answer::Done(_)))
 }
 
 /// Applies these faults to one cluster, one after the other.

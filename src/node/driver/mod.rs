@@ -287,7 +287,7 @@ impl Driver {
         let campaign_at = self.contact.campaign_at().filter(|at| *at > now);
         let next_tick = campaign_at.map_or(next_tick, |at| at.min(next_tick));
         match self.shared.lessor.is_counting() {
-            true => next_tick.min(now + Lessor::LOOK_EVERY),
+            true => next_tick.min(now + Lessor::CHECK_INTERVAL),
             false => next_tick,
         }
     }

@@ -75,7 +75,7 @@ impl Driver {
             ..ConsensusConfig::new(
                 settings.node,
                 Members::clone(self.machine.members()),
-                Settings::TICKS_A_HEARTBEAT as usize,
+                Settings::TICKS_PER_HEARTBEAT as usize,
                 settings.election_ticks() as usize,
                 Arc::clone(&self.shared.env.entropy),
             )

@@ -12,7 +12,7 @@ use crate::watch::waking;
 impl Driver {
     pub(super) fn publish_status(&self) {
         let settings = &self.shared.settings;
-        let (role, term, leader, commit, unmet) = match &self.stage {
+        let (role, term, leader, commit, unreached) = match &self.stage {
             DriverStage::Running(consensus) => (
                 match consensus.role() {
                     consensus::RaftRole::Leader => Role::Leader,
@@ -48,7 +48,7 @@ impl Driver {
             members: self.member_statuses(),
             open_requests: self.to_leader.proposals.len(),
             sessions: self.sessions.len(),
-            unmet,
+            unreached,
             diverged: self.peers.digests.is_undecided(),
             digest: (self.machine.applied(), self.machine.digest()),
         };

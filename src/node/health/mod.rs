@@ -157,7 +157,7 @@ pub struct Health {
     /// While the cluster is not founded: the founding members for which the node waits, each as
     /// `NAME (ADDRESS)`. The list contains the founding members that the node has not met. If the
     /// node has met all founding members, the list contains the founder.
-    pub unmet: Vec<String>,
+    pub unreached: Vec<String>,
     /// Whether the node is the leader of the consensus, which is not the leader of an
     /// [`Election`](crate::Election).
     pub leads: bool,
@@ -201,11 +201,11 @@ const CUT_OFF_TIMEOUTS: u32 = 2;
 /// Like [`CUT_OFF_TIMEOUTS`], for a member that is connected to enough voters to elect a leader.
 /// This limit is longer, because an election with split votes is repeated after one to two more
 /// election timeouts.
-const ELECTING_TIMEOUTS: u32 = 4;
+const NO_LEADER_TIMEOUTS: u32 = 4;
 
 /// Number of unapplied entries from which a node counts as lagging. Under load there are always
 /// some unapplied entries.
-const BEHIND: u64 = 512;
+const LAG_MAX: u64 = 512;
 
 impl Health {
     /// Derives the health from the facts of a driver.
@@ -220,7 +220,7 @@ impl Health {
             status: HealthStatus::Healthy,
             stopped,
             silent: now.since(sample.at),
-            unmet: sample.founding.clone().unwrap_or_default(),
+            unreached: sample.founding.clone().unwrap_or_default(),
             leads: sample.leads,
             leader: sample.leader,
             in_touch: sample.touched.map(|touched| now.since(touched)),
@@ -234,7 +234,7 @@ impl Health {
             rejected: sample.rejected,
         };
         let patience = election_timeout * 2;
-        let timeouts = if sample.quorum_connected { ELECTING_TIMEOUTS } else { CUT_OFF_TIMEOUTS };
+        let timeouts = if sample.quorum_connected { NO_LEADER_TIMEOUTS } else { CUT_OFF_TIMEOUTS };
         let limit = election_timeout * timeouts;
         let is_within = |moment: Moment, limit| {
             sample.touched.is_some_and(|touched| moment.since(touched) <= limit)
@@ -253,7 +253,7 @@ impl Health {
             (HealthStatus::NoQuorum, lost),
             (HealthStatus::DiskFull, health.disk_full),
             (HealthStatus::DiskSlow, health.sync >= election_timeout / 2),
-            (HealthStatus::CatchingUp, health.fetching || health.behind >= BEHIND),
+            (HealthStatus::CatchingUp, health.fetching || health.behind >= LAG_MAX),
         ];
         let gravest = verdicts.into_iter().find(|(_, is)| *is).map(|(verdict, _)| verdict);
         health.status = gravest.unwrap_or(HealthStatus::Healthy);
@@ -298,11 +298,15 @@ impl Health {
             HealthStatus::Stuck => {
                 write!(f, "the driver of the node has not run for {:.1?}", self.silent)
             }
-            HealthStatus::Founding if self.unmet.is_empty() => {
+            HealthStatus::Founding if self.unreached.is_empty() => {
                 f.write_str("the node is waiting for its cluster to be founded")
             }
             HealthStatus::Founding => {
-                write!(f, "the cluster is not founded yet: waiting for {}", self.unmet.join(", "))
+                write!(
+                    f,
+                    "the cluster is not founded yet: waiting for {}",
+                    self.unreached.join(", ")
+                )
             }
             HealthStatus::Restoring => {
                 f.write_str("the node has lost its state and is fetching it from another member")

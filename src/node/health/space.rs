@@ -23,7 +23,7 @@ pub(crate) struct SpaceTable {
 }
 
 /// Number of report intervals after which a report expires.
-const FORGOTTEN_AFTER: u32 = 4;
+const REPORT_MISSES_MAX: u32 = 4;
 
 impl SpaceTable {
     /// Returns a table in which all members have space. A member with a full disk reports every `every`.
@@ -53,7 +53,7 @@ impl SpaceTable {
 
     /// Expires old reports. Returns whether this node should repeat its own report.
     pub(crate) fn tick(&mut self, now: Moment) -> bool {
-        let forgotten = self.every * FORGOTTEN_AFTER;
+        let forgotten = self.every * REPORT_MISSES_MAX;
         self.peers.retain(|_, reported| now.since(*reported) < forgotten);
         let due = self.low && now >= self.next;
         if due {

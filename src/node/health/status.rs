@@ -56,7 +56,7 @@ pub struct NodeStatus {
     /// Number of sessions that the node keeps alive.
     pub sessions: usize,
     /// The founding members that the node has not contacted yet. Empty once the cluster is founded.
-    pub unmet: Vec<NodeId>,
+    pub unreached: Vec<NodeId>,
     /// Whether the replicas differ and no majority of them agrees, so that writes are rejected.
     pub diverged: bool,
     /// The digest of the replica, and the index at which it was computed.

@@ -122,7 +122,7 @@ pub(crate) fn lease_grace(drift: Drift) -> Duration {
 impl Lessor {
     /// Maximum time between two readings of the clock. If more time than [`STEP_MAX`] passes
     /// between two readings, only `STEP_MAX` is counted.
-    pub(crate) const LOOK_EVERY: Duration = STEP_MAX.checked_div(2).expect("not by zero");
+    pub(crate) const CHECK_INTERVAL: Duration = STEP_MAX.checked_div(2).expect("not by zero");
 
     /// Starts counting. Every lease has its full TTL left, plus the leader lease of a former leader.
     pub(crate) fn new(drift: Drift, now: Moment, leases: Vec<(LeaseId, Duration)>) -> Self {

@@ -79,7 +79,7 @@ impl History {
 const MARKS_A_WINDOW: u32 = 32;
 
 /// Time after which a compaction that had no effect is proposed again.
-const TRY_AGAIN_AFTER: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The revisions and the size of the history in the leader's replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,7 +122,7 @@ impl Retention {
     }
 
     /// Returns the compaction to propose now, if one is due. A compaction that was proposed is not
-    /// returned again before [`TRY_AGAIN_AFTER`] has passed.
+    /// returned again before [`RETRY_DELAY`] has passed.
     pub(crate) fn due(&mut self, now: Moment, sight: Sight) -> Option<Revision> {
         self.mark(now, sight.revision);
         if let Some((at, lost)) = self.proposed
@@ -137,7 +137,7 @@ impl Retention {
         if at <= sight.compacted || at <= Revision::FIRST {
             return None;
         }
-        self.proposed = Some((at, now + TRY_AGAIN_AFTER));
+        self.proposed = Some((at, now + RETRY_DELAY));
         Some(at)
     }
 

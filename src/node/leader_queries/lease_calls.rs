@@ -14,7 +14,7 @@ use crate::node::leader_queries::rounds::LeaseQuestion;
 use crate::node::leader_queries::{Callers, SharedQueries};
 use crate::node::requests::admission::OpenRead;
 use crate::node::requests::answer::{CallError, ReplyTo, StopReason};
-use crate::node::sessions::ASKED_AT_ONCE;
+use crate::node::sessions::QUERIED_LEASES_MAX;
 
 /// A caller's request for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -53,7 +53,7 @@ impl Callers for CallsByLease {
 
     /// Removes as many leases as fit into a message.
     fn split_query(&mut self) -> Self {
-        let over = self.0.keys().nth(ASKED_AT_ONCE).copied();
+        let over = self.0.keys().nth(QUERIED_LEASES_MAX).copied();
         let later = over.map_or_else(BTreeMap::new, |over| self.0.split_off(&over));
         Self(std::mem::replace(&mut self.0, later))
     }
@@ -245,12 +245,12 @@ mod tests {
     #[test]
     fn lease_query_fits_into_one_message() {
         let mut calls = none();
-        let count = 2 * ASKED_AT_ONCE as u64 + 7;
+        let count = 2 * QUERIED_LEASES_MAX as u64 + 7;
         let _answers: Vec<Answer> =
             (1..=count).map(|id| call(&mut calls, id, LeaseRequest::Renew)).collect();
         let asked =
             std::iter::from_fn(|| calls.ask(at(0))).map(|(_, question)| question.renew.len());
-        assert_eq!(asked.collect::<Vec<_>>(), [ASKED_AT_ONCE, ASKED_AT_ONCE, 7]);
+        assert_eq!(asked.collect::<Vec<_>>(), [QUERIED_LEASES_MAX, QUERIED_LEASES_MAX, 7]);
     }
 
     #[test]

@@ -306,10 +306,10 @@ mod tests {
         }
     }
 
-    const PATIENCE: Duration = Duration::from_millis(100);
+    const WAIT_MAX: Duration = Duration::from_millis(100);
 
     fn check(steps: Vec<Step>) {
-        let mut queries = SharedQueries::<Numbered>::new(PATIENCE);
+        let mut queries = SharedQueries::<Numbered>::new(WAIT_MAX);
         let mut model = Model::default();
         let mut now = Moment::since_boot(Duration::ZERO);
         for step in steps {
@@ -325,7 +325,7 @@ mod tests {
                         assert!(!callers.is_empty());
                         if is_repeated {
                             let (first, sent, open) = model.sent.get_mut(&number).unwrap();
-                            assert!(*open && now.since(*sent) >= PATIENCE);
+                            assert!(*open && now.since(*sent) >= WAIT_MAX);
                             assert_eq!(first, &callers.0, "a repetition has the same contents");
                             *sent = now;
                         } else {
@@ -338,7 +338,7 @@ mod tests {
                     assert!(model.waiting.is_empty());
                     let open = model.sent.values().filter(|(.., open)| *open);
                     for (_, sent, _) in open {
-                        assert!(now.since(*sent) < PATIENCE, "a due query was not sent");
+                        assert!(now.since(*sent) < WAIT_MAX, "a due query was not sent");
                     }
                 }
                 Step::Answer { back, whole } => {
@@ -386,7 +386,7 @@ mod tests {
         }
         let left = queries.stop().0;
         assert_eq!(left.len(), model.arrived as usize - model.ended.len());
-        assert!(queries.ask(now + PATIENCE * 2).is_none());
+        assert!(queries.ask(now + WAIT_MAX * 2).is_none());
     }
 
     proptest! {

@@ -101,7 +101,7 @@ pub(crate) struct Rounds {
 }
 
 /// Maximum number of unconfirmed rounds.
-const FLYING_MAX: usize = 4;
+const OPEN_ROUNDS_MAX: usize = 4;
 
 /// Maximum number of questions that the leader holds. Further questions are dropped, and the node that asked repeats
 /// them.
@@ -126,7 +126,7 @@ impl Rounds {
 
     /// Starts a round for all waiting questions, if there are any.
     pub(crate) fn start(&mut self, now: Moment) -> Option<RoundId> {
-        if self.pending.is_empty() || self.flying.len() >= FLYING_MAX {
+        if self.pending.is_empty() || self.flying.len() >= OPEN_ROUNDS_MAX {
             return None;
         }
         self.counter += u64::from(!mutant!(M07) || self.flying.is_empty());
@@ -201,6 +201,6 @@ mod tests {
             started += 1;
             rounds.join(query(0));
         }
-        assert_eq!(started, FLYING_MAX);
+        assert_eq!(started, OPEN_ROUNDS_MAX);
     }
 }

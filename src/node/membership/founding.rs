@@ -26,10 +26,10 @@ use crate::wal;
 const FIRST_REPORT: Duration = Duration::from_millis(500);
 
 /// Minimum time between two log lines if the missing members have changed.
-const REPORT_AGAIN: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time after which an unchanged log line is repeated.
-const REPORT_UNCHANGED: Duration = Duration::from_secs(60);
+const UNCHANGED_REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The state of a member on a new disk: the founding members that it has met.
 #[derive(Debug)]
@@ -108,8 +108,10 @@ impl Founding {
         let waits_for = self.waits_for();
         let is_due = match &self.reported {
             None => now.since(began) >= FIRST_REPORT,
-            Some((at, before)) if *before == waits_for => now.since(*at) >= REPORT_UNCHANGED,
-            Some((at, _)) => now.since(*at) >= REPORT_AGAIN,
+            Some((at, before)) if *before == waits_for => {
+                now.since(*at) >= UNCHANGED_REPORT_INTERVAL
+            }
+            Some((at, _)) => now.since(*at) >= REPORT_INTERVAL,
         };
         if waits_for.is_empty() || !is_due {
             return None;

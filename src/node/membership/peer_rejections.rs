@@ -8,9 +8,9 @@ use std::time::Duration;
 use crate::model::Moment;
 
 /// Time after which an unchanged reason is logged again.
-const LOG_EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Time for which a reason counts as current after it was last reported.
-const CURRENT_FOR: Duration = Duration::from_secs(10);
+const VALID_FOR: Duration = Duration::from_secs(10);
 /// Maximum number of peers. Further peers can only come from forged introductions.
 const PEERS_MAX: usize = 16;
 /// Maximum number of reasons for each peer. The two sides may word one fact differently.
@@ -49,7 +49,7 @@ impl PeerRejections {
             rejected.reasons.remove(0);
         }
         rejected.reasons.push(why.to_owned());
-        let logs = known.is_none() || now.since(rejected.logged) >= LOG_EVERY;
+        let logs = known.is_none() || now.since(rejected.logged) >= LOG_INTERVAL;
         if logs {
             rejected.logged = now;
         }
@@ -63,7 +63,7 @@ impl PeerRejections {
 
     /// Returns the peers with a current rejection, each with its newest reason.
     pub(crate) fn current(&self, now: Moment) -> Vec<String> {
-        let current = self.0.iter().filter(|(_, one)| now.since(one.last) < CURRENT_FOR);
+        let current = self.0.iter().filter(|(_, one)| now.since(one.last) < VALID_FOR);
         let words = |(peer, one): (&String, &Rejected)| {
             one.reasons.last().map(|why| format!("{peer}: {why}"))
         };

@@ -20,7 +20,7 @@ pub(in crate::node) const COMMAND_BYTES_MAX: usize = 7 << 19;
 /// Bytes that each scanned key counts towards the limit of open writes. Keys are scanned by the
 /// command itself, or by the check of the caller's rights. The value is the size of a row in an
 /// answer, without the value of the row, which is shared.
-const LOOK_BYTES: usize = 160;
+const KEY_VISIT_BYTES: usize = 160;
 
 /// A value that counts as one open read until it is dropped.
 #[derive(Default)]
@@ -108,7 +108,7 @@ impl Admission {
         // Limit the bytes for scanned keys, so that the largest scan can still be admitted while
         // other commands are open.
         let looked =
-            keys.saturating_mul(LOOK_BYTES).min(self.look_bytes_max().saturating_sub(bytes));
+            keys.saturating_mul(KEY_VISIT_BYTES).min(self.look_bytes_max().saturating_sub(bytes));
         let bytes = bytes + looked;
         let most = self.bytes_max;
         // An eighth of the limit is reserved for commands on single keys.
@@ -145,7 +145,7 @@ impl Admission {
         match command.inner() {
             Command::Txn(txn) => self.keys_of_txn(txn, reader),
             Command::Delete(delete) => {
-                let max = self.look_bytes_max() / LOOK_BYTES + 1;
+                let max = self.look_bytes_max() / KEY_VISIT_BYTES + 1;
                 Ok(reader.visited_keys_of_range(&delete.range, max))
             }
             _ => Ok(0),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::model::Moment;
 
 /// Minimum time between two lines.
-const LINE_EVERY: Duration = Duration::from_secs(1);
+const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Limits the log lines about slow requests. Shared by the driver and the threads of callers.
 pub(crate) struct SlowLog {
@@ -62,7 +62,7 @@ impl SlowLog {
         }
         let next = self.next.load(Ordering::Relaxed);
         let due = nanos(now) >= next;
-        let later = nanos(now + LINE_EVERY);
+        let later = nanos(now + LINE_INTERVAL);
         // If several threads find that a line is due, only one of them logs.
         if due
             && self.next.compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()

@@ -32,7 +32,7 @@ use crate::node::settings::Drift;
 /// Maximum number of leases in one renewal request. The request and its answer take at most ten
 /// bytes for each lease. Request and answer share a lane (a connection for one kind of messages)
 /// with the heartbeats, and are small enough not to delay the heartbeats.
-pub(super) const ASKED_AT_ONCE: usize = 16_384;
+pub(super) const QUERIED_LEASES_MAX: usize = 16_384;
 
 /// A request to open a session.
 pub(crate) struct SessionOpening {
@@ -264,7 +264,7 @@ impl Sessions {
     }
 
     /// Returns the leases to renew now, and the number of the request. Leases above
-    /// [`ASKED_AT_ONCE`] are part of the next request.
+    /// [`QUERIED_LEASES_MAX`] are part of the next request.
     pub(crate) fn due(&mut self, now: Moment) -> Option<(u64, Vec<LeaseId>)> {
         if now < self.quiet_until {
             return None;
@@ -273,7 +273,7 @@ impl Sessions {
         let kept = self.sessions.iter_mut().map(|(lease, kept)| (lease, &mut kept.renew_at));
         let wanted = self.resuming.iter_mut().map(|(lease, wanted)| (lease, &mut wanted.ask_at));
         let due = kept.chain(wanted).filter(|(_, at)| **at <= now);
-        for (lease, at) in due.take(ASKED_AT_ONCE) {
+        for (lease, at) in due.take(QUERIED_LEASES_MAX) {
             *at = now + self.repeat_query;
             leases.push(*lease);
         }
@@ -505,12 +505,12 @@ mod tests {
         let mut sessions = none();
         let terms =
             || SessionTerms { ttl: ms(3000), delay: ms(0), label: String::new(), own: false };
-        let states: Vec<_> = (0..2 * ASKED_AT_ONCE as u64 + 7)
+        let states: Vec<_> = (0..2 * QUERIED_LEASES_MAX as u64 + 7)
             .map(|nth| sessions.opened(LeaseId::new(u64::MAX - nth).unwrap(), terms(), at(0)))
             .collect();
         let askings: Vec<_> = std::iter::from_fn(|| sessions.due(at(1000))).collect();
         let sizes: Vec<usize> = askings.iter().map(|(_, leases)| leases.len()).collect();
-        assert_eq!(sizes, [ASKED_AT_ONCE, ASKED_AT_ONCE, 7]);
+        assert_eq!(sizes, [QUERIED_LEASES_MAX, QUERIED_LEASES_MAX, 7]);
         for (round, leases) in askings {
             let message = PeerMessage::Renew { round, incarnation: Incarnation(u64::MAX), leases };
             let mut bytes = Vec::new();

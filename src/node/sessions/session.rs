@@ -208,7 +208,7 @@ impl SharedSession {
     }
 
     /// Returns the state of the session. A call after `valid_until` ends it.
-    pub(crate) fn standing(&self, now: Moment, drift: Drift) -> SessionState {
+    pub(crate) fn state_at(&self, now: Moment, drift: Drift) -> SessionState {
         if let Some(why) = self.end(now) {
             return SessionState::Ended(why);
         }
@@ -240,13 +240,13 @@ impl SharedSession {
 
     /// Returns the state of the session, and notifies the watchers of a change.
     pub(in crate::node) fn notice(&self, now: Moment, drift: Drift) -> SessionState {
-        let standing = self.standing(now, drift);
-        self.report(match standing {
+        let state_at = self.state_at(now, drift);
+        self.report(match state_at {
             SessionState::Active(_) => ReportedState::Active,
             SessionState::RenewalOverdue(_) => ReportedState::RenewalOverdue,
             SessionState::Ended(why) => ReportedState::Ended(why),
         });
-        standing
+        state_at
     }
 
     fn report(&self, news: ReportedState) {
@@ -353,8 +353,8 @@ mod tests {
             (2700, SessionState::Ended(SessionEndReason::NotRenewed)),
             (1000, SessionState::Ended(SessionEndReason::NotRenewed)),
         ];
-        for (now, standing) in cases {
-            assert_eq!(state.standing(at(now), drift), standing, "at {now}");
+        for (now, state_at) in cases {
+            assert_eq!(state.state_at(at(now), drift), state_at, "at {now}");
         }
     }
 

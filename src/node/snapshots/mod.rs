@@ -18,11 +18,11 @@ const WINDOW_PARTS: u64 = 4;
 
 /// Delay before a failed snapshot is tried again. While the disk has no space for a snapshot, the
 /// delay doubles up to the maximum, because each attempt temporarily takes all the free space.
-const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
-const TRY_AGAIN_AFTER_MAX: Duration = Duration::from_secs(64);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(64);
 
 /// Maximum delay before a snapshot that could not be received is fetched again. The delay doubles with each attempt.
-const FETCH_AGAIN_AFTER_MAX: Duration = Duration::from_secs(64);
+const FETCH_RETRY_DELAY_MAX: Duration = Duration::from_secs(64);
 
 /// The size up to which the log is kept for a lagging or fetching member, as a multiple of the size
 /// that makes a snapshot due. Above this size, the log is truncated and the member is sent a newer
@@ -93,7 +93,7 @@ impl Snapshots {
             newest,
             is_taking: false,
             not_before: now,
-            no_room_pause: TRY_AGAIN_AFTER,
+            no_room_pause: RETRY_DELAY,
             log_bytes,
             log_bytes_while_taking: 0,
             fetch: None,
@@ -143,7 +143,7 @@ impl Snapshots {
     pub(crate) fn taken(&mut self, id: SnapshotId, members: Members) {
         self.is_taking = false;
         self.log_bytes = self.log_bytes_while_taking;
-        self.no_room_pause = TRY_AGAIN_AFTER;
+        self.no_room_pause = RETRY_DELAY;
         self.has(id, members);
     }
 
@@ -151,10 +151,10 @@ impl Snapshots {
     /// the snapshot.
     pub(crate) fn not_taken(&mut self, for_want_of_room: bool, now: Moment) {
         self.is_taking = false;
-        self.not_before = now + TRY_AGAIN_AFTER;
+        self.not_before = now + RETRY_DELAY;
         if for_want_of_room {
             self.not_before = now + self.no_room_pause;
-            self.no_room_pause = (self.no_room_pause * 2).min(TRY_AGAIN_AFTER_MAX);
+            self.no_room_pause = (self.no_room_pause * 2).min(RETRY_DELAY_MAX);
         }
     }
 
@@ -328,7 +328,7 @@ impl Snapshots {
         self.end_fetch(id);
         let before = self.failed.filter(|(failed, ..)| *failed == id);
         let times = before.map_or(1, |(_, times, _)| times.saturating_add(1));
-        let pause = self.patience.saturating_mul(1 << times.min(16)).min(FETCH_AGAIN_AFTER_MAX);
+        let pause = self.patience.saturating_mul(1 << times.min(16)).min(FETCH_RETRY_DELAY_MAX);
         self.failed = Some((id, times, now + pause));
     }
 

@@ -44,7 +44,7 @@ const APPEND_BYTES_MAX: usize = 16 << 20;
 
 /// Time for which a verified snapshot counts as sound, so that it is not verified again for each
 /// peer. The receiver verifies the snapshot in any case.
-const PROVEN_FOR: Duration = Duration::from_secs(10);
+const PROOF_VALIDITY: Duration = Duration::from_secs(10);
 
 /// A job of the worker.
 pub(crate) enum Job {
@@ -354,7 +354,7 @@ impl SnapshotWorker {
     fn read(&mut self, to: NodeId, id: SnapshotId, offset: u64) {
         let now = self.env.clock.now();
         let is_proven =
-            self.proven.is_some_and(|(same, at)| same == id && now.since(at) < PROVEN_FOR);
+            self.proven.is_some_and(|(same, at)| same == id && now.since(at) < PROOF_VALIDITY);
         match &mut self.proving {
             Some(Proving { id: same, asks, .. }) if *same == id => {
                 let waits = asks.range((to, 0)..=(to, u64::MAX)).next().is_some();

@@ -17,7 +17,7 @@ use crate::node::threads::parker::{Parker, Sleeper};
 const IDLE_AFTER: Duration = Duration::from_millis(20);
 
 /// Time between two attempts to write while the disk is full.
-const TRY_AGAIN_AFTER: Duration = Duration::from_millis(500);
+const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// The queue of groups for the log.
 pub(crate) struct LogQueue {
@@ -209,7 +209,7 @@ impl LogWorker {
             patience = match self.write(groups, cut) {
                 LogTurn::Wrote => Some(IDLE_AFTER),
                 LogTurn::Idle => None,
-                LogTurn::Full => Some(TRY_AGAIN_AFTER),
+                LogTurn::Full => Some(RETRY_DELAY),
                 LogTurn::Ended => return,
             };
         }

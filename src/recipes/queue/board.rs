@@ -38,7 +38,7 @@ const CLAIMS_MAX: usize = 32;
 
 /// How long an item that is meant for another board may stay available before this board claims it.
 /// This time is much longer than a transaction and much shorter than the TTL of a session.
-const PATIENCE: Duration = Duration::from_millis(50);
+const WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// The waiting takers of one handle, and the items to claim for them.
 pub(super) struct Board {
@@ -99,7 +99,7 @@ struct BoardState {
     stands: bool,
     /// Whether the patience timer is running.
     counting: bool,
-    impatient: bool,
+    wants_next: bool,
 }
 
 struct Taker {
@@ -130,7 +130,7 @@ impl Board {
             doubtful: Vec::new(),
             stands: false,
             counting: false,
-            impatient: false,
+            wants_next: false,
         };
         let (notes, due, state) = (Mutex::default(), AtomicBool::new(false), Mutex::new(state));
         Arc::new(Self { session, keys, idle, attempts_max, notes, due, state })
@@ -198,7 +198,7 @@ impl Board {
                 Note::Leave { ticket } => drop(state.takers.remove(&ticket)),
                 Note::Late(head) => {
                     state.counting = false;
-                    state.impatient = state.index.head() == Some(&head);
+                    state.wants_next = state.index.head() == Some(&head);
                 }
                 Note::Outcome(proposed, outcome) => {
                     state.flying = false;
@@ -360,8 +360,8 @@ impl Board {
         }
         let takers = state.takers.len().min(CLAIMS_MAX);
         let tries = state.takers.values().any(|taker| taker.only_try);
-        let impatient = std::mem::take(&mut state.impatient) || tries;
-        let chooser = Chooser { lease: self.session.lease(), idle: &self.idle, impatient };
+        let wants_next = std::mem::take(&mut state.wants_next) || tries;
+        let chooser = Chooser { lease: self.session.lease(), idle: &self.idle, wants_next };
         let chosen = match takers {
             0 => Vec::new(),
             _ => state.index.choose(takers, chooser),
@@ -486,7 +486,7 @@ impl Board {
                 board.note(Note::Late(head));
             }
         };
-        let (revision, deadline) = (Revision(u64::MAX), shared.now() + PATIENCE);
+        let (revision, deadline) = (Revision(u64::MAX), shared.now() + WAIT_MAX);
         // No replica ever reaches this revision, so the wait ends at its deadline or when the node
         // stops.
         let reply = ReplyTo::Call(Box::new(late));

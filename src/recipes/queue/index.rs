@@ -49,7 +49,7 @@ pub(super) struct Chooser<'a> {
     pub(super) idle: &'a Bytes,
     /// Whether the board also claims items that are meant for other boards, because those boards
     /// were too slow.
-    pub(super) impatient: bool,
+    pub(super) wants_next: bool,
 }
 
 impl ItemIndex {
@@ -171,7 +171,7 @@ impl ItemIndex {
     pub(super) fn choose(&self, takers: usize, chooser: Chooser<'_>) -> Vec<Bytes> {
         let ids = self.free.iter().map(|(_, _, id)| id);
         mutant!(B54, return ids.rev().take(takers).cloned().collect());
-        if chooser.impatient {
+        if chooser.wants_next {
             return ids.take(takers).cloned().collect();
         }
         if let Some(since) = self.idle.get(chooser.idle) {
@@ -267,9 +267,9 @@ mod tests {
         takers: usize,
         who: u64,
         idle: &'static str,
-        impatient: bool,
+        wants_next: bool,
     ) -> Vec<String> {
-        let chooser = Chooser { lease: lease(who), idle: &Bytes::from(idle), impatient };
+        let chooser = Chooser { lease: lease(who), idle: &Bytes::from(idle), wants_next };
         let ids = index.choose(takers, chooser);
         ids.into_iter().map(|id| String::from_utf8(id.to_vec()).unwrap()).collect()
     }

@@ -23,7 +23,7 @@ struct AnswersCall {
     what: &'static str,
     began: Duration,
     paused_before: Duration,
-    may_take: Duration,
+    time_max: Duration,
 }
 
 /// The id of a call.
@@ -106,13 +106,13 @@ impl Judge {
         self.callers.watches.retain(|_, watch| watch.node != id);
     }
 
-    /// Records that a caller on a node begins a call that may take `may_take` by the clock of the node.
-    pub(crate) fn call(&mut self, node: NodeId, what: &'static str, may_take: Duration) -> CallId {
+    /// Records that a caller on a node begins a call that may take `time_max` by the clock of the node.
+    pub(crate) fn call(&mut self, node: NodeId, what: &'static str, time_max: Duration) -> CallId {
         let id = CallId(self.next);
         self.next += 1;
         let paused_before = self.seen[place(node)].paused;
         let began = self.timeline.now();
-        self.callers.calls.insert(id, AnswersCall { node, what, began, paused_before, may_take });
+        self.callers.calls.insert(id, AnswersCall { node, what, began, paused_before, time_max });
         id
     }
 
@@ -135,7 +135,7 @@ impl Judge {
             && self.members().get(call.node).is_some()
         {
             let (took, node, what) = (self.timeline.now() - call.began, call.node, call.what);
-            self.expect(took < call.may_take * 3 / 4, "L-SERVE", || {
+            self.expect(took < call.time_max * 3 / 4, "L-SERVE", || {
                 format!("in the calm {what} on {node:?} had no answer for {took:?}")
             });
         }
@@ -163,7 +163,7 @@ impl Judge {
         let took =
             (self.timeline.now() - call.began).saturating_sub(seen.paused - call.paused_before);
         // The slowest allowed clock takes an eighth longer.
-        let limit = call.may_take + call.may_take / 8 + DEADLINE_GRACE;
+        let limit = call.time_max + call.time_max / 8 + DEADLINE_GRACE;
         if took > limit {
             let (node, what) = (call.node, call.what);
             self.broken("C-NOHANG", || {

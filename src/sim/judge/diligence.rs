@@ -17,21 +17,21 @@ const TICKS_AT_ONCE: u32 = 3;
 
 /// Maximum time that a leader waits for its disk before it transfers leadership: two election timeouts of 500 ms by a
 /// slow clock.
-const DISK_PATIENCE: Duration = Duration::from_millis(1_200);
+const DISK_WAIT_MAX: Duration = Duration::from_millis(1_200);
 
 /// Additional time for which such a leader may neither have begun the transfer nor have found that no member can take
 /// over.
 const CLINGS_MAX: Duration = Duration::from_millis(200);
 
 /// Interval between two checks of the leases of a leader.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum time from the expiry of a lease, as its leader measures it, to its end. In this time the leader may lose
 /// its quorum, its disk may be slow, and leadership may move several times.
 const ENDS_WITHIN: Duration = Duration::from_secs(12);
 
 /// Like [`ENDS_WITHIN`], while no faults occur.
-const ENDS_IN_QUIET_WITHIN: Duration = Duration::from_secs(2);
+const QUIET_END_MAX: Duration = Duration::from_secs(2);
 
 /// The observations of all nodes.
 #[derive(Default)]
@@ -101,7 +101,7 @@ impl Judge {
             Some((before, since)) if before == log_turns => since,
             _ => worker.owed.insert((log_turns, now)).1,
         };
-        let hangs = look.leads && now - since > DISK_PATIENCE;
+        let hangs = look.leads && now - since > DISK_WAIT_MAX;
         if !hangs || process.is_transferring_or_cannot() {
             worker.clings = None;
             return;
@@ -128,12 +128,12 @@ impl Judge {
         if now < worker.next_look {
             return;
         }
-        worker.next_look = now + LOOK_EVERY;
+        worker.next_look = now + CHECK_INTERVAL;
         self.expect(counts_rightly, "L-LATE", || {
             format!("{id:?} counts {expiring} leases as ending, and others are")
         });
         let within = match self.leases.quiet_since {
-            Some(_) => ENDS_IN_QUIET_WITHIN,
+            Some(_) => QUIET_END_MAX,
             None => ENDS_WITHIN,
         };
         let Some((lease, overdue)) = overdue else { return };

@@ -11,7 +11,7 @@ use crate::node::Look;
 /// A member that has received a message from its leader within this time does not vote for another
 /// leader, unless its connections show that the leader's process has ended. This is the minimum
 /// election timeout of 500 ms, less late ticks and a fast clock.
-const FOLLOWS_FOR: Duration = Duration::from_millis(350);
+const FOLLOWS_MIN: Duration = Duration::from_millis(350);
 
 /// A member that has been connected with its leader for this time has no evidence any more that the
 /// leader's process has ended.
@@ -82,7 +82,7 @@ impl Judge {
             && vote != leader
             && follower.others < look.term
             && follower.at < turned
-            && running - follower.running <= FOLLOWS_FOR
+            && running - follower.running <= FOLLOWS_MIN
             && !self.peers.early.transfers.contains(&(vote, look.term));
         if !is_early {
             return;

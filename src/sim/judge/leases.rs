@@ -10,7 +10,7 @@ use crate::model::{Event, LeaseId, LogIndex, NodeId, Rejection, Revision};
 use crate::node::SessionEndReason;
 
 /// Number of entries after which the leases are compared even if their fingerprint has not changed.
-const LOOK_ENTRIES: u64 = 64;
+const CHECK_ENTRIES: u64 = 64;
 
 /// A lease that a program relies on from a moment on for a certain time.
 struct CountedOn {
@@ -131,7 +131,7 @@ impl Judge {
         }
         let (up_to, known) = self.leases.looked;
         let fingerprint = process.leases_fingerprint();
-        if fingerprint == known && applied.get() < up_to.get() + LOOK_ENTRIES {
+        if fingerprint == known && applied.get() < up_to.get() + CHECK_ENTRIES {
             self.leases.table.0 = applied;
             return;
         }

@@ -11,7 +11,7 @@ use super::Judge;
 use super::lines::{EntryShare, Line, LockQueueJudge, limit_at};
 use super::observers::{Observer, ObserverId};
 use crate::model::{KeyRange, KeyValue, LeaseId, NodeId, Revision};
-use crate::recipes::{LostReason, PASSES_MAX, Token};
+use crate::recipes::{HANDOFFS_MAX, LostReason, Token};
 
 /// In the calm phase, maximum time to acquire a lock that no program believes it holds: the remaining TTL of the last
 /// holder (2.5 s and the drift of two clocks), an election that restarts all leases, and a retry.
@@ -257,7 +257,7 @@ impl Judge {
         if is_handoff {
             self.count("lock passed on inside a node");
         }
-        if passes > PASSES_MAX {
+        if passes > HANDOFFS_MAX {
             let (lock, key) = (reported_hold.lock, reported_hold.key.clone());
             self.broken("K-FAIR", || {
                 format!("{key:?} of {lock} was passed on {passes} times while others waited")

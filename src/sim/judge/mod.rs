@@ -51,7 +51,7 @@ const COMPARE_AT_ONCE: u64 = 64;
 
 /// Number of revisions that are compared at a time, for a replica that adds nothing new. Its digest is always
 /// compared.
-const HEAR_AT_ONCE: u64 = 16;
+const ENTRIES_AT_ONCE: u64 = 16;
 
 /// Number of digests of recent entries that are kept.
 const DIGESTS_KEPT: usize = 20_000;
@@ -268,7 +268,7 @@ impl Judge {
     /// Checks a node after a turn of its driver. Returns its progress before the turn.
     pub(crate) fn look(&mut self, id: NodeId, process: &SimProcess, look: &Look) -> Before {
         let is_news = look.revision > self.truth.newest();
-        if is_news || look.revision.get() >= process.shown().get() + HEAR_AT_ONCE {
+        if is_news || look.revision.get() >= process.shown().get() + ENTRIES_AT_ONCE {
             self.hear(process);
         }
         self.follow_members(id, process, self.seen[place(id)].applied);

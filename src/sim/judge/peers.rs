@@ -16,7 +16,7 @@ use crate::node::Look;
 /// Maximum time for which a leader without contact to a quorum keeps leading, not counting its pauses. The votes that
 /// elected it arrived within an election timeout, and it steps down after at most two more of 500 ms, measured in late
 /// ticks of a slow clock.
-const LEADS_ALONE_MAX: Duration = Duration::from_millis(2_000);
+const LEADS_WITHOUT_CONTACT_MAX: Duration = Duration::from_millis(2_000);
 
 /// The state of the judge for the messages between nodes.
 #[derive(Default)]
@@ -207,13 +207,13 @@ impl Judge {
             *leads = Leads { since: if is_same { leads.since } else { now }, ..changed };
         }
         let Leads { deciders, since, .. } = &*leads;
-        if now - *since < LEADS_ALONE_MAX {
+        if now - *since < LEADS_WITHOUT_CONTACT_MAX {
             return;
         }
         let received = self.peers.received.get(&id);
         let is_near = |node: NodeId| {
             let at = received.and_then(|received| received.get(&node));
-            node == id || at.is_some_and(|at| now - *at < LEADS_ALONE_MAX)
+            node == id || at.is_some_and(|at| now - *at < LEADS_WITHOUT_CONTACT_MAX)
         };
         if !deciders.agree(is_near) {
             let detail =

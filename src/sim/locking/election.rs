@@ -3,7 +3,7 @@
 
 use super::super::judge::EntryShare;
 use super::super::plan::one_in;
-use super::{Holding, PATIENCE, Player, leading};
+use super::{Holding, Player, WAIT_MAX, leading};
 use crate::api::{Effect, Session};
 use crate::recipes::{Campaign, GuardError, Leader, LeaderEvent, Leadership};
 
@@ -33,7 +33,7 @@ async fn live(player: Player, election: &'static str) {
 }
 
 fn campaign(player: &Player, session: &Session, election: &'static str) -> Campaign {
-    session.election(election).campaign(player.scene.value("leads")).deadline(PATIENCE)
+    session.election(election).campaign(player.scene.value("leads")).deadline(WAIT_MAX)
 }
 
 /// Campaigns once. Returns whether it became leader.

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::super::plan::{between, one_in};
-use super::{Holding, LockingHeld, PATIENCE, Player};
+use super::{Holding, LockingHeld, Player, WAIT_MAX};
 use crate::api::Session;
 use crate::recipes::{Guard, LockError};
 
@@ -19,11 +19,11 @@ const DELAY_MAX: Duration = Duration::from_secs(3);
 const LATE_MAX: Duration = Duration::from_secs(3);
 
 /// Maximum time between a loss and the release.
-const SLACK_MAX: Duration = Duration::from_millis(400);
+const START_DELAY_MAX: Duration = Duration::from_millis(400);
 
 /// Interval and duration of the checks for a loss after the session is at risk.
 const LOOK: Duration = Duration::from_millis(1);
-const LOOKS_FOR: Duration = Duration::from_millis(1_500);
+const WATCH_TIME: Duration = Duration::from_millis(1_500);
 
 /// Number of tasks per node, each with its own session.
 const TASKS: usize = 2;
@@ -42,7 +42,7 @@ async fn live(player: Player, lock: &'static str) {
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {
     // The deadline leaves room for the delay of the last poll.
-    let attempt = session.mutex(lock).lock().deadline(PATIENCE - LATE_MAX);
+    let attempt = session.mutex(lock).lock().deadline(WAIT_MAX - LATE_MAX);
     let granted = match one_in(&player.rng, 2) {
         true => player.wait(lock, poll_rarely(player, attempt)).await,
         false => player.wait(lock, attempt).await,
@@ -60,7 +60,7 @@ async fn hold(player: &Player, holding: &Holding<Guard>) {
     if one_in(&player.rng, 3) {
         drop(player.for_at_most(player.scene.session_ttl * 2, held.at_risk()).await);
         let begun = player.scene.timeline.now();
-        while held.loss().is_none() && player.scene.timeline.now() - begun < LOOKS_FOR {
+        while held.loss().is_none() && player.scene.timeline.now() - begun < WATCH_TIME {
             timers.sleep(LOOK).await;
         }
         return;
@@ -68,7 +68,7 @@ async fn hold(player: &Player, holding: &Holding<Guard>) {
     drop(player.for_at_most(player.while_held(), held.lost()).await);
     player.update(holding).await;
     if held.loss().is_some() {
-        timers.sleep(between(&player.rng, Duration::ZERO, SLACK_MAX)).await;
+        timers.sleep(between(&player.rng, Duration::ZERO, START_DELAY_MAX)).await;
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::plan::{between, one_in};
-use super::{Holding, LockingHeld, PATIENCE, Player};
+use super::{Holding, LockingHeld, Player, WAIT_MAX};
 use crate::api::{OwnSession, Session};
 use crate::env::Entropy;
 use crate::recipes::{Hold, LeadError, LeaderTask, Leadership, LockError};
@@ -65,7 +65,7 @@ async fn run(
     election: &'static str,
 ) -> Result<Option<()>, LeadError> {
     let leading = if one_in(&player.rng, 3) { leading.once() } else { leading };
-    let patience = between(&player.rng, Duration::ZERO, PATIENCE);
+    let patience = between(&player.rng, Duration::ZERO, WAIT_MAX);
     let grace = Duration::from_millis(player.rng.below(100));
     // At its end the recipe resigns and waits until the resignation is durable.
     let may_take = patience + grace + player.caller.deadline();

@@ -47,7 +47,7 @@ use crate::recipes::{
 };
 
 /// Maximum time to wait for a lock.
-const PATIENCE: Duration = Duration::from_secs(8);
+const WAIT_MAX: Duration = Duration::from_secs(8);
 
 /// A program on a node.
 pub(crate) struct Player {
@@ -139,8 +139,8 @@ impl Player {
     ) -> (Session, Holding<Guard>) {
         loop {
             let session = self.session_surely().await;
-            let call = self.scene.judge.borrow_mut().call(self.node, "lock", PATIENCE);
-            let guard = session.mutex(lock).lock().deadline(PATIENCE).await;
+            let call = self.scene.judge.borrow_mut().call(self.node, "lock", WAIT_MAX);
+            let guard = session.mutex(lock).lock().deadline(WAIT_MAX).await;
             self.scene.judge.borrow_mut().returned(call);
             if let Ok(guard) = guard {
                 return (session, self.report_hold("lock", lock, guard));
@@ -168,7 +168,7 @@ impl Player {
         let (call, waiting) = {
             let mut judge = self.scene.judge.borrow_mut();
             let waiting = judge.attempts(lock, Program::group(lock), self.node, work);
-            (judge.call(self.node, "lock", PATIENCE), waiting)
+            (judge.call(self.node, "lock", WAIT_MAX), waiting)
         };
         let mut attempt = pin!(attempt.into_future());
         let short = Duration::from_millis(self.rng.below(40));
@@ -224,7 +224,7 @@ impl Player {
         self.spawn(async move {
             let locks = player.caller.locks();
             let order = locks.force_release(&place, "it is too late");
-            drop(player.for_at_most(PATIENCE, order.into_future()).await);
+            drop(player.for_at_most(WAIT_MAX, order.into_future()).await);
         });
     }
 

@@ -2,7 +2,7 @@
 //! alone.
 
 use super::super::plan::{index, one_in};
-use super::{GaveUp, PATIENCE, Player, mutex};
+use super::{GaveUp, Player, WAIT_MAX, mutex};
 use crate::api::Session;
 use crate::recipes::LockError;
 
@@ -36,7 +36,7 @@ async fn turn(player: &Player, session: &Session, locks: &'static [&'static str]
     };
     let attempt = match one_in(&player.rng, 6) {
         true => session.try_lock_all(named),
-        false => session.lock_all(named).deadline(PATIENCE),
+        false => session.lock_all(named).deadline(WAIT_MAX),
     };
     let guard = match player.wait(names[0], attempt).await {
         Ok(guard) => guard,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{GaveUp, Holding, PATIENCE, Player, resuming};
+use super::{GaveUp, Holding, Player, WAIT_MAX, resuming};
 use crate::api::Session;
 use crate::model::LeaseId;
 use crate::recipes::{Guard, LockError};
@@ -53,7 +53,7 @@ async fn live(player: Player, lock: &'static str) {
 
 /// Acquires and releases the lock once. Returns whether it was acquired.
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
-    let attempt = session.mutex(lock).lock().deadline(PATIENCE);
+    let attempt = session.mutex(lock).lock().deadline(WAIT_MAX);
     let Ok(guard) = player.wait(lock, attempt).await else { return false };
     let holding = player.report_hold("lock", lock, guard);
     player.update(&holding).await;
@@ -96,10 +96,10 @@ pub(super) async fn take(
         let attempt = mutex.lock();
         let attempt = match index(&player.rng, 8) {
             // Acquires the lock with its own queue entry and a short hold.
-            0 => attempt.max_hold(between(&player.rng, SHORTEST, SHORT)).deadline(PATIENCE),
+            0 => attempt.max_hold(between(&player.rng, SHORTEST, SHORT)).deadline(WAIT_MAX),
             // Acquires the lock with the queue entry that its session shares, and a short deadline.
             1 => attempt.deadline(between(&player.rng, SHORTEST, SHORT)),
-            _ => attempt.deadline(PATIENCE),
+            _ => attempt.deadline(WAIT_MAX),
         };
         let guard = player.wait(lock, attempt).await.ok()?;
         return Some(("lock", guard));

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::super::plan::{index, one_in};
-use super::{GaveUp, Holding, PATIENCE, Player};
+use super::{GaveUp, Holding, Player, WAIT_MAX};
 use crate::api::Session;
 use crate::env::Entropy;
 use crate::recipes::{Guard, LockAdminError, LockEntry, LockError};
@@ -17,7 +17,7 @@ use crate::recipes::{Guard, LockAdminError, LockEntry, LockError};
 pub(super) const DELAY_MAX: Duration = Duration::from_millis(700);
 
 /// Maximum time that an operator waits for a request to complete.
-const ORDER_PATIENCE: Duration = Duration::from_secs(3);
+const ORDER_WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// Number of tasks per node, so that the lock is also transferred within a node.
 const TASKS: usize = 2;
@@ -40,8 +40,8 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
     // An acquisition with a reason gets its own queue entry. The other acquisitions of a session
     // share an entry.
     let attempt = match one_in(&player.rng, 2) {
-        true => mutex.lock().reason("to try it").deadline(PATIENCE),
-        false => mutex.lock().deadline(PATIENCE),
+        true => mutex.lock().reason("to try it").deadline(WAIT_MAX),
+        false => mutex.lock().deadline(WAIT_MAX),
     };
     let guard = match player.wait(lock, attempt).await {
         Ok(guard) => guard,
@@ -163,5 +163,5 @@ pub(super) async fn wait_limited<T>(
     player: &Player,
     order: impl IntoFuture<Output = T>,
 ) -> Option<T> {
-    player.for_at_most(ORDER_PATIENCE, order.into_future()).await
+    player.for_at_most(ORDER_WAIT_MAX, order.into_future()).await
 }

@@ -3,7 +3,7 @@
 //! deadlock and must never get this error.
 
 use super::super::plan::one_in;
-use super::{GaveUp, PATIENCE, Player};
+use super::{GaveUp, Player, WAIT_MAX};
 use crate::api::Session;
 use crate::model::Revision;
 use crate::recipes::{LockError, Owner, Released};
@@ -33,7 +33,7 @@ async fn live(player: Player, locks: [&'static str; 2], any_order: bool) {
 async fn work(player: &Player, session: &Session, locks: [&'static str; 2], any_order: bool) {
     let owner = session.owner("work");
     let work = player.scene.judge.borrow_mut().next_work_id();
-    let attempt = |lock: &'static str| session.mutex(lock).lock().owner(&owner).deadline(PATIENCE);
+    let attempt = |lock: &'static str| session.mutex(lock).lock().owner(&owner).deadline(WAIT_MAX);
     let Ok(first) = player.wait_as(locks[0], Some(work), attempt(locks[0])).await else { return };
     let first = player.report_hold_as("owner's lock", locks[0], Some(work), first);
     hold_again(player, session, &owner, locks[0], first.held.since()).await;
@@ -69,7 +69,7 @@ async fn hold_again(
     if !one_in(&player.rng, 3) {
         return;
     }
-    let attempt = session.mutex(lock).lock().owner(owner).deadline(PATIENCE);
+    let attempt = session.mutex(lock).lock().owner(owner).deadline(WAIT_MAX);
     let Ok(again) = player.wait(lock, attempt).await else { return };
     // The first hold may have been lost in the meantime.
     if again.since() == since {

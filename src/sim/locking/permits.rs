@@ -2,7 +2,7 @@
 //! permits, and sometimes a program changes the limit.
 
 use super::super::plan::one_in;
-use super::{GaveUp, Holding, PATIENCE, Player};
+use super::{GaveUp, Holding, Player, WAIT_MAX};
 use crate::api::Session;
 use crate::env::Entropy;
 use crate::recipes::{LockError, Permit};
@@ -17,7 +17,7 @@ const LIMIT: u32 = 3;
 const LIMIT_MAX: u32 = 5;
 
 /// Maximum number of times that a task that got no permits rereads the limit.
-const LOOKS_MAX: usize = 4;
+const CHECKS_MAX: usize = 4;
 
 /// Starts the tasks.
 pub(super) fn start(player: &Player, lock: &'static str) {
@@ -45,7 +45,7 @@ pub(super) async fn live(player: Player, lock: &'static str) {
 /// Takes one permit and releases it. Returns whether it was taken.
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
     let mut limit = LIMIT;
-    for _ in 0..LOOKS_MAX {
+    for _ in 0..CHECKS_MAX {
         if let Some(holding) = take(player, session, lock, &mut limit, 1).await {
             slots(player, &holding).await;
             player.release_hold(holding).await;
@@ -81,7 +81,7 @@ async fn take(
     let semaphore = session.semaphore(lock, *limit);
     let attempt = match one_in(&player.rng, 6) {
         true => semaphore.try_acquire_many(wants.min(*limit)),
-        false => semaphore.acquire_many(wants.min(*limit)).deadline(PATIENCE),
+        false => semaphore.acquire_many(wants.min(*limit)).deadline(WAIT_MAX),
     };
     match player.wait(lock, attempt).await {
         Ok(permit) => Some(player.report_hold("permits", lock, permit)),

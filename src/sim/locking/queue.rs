@@ -21,7 +21,7 @@ use crate::recipes::{Delivery, QueueError, QueueTaker};
 const TAKERS: usize = 2;
 
 /// Maximum time that a taker waits for an item.
-const TAKE_PATIENCE: Duration = Duration::from_secs(5);
+const TAKE_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Number of items from which no more are put, so that the rest can be taken in seconds at the end.
 const WAITING_MAX: usize = 500;
@@ -109,12 +109,12 @@ async fn next(player: &Player, taker: &QueueTaker, queue: &'static str) -> Optio
 
 /// Waits for an item, tries without waiting, or cancels a wait.
 async fn take(player: &Player, taker: &QueueTaker) -> Result<Option<Delivery>, QueueError> {
-    let call = player.scene.judge.borrow_mut().call(player.node, "take", TAKE_PATIENCE);
+    let call = player.scene.judge.borrow_mut().call(player.node, "take", TAKE_WAIT_MAX);
     let only_tries = one_in(&player.rng, 5);
     let taking = async {
         match only_tries {
             true => taker.try_take().await,
-            false => taker.take().deadline(TAKE_PATIENCE).await.map(Some),
+            false => taker.take().deadline(TAKE_WAIT_MAX).await.map(Some),
         }
     };
     let mut taking = pin!(taking);

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::super::plan::one_in;
-use super::{GaveUp, Holding, LockingWritten, PATIENCE, Player, Program, orders};
+use super::{GaveUp, Holding, LockingWritten, Player, Program, WAIT_MAX, orders};
 use crate::api::Session;
 use crate::env::Entropy;
 use crate::model::KeyValue;
@@ -49,7 +49,7 @@ pub(super) async fn live(player: Player, lock: &'static str) {
 
 /// Acquires the write lock and downgrades it. Returns whether it was acquired.
 pub(super) async fn once(player: &Player, session: &Session, lock: &'static str) -> bool {
-    let attempt = session.rw_lock(lock).write().deadline(PATIENCE);
+    let attempt = session.rw_lock(lock).write().deadline(WAIT_MAX);
     let Ok(guard) = player.wait(lock, attempt).await else { return false };
     let writer = player.report_hold("write lock", lock, guard);
     let written = player.update(&writer).await;
@@ -61,7 +61,7 @@ async fn write(player: &Player, session: &Session, lock: &'static str) {
     let rw_lock = session.rw_lock(lock);
     let attempt = match one_in(&player.rng, 6) {
         true => rw_lock.try_write(),
-        false => rw_lock.write().deadline(PATIENCE),
+        false => rw_lock.write().deadline(WAIT_MAX),
     };
     let Ok(guard) = player.wait(lock, attempt).await.inspect_err(|why| told(player, why)) else {
         return;
@@ -79,7 +79,7 @@ async fn read(player: &Player, session: &Session, lock: &'static str) {
     let rw_lock = session.rw_lock(lock);
     let attempt = match one_in(&player.rng, 6) {
         true => rw_lock.try_read(),
-        false => rw_lock.read().deadline(PATIENCE),
+        false => rw_lock.read().deadline(WAIT_MAX),
     };
     let Ok(guard) = player.wait(lock, attempt).await.inspect_err(|why| told(player, why)) else {
         return;
@@ -174,12 +174,12 @@ async fn upgraded(
 ) -> Option<Result<WriteGuard, ReadGuard>> {
     let mut upgrade = match one_in(&player.rng, 4) {
         true => guard.try_upgrade(),
-        false => guard.upgrade().deadline(PATIENCE),
+        false => guard.upgrade().deadline(WAIT_MAX),
     };
     let (call, waiting) = {
         let mut judge = player.scene.judge.borrow_mut();
         let waiting = judge.attempts(lock, Program::group(lock), player.node, None);
-        (judge.call(player.node, "upgrade", PATIENCE), waiting)
+        (judge.call(player.node, "upgrade", WAIT_MAX), waiting)
     };
     let answer = {
         let mut attempt = pin!(&mut upgrade);

@@ -20,7 +20,7 @@ pub(super) const GROUP: &str = "tool/group";
 const LATCH: &str = "tool/latch";
 const BARRIER: &str = "tool/barrier";
 const CELL: &str = "tool/cell";
-const MEETING: &str = "tool/meeting";
+const DOUBLE_BARRIER: &str = "tool/meeting";
 
 /// Number of participants of the double barrier.
 const PAIR: usize = 2;
@@ -305,20 +305,20 @@ async fn run_once(player: &Player, session: &Session) {
 
 /// Enters and leaves a double barrier with one partner.
 async fn meet(player: &Player, session: &Session) {
-    let barrier = session.double_barrier(MEETING, PAIR);
+    let barrier = session.double_barrier(DOUBLE_BARRIER, PAIR);
     let call = player.scene.judge.borrow_mut().call(player.node, "enter", WAIT_MAX);
     let inside = barrier.enter().deadline(WAIT_MAX).await;
     player.scene.judge.borrow_mut().returned(call);
     let Ok(inside) = inside else { return };
     let round = inside.round();
-    player.scene.judge.borrow_mut().is_inside(MEETING, session.lease(), round, PAIR);
+    player.scene.judge.borrow_mut().is_inside(DOUBLE_BARRIER, session.lease(), round, PAIR);
     player.scene.timers.sleep(player.while_held() / 4).await;
     let call = player.scene.judge.borrow_mut().call(player.node, "leave together", WAIT_MAX);
     let left = inside.leave().deadline(WAIT_MAX).await;
     let mut judge = player.scene.judge.borrow_mut();
     judge.returned(call);
     if left.is_ok() {
-        judge.all_have_left(MEETING, round);
+        judge.all_have_left(DOUBLE_BARRIER, round);
     }
 }
 

@@ -154,9 +154,9 @@ impl World {
     }
 
     pub(super) fn disk_recovers_in(&mut self, at: usize, time: Duration) {
-        self.nodes[at].spell += 1;
-        let spell = self.nodes[at].spell;
-        self.schedule_in(time, Happening::DiskRecovers { node: at, spell });
+        self.nodes[at].outage += 1;
+        let outage = self.nodes[at].outage;
+        self.schedule_in(time, Happening::DiskRecovers { node: at, outage });
     }
 
     /// Requests a transfer of leadership on behalf of a program on a node, which waits for the reply.

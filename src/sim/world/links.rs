@@ -1,7 +1,7 @@
 //! Makes and breaks connections between nodes, and delivers messages.
 
 use super::resets::CONNECTIONS;
-use super::{DIAL_EVERY, Happening, SILENCE_MAX, World, place};
+use super::{DIAL_INTERVAL, Happening, SILENCE_MAX, World, place};
 use crate::sim::net::{Arrival, Flight};
 use crate::sim::plan::{between, one_in};
 use crate::transport::{ConnectionEnd, ConnectionEvent};
@@ -33,7 +33,7 @@ impl World {
                 self.dial_pair(a, b);
             }
         }
-        let wait = between(&self.rng, DIAL_EVERY / 2, DIAL_EVERY * 3 / 2);
+        let wait = between(&self.rng, DIAL_INTERVAL / 2, DIAL_INTERVAL * 3 / 2);
         self.schedule_in(wait, Happening::Dial);
     }
 

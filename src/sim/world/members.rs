@@ -174,8 +174,8 @@ impl World {
     pub(super) fn left(&mut self, at: usize) {
         self.judge.borrow_mut().count("stopped as removed");
         self.crash(at, Ending::Killed);
-        self.nodes[at].revenant += 1;
-        if self.nodes[at].revenant <= 2 && one_in(&self.rng, 2) {
+        self.nodes[at].revivals += 1;
+        if self.nodes[at].revivals <= 2 && one_in(&self.rng, 2) {
             let wait = between(&self.rng, Duration::ZERO, Duration::from_secs(5));
             self.start_in(at, wait);
         } else {

@@ -57,7 +57,7 @@ use newcomers::{Newcomer, NewcomerId};
 use seesaw::Seesaw;
 
 /// Average interval between two attempts of the nodes to connect.
-const DIAL_EVERY: Duration = Duration::from_millis(40);
+const DIAL_INTERVAL: Duration = Duration::from_millis(40);
 
 /// Maximum time until a connection without traffic is closed.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
@@ -112,7 +112,7 @@ enum Happening {
     Heal { partition: u64 },
     Seesaw { partition: u64 },
     CutOff { node: usize, life: u64, time: Duration },
-    DiskRecovers { node: usize, spell: u64 },
+    DiskRecovers { node: usize, outage: u64 },
     Stop { node: usize, down: Duration, storm: u64 },
     Ask { newcomer: NewcomerId },
     Admit { newcomer: NewcomerId, joined: Box<Joined> },
@@ -141,7 +141,7 @@ struct SimNode {
     slow_disk: Duration,
     /// The current additional time of a step of writing a snapshot.
     slow_snapshots: Duration,
-    spell: u64,
+    outage: u64,
     /// How long the machine stays down after a crash at an armed point.
     armed_down: Duration,
     /// Whether the node may stop by itself, because a fault was injected that it must not survive.
@@ -162,7 +162,7 @@ struct SimNode {
     /// Whether its disk is full or will soon be.
     full: bool,
     /// Number of restarts after it was removed from the cluster.
-    revenant: u64,
+    revivals: u64,
 }
 
 /// How a node became a member.
@@ -543,7 +543,7 @@ impl World {
                 }
                 Ok(())
             }
-            Happening::DiskRecovers { node, spell } if self.nodes[node].spell == spell => {
+            Happening::DiskRecovers { node, outage } if self.nodes[node].outage == outage => {
                 self.disk_recovers(node);
                 Ok(())
             }
@@ -597,7 +597,7 @@ fn new_node(
         snapshots_due: None,
         slow_disk: Duration::ZERO,
         slow_snapshots: Duration::ZERO,
-        spell: 0,
+        outage: 0,
         armed_down: Duration::from_millis(500),
         may_stop: false,
         start_breaks_off: None,
@@ -607,7 +607,7 @@ fn new_node(
         gone: false,
         rotten: None,
         full: false,
-        revenant: 0,
+        revivals: 0,
     }
 }
 

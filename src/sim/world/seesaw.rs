@@ -26,7 +26,7 @@ const WRITE: Duration = Duration::from_secs(5);
 const TOGETHER: Duration = Duration::from_millis(250);
 
 /// The time at which the fault ends.
-const OVER: Duration = Duration::from_secs(8);
+const SEESAW_MAX: Duration = Duration::from_secs(8);
 
 /// Minimum number of nodes: without the follower and the other leader, the first leader can still win an election.
 const NODES_MIN: usize = 5;
@@ -63,7 +63,7 @@ impl World {
         let others: Vec<usize> = running.into_iter().filter(|at| *at != leader).collect();
         let follower = others[index(&self.rng, others.len())];
         self.nodes[follower].slow_disk = WRITE;
-        self.disk_recovers_in(follower, OVER);
+        self.disk_recovers_in(follower, SEESAW_MAX);
         let term = self.nodes[leader].running().expect("it leads").look().term;
         let partition = self.only(|a, b| [a, b].iter().all(|at| [leader, follower].contains(at)));
         self.seesaw = Some(Seesaw {
@@ -123,7 +123,7 @@ impl World {
             }
         }
         let partition = self.partition;
-        self.schedule_in(OVER, Happening::Heal { partition });
+        self.schedule_in(SEESAW_MAX, Happening::Heal { partition });
         partition
     }
 }

@@ -201,7 +201,7 @@ impl World {
         if wants {
             process.post.deliver(process.machine.image());
         }
-        wants || rest < worker::ROUND_EVERY
+        wants || rest < worker::ROUND_INTERVAL
     }
 
     /// Lets the worker run until there is nothing to do.

@@ -33,7 +33,7 @@ fn quick(members: usize) -> Cluster {
 
 /// Time during which an item is reserved for the node that it is meant for. Same value as in
 /// `src/recipes/queue/board.rs`.
-const PATIENCE: Duration = Duration::from_millis(50);
+const WAIT_MAX: Duration = Duration::from_millis(50);
 
 fn taker(cluster: &Cluster, member: usize, name: &'static str) -> QueueTaker {
     cluster.node(member).session().block().unwrap().queue(name)
@@ -591,7 +591,7 @@ fn one_put_wakes_one_of_the_waiting_nodes_in_turn() {
         until_count(&kv, "jobs/item/", 0);
         // On a slow disk a woken taker may exceed the reserved time, so that other takers compete
         // for the item. Such rounds are not counted.
-        let is_quick = begun.elapsed() < PATIENCE / 2;
+        let is_quick = begun.elapsed() < WAIT_MAX / 2;
         let now = log();
         if is_quick && was_quick {
             judged += 1;

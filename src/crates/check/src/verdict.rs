@@ -98,7 +98,7 @@ pub struct DeadEnd {
     /// The state of the object after that order.
     pub state: String,
     /// The candidates for the next operation, none of which was possible.
-    pub stuck: Vec<Index>,
+    pub blocked: Vec<Index>,
 }
 
 impl Verdict {
@@ -197,12 +197,12 @@ impl fmt::Display for Counterexample {
         let with_minimality = if *is_minimal { "" } else { " (may not be minimal)" };
         let operations = Shortened(operations);
         write!(f, "object {object:?}: {rule}: operations {operations}{with_minimality}: {why}")?;
-        if let Some(DeadEnd { let_off, order, state, stuck }) = dead_end {
-            let (order, stuck) = (Shortened(order), Shortened(stuck));
+        if let Some(DeadEnd { let_off, order, state, blocked }) = dead_end {
+            let (order, blocked) = (Shortened(order), Shortened(blocked));
             write!(
                 f,
                 "; with the other {let_off} operations relaxed: after {order} the object holds {state}, and none of \
-                 {stuck} can be next"
+                 {blocked} can be next"
             )?;
         }
         Ok(())

@@ -11,11 +11,11 @@ use bowline_proto::mvccpb::KeyValue;
 use pb::request_op::Request;
 
 /// Range end that means "up to the last key".
-const TO_THE_END: Bytes = Bytes::from_static(b"\0");
+const END_OF_KEYS: Bytes = Bytes::from_static(b"\0");
 
 /// Returns the first key after all keys with the prefix: the end of their range.
 pub fn prefix_end(prefix: &[u8]) -> Bytes {
-    let Some(at) = prefix.iter().rposition(|byte| *byte < 0xff) else { return TO_THE_END };
+    let Some(at) = prefix.iter().rposition(|byte| *byte < 0xff) else { return END_OF_KEYS };
     let mut end = prefix[..=at].to_vec();
     end[at] += 1;
     end.into()

@@ -7,7 +7,7 @@ use bowline_proto::etcdserverpb as pb;
 
 /// First etcd version with reliable responses to progress requests: every event up to the response's revision has been
 /// delivered. In older versions the response may overtake events.
-const ORDERED_SINCE: [u32; 3] = [3, 5, 10];
+const ORDERED_FROM: [u32; 3] = [3, 5, 10];
 
 /// Queries the server's version, and returns whether its notifications are reliable. If the server does not answer,
 /// they count as unreliable.
@@ -27,7 +27,7 @@ pub async fn is_ordered(link: &Link) -> bool {
 fn is_ordered_version(version: &str) -> bool {
     let mut numbers = version.split(['.', '-', '+']).map_while(|number| number.parse().ok());
     let mut next = || numbers.next().unwrap_or_default();
-    [next(), next(), next()] >= ORDERED_SINCE
+    [next(), next(), next()] >= ORDERED_FROM
 }
 
 #[cfg(test)]

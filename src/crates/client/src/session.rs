@@ -30,7 +30,7 @@ const RENEWALS: u32 = 3;
 
 /// Interval at which the clock is read while waiting. The wait cannot rely on tokio's timers alone, because they do not
 /// advance while the machine sleeps.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Pause before a failed renewal is retried.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -79,7 +79,7 @@ impl BootTime {
     /// Waits until this point in time.
     pub async fn come(self) {
         while !self.left().is_zero() {
-            tokio::time::sleep(self.left().min(LOOK)).await;
+            tokio::time::sleep(self.left().min(POLL_INTERVAL)).await;
         }
     }
 }

@@ -102,10 +102,10 @@ impl Claim {
 
 /// Returns the claims for a run that came to a halt, which proves nothing.
 pub(crate) fn halted(why: String) -> Vec<Claim> {
-    vec![Claim { claim: WENT_ON, finding: Finding::Disproven { because: vec![why] } }]
+    vec![Claim { claim: CONTINUED, finding: Finding::Disproven { because: vec![why] } }]
 }
 
-const WENT_ON: &str = "work continued after every fault";
+const CONTINUED: &str = "work continued after every fault";
 const LATE: &str = "late writes of paused holders were rejected by the ledger and by the store";
 
 /// Checks all claims.
@@ -116,7 +116,7 @@ pub(crate) fn evaluate(evidence: &Evidence) -> Vec<Claim> {
     let accepted = ledger.iter().filter(|entry| entry.accepted).count();
     let rejected = ledger.len() - accepted;
     vec![
-        Claim::evaluated(WENT_ON, format!("{many} acknowledged, {kills} kills"), idle(evidence)),
+        Claim::evaluated(CONTINUED, format!("{many} acknowledged, {kills} kills"), idle(evidence)),
         Claim::evaluated(
             "every acknowledged increment is in the store, exactly once",
             format!(

@@ -29,7 +29,7 @@ const KEYS: &str = "demo/";
 const QUEUE: &str = "demo/lock/";
 /// Time limit for each condition. An election and the expiry of a lease together take less than five seconds; a busy
 /// machine may be slower.
-const PATIENCE: Duration = Duration::from_secs(20);
+const WAIT_MAX: Duration = Duration::from_secs(20);
 /// Time limit for the lock queue to become empty when all workers rest. Requests whose callers have given up leave the
 /// queue soon, in the background.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(15);
@@ -139,8 +139,8 @@ impl<'a> Stage<'a> {
             if let Some(found) = find(self) {
                 return Ok(found);
             }
-            if begun.elapsed() > PATIENCE {
-                let why = format!("timed out after {PATIENCE:?} while waiting for {what}");
+            if begun.elapsed() > WAIT_MAX {
+                let why = format!("timed out after {WAIT_MAX:?} while waiting for {what}");
                 return Err(DemoError::Halted(why));
             }
             self.wait(LOOK)?;

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 const DEMO: &str = env!("CARGO_BIN_EXE_bowline-demo");
 
 /// Time limit for every wait, generous for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A directory of the test, removed on drop.
 struct Place(TempDir);
@@ -72,7 +72,7 @@ fn processes_at_work_in(_dir: &Path) -> Vec<String> {
 fn eventually(what: &str, mut met: impl FnMut() -> bool) {
     let began = Instant::now();
     while !met() {
-        assert!(began.elapsed() < PATIENCE, "timed out: {what}");
+        assert!(began.elapsed() < WAIT_MAX, "timed out: {what}");
         // The demo does not report this, so the test polls.
         std::thread::sleep(Duration::from_millis(5));
     }

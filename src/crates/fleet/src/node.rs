@@ -24,7 +24,7 @@ const END_WITHIN: Duration = Duration::from_secs(50);
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Interval between two checks whether the node has stopped by itself.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Shuts a node down, and waits until its threads have ended.
 ///
@@ -36,7 +36,7 @@ pub fn shut_down(node: Node) -> Result<(), String> {
     let begun = Instant::now();
     while begun.elapsed() < END_WITHIN && !hanging.is_empty() {
         hanging.retain(|name| is_alive(name));
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(CHECK_INTERVAL);
     }
     match hanging[..] {
         [] => Ok(()),
@@ -77,7 +77,7 @@ pub fn serve(
             });
         }
         scope.spawn(move || {
-            while ended.recv_timeout(LOOK_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+            while ended.recv_timeout(CHECK_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
                 if let Some(reason) = node.stop_reason() {
                     return say(&format!("stopped {}", stopped(reason.to_string())));
                 }

@@ -24,7 +24,7 @@ use crate::errors::Failure;
 use crate::process::Owned;
 
 /// Time between two checks for signals, such as Ctrl-C, while a call blocks.
-const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The result of a call. The closure converts the result to a Python object.
 type Outcome = Result<Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>, Failure>;
@@ -72,7 +72,7 @@ impl Call {
         let mut running = self.take()?;
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout.0));
         loop {
-            let check = Instant::now() + SIGNALS_EVERY;
+            let check = Instant::now() + SIGNAL_INTERVAL;
             let until = end.map_or(check, |end| end.min(check));
             let polled;
             (running, polled) = py.detach(move || {

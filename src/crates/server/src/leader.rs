@@ -12,7 +12,7 @@ use crate::member::Member;
 use crate::wire::Reason;
 
 /// Interval between checks.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Observes the absence of a leader on behalf of all streams.
 pub(crate) struct Leaderless {
@@ -54,7 +54,7 @@ impl Leaderless {
 
 async fn look(member: Weak<Member>, sender: watch::Sender<Option<Instant>>) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         let Some(has_leader) = member.upgrade().map(|member| member.has_leader()) else { return };
         sender.send_if_modified(|since| {
             let is_news = since.is_some() == has_leader;

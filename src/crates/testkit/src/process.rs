@@ -17,7 +17,7 @@ use tonic::transport::Channel;
 use crate::ports::reserved_ports;
 
 /// How often to check whether a server responds.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long any step of a server may take, on a machine with far too much load.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -286,7 +286,7 @@ impl Etcd {
         {
             let ended = etcd.child.try_wait().unwrap();
             assert!(ended.is_none(), "etcd has ended: {ended:?}");
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Some(etcd)
     }
@@ -358,7 +358,7 @@ impl Server {
                 return;
             }
             assert!(begun.elapsed() < LIMIT, "{path}: {code} {body}");
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 

@@ -41,7 +41,7 @@ fn single_member_reads_without_a_round_except_during_apply() {
     };
     let mut alone = settings(0);
     alone.members.retain(|node, _| *node == id(0));
-    let assembly = Assembly::open(alone, env, Bells::silent(), None).unwrap();
+    let assembly = Assembly::open(alone, env, Wakers::silent(), None).unwrap();
     let network = MemoryHub::default().join(id(0), assembly.introducer(), assembly.receiver());
     let mut node = assembly.finish(Box::new(network)).unwrap();
     let shared = Arc::clone(&node.shared);

@@ -26,8 +26,8 @@ use std::time::Duration;
 use crate::env::{Clock, Env, NoPoints, OsEntropy};
 use crate::model::{ClusterId, Command, Delete, Limits, Moment, NodeId, PeerMessage, Put, Reply};
 use crate::node::{
-    Assembled, Assembly, Bells, CallError, CallResult, Contact, Drift, History, Input, Role,
-    Settings, Shared,
+    Assembled, Assembly, CallError, CallResult, Contact, Drift, History, Input, Role, Settings,
+    Shared, Wakers,
 };
 use crate::sim::SimDisk;
 use crate::transport::{MemoryHub, Receiver};
@@ -121,7 +121,7 @@ impl Three {
             disk: Arc::clone(&self.disks[node]) as _,
             points: Arc::new(NoPoints),
         };
-        let assembly = Assembly::open(settings, env, Bells::silent(), None).unwrap();
+        let assembly = Assembly::open(settings, env, Wakers::silent(), None).unwrap();
         let receiver = assembly.receiver();
         let network = self.hub.join(id(node), assembly.introducer(), assembly.receiver());
         (assembly.finish(Box::new(network)).unwrap(), receiver)

@@ -51,8 +51,8 @@ impl Three {
         self.shared(node).reader.get(KEY.as_bytes()).0.is_some()
     }
 
-    fn standing(&self, state: &SharedSession) -> SessionState {
-        state.standing(self.clock.now(), Drift::percent(10))
+    fn state_at(&self, state: &SharedSession) -> SessionState {
+        state.state_at(self.clock.now(), Drift::percent(10))
     }
 
     fn cut_off(&self, node: usize) {
@@ -80,10 +80,10 @@ fn keys_of_an_isolated_holder_stay_for_the_lock_delay() {
         three.cut_off(1);
         let state = Arc::clone(&claim.state);
         three.until("it believes forever", |three| {
-            matches!(three.standing(&state), SessionState::Ended(_))
+            matches!(three.state_at(&state), SessionState::Ended(_))
         });
         let ended = three.clock.now();
-        assert_eq!(three.standing(&state), SessionState::Ended(SessionEndReason::NotRenewed));
+        assert_eq!(three.state_at(&state), SessionState::Ended(SessionEndReason::NotRenewed));
         // Reconnect the node, and drop the claim on the session.
         three.hub.heal_all();
         drop(claim);
@@ -129,12 +129,12 @@ fn overdue_renewal_is_reported_at_a_tick_and_withdrawn_on_renewal() {
     let claim = three.open(1, 3000, 0, false);
     let mut states = claim.state.watch();
     three.pass(1500);
-    assert!(matches!(three.standing(&claim.state), SessionState::Active(_)));
+    assert!(matches!(three.state_at(&claim.state), SessionState::Active(_)));
     assert!(!states.has_changed().unwrap());
     three.cut_off(1);
     three.until("it is never overdue", |_| states.has_changed().unwrap());
     assert_eq!(*states.borrow_and_update(), ReportedState::RenewalOverdue);
-    let SessionState::RenewalOverdue(until) = three.standing(&claim.state) else {
+    let SessionState::RenewalOverdue(until) = three.state_at(&claim.state) else {
         panic!("not overdue")
     };
     let left = until.since(three.clock.now());
@@ -143,7 +143,7 @@ fn overdue_renewal_is_reported_at_a_tick_and_withdrawn_on_renewal() {
     three.hub.heal_all();
     three.until("it does not recover", |_| states.has_changed().unwrap());
     assert_eq!(*states.borrow_and_update(), ReportedState::Active);
-    let SessionState::Active(later) = three.standing(&claim.state) else { panic!("overdue") };
+    let SessionState::Active(later) = three.state_at(&claim.state) else { panic!("overdue") };
     assert!(later > until);
 }
 
@@ -183,14 +183,14 @@ fn returning_holder_does_not_end_a_session_resumed_elsewhere() {
     three.cut_off(1);
     let second = three.resume(2, lease, 2000).unwrap();
     three.until("it believes forever", |three| {
-        matches!(three.standing(&state), SessionState::Ended(_))
+        matches!(three.state_at(&state), SessionState::Ended(_))
     });
     three.hub.heal_all();
     three.pass(500);
     drop(first);
     three.pass(10_000);
     assert!(three.is_bound(0));
-    assert!(matches!(three.standing(&second.state), SessionState::Active(_)));
+    assert!(matches!(three.state_at(&second.state), SessionState::Active(_)));
     assert_eq!(second.state.ttl, ms(3000), "the delay is not believed in");
 }
 
@@ -219,12 +219,12 @@ fn lease_shared_by_two_nodes_ends_for_both_when_closed() {
     let second = three.resume(2, first.state.lease, 0).unwrap();
     three.pass(5000);
     for claim in [&first, &second] {
-        assert!(matches!(three.standing(&claim.state), SessionState::Active(_)));
+        assert!(matches!(three.state_at(&claim.state), SessionState::Active(_)));
     }
     drop(first);
     three.pass(200);
     assert!(!three.is_bound(0));
-    assert_eq!(three.standing(&second.state), SessionState::Ended(SessionEndReason::LeaseEnded));
+    assert_eq!(three.state_at(&second.state), SessionState::Ended(SessionEndReason::LeaseEnded));
 }
 
 #[test]

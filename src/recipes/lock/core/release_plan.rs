@@ -16,7 +16,7 @@ use super::view;
 
 /// Maximum number of other semaphore entries that a transfer of permits may depend on. The transfer
 /// is applied only if none of these entries has changed.
-const PASSED_MAX: usize = 64;
+const TRANSFERRED_MAX: usize = 64;
 
 /// A release plan.
 pub(crate) struct ReleasePlan {
@@ -150,7 +150,7 @@ fn kept_waiting(shared: &Shared, successor: &KeyValue) -> Option<Vec<Compare>> {
                 return None;
             }
             let all: Vec<Compare> = before.map(as_it_is).collect();
-            (all.len() <= PASSED_MAX).then_some(all)
+            (all.len() <= TRANSFERRED_MAX).then_some(all)
         }
     }
 }

@@ -309,7 +309,7 @@ impl Database for Lists<'_, '_> {
     type Call = ListTxn;
     type Seen = Seen;
 
-    const TELLS_ALL: bool = true;
+    const IS_EXHAUSTIVE: bool = true;
 
     fn values(seen: &Seen) -> &[Value] {
         seen.as_slice()

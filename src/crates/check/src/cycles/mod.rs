@@ -59,7 +59,7 @@ trait Database {
     type Seen: Clone;
 
     /// Whether the absence of a cycle proves that an order exists.
-    const TELLS_ALL: bool;
+    const IS_EXHAUSTIVE: bool;
 
     /// Returns the values in a result.
     fn values(seen: &Self::Seen) -> &[Value];
@@ -276,7 +276,7 @@ fn reason<Seen>(
 }
 
 /// Maximum number of transactions in a reason that is still minimized.
-const SMALLER_MAX: usize = 100;
+const MINIMISED_MAX: usize = 100;
 
 /// Maximum number of rounds in which a reason may change its operations before it is given up.
 const ROUNDS_MAX: usize = 8;
@@ -299,7 +299,7 @@ impl CycleFound {
         let Ok(book) = TxnBook::new(history, members) else {
             return self.reason.with_minimality(false);
         };
-        if self.reason.operations.len() > SMALLER_MAX {
+        if self.reason.operations.len() > MINIMISED_MAX {
             return self.reason.with_minimality(false);
         }
         // Checks the kept transactions with all other outcomes unknown.
@@ -344,7 +344,7 @@ impl CycleFound {
                 least = smaller;
             }
         }
-        let is_certain = D::TELLS_ALL && level >= Level::Serializable;
+        let is_certain = D::IS_EXHAUSTIVE && level >= Level::Serializable;
         least.reason.with_minimality(least.is_plain || is_certain)
     }
 }

@@ -208,7 +208,7 @@ impl Database for Registers<'_, '_> {
     type Call = RegisterTxn;
     type Seen = Seen;
 
-    const TELLS_ALL: bool = false;
+    const IS_EXHAUSTIVE: bool = false;
 
     fn values(seen: &Seen) -> &[Value] {
         seen.as_slice()

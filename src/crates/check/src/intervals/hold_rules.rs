@@ -156,12 +156,12 @@ impl Lock<'_, '_> {
 
     fn exclusion(&self) -> Option<Counterexample> {
         let slack = self.rules.slack;
-        let mut by_end: Vec<&HoldInterval<'_>> = self.hold_intervals.iter().collect();
-        by_end.sort_by_key(|belief| (belief.end, belief.index));
+        let mut by_end_time: Vec<&HoldInterval<'_>> = self.hold_intervals.iter().collect();
+        by_end_time.sort_by_key(|belief| (belief.end, belief.index));
         let (mut writers, mut others) = (BestTwo::NONE, BestTwo::NONE);
         let is_one = |one: &HoldInterval<'_>, other: &HoldInterval<'_>| self.is_one(one, other);
         let mut begun = self.hold_intervals.iter().peekable();
-        for belief in by_end {
+        for belief in by_end_time {
             while let Some(next) =
                 begun.next_if(|next| next.begin.saturating_add(slack) < belief.end)
             {
@@ -206,14 +206,14 @@ impl Lock<'_, '_> {
             HoldKind::Permits(held) => u128::from(held),
             HoldKind::Write | HoldKind::Read => 0,
         };
-        let mut by_end: Vec<&HoldInterval<'_>> =
+        let mut by_end_time: Vec<&HoldInterval<'_>> =
             self.hold_intervals.iter().filter(|one| held(one) > 0).collect();
-        by_end.sort_by_key(|belief| (belief.end, belief.index));
+        by_end_time.sort_by_key(|belief| (belief.end, belief.index));
         let mut begun = self.hold_intervals.iter().filter(|one| held(one) > 0).peekable();
         // Holds that have begun and not ended, by their end, with the sum of their permits.
         let mut now: BTreeMap<(u64, Index), &HoldInterval<'_>> = BTreeMap::new();
         let mut sum: u128 = 0;
-        for first in by_end {
+        for first in by_end_time {
             while let Some(next) =
                 begun.next_if(|next| next.begin.saturating_add(slack) < first.end)
             {

@@ -362,7 +362,7 @@ where
             self.deepest = DeadEnd {
                 order: self.order(),
                 state: format!("{state:?}"),
-                stuck: candidates
+                blocked: candidates
                     .iter()
                     .map(|number| self.problem.required[*number].index)
                     .collect(),

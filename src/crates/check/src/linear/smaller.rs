@@ -22,7 +22,7 @@ const STEPS_FACTOR: u64 = 200;
 const STEPS_MIN: u64 = 2_000_000;
 
 /// Each search may use at most this fraction of the remaining steps, given as a divisor.
-const PART_OF_A_SEARCH: u64 = 50;
+const SEARCH_SHARE: u64 = 50;
 
 struct Shrinking<'a, M: Model> {
     model: &'a M,
@@ -77,7 +77,7 @@ impl<M: Model> Shrinking<'_, M> {
         let latest = kept.iter().filter_map(|index| completed(&self.history[*index])).max();
         // An empty set has no contradiction.
         let Some(latest) = latest else { return Some(false) };
-        let steps = self.steps / PART_OF_A_SEARCH;
+        let steps = self.steps / SEARCH_SHARE;
         if steps == 0 {
             return None;
         }

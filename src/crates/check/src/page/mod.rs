@@ -148,7 +148,7 @@ impl<'a> Page<'a> {
     }
 
     fn dead_end(&self, html: &mut String, dead_end: &DeadEnd) -> std::fmt::Result {
-        let DeadEnd { let_off, order, state, stuck } = dead_end;
+        let DeadEnd { let_off, order, state, blocked } = dead_end;
         let left_out = order.len().saturating_sub(ORDER_SHOWN);
         let shown: Vec<String> = order[left_out..].iter().map(|index| self.name(*index)).collect();
         let more = match left_out {
@@ -159,14 +159,14 @@ impl<'a> Page<'a> {
             0 => "At the beginning".to_owned(),
             _ => format!("The longest order found: {more}{}. After it", shown.join(" → ")),
         };
-        let stuck: Vec<String> = stuck.iter().map(|index| self.name(*index)).collect();
+        let blocked: Vec<String> = blocked.iter().map(|index| self.name(*index)).collect();
         writeln!(
             html,
             "<p>{after} the object holds <code>{}</code>. One of these must be next, but none can be: {}. \
              The other {let_off} operations were relaxed: each may take effect at any moment after its \
              call, or never.</p>",
             escaped(state),
-            stuck.join(", ")
+            blocked.join(", ")
         )
     }
 
@@ -217,7 +217,7 @@ fn outcome<C, R>(operation: &Operation<C, R>) -> &'static str {
 fn bar<C: Written>(history: &History<C, C::Reply>, index: Index, why: &Counterexample) -> Bar {
     let operation = &history[index];
     let dead_end = why.dead_end.as_ref();
-    let is_stuck = dead_end.is_some_and(|dead_end| dead_end.stuck.contains(&index));
+    let is_stuck = dead_end.is_some_and(|dead_end| dead_end.blocked.contains(&index));
     let mark = match why.operations.contains(&index) {
         true if is_stuck => Mark::Stuck,
         true => Mark::Bad,

@@ -22,7 +22,7 @@ impl Window {
         let mut named: BTreeSet<Index> = why.operations.iter().copied().collect();
         named.extend(why.links.iter().flat_map(|link| [link.before, link.after]));
         if let Some(dead_end) = &why.dead_end {
-            named.extend(&dead_end.stuck);
+            named.extend(&dead_end.blocked);
         }
         let spans: Vec<(u64, u64)> = named.iter().map(|index| span(&history[*index])).collect();
         let of_object = |index: &Index| *history[*index].object == *why.object;

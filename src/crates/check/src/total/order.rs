@@ -131,11 +131,11 @@ impl<'a> TotalOrder<'a> {
             history[placed[place].index].ended().expect("what is ok has ended")
         };
         let placed = &self.placed;
-        let mut by_end: Vec<usize> = (0..placed.len()).collect();
-        by_end.sort_unstable_by_key(|place| ended(*place, placed));
+        let mut by_end_time: Vec<usize> = (0..placed.len()).collect();
+        by_end_time.sort_unstable_by_key(|place| ended(*place, placed));
         let mut by_call: Vec<usize> = (0..placed.len()).collect();
         by_call.sort_unstable_by_key(|place| (history[placed[*place].index].invoked, *place));
-        let mut ends = Highest { placed, by_end: &by_end, highest: None };
+        let mut ends = Highest { placed, by_end_time: &by_end_time, highest: None };
         let ended_before = |place: usize, at: At| ended(place, placed) < at;
         for place in by_call {
             let now = placed[place];
@@ -158,7 +158,7 @@ impl<'a> TotalOrder<'a> {
                 return Err(reason.into());
             }
         }
-        let mut ends = Highest { placed, by_end: &by_end, highest: None };
+        let mut ends = Highest { placed, by_end_time: &by_end_time, highest: None };
         self.uncertain
             .sort_unstable_by_key(|uncertain| (history[uncertain.index].invoked, uncertain.index));
         for uncertain in &mut self.uncertain {
@@ -205,13 +205,13 @@ impl<'a> TotalOrder<'a> {
 /// The highest revision among the operations that have ended, as time advances.
 struct Highest<'o> {
     placed: &'o [Placed],
-    by_end: &'o [usize],
+    by_end_time: &'o [usize],
     highest: Option<Placed>,
 }
 
 impl Highest<'_> {
     fn before(&mut self, ended: impl Fn(usize) -> bool) -> Option<Placed> {
-        while let Some((place, rest)) = self.by_end.split_first() {
+        while let Some((place, rest)) = self.by_end_time.split_first() {
             if !ended(*place) {
                 break;
             }
@@ -219,7 +219,7 @@ impl Highest<'_> {
             if self.highest.is_none_or(|highest| placed.revision > highest.revision) {
                 self.highest = Some(placed);
             }
-            self.by_end = rest;
+            self.by_end_time = rest;
         }
         self.highest
     }

@@ -11,7 +11,7 @@ use crate::value::Value;
 use crate::verdict::{Counterexample, Verdict};
 
 /// Maximum number of operations that a reason names because they wrote a matching value at another revision.
-const ELSEWHERE_MAX: usize = 4;
+const OTHER_ROWS_MAX: usize = 4;
 
 /// A row at the current point of the replay.
 #[derive(Clone, Copy, Default)]
@@ -203,7 +203,7 @@ impl Wrong<'_, '_> {
         });
         let is_placed =
             |index: &Index| self.order.uncertain.iter().all(|uncertain| uncertain.index != *index);
-        let is_minimal = elsewhere.len() <= ELSEWHERE_MAX && elsewhere.iter().all(is_placed);
+        let is_minimal = elsewhere.len() <= OTHER_ROWS_MAX && elsewhere.iter().all(is_placed);
         let mut why =
             known.unwrap_or_else(|| "but no operation can have made this change".to_owned());
         if is_minimal {

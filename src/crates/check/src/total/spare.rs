@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use super::gaps::Fixed;
 
 /// Maximum number of rows and changes to visit if the first matching leaves a revision free.
-const LOOKS_MAX: u64 = 200_000_000;
+const STEPS_MAX: u64 = 200_000_000;
 
 /// A range of revisions, both ends included, in which a row cannot have changed.
 #[derive(Clone, Copy, Debug)]
@@ -190,7 +190,7 @@ impl Matching<'_> {
                     }
                 }
             }
-            if self.looks > LOOKS_MAX {
+            if self.looks > STEPS_MAX {
                 return Err(None);
             }
         }

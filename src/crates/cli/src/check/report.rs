@@ -66,13 +66,13 @@ pub(super) fn details<C: Written>(
             if links.is_empty()
                 && let Some(dead_end) = dead_end
             {
-                let stuck: Vec<String> =
-                    dead_end.stuck.iter().map(|index| format!("#{index}")).collect();
+                let blocked: Vec<String> =
+                    dead_end.blocked.iter().map(|index| format!("#{index}")).collect();
                 let (placed, state) = (dead_end.order.len(), &dead_end.state);
                 let words = format!(
                     "the longest possible order has {placed} operations; the state is then {state}, and none of {} \
                      can be next",
-                    stuck.join(", ")
+                    blocked.join(", ")
                 );
                 details.push(("stuck", words));
             }
@@ -126,7 +126,7 @@ pub(super) fn to_json<C: Written>(
                     "let_off": dead_end.let_off,
                     "order": dead_end.order,
                     "state": dead_end.state,
-                    "stuck": dead_end.stuck,
+                    "stuck": dead_end.blocked,
                 })
             });
             json!({

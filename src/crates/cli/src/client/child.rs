@@ -20,7 +20,7 @@ use super::supervisor::{self, ended_by};
 use bowline_client::BootTime;
 
 /// Maximum time that the supervisor may take to kill the command after it was ordered to.
-const SUPERVISOR_MAX: Duration = Duration::from_secs(2);
+const SUPERVISOR_EXIT_MAX: Duration = Duration::from_secs(2);
 
 /// A running command and the supervisor process that started the command.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl Child {
     pub(crate) async fn kill(&mut self) {
         self.pass_on(supervisor::END);
         descendants::kill().await;
-        if tokio::time::timeout(SUPERVISOR_MAX, self.supervisor.wait()).await.is_err() {
+        if tokio::time::timeout(SUPERVISOR_EXIT_MAX, self.supervisor.wait()).await.is_err() {
             drop(self.supervisor.start_kill());
         }
     }

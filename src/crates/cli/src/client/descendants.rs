@@ -6,11 +6,11 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Interval between checks whether the killed processes have ended.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Maximum number of checks. The number is limited, because a process that hangs in the kernel or has changed its user
 /// cannot be killed.
-const LOOKS: u32 = 400;
+const POLLS_MAX: u32 = 400;
 
 /// Makes this process adopt orphaned descendants, so that all descendants can be found.
 pub(crate) fn adopt() -> std::io::Result<()> {
@@ -21,7 +21,7 @@ pub(crate) fn adopt() -> std::io::Result<()> {
 
 /// Kills all descendants of this process, and waits until all of them have ended.
 pub(crate) async fn kill() {
-    for _ in 0..LOOKS {
+    for _ in 0..POLLS_MAX {
         let left = descendants();
         if left.is_empty() {
             return;
@@ -30,7 +30,7 @@ pub(crate) async fn kill() {
             // The call fails only if the process has already ended.
             kill_process(pid, Signal::KILL).ok();
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     crate::print_failure(&"cannot kill all processes that the command has started");
 }

@@ -25,7 +25,7 @@ use bowline_proto::mvccpb::event::EventType;
 use pb::watch_request::RequestUnion;
 
 /// Pause before a retry after the servers could not be reached.
-const AGAIN: Duration = Duration::from_millis(300);
+const RETRY_DELAY: Duration = Duration::from_millis(300);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -105,7 +105,7 @@ async fn listen(client: &Client, output: Output, name: &Bytes) -> Result<(), Fai
             Ok(answer) => answer,
             // After the first answer, errors are retried without limit until the user interrupts.
             Err(failure) if has_heard && passes(&failure) => {
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_DELAY).await;
                 continue;
             }
             Err(failure) => return Err(failure),
@@ -156,7 +156,7 @@ async fn follow(
     let (_requests, mut answers, link) = match client.ask(CallKind::Repeatable, open).await {
         Ok(open) => open,
         Err(failure) if passes(&failure) => {
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(RETRY_DELAY).await;
             return Ok(());
         }
         Err(failure) => return Err(failure),
@@ -168,7 +168,7 @@ async fn follow(
             // The revision was compacted or the connection ended, so the caller must look up the leader again.
             Ok(_) | Err(_) => {
                 client.leave(&link).await;
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(RETRY_DELAY).await;
                 return Ok(());
             }
         };

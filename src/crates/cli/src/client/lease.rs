@@ -15,10 +15,10 @@ use super::print::leases::{Life, Revoked};
 use bowline_proto::etcdserverpb as pb;
 
 /// The lease is renewed at intervals of its TTL divided by this number.
-const PATIENCE: u32 = 3;
+const WAIT_MAX: u32 = 3;
 
 /// Pause before a failed renewal is retried.
-const AGAIN: Duration = Duration::from_millis(200);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Manage leases, which delete their attached keys when they end
 #[derive(Args, Debug)]
@@ -120,8 +120,10 @@ async fn keep_alive(client: &Client, output: Output, id: i64) -> Result<(), Fail
         let limit = until.map_or(client.settings.command_timeout, |until| until - sent);
         let answer = match client.ask_for(limit, CallKind::Repeatable, renewal(id)).await {
             Ok(answer) => answer,
-            Err(failure) if passes(&failure) && until.is_some_and(|until| sent + AGAIN < until) => {
-                tokio::time::sleep(AGAIN).await;
+            Err(failure)
+                if passes(&failure) && until.is_some_and(|until| sent + RETRY_DELAY < until) =>
+            {
+                tokio::time::sleep(RETRY_DELAY).await;
                 continue;
             }
             Err(failure) => return Err(failure),
@@ -135,7 +137,7 @@ async fn keep_alive(client: &Client, output: Output, id: i64) -> Result<(), Fail
         output.show(&answer)?;
         let ttl = Duration::from_secs(ttl);
         until = Some(sent + ttl);
-        tokio::time::sleep(ttl / PATIENCE).await;
+        tokio::time::sleep(ttl / WAIT_MAX).await;
     }
 }
 

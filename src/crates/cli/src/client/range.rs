@@ -36,7 +36,7 @@ pub(crate) struct Keys {
 }
 
 /// Range end that means "up to the last key".
-const TO_THE_END: Bytes = Bytes::from_static(b"\0");
+const END_OF_KEYS: Bytes = Bytes::from_static(b"\0");
 
 impl Keys {
     /// Returns whether the command reads standard input.
@@ -52,11 +52,12 @@ impl Keys {
         };
         let end = match self.range_end {
             Some(end) => Bytes::from(end.into_vec()),
-            None if self.from_key => TO_THE_END,
+            None if self.from_key => END_OF_KEYS,
             None if self.prefix => prefix_end(&key),
             None => Bytes::new(),
         };
-        let first = if key.is_empty() && (self.prefix || self.from_key) { TO_THE_END } else { key };
+        let first =
+            if key.is_empty() && (self.prefix || self.from_key) { END_OF_KEYS } else { key };
         Ok((first, end))
     }
 }
@@ -76,6 +77,6 @@ mod tests {
     #[test]
     fn empty_prefix_selects_all_keys() {
         let all = Keys { prefix: true, ..Keys::default() };
-        assert_eq!(all.range().unwrap(), (TO_THE_END, TO_THE_END));
+        assert_eq!(all.range().unwrap(), (END_OF_KEYS, END_OF_KEYS));
     }
 }

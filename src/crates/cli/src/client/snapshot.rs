@@ -21,7 +21,7 @@ use crate::data::{self, Bar};
 use bowline_proto::etcdserverpb::{SnapshotRequest, SnapshotResponse};
 
 /// Maximum time to wait for the next part of a snapshot.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// Alignment of the data before the hash. The size of a file therefore shows whether the file ends with a hash.
 const ALIGN_BYTES: u64 = 512;
@@ -143,8 +143,8 @@ async fn receive(mut answers: Streaming<SnapshotResponse>, part: &Part) -> Resul
     // The last bytes may be the hash, so they are held back from hashing.
     let (mut hash, mut tail) = (Sha256::new(), Vec::new());
     loop {
-        let answer = tokio::time::timeout(PATIENCE, answers.message()).await;
-        let answer = answer.map_err(|_| Failure::Timeout(PATIENCE))?.map_err(Failure::Refused)?;
+        let answer = tokio::time::timeout(WAIT_MAX, answers.message()).await;
+        let answer = answer.map_err(|_| Failure::Timeout(WAIT_MAX))?.map_err(Failure::Refused)?;
         let Some(answer) = answer else { break };
         file.write_all(&answer.blob).map_err(local)?;
         bytes += answer.blob.len() as u64;

@@ -40,7 +40,7 @@ impl Bar {
 pub(super) struct Report {
     body: Body,
     /// Detected problems.
-    troubles: Vec<String>,
+    problems: Vec<String>,
 }
 
 /// The main part of a report.
@@ -54,12 +54,12 @@ enum Body {
 impl Report {
     fn new(as_json: bool, json: Value, lines: Vec<(&'static str, String)>) -> Self {
         let body = if as_json { Body::Json(json) } else { Body::Lines(lines) };
-        Self { body, troubles: Vec::new() }
+        Self { body, problems: Vec::new() }
     }
 
     /// Returns whether no problems were detected.
     pub(super) fn is_ok(&self) -> bool {
-        self.troubles.is_empty()
+        self.problems.is_empty()
     }
 
     pub(super) fn print(&self) -> io::Result<()> {
@@ -77,7 +77,7 @@ impl Report {
             writeln!(out, "{bold}{what:>12}{plain} {value}")?;
         }
         out.flush()?;
-        for trouble in &self.troubles {
+        for trouble in &self.problems {
             writeln!(io::stderr().lock(), "{red}damaged{mark}: {trouble}")?;
         }
         Ok(())
@@ -189,7 +189,7 @@ impl EtcdStatus {
             CLUSTER_VERSION.to_owned(),
         ];
         let text = Table::new(&titles, vec![row.into()]).to_string();
-        Report { body: Body::Text(text), troubles: Vec::new() }
+        Report { body: Body::Text(text), problems: Vec::new() }
     }
 
     fn fields(&self) -> Report {
@@ -198,7 +198,7 @@ impl EtcdStatus {
             "\"Hash\" : {hash}\n\"Revision\" : {revision}\n\"Keys\" : {keys}\n\"Size\" : {bytes}\n\
              \"Version\" : {CLUSTER_VERSION}\n"
         );
-        Report { body: Body::Text(text), troubles: Vec::new() }
+        Report { body: Body::Text(text), problems: Vec::new() }
     }
 }
 
@@ -293,7 +293,7 @@ pub(super) fn of_directory(info: &DirectoryInfo, as_json: bool) -> Report {
         "members": members_json(&info.members),
         "revision": info.revision.map(|revision| revision.get()),
         "keys": info.keys,
-        "troubles": info.troubles,
+        "troubles": info.problems,
     });
     let vote = info.vote.map_or_else(|| "nobody".to_owned(), |vote| format!("member {vote}"));
     let mut lines = vec![
@@ -337,5 +337,5 @@ pub(super) fn of_directory(info: &DirectoryInfo, as_json: bool) -> Report {
         let torn = bytes(info.torn_bytes);
         lines.push(("torn", format!("{torn} of an incomplete write at a crash")));
     }
-    Report { troubles: info.troubles.clone(), ..Report::new(as_json, json, lines) }
+    Report { problems: info.problems.clone(), ..Report::new(as_json, json, lines) }
 }

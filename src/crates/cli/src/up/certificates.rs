@@ -20,7 +20,7 @@ const CLUSTER: &str = "up";
 const HOSTS: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
 
 /// Validity of certificates; longer than any test without a restart.
-const LIFE: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+const VALIDITY: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// Maximum difference by which other clocks may be behind.
 const CLOCKS: Duration = Duration::from_secs(3600);
@@ -109,7 +109,7 @@ fn named(name: &str, hosts: &[&str]) -> io::Result<CertificateParams> {
 fn valid_from_now(mut params: CertificateParams) -> CertificateParams {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     params.not_before = date_time_ymd(1970, 1, 1) + now.saturating_sub(CLOCKS);
-    params.not_after = date_time_ymd(1970, 1, 1) + now + LIFE;
+    params.not_after = date_time_ymd(1970, 1, 1) + now + VALIDITY;
     params
 }
 

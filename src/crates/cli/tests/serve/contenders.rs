@@ -30,7 +30,7 @@ const COUNTER: &str = "shared-counter";
 const LEASE_SECONDS: i64 = 60;
 
 /// Time limit for a contender's next hold.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// Pause before a retry.
 const AGAIN: Duration = Duration::from_millis(10);
@@ -208,7 +208,7 @@ fn holds_again(ring: &Ring, kind: &'static str) {
     let (before, begun) = (ring.holds_of(kind), Instant::now());
     while ring.holds_of(kind) == before {
         assert_eq!(*ring.wrong.lock().unwrap(), None);
-        assert!(begun.elapsed() < PATIENCE, "{kind} makes no progress");
+        assert!(begun.elapsed() < WAIT_MAX, "{kind} makes no progress");
         std::thread::sleep(AGAIN);
     }
 }
@@ -261,7 +261,7 @@ fn all_client_kinds_share_one_lock_queue_during_server_kills() {
     let mut hanging = node.shutdown().block().hanging;
     let begun = Instant::now();
     while !hanging.is_empty() {
-        assert!(begun.elapsed() < PATIENCE, "{hanging:?}");
+        assert!(begun.elapsed() < WAIT_MAX, "{hanging:?}");
         std::thread::sleep(AGAIN);
         hanging.retain(|name| is_alive(name));
     }

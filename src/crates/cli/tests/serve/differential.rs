@@ -19,13 +19,13 @@ use bowline_testkit::process::{Etcd, Server, http};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use requests::Chance;
-use watches::{PATIENCE, Watches};
+use watches::{WAIT_MAX, Watches};
 
 /// Default number of requests.
 const REQUESTS: u64 = 500;
 
 /// Maximum number of requests between comparisons of the watches.
-const LOOK_EVERY: u64 = 50;
+const CHECK_INTERVAL: u64 = 50;
 
 /// Maximum number of watches, in addition to the one of all keys.
 const WATCHES_MAX: usize = 5;
@@ -281,7 +281,7 @@ impl Pair {
         let begun = Instant::now();
         let none = format!("\n{BEHIND} 0\n");
         while !http(&etcd.address, "GET", "/metrics", "").1.text().contains(&none) {
-            assert!(begun.elapsed() < PATIENCE, "a watch does not catch up");
+            assert!(begun.elapsed() < WAIT_MAX, "a watch does not catch up");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -361,7 +361,7 @@ async fn etcd_and_bowline_give_the_same_answers() {
             pair.watch(&mut chance, newest).await;
         }
         // A compaction would discard events that are not delivered yet, so they are awaited before it.
-        if matches!(ask, Ask::Compact(_)) || pair.made.is_multiple_of(LOOK_EVERY) {
+        if matches!(ask, Ask::Compact(_)) || pair.made.is_multiple_of(CHECK_INTERVAL) {
             pair.look(newest).await;
         }
         if matches!(ask, Ask::Compact(_)) {

@@ -15,7 +15,7 @@ use crate::ledger::{Count, row, verify};
 use bowline_testkit::process::skip;
 
 /// How long a program may take for its next step: time for several elections on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 
 /// How many lines a program must print between two kills.
 const STEPS: usize = 2;
@@ -88,7 +88,7 @@ impl Scene {
         let enough = received.lines.len() + STEPS;
         let waits = |received: &mut Received| received.lines.len() < enough && !received.ended;
         let (received, late) =
-            self.received.1.wait_timeout_while(received, PATIENCE, waits).unwrap();
+            self.received.1.wait_timeout_while(received, WAIT_MAX, waits).unwrap();
         let (stands, ended) = (late.timed_out(), received.ended);
         drop(received);
         if stands || ended {

@@ -29,7 +29,7 @@ const PATIENT: [&str; 4] = ["--command-timeout", "60s", "--dial-timeout", "60s"]
 const UNTRUSTED: &str = "invalid peer certificate: ";
 
 /// How often to check a condition.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long the server may take to use changed files: longer than the interval of its checks.
 const SEEN_MAX: Duration = Duration::from_secs(60);
@@ -436,7 +436,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < SEEN_MAX, "{what}");
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -518,7 +518,7 @@ fn broken_tls_file_is_logged_once_and_the_old_one_stays() {
     while begun.elapsed() < Duration::from_millis(2500) {
         let answer = office.http(&server.address, None, &BOTH, &get("/health"));
         assert!(answer.unwrap().starts_with("HTTP/1.1 200"));
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(POLL_INTERVAL);
     }
     let (_, printed) = server.stop();
     let problems = printed.matches(complains).count();
@@ -745,7 +745,7 @@ async fn revocation_covers_intermediate_authorities_and_their_clients() {
                 return;
             }
             assert!(begun.elapsed() < SEEN_MAX, "{found:?}, not {expected:?}");
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     let_in(&office, [true, true, true]).await;

@@ -19,7 +19,7 @@ use crate::listen::socket::Socket;
 
 /// Interval between checks. A client counts as disconnected after two consecutive checks, so that everything that it
 /// sent before can still be read.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The other end has closed its sending side, or the connection is broken.
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -58,7 +58,7 @@ impl<W: ClientStream> PolledStream<W> {
         async move {
             let mut seen = false;
             loop {
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(CHECK_INTERVAL).await;
                 let is_disconnected = is_disconnected(wire.lock().socket());
                 if is_disconnected && seen {
                     return;

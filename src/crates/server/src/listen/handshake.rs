@@ -41,7 +41,7 @@ const LINGER_MAX: Duration = Duration::from_millis(500);
 const LINGER_BYTES_MAX: u64 = 64 << 10;
 
 /// Interval at which the expiry of the client's certificate is checked.
-const EXPIRY_LOOK_EVERY: Duration = Duration::from_secs(30);
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// A new connection.
 pub(crate) enum Accepted {
@@ -158,7 +158,7 @@ impl CertificateRecheck {
         if shown.is_empty() {
             return Self::none();
         }
-        let mut look = tokio::time::interval(EXPIRY_LOOK_EVERY);
+        let mut look = tokio::time::interval(EXPIRY_CHECK_INTERVAL);
         look.reset();
         Self(Some(RecheckState { shown, changes, look }))
     }

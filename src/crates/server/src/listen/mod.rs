@@ -43,7 +43,7 @@ const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
 
 /// Idle time before the first TCP keepalive probe, and the interval between probes.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
-const PROBE_EVERY: Duration = Duration::from_secs(15);
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Time limit for a client's first bytes and, with TLS, for the handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
@@ -321,7 +321,7 @@ async fn connection_permit(context: &ConnectionContext) -> Option<OwnedSemaphore
 fn keep_alive(stream: &Socket) {
     let Some(stream) = stream.tcp() else { return };
     drop(stream.set_nodelay(true));
-    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY);
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL);
     drop(SockRef::from(stream).set_tcp_keepalive(&probes));
 }
 

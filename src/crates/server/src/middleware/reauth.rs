@@ -20,7 +20,7 @@ use crate::permission::Permission;
 use crate::protocol::has_request_stream;
 
 /// Time for which a check stays valid if users and roles do not change. Nearly all bodies arrive within it.
-const HOLDS_FOR: Duration = Duration::from_secs(1);
+const VALID_FOR: Duration = Duration::from_secs(1);
 
 /// Maximum time for the message of a unary request to arrive.
 pub(crate) const MESSAGE_TIME_MAX: Duration = Duration::from_secs(60);
@@ -108,7 +108,7 @@ impl AuthRecheck {
         let access = self.member.client().access();
         let is_as_it_was =
             (self.were_on, self.who.revision()) == (access.is_enabled(), access.revision());
-        if is_as_it_was && self.checked_at.elapsed() < HOLDS_FOR {
+        if is_as_it_was && self.checked_at.elapsed() < VALID_FOR {
             return Ok(());
         }
         self.were_on = access.is_enabled();

@@ -15,7 +15,7 @@ use bowline_proto::grpc::health::v1::health_server::Health;
 use bowline_proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse};
 
 /// Maximum delay with which watchers learn of a change.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Services that can be checked by name; the empty name is the whole server.
 const SERVICES: [&str; 9] = [
@@ -48,7 +48,7 @@ impl HealthService {
 
 async fn look(member: Weak<Member>, sender: watch::Sender<ServingStatus>) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         let Some(now) = member.upgrade().map(|member| serves(&member)) else { return };
         sender.send_if_modified(|before| std::mem::replace(before, now) != now);
     }

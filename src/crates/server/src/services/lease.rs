@@ -36,7 +36,7 @@ const NO_TTL: i64 = -1;
 
 /// Maximum number of concurrent renewals per stream. Each takes a round trip through the cluster, so the leases of a
 /// distant client would expire if they were renewed one by one.
-const IN_HAND: usize = 32;
+const QUEUED_RENEWALS_MAX: usize = 32;
 
 /// Maximum number of queued renewals per stream. Leaving more requests unread would fill the connection's flow control
 /// after a few thousand small messages and block it.
@@ -132,7 +132,7 @@ impl KeepingAlive {
         // The result with which the stream ends once no more requests are read. Earlier requests are answered before.
         let mut end = None;
         loop {
-            while in_progress.0.len() < IN_HAND
+            while in_progress.0.len() < QUEUED_RENEWALS_MAX
                 && let Some(id) = waiting.pop_front()
             {
                 match self.renew(id) {

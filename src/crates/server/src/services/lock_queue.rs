@@ -32,18 +32,18 @@ use crate::services::lease_ids::LeaseIds;
 use crate::wire::{Reason, refused};
 
 /// TTL of the lease granted to a caller without a lease. It is not renewed.
-const LENT_TTL: Duration = Duration::from_secs(60);
+const GENERATED_LEASE_TTL: Duration = Duration::from_secs(60);
 
 /// Time limit for the attempt to join the queue. The caller times out much earlier, but the attempt continues, because
 /// its outcome must be known before its key can be deleted.
-const ENTERS_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+const ENTER_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Initial pause before another attempt to leave the queue; it doubles each time.
-const LEAVES_AGAIN: Duration = Duration::from_millis(50);
-const LEAVES_AGAIN_MAX: Duration = Duration::from_secs(5);
+const LEAVE_RETRY_DELAY: Duration = Duration::from_millis(50);
+const LEAVE_RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
 
 /// Pause before a read is repeated that no leader has confirmed in time.
-const READS_AGAIN: Duration = Duration::from_millis(100);
+const READ_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The queues of all locks and elections, as this member's calls use them.
 pub(crate) struct LockQueues {
@@ -62,7 +62,9 @@ impl LockQueues {
     async fn lease_of(&self, who: &Identity, lease: i64) -> Result<LeaseId, Status> {
         match crate::wire::lease_id(lease) {
             Some(lease) => Ok(lease),
-            None => Ok(self.lease_ids.grant(&self.member, who, LENT_TTL, None).await?.id),
+            None => {
+                Ok(self.lease_ids.grant(&self.member, who, GENERATED_LEASE_TTL, None).await?.id)
+            }
         }
     }
 }
@@ -174,7 +176,7 @@ where
 {
     loop {
         match read().await {
-            Err(Error::Deadline { .. } | Error::Busy) => tokio::time::sleep(READS_AGAIN).await,
+            Err(Error::Deadline { .. } | Error::Busy) => tokio::time::sleep(READ_RETRY_DELAY).await,
             outcome => return outcome.map_err(refused),
         }
     }
@@ -327,7 +329,7 @@ async fn enter(
     // delete the shared key.
     let again = Put { value: PutValue::Keep, lease: PutLease::Keep, ..Put::new(key.clone(), "") };
     let txn = txn.or_else(again).or_else(Op::get(key.clone())).or_else(Op::Range(queue));
-    let reply = match txn.deadline(ENTERS_FOR).commit().await {
+    let reply = match txn.deadline(ENTER_TIMEOUT).commit().await {
         Ok(reply) => reply,
         Err(error) => {
             if let Error::AnswerLost { revision } = error {
@@ -397,7 +399,7 @@ async fn leave(member: &Member, entry: &QueueEntry, created: Revision, last: Rev
     let held = || Compare::create_revision(entry.key.clone()).eq(created);
     // A call at another member writes a new version of the row when it joins.
     let is_last = || Compare::mod_revision(entry.key.clone()).eq(last);
-    let mut pause = LEAVES_AGAIN;
+    let mut pause = LEAVE_RETRY_DELAY;
     loop {
         let txn = member.client().txn().when(held()).when(is_last());
         let txn = txn.then(Op::delete(entry.key.clone()));
@@ -409,7 +411,7 @@ async fn leave(member: &Member, entry: &QueueEntry, created: Revision, last: Rev
                     return;
                 }
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LEAVES_AGAIN_MAX);
+                pause = (pause * 2).min(LEAVE_RETRY_DELAY_MAX);
             }
             _ => return,
         }

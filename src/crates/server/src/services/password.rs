@@ -15,10 +15,10 @@ const NEW_WAITING_MAX: usize = 16;
 
 /// Maximum difference by which the cost of a client's own hash may exceed the configured cost. Each login pays it, even
 /// with a wrong password.
-const READY_MADE_MORE: u32 = 4;
+const HASHED_COST_EXCESS_MAX: u32 = 4;
 
 /// etcd's default cost.
-const USUAL_COST: u32 = 10;
+const DEFAULT_COST: u32 = 10;
 
 /// Maximum length of a password in bytes, because bcrypt ignores the rest.
 const PASSWORD_BYTES_MAX: usize = 72;
@@ -63,7 +63,8 @@ impl Passwords {
     pub(crate) fn from_hash(&self, hash: Vec<u8>) -> Result<Secret, Status> {
         let text = std::str::from_utf8(&hash).map_err(|_| Reason::AuthFailed)?;
         let parts = text.parse::<bcrypt::HashParts>().map_err(|_| Reason::AuthFailed)?;
-        let (cost, cost_max) = (parts.get_cost(), self.cost.max(USUAL_COST) + READY_MADE_MORE);
+        let (cost, cost_max) =
+            (parts.get_cost(), self.cost.max(DEFAULT_COST) + HASHED_COST_EXCESS_MAX);
         if cost > cost_max {
             return Err(Status::invalid_argument(format!(
                 "bowline: the bcrypt cost of the hashed password is {cost}, at most {cost_max} here: hash it with a \

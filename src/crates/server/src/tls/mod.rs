@@ -34,7 +34,7 @@ pub(crate) use trust::Trust;
 pub(crate) use verifier::{words, words_of};
 
 /// Interval between checks of the files. A check takes three system calls.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The certificates in use, reloaded when they change.
 pub struct ServerTls {
@@ -77,7 +77,7 @@ impl ServerTls {
     /// Checks the files periodically.
     pub(crate) async fn reload_when_changed(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             let tls = Arc::clone(&self);
             // The file system may hang, so the check runs on another thread. If a check fails, the error is ignored,
             // because the check is repeated.

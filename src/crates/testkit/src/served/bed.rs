@@ -20,7 +20,7 @@ const CLIENTS_PER_CONNECTION: usize = 8;
 const SETTINGS: [&str; 2] = ["--quota-backend-bytes=8589934592", "--log-level=error"];
 
 /// Interval at which a starting server is tried.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Time limit for all members of a cluster to answer.
 const SETTLE: Duration = Duration::from_secs(60);
@@ -104,7 +104,7 @@ impl Bed {
                 if begun.elapsed() > SETTLE {
                     return Err(format!("member {at} does not answer within {SETTLE:?}"));
                 }
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             };
             if leads {
                 self.leader = at;

@@ -27,7 +27,7 @@ const WARM: u32 = 5;
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// Deadline of a write while the leader changes. A request can be lost in a member that has no leader.
-const PATIENCE: Duration = Duration::from_millis(250);
+const WAIT_MAX: Duration = Duration::from_millis(250);
 
 /// Number of errors that a client tolerates, for example when the leader changes on a busy machine.
 const ERRORS_MAX: usize = 20;
@@ -150,7 +150,7 @@ pub async fn next_write(channels: &[Channel]) -> Duration {
     unreachable!("the loop has no end");
 }
 
-/// Puts random keys for `time`, and records when each put is acknowledged. Attempts that take longer than [`PATIENCE`]
+/// Puts random keys for `time`, and records when each put is acknowledged. Attempts that take longer than [`WAIT_MAX`]
 /// are abandoned.
 pub async fn trace(channels: Vec<Channel>, clients: usize, keys: u64, time: Duration) -> Trace {
     let until = Instant::now() + time;
@@ -160,7 +160,7 @@ pub async fn trace(channels: Vec<Channel>, clients: usize, keys: u64, time: Dura
         tasks.spawn(async move {
             let (mut dice, mut trace) = (Dice::new(at as u64, keys), Trace::default());
             while Instant::now() < until {
-                match tokio::time::timeout(PATIENCE, kv.put(put(dice.key()))).await {
+                match tokio::time::timeout(WAIT_MAX, kv.put(put(dice.key()))).await {
                     Ok(Ok(_)) => trace.add_now(),
                     // A failed attempt must not turn into a busy loop.
                     Ok(Err(_)) => tokio::time::sleep(AGAIN).await,

@@ -27,7 +27,7 @@ mod state;
 mod tests;
 
 #[cfg(any(test, feature = "sim"))]
-pub(crate) use state::PASSES_MAX;
+pub(crate) use state::HANDOFFS_MAX;
 pub(crate) use state::{Action, AdminRow, Enqueued, EntryData, EntryEvent, Phase};
 
 use state::{EntryState, Facts};

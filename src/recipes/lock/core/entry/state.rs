@@ -26,7 +26,7 @@ use crate::model::{Rejection, Reply, Revision};
 use crate::node::{ReplyTo, SessionEndReason};
 
 /// Maximum number of handoffs inside a node while other nodes wait for the lock.
-pub(crate) const PASSES_MAX: u32 = 16;
+pub(crate) const HANDOFFS_MAX: u32 = 16;
 
 /// The state of a queue entry.
 pub(crate) enum EntryState {
@@ -711,7 +711,7 @@ impl EntryStep<'_> {
             return true;
         }
         held.passes += 1;
-        held.passes <= PASSES_MAX || mutant!(B25)
+        held.passes <= HANDOFFS_MAX || mutant!(B25)
     }
 
     /// Ends a hold after a change by another client: deletes the keys attached to it, and replies

@@ -34,7 +34,7 @@ const RESTARTS_MAX: u32 = 5;
 const RACES_MAX: u32 = 8;
 
 /// The target is asked for as many rows as the source has in the range, plus this number.
-const MORE_ROWS: usize = 16;
+const EXTRA_ROWS: usize = 16;
 
 /// The rows of both clusters within a key range.
 struct Stretch<'a> {
@@ -197,7 +197,7 @@ impl Import {
         let (mut first, mut rows) = (whole.first.clone(), &page.rows[..]);
         loop {
             let span = Span { first, end: whole.end.clone() };
-            let there = self.target.page(&span, rows.len() + MORE_ROWS).await?;
+            let there = self.target.page(&span, rows.len() + EXTRA_ROWS).await?;
             let cut = there.kvs.last().filter(|_| there.more).map(|last| next_key(&last.key));
             let end = cut.clone().unwrap_or(span.end);
             let span = Span { first: span.first, end };

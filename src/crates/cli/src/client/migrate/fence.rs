@@ -21,7 +21,7 @@ use pb::request_op::Request;
 
 /// Time after a lost response during which the lost request might still arrive. Several times a server's request
 /// timeout.
-const ON_ITS_WAY: Duration = Duration::from_secs(15);
+const IN_FLIGHT_MAX: Duration = Duration::from_secs(15);
 
 /// Value of the fence key. The value explains the key to a user who finds it.
 const WORDS: &[u8] = b"`bowline import` was interrupted here; nothing needs this key any more";
@@ -98,7 +98,7 @@ impl Fence {
     /// unconditionally.
     pub(crate) async fn take_down(&self, side: &Side, at_once: bool) -> Result<(), Failure> {
         while let Some((_, lost)) = self.stands.get() {
-            if !at_once && lost.elapsed() < ON_ITS_WAY {
+            if !at_once && lost.elapsed() < IN_FLIGHT_MAX {
                 return Ok(());
             }
             let delete = pb::DeleteRangeRequest { key: self.key.clone(), ..Default::default() };

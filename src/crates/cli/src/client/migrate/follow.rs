@@ -40,7 +40,7 @@ use bowline_proto::mvccpb::event::EventType;
 use pb::watch_request::RequestUnion;
 
 /// Interval between queries of the source's current revision.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Pause before a broken watch is reopened.
 const REOPEN_PAUSE: Duration = Duration::from_millis(200);
@@ -414,7 +414,7 @@ async fn poll_source_revision(import: &Import, head_sender: &watch::Sender<i64>)
             }
             head_sender.send_replace(header.revision);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -57,14 +57,14 @@ use target::Target;
 const EVERYTHING: Span = Span { first: Bytes::from_static(b"\0"), end: Bytes::from_static(b"\0") };
 
 /// Default time for which a cluster may be unreachable during the copy.
-const AWAY_DEFAULT: Duration = Duration::from_secs(60);
+const OUTAGE_LIMIT_DEFAULT: Duration = Duration::from_secs(60);
 
 /// Exit codes of shells for SIGINT and SIGTERM.
 const EXIT_INTERRUPTED: u8 = 130;
 const EXIT_TERMINATED: u8 = 143;
 
 /// Time limit for removing the fence at the end.
-const TAKE_DOWN_MAX: Duration = Duration::from_secs(5);
+const FENCE_REMOVAL_MAX: Duration = Duration::from_secs(5);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -272,7 +272,7 @@ async fn meet(import: &Import, way: &Way, dry_run: bool) -> Result<(), Failure> 
     if way.mirror {
         import.source.may_be_watched().await?;
     }
-    import.set_outage_limit(Some(way.retry_for.unwrap_or(AWAY_DEFAULT)));
+    import.set_outage_limit(Some(way.retry_for.unwrap_or(OUTAGE_LIMIT_DEFAULT)));
     Ok(())
 }
 
@@ -307,7 +307,7 @@ async fn bring(import: &Import, way: &Way, output: Output, stop: &mut Stop) -> R
                 );
                 rev = None;
                 import.is_copied.set(false);
-                import.set_outage_limit(Some(way.retry_for.unwrap_or(AWAY_DEFAULT)));
+                import.set_outage_limit(Some(way.retry_for.unwrap_or(OUTAGE_LIMIT_DEFAULT)));
             }
             Ok(End::Forgotten) => {
                 return Err(Failure::Failed(
@@ -353,11 +353,12 @@ impl Import {
             return;
         }
         target.side.set_outage_limit(Some(Duration::ZERO));
-        let taken = tokio::time::timeout(TAKE_DOWN_MAX, target.fence.take_down(&target.side, true));
+        let taken =
+            tokio::time::timeout(FENCE_REMOVAL_MAX, target.fence.take_down(&target.side, true));
         let why = match taken.await {
             Ok(Ok(())) => return,
             Ok(Err(failure)) => failure.to_string(),
-            Err(_) => format!("no response within {TAKE_DOWN_MAX:?}"),
+            Err(_) => format!("no response within {FENCE_REMOVAL_MAX:?}"),
         };
         let key = super::quote::go(&target.fence.key);
         note(&format!(

@@ -9,7 +9,7 @@ use crate::client::failure::Failure;
 use bowline_client::prefix_end;
 
 /// Range end that means "up to the last key" in etcd's protocol.
-const TO_THE_END: &[u8] = b"\0";
+const END_OF_KEYS: &[u8] = b"\0";
 
 /// A key range with an exclusive end, as in etcd's protocol.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Span {
 impl Span {
     /// Returns whether a key is below the end of the range.
     pub(crate) fn reaches(&self, key: &[u8]) -> bool {
-        self.end == TO_THE_END || key < &self.end[..]
+        self.end == END_OF_KEYS || key < &self.end[..]
     }
 }
 
@@ -110,7 +110,7 @@ impl Part {
 }
 
 fn beginning(prefix: &Bytes) -> Bytes {
-    if prefix.is_empty() { Bytes::from_static(TO_THE_END) } else { prefix.clone() }
+    if prefix.is_empty() { Bytes::from_static(END_OF_KEYS) } else { prefix.clone() }
 }
 
 /// Returns one range that covers all parts at the source.
@@ -119,15 +119,15 @@ pub(crate) fn around(parts: &[Part]) -> Span {
     ranges
         .reduce(|all, span| Span {
             first: all.first.min(span.first),
-            end: if all.end == TO_THE_END || span.end == TO_THE_END {
-                Bytes::from_static(TO_THE_END)
+            end: if all.end == END_OF_KEYS || span.end == END_OF_KEYS {
+                Bytes::from_static(END_OF_KEYS)
             } else {
                 all.end.max(span.end)
             },
         })
         .unwrap_or(Span {
-            first: Bytes::from_static(TO_THE_END),
-            end: Bytes::from_static(TO_THE_END),
+            first: Bytes::from_static(END_OF_KEYS),
+            end: Bytes::from_static(END_OF_KEYS),
         })
 }
 

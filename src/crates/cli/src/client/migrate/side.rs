@@ -13,7 +13,7 @@ use crate::client::failure::{Failure, passes};
 use bowline_proto::etcdserverpb as pb;
 
 /// Pause before a retry.
-const AGAIN: Duration = Duration::from_millis(300);
+const RETRY_DELAY: Duration = Duration::from_millis(300);
 
 /// A cluster as the source or target of an import.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ impl Away {
             let why = failure.to_string().replace('\n', " ");
             note(&format!("{}: {why}: retrying", side.name));
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{PATIENCE, Place, assert_equal, delete, import, imported, pairs, put, until};
+use super::{Place, WAIT_MAX, assert_equal, delete, import, imported, pairs, put, until};
 use crate::ask::{Going, command_at, run};
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::Event;
@@ -74,7 +74,7 @@ fn history(place: &Place, key: &str, from: i64, last: &[u8]) -> Vec<Event> {
                 events.extend(answers.message().await.unwrap().unwrap().events);
             }
         };
-        tokio::time::timeout(PATIENCE, all).await.unwrap();
+        tokio::time::timeout(WAIT_MAX, all).await.unwrap();
         events
     })
 }

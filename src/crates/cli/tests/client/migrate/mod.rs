@@ -20,9 +20,9 @@ mod copy;
 mod mirror;
 
 /// Time limit for every wait.
-const PATIENCE: Duration = Duration::from_secs(90);
+const WAIT_MAX: Duration = Duration::from_secs(90);
 
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A server, Bowline's or etcd's, that can be killed and restarted at the same address.
 pub(crate) struct Place {
@@ -241,8 +241,8 @@ pub(crate) fn imported(source: &Place, target: &Place, more: &[&str]) -> CliOutp
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
-        std::thread::sleep(LOOK);
+        assert!(begun.elapsed() < WAIT_MAX, "timed out: {what}");
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -13,7 +13,7 @@ use etcd_client::{
 type Done = Result<(), Error>;
 
 /// Time limit for expected responses.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_MAX: Duration = Duration::from_secs(30);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Done {
@@ -72,7 +72,7 @@ async fn transactions(mut client: Client) -> Done {
 }
 
 async fn next(stream: &mut WatchStream) -> WatchResponse {
-    let next = tokio::time::timeout(PATIENCE, stream.message()).await;
+    let next = tokio::time::timeout(WAIT_MAX, stream.message()).await;
     next.expect("a response in time").expect("no error").expect("the stream is open")
 }
 

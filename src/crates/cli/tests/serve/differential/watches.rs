@@ -15,7 +15,7 @@ use pb::watch_client::WatchClient;
 use pb::watch_request::RequestUnion;
 
 /// How long to wait for a response that must arrive. etcd looks every 100 ms for watches that start in the past.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The watch ID of responses that concern all watches of a stream, or a watch that was not created.
 const NO_WATCH: i64 = -1;
@@ -56,7 +56,7 @@ impl Watches {
         wanted: impl Fn(&pb::WatchResponse) -> bool,
     ) -> Result<pb::WatchResponse, &'static str> {
         loop {
-            let answer = tokio::time::timeout(PATIENCE, self.answers.message()).await;
+            let answer = tokio::time::timeout(WAIT_MAX, self.answers.message()).await;
             let answer = answer.map_err(|_| "silence")?.unwrap().expect("the stream is open");
             if wanted(&answer) {
                 return Ok(answer);

@@ -41,7 +41,7 @@ const METADATA_PREFIX: &str = "grpc-metadata-";
 
 /// Maximum number of bytes read from a rejected request's body, and the maximum time for that.
 const FORGOTTEN_BYTES_MAX: usize = 64 << 10;
-const FORGETTING_TIME_MAX: Duration = Duration::from_secs(1);
+const CLEANUP_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Returns whether a path belongs to the gateway.
 pub(crate) fn is_for(path: &str) -> bool {
@@ -138,7 +138,7 @@ pub(crate) async fn refused_unread(
 async fn forget(body: impl HttpBody<Data = Bytes, Error: Error + Send + Sync + 'static> + Unpin) {
     let mut body = Limited::new(body, FORGOTTEN_BYTES_MAX);
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
-    drop(tokio::time::timeout(FORGETTING_TIME_MAX, all).await);
+    drop(tokio::time::timeout(CLEANUP_TIME_MAX, all).await);
 }
 
 /// Returns the path of a method for gRPC.
