@@ -17,12 +17,12 @@ use super::Config;
 pub(crate) struct Checked {
     config: Config,
     contact: Contact,
-    beginning: Beginning,
+    start_mode: StartMode,
 }
 
 /// How a node with an empty data directory begins.
 #[derive(Clone, Debug)]
-pub(crate) enum Beginning {
+pub(crate) enum StartMode {
     /// Founds a cluster with the listed members.
     Found {
         node: NodeId,
@@ -62,14 +62,14 @@ pub(crate) enum SomebodyElse {
 }
 
 impl Checked {
-    pub(super) fn new(config: Config, contact: Contact, beginning: Beginning) -> Self {
-        Self { config, contact, beginning }
+    pub(super) fn new(config: Config, contact: Contact, start_mode: StartMode) -> Self {
+        Self { config, contact, start_mode }
     }
 
     /// Derives a new cluster id if the cluster is restored from a backup.
     pub(crate) fn restored_from(mut self, restored_from: Option<&RestoredFrom>) -> Self {
-        if let (Beginning::Found { cluster, .. }, Some(restored_from)) =
-            (&mut self.beginning, restored_from)
+        if let (StartMode::Found { cluster, .. }, Some(restored_from)) =
+            (&mut self.start_mode, restored_from)
         {
             *cluster = restored_id(*cluster, restored_from);
         }
@@ -86,8 +86,8 @@ impl Checked {
     }
 
     /// Returns how the node begins if its data directory is empty.
-    pub(crate) fn beginning(&self) -> &Beginning {
-        &self.beginning
+    pub(crate) fn start_mode(&self) -> &StartMode {
+        &self.start_mode
     }
 
     /// Returns the listen address, or `None` if the node has no address.
@@ -118,8 +118,8 @@ impl Checked {
         if has_other_token && !is_founded() {
             return Err(SomebodyElse::OtherToken);
         }
-        let founders = match &self.beginning {
-            Beginning::Found { node: own, cluster: founded, members } if *founded == cluster => {
+        let founders = match &self.start_mode {
+            StartMode::Found { node: own, cluster: founded, members } if *founded == cluster => {
                 // A member that joined later may have a founder's name, but is not in the list of
                 // founders.
                 let is_other = *own != node && (members.contains_key(&node) || !is_founded());
@@ -133,7 +133,7 @@ impl Checked {
         let mut settings = self.settings(node, cluster, founders.cloned().unwrap_or_default());
         settings.has_other_token = has_other_token;
         settings.founds = founders.is_some();
-        if let (None, Beginning::Found { members, .. }) = (founders, &self.beginning)
+        if let (None, StartMode::Found { members, .. }) = (founders, &self.start_mode)
             && !self.config.members.is_empty()
         {
             settings.listed = members.values().cloned().collect();
@@ -148,9 +148,9 @@ impl Checked {
         cluster: ClusterId,
         members: BTreeMap<NodeId, Contact>,
     ) -> Settings {
-        let Self { config, contact, beginning } = self;
+        let Self { config, contact, start_mode } = self;
         let founds =
-            matches!(beginning, Beginning::Found { cluster: founded, .. } if *founded == cluster);
+            matches!(start_mode, StartMode::Found { cluster: founded, .. } if *founded == cluster);
         Settings {
             node,
             contact: contact.clone(),

@@ -17,7 +17,7 @@ use crate::transport::PeerTls;
 use crate::transport::TcpSettings;
 
 use super::StartError;
-use super::checked::{Beginning, Checked, cluster_id};
+use super::checked::{Checked, StartMode, cluster_id};
 
 /// The configuration of a node. Create it with [`Config::new`], with [`Config::from_env`], or from
 /// files and flags with [`PartialConfig`](crate::config::PartialConfig). Every setting has a
@@ -510,7 +510,7 @@ impl Config {
 
     /// Validates the configuration.
     pub(crate) fn check(&self) -> Result<Checked, ConfigError> {
-        let (contact, beginning) = self.check_beginning()?;
+        let (contact, start_mode) = self.check_beginning()?;
         self.check_ranges()?;
         let timeout = self.election_timeout;
         if self.session_ttl < timeout * 4 {
@@ -525,7 +525,7 @@ impl Config {
                 "the advertised address cannot be dialed by other members"
             );
         }
-        Ok(Checked::new(self.clone(), contact, beginning))
+        Ok(Checked::new(self.clone(), contact, start_mode))
     }
 
     /// Checks the range of each setting.
@@ -561,7 +561,7 @@ impl Config {
 
     /// Returns the node's name and address, and whether it founds or joins a cluster if its disk is
     /// new.
-    fn check_beginning(&self) -> Result<(Contact, Beginning), ConfigError> {
+    fn check_beginning(&self) -> Result<(Contact, StartMode), ConfigError> {
         if self.join.is_empty() {
             if let Some(old) = &self.replaces {
                 return Err(ConfigError::ReplacesWithoutJoin(old.clone()));
@@ -579,7 +579,7 @@ impl Config {
             let contact = self.check_contact(address)?;
             let names = members.values().map(|member| member.name.as_str());
             let cluster = cluster_id(&self.token, names);
-            return Ok((contact, Beginning::Found { node, cluster, members }));
+            return Ok((contact, StartMode::Found { node, cluster, members }));
         }
         if !self.members.is_empty() {
             return Err(ConfigError::JoinOrFound);
@@ -592,7 +592,7 @@ impl Config {
             return Err(ConfigError::BadAddress { name, address });
         }
         let (addresses, replaces) = (self.join.clone(), self.replaces.clone());
-        Ok((self.check_contact(address)?, Beginning::Join { addresses, replaces }))
+        Ok((self.check_contact(address)?, StartMode::Join { addresses, replaces }))
     }
 
     fn check_contact(&self, address: String) -> Result<Contact, ConfigError> {
@@ -744,11 +744,11 @@ mod tests {
     fn ids_and_the_cluster_do_not_depend_on_the_order_of_the_members() {
         let found = |config: Config| {
             let checked = config.check().unwrap();
-            match checked.beginning().clone() {
-                Beginning::Found { node, cluster, members } => {
+            match checked.start_mode().clone() {
+                StartMode::Found { node, cluster, members } => {
                     checked.settings(node, cluster, members)
                 }
-                Beginning::Join { .. } => panic!("the node joins"),
+                StartMode::Join { .. } => panic!("the node joins"),
             }
         };
         let one = found(three());

@@ -36,7 +36,7 @@ pub use alarms::AlarmReply;
 pub use blocking::Blocking;
 pub(crate) use call::timeout_option;
 pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
-pub(crate) use checked::Beginning;
+pub(crate) use checked::StartMode;
 pub use client::Client;
 pub use config::{Config, ConfigError};
 pub(crate) use error::stopped;

@@ -20,7 +20,7 @@ use crate::node::{
 };
 use crate::transport::{self, JoinError, MemoryHub, TcpBound, TcpHandle};
 
-use super::checked::{Beginning, Checked};
+use super::checked::{Checked, StartMode};
 use super::own_session::OwnSession;
 use super::{Client, Config, Error, OpenSession, ReadyCall, ResumeSession, Session, StartError};
 
@@ -623,11 +623,11 @@ fn begin(
         }
         return Ok((settings, None));
     }
-    let (addresses, replaces) = match checked.beginning() {
-        Beginning::Found { node, cluster, members } => {
+    let (addresses, replaces) = match checked.start_mode() {
+        StartMode::Found { node, cluster, members } => {
             return Ok((checked.settings(*node, *cluster, members.clone()), None));
         }
-        Beginning::Join { addresses, replaces } => (addresses, replaces.clone()),
+        StartMode::Join { addresses, replaces } => (addresses, replaces.clone()),
     };
     let of_disk = |error: io::Error| StartError::Data {
         kind: DataErrorKind::of_io(&error),

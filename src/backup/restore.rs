@@ -12,7 +12,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::api::{Beginning, Config};
+use crate::api::{Config, StartMode};
 use crate::env::Env;
 use crate::machine::{Machine, RESEEDED_AT, REVISION_JUMP, Reseed};
 use crate::model::{ClusterId, Members, NodeId, Revision};
@@ -106,7 +106,7 @@ pub fn restore_with(
     let revision_jump = options.revision_jump;
     let restored_from = RestoredFrom { cluster, backup, revision_jump };
     let checked = checked.restored_from(Some(&restored_from));
-    let Beginning::Found { node, cluster, members } = checked.beginning().clone() else {
+    let StartMode::Found { node, cluster, members } = checked.start_mode().clone() else {
         return Err(BackupError::Joins);
     };
     let segment_bytes = checked.settings(node, cluster, members).log_segment_bytes;

@@ -127,7 +127,7 @@ pub struct Machine {
     configuration: u64,
     /// The node whose requests get complete replies. If `None`, the requests of all nodes get
     /// complete replies. Not part of the state.
-    asker: Option<(NodeId, Incarnation)>,
+    requester: Option<(NodeId, Incarnation)>,
 }
 
 /// The result of one log entry.
@@ -214,7 +214,7 @@ impl Machine {
             alarms: Arc::default(),
             version: ClusterVersion::FIRST,
             configuration: 0,
-            asker: None,
+            requester: None,
         };
         machine.set_members(Members::default());
         machine
@@ -235,7 +235,7 @@ impl Machine {
     /// `apply` returns only that a request was applied, and the revision. So the rows of many
     /// replies are not in memory at once. The state and the dedup table are not affected.
     pub fn answer_only(&mut self, node: NodeId, incarnation: Incarnation) {
-        self.asker = Some((node, incarnation));
+        self.requester = Some((node, incarnation));
     }
 
     /// Applies the next log entry. An entry without items only advances the applied index. Readers
@@ -341,7 +341,7 @@ impl Machine {
         turn: &mut ApplyTurn<'_>,
     ) -> Result<(), Fault> {
         let Proposal { node, incarnation, window, requests } = proposal;
-        let is_asked_here = self.asker.is_none_or(|asker| asker == (node, incarnation));
+        let is_asked_here = self.requester.is_none_or(|requester| requester == (node, incarnation));
         // The replies to a removed member were dropped. Requests of a removed member must not be
         // executed, because they may have been executed before.
         if !self.members.is_removed(node) {

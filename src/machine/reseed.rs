@@ -112,7 +112,7 @@ impl Machine {
             alarms: Arc::default(),
             version: self.version,
             configuration: 0,
-            asker: None,
+            requester: None,
         };
         machine.set_members(how.members);
         machine.set_access(Arc::new(self.access.reseeded(how.revision_jump)));

@@ -308,7 +308,7 @@ impl Restore {
             alarms: Arc::default(),
             version,
             configuration: 0,
-            asker: None,
+            requester: None,
         };
         machine.set_members(members);
         machine.set_access(Arc::new(access));

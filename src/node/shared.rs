@@ -37,9 +37,9 @@ use crate::node::settings::Settings;
 /// the replica. The driver calls the methods after a change is visible to readers and before it
 /// answers the callers. Implementations must return quickly and must not block.
 pub(crate) trait Follower: Any + Send + Sync {
-    /// The changes up to `visible` are visible to readers. `came` is the time at which the driver
+    /// The changes up to `visible` are visible to readers. `received_at` is the time at which the driver
     /// received the changes.
-    fn applied(self: Arc<Self>, changes: &[Change], visible: Revision, came: Moment);
+    fn applied(self: Arc<Self>, changes: &[Change], visible: Revision, received_at: Moment);
 
     /// The replica was replaced by a later state. The changes in between are not reported.
     fn installed(self: Arc<Self>, visible: Revision);

@@ -35,10 +35,10 @@ pub(crate) struct NetConditions {
     pub(crate) loss_ppm: u64,
     /// Probability of delivering a message twice, per million.
     pub(crate) duplicate_ppm: u64,
-    /// Probability of holding up a message by up to `straggle_max`, per million.
-    pub(crate) straggle_ppm: u64,
+    /// Probability of holding up a message by up to `hold_up_max`, per million.
+    pub(crate) hold_up_ppm: u64,
     /// Maximum time that a message is held up.
-    pub(crate) straggle_max: Duration,
+    pub(crate) hold_up_max: Duration,
     /// Probability of damaging a message, per million.
     pub(crate) damage_ppm: u64,
     /// Whether messages of one lane may overtake each other. Messages of different lanes always may.
@@ -52,8 +52,8 @@ impl Default for NetConditions {
             delay_max: Duration::from_millis(2),
             loss_ppm: 0,
             duplicate_ppm: 0,
-            straggle_ppm: 0,
-            straggle_max: Duration::ZERO,
+            hold_up_ppm: 0,
+            hold_up_max: Duration::ZERO,
             damage_ppm: 0,
             reorder: false,
         }
@@ -388,8 +388,8 @@ impl NetState {
 
     fn arrival(&mut self, now: Duration, from: NodeId, to: NodeId, lane: Lane) -> Duration {
         let mut travel = self.between(self.conditions.delay_min, self.conditions.delay_max);
-        if self.chance(self.conditions.straggle_ppm) {
-            travel += self.between(Duration::ZERO, self.conditions.straggle_max);
+        if self.chance(self.conditions.hold_up_ppm) {
+            travel += self.between(Duration::ZERO, self.conditions.hold_up_max);
         }
         let keeps_order = !self.conditions.reorder;
         let link = self.link(from, to);

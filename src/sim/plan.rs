@@ -268,8 +268,8 @@ impl Plan {
             net.duplicate_ppm = rng.below(50_000);
         }
         if one_in(rng, 2) {
-            net.straggle_ppm = rng.below(20_000);
-            net.straggle_max = Duration::from_millis(rng.below(2_000));
+            net.hold_up_ppm = rng.below(20_000);
+            net.hold_up_max = Duration::from_millis(rng.below(2_000));
         }
         if one_in(rng, 3) {
             net.damage_ppm = rng.below(3_000);

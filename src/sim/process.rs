@@ -67,7 +67,7 @@ impl Wakes {
 /// The arguments for starting a process.
 pub(crate) struct ProcessParts {
     pub(crate) id: NodeId,
-    pub(crate) beginning: SimBeginning,
+    pub(crate) start_mode: SimBeginning,
     pub(crate) env: Env,
     pub(crate) network: SimNetwork,
     pub(crate) wakes: Arc<Wakes>,
@@ -116,8 +116,8 @@ pub(crate) struct SimProcess {
 impl SimProcess {
     /// Opens the directory of the node and assembles the node.
     pub(crate) fn start(parts: ProcessParts) -> Result<Self, StartError> {
-        let ProcessParts { id, beginning, env, network, wakes, judge } = parts;
-        let (settings, joined) = match beginning {
+        let ProcessParts { id, start_mode, env, network, wakes, judge } = parts;
+        let (settings, joined) = match start_mode {
             SimBeginning::Founder { nodes } => (settings(id, nodes), None),
             SimBeginning::Newcomer { contact, members, joined } => {
                 let label = contact.name.clone();

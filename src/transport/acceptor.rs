@@ -101,8 +101,8 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: AcceptorWaiting) {
         Ok(Ok((stream, Met::Joiner(ask)))) => join::answer(context, stream, ask).await,
         Ok(Err(broken)) => context.report(Side::Acceptor, None, &broken),
         Err(_) => {
-            let silent = Broken::Socket(io::ErrorKind::TimedOut.into());
-            context.report(Side::Acceptor, None, &silent);
+            let without_preface = Broken::Socket(io::ErrorKind::TimedOut.into());
+            context.report(Side::Acceptor, None, &without_preface);
         }
     }
 }
@@ -111,7 +111,7 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: AcceptorWaiting) {
 async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
     let peer = hello.from;
     let (register, before) = context.incoming.register(lane, &hello, context.env.clock.now());
-    if register.contests == CONTESTS_MAX {
+    if register.replacements == CONTESTS_MAX {
         let (me, name) = (context.admission.me(), context.admission.name(peer));
         tracing::warn!(
             %me, %peer, name, ?lane, replaced = CONTESTS_MAX,
@@ -286,9 +286,9 @@ struct IncomingState {
     /// Number of the last connection. Each gets a unique number.
     last_number: u64,
     /// Connections in their handshake that have not sent a preface, oldest first.
-    silent: BTreeMap<u64, AcceptorNewcomer>,
+    without_preface: BTreeMap<u64, AcceptorNewcomer>,
     /// Connections in their handshake that have sent a preface, oldest first.
-    speaking: BTreeMap<u64, AcceptorNewcomer>,
+    with_preface: BTreeMap<u64, AcceptorNewcomer>,
     /// Connections after their handshake.
     seated: BTreeMap<(NodeId, Lane), Seated>,
 }
@@ -304,7 +304,7 @@ impl IncomingState {
     /// connection is chosen.
     fn evict_one(&mut self) {
         let mut crowds: BTreeMap<IpAddr, usize> = BTreeMap::new();
-        for newcomer in self.silent.values().chain(self.speaking.values()) {
+        for newcomer in self.without_preface.values().chain(self.with_preface.values()) {
             *crowds.entry(newcomer.origin).or_default() += 1;
         }
         // A member makes at most two attempts at a time on each lane, so up to this number of
@@ -317,9 +317,9 @@ impl IncomingState {
             let of_most = all.find(|(_, one)| Some(size(&one.origin)) == most);
             of_most.map(|(number, _)| *number)
         };
-        let evicted = match oldest(&self.silent) {
-            Some(number) => self.silent.remove(&number),
-            None => oldest(&self.speaking).and_then(|number| self.speaking.remove(&number)),
+        let evicted = match oldest(&self.without_preface) {
+            Some(number) => self.without_preface.remove(&number),
+            None => oldest(&self.with_preface).and_then(|number| self.with_preface.remove(&number)),
         };
         evicted.expect("there are some").evicted.notify_one();
     }
@@ -329,7 +329,7 @@ struct Seated {
     number: u64,
     life: Life,
     /// Start of the current period, and the number of replacements in it.
-    contests: (Moment, u32),
+    replacements: (Moment, u32),
     replaced: Arc<Notify>,
     recheck: Arc<Notify>,
     ended: oneshot::Receiver<()>,
@@ -346,12 +346,14 @@ impl AcceptorWaiting {
     /// Counts a new connection. If there are too many connections, closes another connection.
     fn begin(context: Arc<Context>, origin: IpAddr) -> Self {
         let mut state = context.incoming.state();
-        while state.silent.len() + state.speaking.len() >= context.settings.handshakes_max.max(1) {
+        while state.without_preface.len() + state.with_preface.len()
+            >= context.settings.handshakes_max.max(1)
+        {
             state.evict_one();
         }
         state.last_number += 1;
         let (number, evicted) = (state.last_number, Arc::new(Notify::new()));
-        state.silent.insert(number, AcceptorNewcomer { origin, evicted: evicted.clone() });
+        state.without_preface.insert(number, AcceptorNewcomer { origin, evicted: evicted.clone() });
         drop(state);
         Self { context, number, evicted }
     }
@@ -359,8 +361,8 @@ impl AcceptorWaiting {
     /// Records that the connection has sent a preface.
     fn supported_version(&self) {
         let mut state = self.context.incoming.state();
-        if let Some(newcomer) = state.silent.remove(&self.number) {
-            state.speaking.insert(self.number, newcomer);
+        if let Some(newcomer) = state.without_preface.remove(&self.number) {
+            state.with_preface.insert(self.number, newcomer);
         }
     }
 }
@@ -368,8 +370,8 @@ impl AcceptorWaiting {
 impl Drop for AcceptorWaiting {
     fn drop(&mut self) {
         let mut state = self.context.incoming.state();
-        state.silent.remove(&self.number);
-        state.speaking.remove(&self.number);
+        state.without_preface.remove(&self.number);
+        state.with_preface.remove(&self.number);
     }
 }
 
@@ -378,7 +380,7 @@ struct Seat {
     number: u64,
     /// Number of recent connections of this incarnation that replaced an open one, including this
     /// one.
-    contests: u32,
+    replacements: u32,
     /// Notified when a newer connection has replaced this connection.
     replaced: Arc<Notify>,
     /// Notified when the membership has changed.
@@ -418,22 +420,23 @@ impl Incoming {
         recheck.notify_one();
         let (sender, ended) = oneshot::channel();
         let before = state.seated.remove(&(hello.from, lane));
-        let contests = match &before {
+        let replacements = match &before {
             Some(before) if before.life != life => (now, 0),
-            Some(before) if now.since(before.contests.0) > CONTEST_TIME => (now, 1),
-            Some(before) => (before.contests.0, before.contests.1.saturating_add(1)),
+            Some(before) if now.since(before.replacements.0) > CONTEST_TIME => (now, 1),
+            Some(before) => (before.replacements.0, before.replacements.1.saturating_add(1)),
             None => (now, 0),
         };
         let seated = Seated {
             number,
             life,
-            contests,
+            replacements,
             replaced: replaced.clone(),
             recheck: recheck.clone(),
             ended,
         };
         state.seated.insert((hello.from, lane), seated);
-        let register = Seat { number, contests: contests.1, replaced, recheck, _ended: sender };
+        let register =
+            Seat { number, replacements: replacements.1, replaced, recheck, _ended: sender };
         (register, before.map(|before| before.ended))
     }
 
@@ -484,16 +487,16 @@ mod tests {
             let now = begin + Duration::from_secs(seconds);
             incoming.register(Lane::Control, &hello(incarnation), now).0
         };
-        let counts: Vec<u32> = (0..4).map(|second| register(1, second).contests).collect();
+        let counts: Vec<u32> = (0..4).map(|second| register(1, second).replacements).collect();
         assert_eq!(counts, [0, 1, 2, 3]);
-        assert_eq!(register(1, 60).contests, 4);
-        assert_eq!(register(1, 61).contests, 1, "another minute");
+        assert_eq!(register(1, 60).replacements, 4);
+        assert_eq!(register(1, 61).replacements, 1, "another minute");
         // A connection of a later incarnation does not count as a replacement, and neither does a
         // connection after the previous one has ended.
-        assert_eq!(register(2, 61).contests, 0);
+        assert_eq!(register(2, 61).replacements, 0);
         let last = register(2, 62);
         incoming.leave(node(2), Lane::Control, last.number);
-        assert_eq!((last.contests, register(2, 62).contests), (1, 0));
+        assert_eq!((last.replacements, register(2, 62).replacements), (1, 0));
     }
 
     #[test]

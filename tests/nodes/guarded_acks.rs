@@ -93,15 +93,15 @@ fn lost_item_drops_the_result_and_frees_the_lock() {
         let txn = guard.txn().when(Compare::missing("result")).then(result());
         let txn = txn.or_else(Op::put("other", "")).ack(job);
         if releases {
-            assert_eq!(txn.commit_and_release(guard).block(), Err(GuardError::NotOurs));
+            assert_eq!(txn.commit_and_release(guard).block(), Err(GuardError::ClaimLost));
             assert_eq!(places(node, "lock"), 0, "released in the same entry");
         } else {
-            assert_eq!(txn.commit().block(), Err(GuardError::NotOurs));
+            assert_eq!(txn.commit().block(), Err(GuardError::ClaimLost));
             assert!(guard.is_held());
             guard.release().block().unwrap();
         }
         assert!(!is_there(node, "result") && !is_there(node, "other"));
-        assert!(theirs.is_ours(), "its new holder keeps it");
+        assert!(theirs.is_claimed(), "its new holder keeps it");
         theirs.ack().block().unwrap();
     }
 }

@@ -142,7 +142,7 @@ fn ended_sessions_and_own_node_sessions_cannot_be_resumed() {
     let own = cluster.node(holder).session().block().unwrap();
     let (lease, node) = (own.lease(), cluster.node(holder).status().id);
     let refused = cluster.node(other).resume_session(lease).block().unwrap_err();
-    assert_eq!(refused, Error::NotResumed(ResumeSessionError::NodesOwn { lease, node }));
+    assert_eq!(refused, Error::NotResumed(ResumeSessionError::OwnSessionLease { lease, node }));
     let session = cluster.node(holder).open_session().block().unwrap();
     let closed = session.lease();
     session.close().block().unwrap();
@@ -293,7 +293,7 @@ fn keys_of_a_lost_session_outlive_it_by_the_lock_delay() {
     drop((dropped, stays, other_job));
     assert_eq!(released.release().block(), Ok(false));
     assert_eq!(leaves.leave().block(), Ok(false));
-    assert_eq!(job.nack().block(), Err(QueueError::NotOurs));
+    assert_eq!(job.nack().block(), Err(QueueError::ClaimLost));
     cluster.heal();
     client.put("after", "v").block().unwrap();
     let mut keys = client.lease_info(session.lease()).with_keys().block().unwrap().unwrap().keys;
@@ -343,7 +343,7 @@ fn excessive_lock_delay_is_rejected_by_name() {
     assert_eq!(resume(asked).unwrap_err(), expected);
     assert!(matches!(
         resume(TTL),
-        Err(Error::NotResumed(ResumeSessionError::KeptOtherwise { .. }))
+        Err(Error::NotResumed(ResumeSessionError::OtherLockDelay { .. }))
     ));
     assert!(resume(max).is_ok());
 }

@@ -18,7 +18,7 @@ struct Batch {
     /// The last entry.
     last: LogIndex,
     /// Time at which the driver received the entries.
-    came: Moment,
+    received_at: Moment,
     /// The changes of keys, in order.
     changes: Vec<Change>,
     /// The requests of this node that the entries have decided.
@@ -37,7 +37,7 @@ impl Driver {
         let mut batch = Batch {
             entries: entries.len(),
             last: self.machine.applied(),
-            came: self.shared.now(),
+            received_at: self.shared.now(),
             changes: Vec::new(),
             closed: Vec::new(),
         };
@@ -136,13 +136,13 @@ impl Driver {
             leading.in_log.applied(batch.last);
         }
         self.shared.lessor.with(|lessor| lessor.applied(batch.last));
-        self.committed(batch.last, batch.came);
+        self.committed(batch.last, batch.received_at);
         self.timing.log_times.forget(batch.last);
     }
 
     /// Used by a mutant: answers the callers before their changes are visible.
     fn answer_early(&mut self, batch: &mut Batch) {
-        let times = BatchTimes { came: batch.came, visible: batch.came };
+        let times = BatchTimes { received_at: batch.received_at, visible: batch.received_at };
         self.answer_applied(std::mem::take(&mut batch.closed), times, batch.entries);
     }
 
@@ -162,7 +162,7 @@ impl Driver {
     fn notify_followers(&self, batch: &Batch, visible: Revision) {
         self.shared.hub.publish(&batch.changes, visible);
         if let Some(follower) = self.shared.follower.get() {
-            Arc::clone(follower).applied(&batch.changes, visible, batch.came);
+            Arc::clone(follower).applied(&batch.changes, visible, batch.received_at);
         }
     }
 
@@ -182,7 +182,7 @@ impl Driver {
         self.to_leader.steps.applied(batch.last);
         self.release_at_least(visible);
         self.evaluate_renewals();
-        let times = BatchTimes { came: batch.came, visible: visible_at };
+        let times = BatchTimes { received_at: batch.received_at, visible: visible_at };
         self.answer_applied(batch.closed, times, batch.entries);
     }
 

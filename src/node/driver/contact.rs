@@ -17,7 +17,7 @@ pub(super) struct LeaderContact {
     /// ends, because the next election may succeed soon.
     last: Option<Contacted>,
     /// The last term in which this node was a candidate.
-    stood_in: Term,
+    last_candidacy: Term,
     /// Time of the campaign that this node starts because the process of the leader has ended.
     campaign_at: Option<Moment>,
 }
@@ -53,9 +53,9 @@ impl LeaderContact {
 
     /// Records the term and its leader. `stands` is true if this node is a candidate or the leader.
     pub(super) fn observe(&mut self, known: (Term, Option<NodeId>), stands: bool) -> ContactChange {
-        let is_new_candidacy = stands && known.0 > self.stood_in;
+        let is_new_candidacy = stands && known.0 > self.last_candidacy;
         if stands {
-            self.stood_in = known.0;
+            self.last_candidacy = known.0;
         }
         let has_another_leader = known.1.is_some() && known.1 != self.known.1;
         self.known = known;

@@ -32,7 +32,7 @@ pub(super) struct LeaderState {
     pub(super) renewals: BTreeMap<LogIndex, Vec<LeaderQuery>>,
     /// The times at which uncommitted entries were proposed. Consensus bounds the number of these
     /// entries.
-    pub(super) flights: VecDeque<(LogIndex, Moment)>,
+    pub(super) in_flight: VecDeque<(LogIndex, Moment)>,
     /// The membership change that was proposed and is not applied yet.
     pub(super) step: Option<InProgress>,
     /// The origins of requests that wait until the last membership change is settled, each with the
@@ -52,7 +52,7 @@ impl LeaderState {
             held_back: BTreeMap::new(),
             in_log: Proposed::default(),
             renewals: BTreeMap::new(),
-            flights: VecDeque::new(),
+            in_flight: VecDeque::new(),
             step: None,
             unanswered: Vec::new(),
             retention: None,

@@ -29,14 +29,15 @@ impl Driver {
             self.close(closed, Some(times));
         }
         let now = self.shared.now();
-        let took = now.since(times.came);
+        let took = now.since(times.received_at);
         self.shared.meters.apply_seconds.add(took);
         let slowness = self.shared.slow_applies.classify(took, now);
         if slowness != Slow::No {
             self.shared.meters.slow_applies_total.one();
         }
         if let Slow::Line { visited_keys } = slowness {
-            let (applying, notifying) = (times.visible.since(times.came), now.since(times.visible));
+            let (applying, notifying) =
+                (times.visible.since(times.received_at), now.since(times.visible));
             tracing::warn!(
                 node = self.my_name(),
                 entries,
@@ -54,16 +55,16 @@ impl Driver {
         tracing::trace!(%index, %term, "entry proposed");
         let now = self.shared.now();
         if let Some(leading) = &mut self.leader {
-            leading.flights.push_back((index, now));
+            leading.in_flight.push_back((index, now));
         }
     }
 
     /// Records that the entries up to `index` are committed.
     pub(super) fn committed(&mut self, index: LogIndex, now: Moment) {
         let Some(leading) = &mut self.leader else { return };
-        while let Some((_, proposed)) = leading.flights.front().filter(|(at, _)| *at <= index) {
+        while let Some((_, proposed)) = leading.in_flight.front().filter(|(at, _)| *at <= index) {
             self.shared.meters.entry_commit_seconds.add(now.since(*proposed));
-            leading.flights.pop_front();
+            leading.in_flight.pop_front();
         }
     }
 

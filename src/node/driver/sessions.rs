@@ -56,7 +56,7 @@ impl Driver {
         };
         let label = match info.session {
             Some((node, _, SessionInfo { own: true, .. })) => {
-                let why = ResumeSessionError::NodesOwn { lease, node };
+                let why = ResumeSessionError::OwnSessionLease { lease, node };
                 return resuming.reply.send(Err(CallError::NotResumed(why)));
             }
             Some((_, _, session)) => session.label,

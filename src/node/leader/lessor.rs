@@ -55,7 +55,7 @@ pub(crate) struct Lessor {
     drift: Drift,
     /// The lessor's own time.
     time: Duration,
-    looked: Moment,
+    updated_at: Moment,
     /// Number of expiries that are proposed and undecided.
     expiring: usize,
     leases: BTreeMap<LeaseId, Counted>,
@@ -129,7 +129,7 @@ impl Lessor {
         let mut lessor = Self {
             drift,
             time: Duration::ZERO,
-            looked: now,
+            updated_at: now,
             expiring: 0,
             leases: BTreeMap::new(),
             deadlines: BTreeSet::new(),
@@ -149,14 +149,14 @@ impl Lessor {
 
     /// Reads the clock.
     pub(crate) fn advance(&mut self, now: Moment) {
-        self.time += now.since(self.looked).min(STEP_MAX);
-        self.looked = self.looked.max(now);
+        self.time += now.since(self.updated_at).min(STEP_MAX);
+        self.updated_at = self.updated_at.max(now);
     }
 
     /// Returns the deadline of a lease that lives for `ttl` from `now`. The clock may have advanced
     /// since it was last read.
     fn deadline(&self, ttl: Duration, now: Moment) -> Duration {
-        let unread = now.since(self.looked).min(STEP_MAX);
+        let unread = now.since(self.updated_at).min(STEP_MAX);
         self.time.saturating_add(unread).saturating_add(self.drift.wait_for(ttl))
     }
 

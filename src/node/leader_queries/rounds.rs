@@ -96,7 +96,7 @@ pub(crate) struct Rounds {
     incarnation: Incarnation,
     counter: u64,
     pending: Vec<LeaderQuery>,
-    flying: BTreeMap<u64, (Moment, Vec<LeaderQuery>)>,
+    open_rounds: BTreeMap<u64, (Moment, Vec<LeaderQuery>)>,
     start_again: Duration,
 }
 
@@ -109,13 +109,13 @@ const PENDING_MAX: usize = 16_384;
 
 impl Rounds {
     pub(crate) fn new(node: NodeId, incarnation: Incarnation, start_again: Duration) -> Self {
-        let (pending, flying) = (Vec::new(), BTreeMap::new());
-        Self { node, incarnation, counter: 0, pending, flying, start_again }
+        let (pending, open_rounds) = (Vec::new(), BTreeMap::new());
+        Self { node, incarnation, counter: 0, pending, open_rounds, start_again }
     }
 
     pub(crate) fn join(&mut self, query: LeaderQuery) {
         if mutant!(B29)
-            && let Some(mut in_progress) = self.flying.last_entry()
+            && let Some(mut in_progress) = self.open_rounds.last_entry()
         {
             return in_progress.get_mut().1.push(query);
         }
@@ -126,18 +126,18 @@ impl Rounds {
 
     /// Starts a round for all waiting questions, if there are any.
     pub(crate) fn start(&mut self, now: Moment) -> Option<RoundId> {
-        if self.pending.is_empty() || self.flying.len() >= OPEN_ROUNDS_MAX {
+        if self.pending.is_empty() || self.open_rounds.len() >= OPEN_ROUNDS_MAX {
             return None;
         }
-        self.counter += u64::from(!mutant!(M07) || self.flying.is_empty());
-        self.flying.insert(self.counter, (now, std::mem::take(&mut self.pending)));
+        self.counter += u64::from(!mutant!(M07) || self.open_rounds.is_empty());
+        self.open_rounds.insert(self.counter, (now, std::mem::take(&mut self.pending)));
         Some(RoundId { node: self.node, incarnation: self.incarnation, counter: self.counter })
     }
 
     /// Returns the questions of a round that could not be started. The number of the round is not
     /// used again.
     pub(crate) fn not_started(&mut self, round: RoundId) {
-        if let Some((_, queries)) = self.flying.remove(&round.counter)
+        if let Some((_, queries)) = self.open_rounds.remove(&round.counter)
             && !mutant!(B48)
         {
             self.pending.extend(queries);
@@ -146,7 +146,7 @@ impl Rounds {
 
     /// Queues the questions of unconfirmed rounds again, for rounds with new numbers.
     pub(crate) fn start_again(&mut self, now: Moment) {
-        while let Some(entry) = self.flying.first_entry()
+        while let Some(entry) = self.open_rounds.first_entry()
             && !mutant!(B49)
         {
             if now.since(entry.get().0) < self.start_again {
@@ -158,21 +158,21 @@ impl Rounds {
 
     /// Returns the time at which an unconfirmed round began.
     pub(crate) fn began(&self, round: RoundId) -> Option<Moment> {
-        self.flying.get(&round.counter).map(|(began, _)| *began)
+        self.open_rounds.get(&round.counter).map(|(began, _)| *began)
     }
 
     /// Takes the questions of a round that a quorum has confirmed.
     pub(crate) fn confirmed(&mut self, round: RoundId) -> Vec<LeaderQuery> {
         assert_eq!((round.node, round.incarnation), (self.node, self.incarnation));
-        self.flying.remove(&round.counter).map(|(_, queries)| queries).unwrap_or_default()
+        self.open_rounds.remove(&round.counter).map(|(_, queries)| queries).unwrap_or_default()
     }
 
     /// Takes all questions when this node stops leading, so that the driver can answer that it does
     /// not lead.
     pub(crate) fn end(&mut self) -> Vec<LeaderQuery> {
-        let flying =
-            std::mem::take(&mut self.flying).into_values().flat_map(|(_, queries)| queries);
-        flying.chain(std::mem::take(&mut self.pending)).collect()
+        let open_rounds =
+            std::mem::take(&mut self.open_rounds).into_values().flat_map(|(_, queries)| queries);
+        open_rounds.chain(std::mem::take(&mut self.pending)).collect()
     }
 }
 

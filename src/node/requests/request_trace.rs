@@ -79,18 +79,19 @@ impl RequestTrace {
 
     /// Splits the duration of an answered request into its stages.
     pub(crate) fn stages(&self, times: BatchTimes, answered: Moment) -> Stages {
-        let BatchTimes { came, visible } = times;
+        let BatchTimes { received_at, visible } = times;
         // `sent` is empty if an earlier attempt was answered.
-        let sent = self.sent.unwrap_or(came).min(came);
+        let sent = self.sent.unwrap_or(received_at).min(received_at);
         // The request may be sent again while the entry of the first attempt is already in the log.
-        let queued = self.in_log.map_or(came, |times| times.queued).clamp(sent, came);
-        let durable = self.in_log.map_or(came, |times| times.durable).clamp(queued, came);
+        let queued = self.in_log.map_or(received_at, |times| times.queued).clamp(sent, received_at);
+        let durable =
+            self.in_log.map_or(received_at, |times| times.durable).clamp(queued, received_at);
         Stages([
             (Stage::Waiting, sent.since(self.asked)),
             (Stage::Forwarding, queued.since(sent)),
             (Stage::Logging, durable.since(queued)),
-            (Stage::Replicating, came.since(durable)),
-            (Stage::Applying, visible.since(came)),
+            (Stage::Replicating, received_at.since(durable)),
+            (Stage::Applying, visible.since(received_at)),
             (Stage::Notifying, answered.since(visible)),
         ])
     }
@@ -112,7 +113,7 @@ impl Stages {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BatchTimes {
     /// Time at which the driver received the batch.
-    pub(crate) came: Moment,
+    pub(crate) received_at: Moment,
     /// Time at which the changes of the batch became visible to readers.
     pub(crate) visible: Moment,
 }
@@ -154,7 +155,7 @@ mod tests {
     #[test]
     fn the_stages_add_up_to_the_whole_time() {
         let mut trace = RequestTrace::begin(&Command::Put(Put::new("k", "v")), at(100));
-        let times = BatchTimes { came: at(180), visible: at(190) };
+        let times = BatchTimes { received_at: at(180), visible: at(190) };
         let ms =
             |trace: &RequestTrace| trace.stages(times, at(195)).0.map(|(_, took)| took.as_millis());
         assert_eq!(ms(&trace), [80, 0, 0, 0, 10, 5], "never handed over, and decided all the same");

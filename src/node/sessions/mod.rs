@@ -349,8 +349,8 @@ impl Sessions {
         let mut revoke = Vec::new();
         self.sessions.retain(|lease, kept| match kept.state.notice(now, self.drift) {
             SessionState::Ended(why) => {
-                let is_ours = kept.own || mutant!(B23);
-                revoke.extend((is_ours && why == SessionEndReason::NotRenewed).then_some(*lease));
+                let is_own = kept.own || mutant!(B23);
+                revoke.extend((is_own && why == SessionEndReason::NotRenewed).then_some(*lease));
                 false
             }
             SessionState::Active(_) | SessionState::RenewalOverdue(_) => true,
@@ -386,7 +386,7 @@ impl Kept {
     fn claim(&mut self, delay: Duration) -> CallResult<Arc<SharedSession>> {
         let kept = self.state.delay;
         if kept != delay {
-            return Err(CallError::NotResumed(ResumeSessionError::KeptOtherwise { kept, delay }));
+            return Err(CallError::NotResumed(ResumeSessionError::OtherLockDelay { kept, delay }));
         }
         self.claims += 1;
         Ok(Arc::clone(&self.state))
@@ -669,7 +669,7 @@ mod tests {
         let resumed = sessions.renewed(round, &leases, &[], at(10));
         let results: Vec<_> = resumed.into_iter().map(|(_, result)| result).collect();
         assert_eq!(results[0].as_ref().unwrap().valid_until(), at(1800));
-        let why = ResumeSessionError::KeptOtherwise { kept: ms(1000), delay: ms(0) };
+        let why = ResumeSessionError::OtherLockDelay { kept: ms(1000), delay: ms(0) };
         assert_eq!(results[1].as_ref().unwrap_err(), &CallError::NotResumed(why));
         assert_eq!(sessions.sessions[&LEASE].claims, 1);
     }

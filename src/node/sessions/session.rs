@@ -86,7 +86,7 @@ pub enum ResumeSessionError {
     #[error(
         "lease {lease} belongs to the own session of node {node}, and such a session cannot be resumed"
     )]
-    NodesOwn {
+    OwnSessionLease {
         /// The lease.
         lease: LeaseId,
         /// The node that owns the session.
@@ -105,7 +105,7 @@ pub enum ResumeSessionError {
     #[error(
         "this node already renews the lease for a session with a lock delay of {kept:?}, not {delay:?}"
     )]
-    KeptOtherwise {
+    OtherLockDelay {
         /// The lock delay of the existing session.
         kept: Duration,
         /// The requested delay.

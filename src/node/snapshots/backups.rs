@@ -35,11 +35,11 @@ struct Backup {
 }
 
 /// The driver's handle to the backup thread.
-pub(crate) struct Backups(Arc<Desk>);
+pub(crate) struct Backups(Arc<BackupQueue>);
 
 /// The part that runs on the backup thread.
 pub(crate) struct BackupWorker {
-    desk: Arc<Desk>,
+    desk: Arc<BackupQueue>,
     folder: Folder,
     /// The id of this member's disk.
     disk: DiskId,
@@ -47,7 +47,7 @@ pub(crate) struct BackupWorker {
 }
 
 #[derive(Default)]
-struct Desk {
+struct BackupQueue {
     state: Mutex<BackupsState>,
     changed: Condvar,
 }
@@ -71,7 +71,7 @@ struct BackupsRunning {
     reply: Option<ReplyTo<SnapshotId>>,
 }
 
-impl Desk {
+impl BackupQueue {
     fn lock(&self) -> MutexGuard<'_, BackupsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -102,7 +102,7 @@ impl Backups {
         disk: DiskId,
         clock: Arc<dyn Clock>,
     ) -> (Backups, BackupWorker) {
-        let desk = Arc::<Desk>::default();
+        let desk = Arc::<BackupQueue>::default();
         (Backups(Arc::clone(&desk)), BackupWorker { desk, folder, disk, clock })
     }
 

@@ -71,7 +71,7 @@ struct Fetch {
     /// Time of the last progress or repeated request.
     active_at: Moment,
     /// Time at which the last bytes of the snapshot reached this node's disk.
-    grew: Moment,
+    grew_at: Moment,
 }
 
 impl Snapshots {
@@ -238,7 +238,7 @@ impl Snapshots {
             return false;
         }
         self.fetch =
-            Some(Fetch { from, id, received: 0, asked: u64::MAX, active_at: now, grew: now });
+            Some(Fetch { from, id, received: 0, asked: u64::MAX, active_at: now, grew_at: now });
         // The worker removes partial files of other snapshots when it receives this one.
         self.left = None;
         true
@@ -257,7 +257,7 @@ impl Snapshots {
             fetch.asked = if fetch.asked == u64::MAX { bytes } else { fetch.asked.max(bytes) };
             fetch.received = bytes;
             fetch.active_at = now;
-            fetch.grew = now;
+            fetch.grew_at = now;
         }
     }
 
@@ -299,7 +299,7 @@ impl Snapshots {
     /// ended.
     pub(crate) fn abandon_stalled(&mut self, now: Moment) {
         let (patience, whole) = (self.patience, self.has_whole());
-        let stalled = |fetch: &mut Fetch| !whole && now.since(fetch.grew) > patience * 4;
+        let stalled = |fetch: &mut Fetch| !whole && now.since(fetch.grew_at) > patience * 4;
         if let Some(fetch) = self.fetch.take_if(stalled) {
             self.left = Some(fetch.id);
         }

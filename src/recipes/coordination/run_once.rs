@@ -226,7 +226,7 @@ impl RunOnce {
             }
             Err(
                 GuardError::NotHeld
-                | GuardError::NotOurs
+                | GuardError::ClaimLost
                 | GuardError::ForeignGuard
                 | GuardError::ReservedValue,
             ) => Err(RunOnceError::Lost(begun.lost().await)),

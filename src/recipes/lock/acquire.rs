@@ -45,7 +45,7 @@ struct Waits {
     owner: Option<(Owner, Vec<Bytes>, OwnerMode)>,
     /// State of the last deadlock search: the create revision of the entry, and the owner's
     /// acquisition count at that time.
-    looked: Option<(Revision, u64)>,
+    searched: Option<(Revision, u64)>,
     /// The request is settled: nothing is left to cancel.
     is_over: bool,
 }
@@ -63,8 +63,8 @@ impl<G: OfHold> Acquire<G> {
         (entry, waiter): QueuedWaiter,
         owner: Option<(Owner, Vec<Bytes>, OwnerMode)>,
     ) -> Self {
-        let (session, looked, is_over) = (session.clone(), None, false);
-        let waits = Waits { session, table, entry, waiter, owner, looked, is_over };
+        let (session, searched, is_over) = (session.clone(), None, false);
+        let waits = Waits { session, table, entry, waiter, owner, searched, is_over };
         Self { inner: AcquireInner::Waits(waits), guard: PhantomData }
     }
 
@@ -225,7 +225,7 @@ impl Waits {
         let Some((owner, names, owner_mode)) = &self.owner else { return Ok(None) };
         // Register first, so that later acquisitions of the owner wake this task.
         let now = Some((since, owner.wait(&self.waiter, waker)));
-        if std::mem::replace(&mut self.looked, now) == now {
+        if std::mem::replace(&mut self.searched, now) == now {
             return Ok(None);
         }
         if let Some(again) = owner.again(names, *owner_mode)? {

@@ -30,7 +30,7 @@ pub enum GuardError {
     /// taker any more. Nothing was changed, except that [`GuardTxn::commit_and_release`] has
     /// released the lock.
     #[error("not applied: the item no longer belongs to this taker")]
-    NotOurs,
+    ClaimLost,
     /// The guard passed to [`GuardTxn::commit_and_release`] and the transaction belong to different
     /// holds. Nothing was changed, except that the guard was dropped and its lock released. The
     /// hold of the transaction is not affected.
@@ -56,7 +56,7 @@ impl GuardError {
     pub fn effect(&self) -> Effect {
         match self {
             GuardError::NotHeld
-            | GuardError::NotOurs
+            | GuardError::ClaimLost
             | GuardError::ForeignGuard
             | GuardError::ReservedValue => Effect::NotApplied,
             GuardError::Store(error) => error.effect(),
@@ -249,7 +249,7 @@ impl GuardTxn {
     /// [`GuardTxn::commit_and_release`], the result, the release of the lock and the
     /// acknowledgement are one atomic step. If the item no longer belongs to this taker,
     /// nothing is applied, not even the operations of [`GuardTxn::or_else`], and the error is
-    /// [`GuardError::NotOurs`].
+    /// [`GuardError::ClaimLost`].
     ///
     /// There are other cases in which the item is not acknowledged: the lock is lost, a compare
     /// does not hold, or the transaction is rejected or dropped before it was sent. The item is
@@ -427,7 +427,7 @@ fn inner_reply(reply: TxnReply, is_any: bool) -> Result<TxnReply, GuardError> {
     // The results of the release follow this result.
     match reply.results.into_iter().next() {
         Some(TxnResult::Txn(inner)) if reply.succeeded => {
-            Items::inside(is_any, &inner).cloned().ok_or(GuardError::NotOurs)
+            Items::inside(is_any, &inner).cloned().ok_or(GuardError::ClaimLost)
         }
         _ => Err(GuardError::NotHeld),
     }

@@ -91,7 +91,7 @@ struct BoardState {
     watch: Option<Watch>,
     takers: BTreeMap<u64, Taker>,
     /// Whether a proposal is in flight.
-    flying: bool,
+    is_proposing: bool,
     /// Claims with unknown outcome, each with a revision older than the claim. The board releases
     /// them before it proposes anything else.
     doubtful: Vec<(Bytes, Revision)>,
@@ -126,7 +126,7 @@ impl Board {
             index: ItemIndex::new(keys.clone()),
             watch: None,
             takers: BTreeMap::new(),
-            flying: false,
+            is_proposing: false,
             doubtful: Vec::new(),
             stands: false,
             counting: false,
@@ -201,7 +201,7 @@ impl Board {
                     state.wants_next = state.index.head() == Some(&head);
                 }
                 Note::Outcome(proposed, outcome) => {
-                    state.flying = false;
+                    state.is_proposing = false;
                     self.settle(state, proposed, outcome, &mut work);
                 }
             }
@@ -212,7 +212,7 @@ impl Board {
         {
             state.fail_all(&error.into(), &mut work);
         }
-        if !state.flying {
+        if !state.is_proposing {
             self.decide(state, &mut work);
         }
         work
@@ -354,7 +354,7 @@ impl Board {
             let back = state.doubtful.iter().map(|(id, known)| self.unclaim(id, *known).into());
             let txn = Txn { success: back.collect(), ..Txn::default() };
             let (claims, may_stand) = (Vec::new(), state.stands);
-            state.flying = true;
+            state.is_proposing = true;
             work.proposal = Some((txn, ProposedTake { claims, known, before: 0, may_stand }));
             return;
         }
@@ -403,7 +403,7 @@ impl Board {
         }
         let stood = state.stands;
         state.stands = waits && (stood || claims.is_empty());
-        state.flying = true;
+        state.is_proposing = true;
         let may_stand = !state.takers.is_empty() && (stood || state.stands);
         work.proposal = Some((txn, ProposedTake { claims, known, before, may_stand }));
     }

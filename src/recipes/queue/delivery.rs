@@ -49,7 +49,7 @@ impl DeliveryClaim {
         [Op::delete(self.item_key()), Op::delete(self.key())]
     }
 
-    fn is_ours(&self) -> Compare {
+    fn is_claimed(&self) -> Compare {
         Compare::create_revision(self.key()).eq(self.since)
     }
 
@@ -61,7 +61,7 @@ impl DeliveryClaim {
 
     /// Releases the item, retrying until it succeeds.
     pub(super) fn give_back(&self, reply: ReplyTo<Reply>) {
-        let compares = vec![self.is_ours()];
+        let compares = vec![self.is_claimed()];
         let mut txn = Txn { compares, success: vec![Op::delete(self.key())], failure: vec![] };
         mutant!(B11, txn.success = self.done().into());
         self.session.shared().propose_until_applied(Command::Txn(txn), reply);
@@ -251,12 +251,12 @@ impl Delivery {
     /// Returns the condition that the item still belongs to this taker, for use in your own
     /// transaction.
     pub fn still_ours(&self) -> Compare {
-        self.claim.is_ours()
+        self.claim.is_claimed()
     }
 
     /// Reports whether the item still belongs to this taker, as far as this node knows: the session
     /// is valid and the claim exists.
-    pub fn is_ours(&self) -> bool {
+    pub fn is_claimed(&self) -> bool {
         let shared = self.claim.session.shared();
         let row = || shared.reader.get(&self.claim.key()).0;
         self.claim.session.end().is_none()
@@ -273,7 +273,7 @@ impl Delivery {
                 return LostReason::ended(end, session.shared());
             }
             let watch = client.watch(self.claim.key()).begin();
-            if !self.is_ours() && session.end().is_none() {
+            if !self.is_claimed() && session.end().is_none() {
                 return LostReason::KeyDeleted;
             }
             let changed = async {
@@ -299,7 +299,7 @@ impl Delivery {
     /// acknowledged even if the future is dropped.
     ///
     /// # Errors
-    /// - [`QueueError::NotOurs`]: the session had ended before. Another taker has the item, or will
+    /// - [`QueueError::ClaimLost`]: the session had ended before. Another taker has the item, or will
     ///   get it.
     /// - [`QueueError::Store`] with [`Error::Deadline`]: the deletion was not confirmed in time.
     ///   The node keeps retrying in the background.
@@ -317,7 +317,7 @@ impl Delivery {
     /// polled, the transaction is carried out even if the future is dropped.
     ///
     /// # Errors
-    /// - [`QueueError::NotOurs`]: the item no longer belongs to this taker. Nothing was
+    /// - [`QueueError::ClaimLost`]: the item no longer belongs to this taker. Nothing was
     ///   changed.
     /// - [`QueueError::Store`]: [`Error::effect`] states whether anything was changed. If nothing
     ///   was changed, the item is released. After [`Error::Deadline`] the node keeps trying, and
@@ -328,7 +328,7 @@ impl Delivery {
     ) -> Result<TxnReply, QueueError> {
         let ops = Txn { success: ops.into_iter().map(Into::into).collect(), ..Txn::default() };
         let mut txn =
-            Txn { compares: vec![self.claim.is_ours()], success: self.done(), failure: vec![] };
+            Txn { compares: vec![self.claim.is_claimed()], success: self.done(), failure: vec![] };
         mutant!(B10, txn.compares.clear());
         let acknowledges_only = ops.success.is_empty();
         if !acknowledges_only {
@@ -362,7 +362,7 @@ impl Delivery {
         self.open = false;
         let mut reply = self.until(deadline, outcome).await?;
         match reply.results.pop() {
-            _ if !reply.succeeded => Err(QueueError::NotOurs),
+            _ if !reply.succeeded => Err(QueueError::ClaimLost),
             Some(TxnResult::Txn(inner)) if !acknowledges_only => Ok(inner),
             _ => Ok(TxnReply { results: vec![], ..reply }),
         }
@@ -386,14 +386,14 @@ impl Delivery {
     /// in the background.
     ///
     /// # Errors
-    /// - [`QueueError::NotOurs`]: the item did not belong to this taker any more. Nothing was
+    /// - [`QueueError::ClaimLost`]: the item did not belong to this taker any more. Nothing was
     ///   changed.
     /// - [`QueueError::Store`] with [`Error::Deadline`]: the release was not confirmed in time. The
     ///   node keeps trying.
     pub async fn nack(mut self) -> Result<(), QueueError> {
         if self.claim.is_left_to_its_lease() {
             self.open = false;
-            return Err(QueueError::NotOurs);
+            return Err(QueueError::ClaimLost);
         }
         let (sender, outcome) = oneshot::channel();
         self.claim.give_back(ReplyTo::Waiting(sender));
@@ -401,7 +401,7 @@ impl Delivery {
         let deadline = self.claim.session.shared().deadline(None);
         match self.until(deadline, outcome).await?.succeeded {
             true => Ok(()),
-            false => Err(QueueError::NotOurs),
+            false => Err(QueueError::ClaimLost),
         }
     }
 
@@ -426,7 +426,7 @@ impl Delivery {
     /// ```
     ///
     /// # Errors
-    /// - [`QueueError::NotOurs`]: the item did not belong to this taker any more. Nothing was
+    /// - [`QueueError::ClaimLost`]: the item did not belong to this taker any more. Nothing was
     ///   changed.
     /// - [`QueueError::Store`]: if nothing was changed, for example for lack of space, the item is
     ///   released without delay. After [`Error::Deadline`] the item is released with or without the
@@ -448,7 +448,7 @@ impl Delivery {
         let mut delayed = Put::new(self.claim.keys.key(KeyPart::Delay, &self.claim.id.0), "");
         delayed.lease = PutLease::Attach(lease);
         let command = Command::Txn(Txn {
-            compares: vec![self.claim.is_ours()],
+            compares: vec![self.claim.is_claimed()],
             success: vec![Op::Put(delayed), Op::delete(self.claim.key())],
             failure: vec![],
         });
@@ -469,7 +469,7 @@ impl Delivery {
         }
         match answer {
             Ok(reply) if reply.succeeded => Ok(()),
-            Ok(_) => Err(QueueError::NotOurs),
+            Ok(_) => Err(QueueError::ClaimLost),
             // The lease expired before the transaction was applied, so the delay has ended.
             Err(Error::Rejected(Rejection::LeaseNotFound(id))) if id == lease => Ok(()),
             Err(error) => Err(error.into()),

@@ -67,7 +67,7 @@ impl Delivery {
     /// ```
     ///
     /// # Errors
-    /// - [`QueueError::NotOurs`]: the item did not belong to this taker any more. Nothing was
+    /// - [`QueueError::ClaimLost`]: the item did not belong to this taker any more. Nothing was
     ///   changed.
     /// - [`QueueError::Store`]: on the last attempt, see [`Delivery::dead_letter`]. If the item was
     ///   not moved, it is released, and the next taker with the limit moves it with a general reason.

@@ -80,7 +80,7 @@ pub enum QueueError {
     /// The item does not belong to this taker any more: its session has ended, or the claim was
     /// deleted. Nothing was changed. Another taker has the item, or will get it.
     #[error("not applied: the item no longer belongs to this taker")]
-    NotOurs,
+    ClaimLost,
     /// The session has ended while its node keeps running. No item was taken. Continue with a taker
     /// of a new session.
     #[error("no item taken: the session has ended: {0}; use a new session")]
@@ -112,7 +112,7 @@ impl QueueError {
         match self {
             QueueError::Full { .. }
             | QueueError::TooManyItems { .. }
-            | QueueError::NotOurs
+            | QueueError::ClaimLost
             | QueueError::SessionEnded(_)
             | QueueError::TimedOut { .. }
             | QueueError::EmptyName => Effect::NotApplied,

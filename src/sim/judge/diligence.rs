@@ -48,9 +48,9 @@ struct DiligenceWorker {
     /// The time by which the ticks are ahead of the clock.
     ahead: Duration,
     /// Since when the driver has waited for its log, and the number of log turns at that time.
-    owed: Option<(u64, Duration)>,
+    waits_since: Option<(u64, Duration)>,
     /// Since when the node leads with a hanging disk although it could transfer leadership.
-    clings: Option<Duration>,
+    stalled_leader_since: Option<Duration>,
     next_look: Duration,
 }
 
@@ -94,20 +94,20 @@ impl Judge {
         let now = self.timeline.now();
         let worker = self.diligence.nodes.entry(id).or_default();
         let Some(log_turns) = process.log_debt() else {
-            (worker.owed, worker.clings) = (None, None);
+            (worker.waits_since, worker.stalled_leader_since) = (None, None);
             return;
         };
-        let since = match worker.owed {
+        let since = match worker.waits_since {
             Some((before, since)) if before == log_turns => since,
-            _ => worker.owed.insert((log_turns, now)).1,
+            _ => worker.waits_since.insert((log_turns, now)).1,
         };
         let hangs = look.leads && now - since > DISK_WAIT_MAX;
         if !hangs || process.is_transferring_or_cannot() {
-            worker.clings = None;
+            worker.stalled_leader_since = None;
             return;
         }
-        let clings = now - *worker.clings.get_or_insert(now);
-        self.expect(clings <= CLINGS_MAX, "R-DISK", || {
+        let stalled_leader_since = now - *worker.stalled_leader_since.get_or_insert(now);
+        self.expect(stalled_leader_since <= CLINGS_MAX, "R-DISK", || {
             format!("{id:?} leads on, and its disk has owed it an answer since {since:?}")
         });
     }

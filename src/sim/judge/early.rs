@@ -38,7 +38,7 @@ struct Follower {
     /// The highest term in any other message. The term of the node may have risen to it.
     others: Term,
     /// Time of the last turn of its driver.
-    turned: Duration,
+    turned_at: Duration,
 }
 
 impl Judge {
@@ -75,13 +75,13 @@ impl Judge {
     ) {
         let (now, running) = (self.timeline.now(), self.running_time(id));
         let Some(follower) = self.peers.early.followers.get_mut(&id) else { return };
-        let turned = std::mem::replace(&mut follower.turned, now);
+        let turned_at = std::mem::replace(&mut follower.turned_at, now);
         let (Some(vote), Some(leader)) = (look.vote, follower.leader) else { return };
         let is_early = look.term > before
             && follower.term == before
             && vote != leader
             && follower.others < look.term
-            && follower.at < turned
+            && follower.at < turned_at
             && running - follower.running <= FOLLOWS_MIN
             && !self.peers.early.transfers.contains(&(vote, look.term));
         if !is_early {

@@ -58,7 +58,7 @@ impl Deciders {
 struct MembersWanted {
     change: MemberChange,
     /// Number of requests for it.
-    askings: u32,
+    request_count: u32,
     /// Whether it was found in the log and was valid.
     is_taken: bool,
     /// Whether it was reported as not applied.
@@ -69,7 +69,7 @@ impl MembersWanted {
     /// Returns whether the change was rejected and nevertheless applied. With several requests, another request may
     /// have been granted.
     fn is_wrong(&self) -> bool {
-        self.askings == 1 && self.is_taken && self.is_refused
+        self.request_count == 1 && self.is_taken && self.is_refused
     }
 }
 
@@ -118,11 +118,11 @@ impl Judge {
         let Some(change) = step_of(membership_request) else { return };
         let wanted = &mut self.roll.wanted;
         match wanted.iter_mut().find(|wanted| wanted.change == change) {
-            Some(wanted) => wanted.askings += 1,
+            Some(wanted) => wanted.request_count += 1,
             None => {
                 wanted.push(MembersWanted {
                     change,
-                    askings: 1,
+                    request_count: 1,
                     is_taken: false,
                     is_refused: false,
                 });
@@ -297,12 +297,12 @@ mod tests {
 
     const ID: NodeId = NodeId::new(4).unwrap();
 
-    /// Returns the invariant that breaks if the change of node 4 is requested `askings` times, rejected once, and
+    /// Returns the invariant that breaks if the change of node 4 is requested `request_count` times, rejected once, and
     /// applied before or after that.
-    fn denied(askings: u32, taken: MemberChange, is_early: bool) -> Option<&'static str> {
+    fn denied(request_count: u32, taken: MemberChange, is_early: bool) -> Option<&'static str> {
         let mut judge = Judge::new(Arc::new(Timeline::default()), 4);
         let membership_request = MembershipRequest::Remove(ID);
-        (0..askings).for_each(|_| judge.wants_step(&membership_request));
+        (0..request_count).for_each(|_| judge.wants_step(&membership_request));
         if is_early {
             judge.step_taken(&taken);
         }

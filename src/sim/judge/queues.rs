@@ -26,7 +26,7 @@ pub(crate) struct QueuesTaken {
     pub(crate) attempt: u64,
     pub(crate) taken_at: Revision,
     /// Returns whether the delivery still belongs to the taker.
-    pub(crate) is_ours: Box<dyn Fn() -> bool>,
+    pub(crate) is_claimed: Box<dyn Fn() -> bool>,
 }
 
 /// The parameters of a put.
@@ -178,8 +178,8 @@ impl Judge {
         let Some(taken) = deliveries.get(&id) else { return };
         let others =
             deliveries.iter().filter(|(other, with)| **other != id && with.item == taken.item);
-        let also = others.filter(|(_, with)| (with.is_ours)()).map(|(_, with)| with.node);
-        if let (true, Some(other)) = ((taken.is_ours)(), also.min()) {
+        let also = others.filter(|(_, with)| (with.is_claimed)()).map(|(_, with)| with.node);
+        if let (true, Some(other)) = ((taken.is_claimed)(), also.min()) {
             let (value, node) = (taken.value.clone(), taken.node);
             self.broken("Q-ONE", || format!("{value:?} is with {node:?} and with {other:?}"));
         }

@@ -89,7 +89,7 @@ async fn proclaim(player: &Player, holding: &Holding<Leadership>) {
         }
         Err(
             GuardError::NotHeld
-            | GuardError::NotOurs
+            | GuardError::ClaimLost
             | GuardError::ForeignGuard
             | GuardError::ReservedValue,
         ) => judge.not_applied(&puts),

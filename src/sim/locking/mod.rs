@@ -394,7 +394,8 @@ impl Player {
                 });
             }
             Err(
-                why @ (GuardError::NotOurs | GuardError::ForeignGuard | GuardError::ReservedValue),
+                why
+                @ (GuardError::ClaimLost | GuardError::ForeignGuard | GuardError::ReservedValue),
             ) => judge.expect(false, "K-GUARD", || format!("{what} is refused: {why}")),
             Err(GuardError::Store(error)) => match error.effect() {
                 Effect::NotApplied => judge.not_applied(&puts),

@@ -144,7 +144,9 @@ fn has(player: &Player, delivery: &Rc<Delivery>) -> DeliveryId {
         value: delivery.value().clone(),
         attempt: delivery.attempt(),
         taken_at: delivery.taken_at(),
-        is_ours: Box::new(move || watched.upgrade().is_some_and(|delivery| delivery.is_ours())),
+        is_claimed: Box::new(move || {
+            watched.upgrade().is_some_and(|delivery| delivery.is_claimed())
+        }),
     };
     player.scene.judge.borrow_mut().takes(taken)
 }
@@ -200,7 +202,7 @@ async fn acknowledge(player: &Player, queue: &'static str, id: DeliveryId, deliv
             judge.wrote("acknowledgement", floor, reply.revision, &puts);
             judge.was_acknowledged(queue, &item, taken_at, Ok(Some(reply.revision)));
         }
-        Err(QueueError::NotOurs) => {
+        Err(QueueError::ClaimLost) => {
             judge.not_applied(&puts);
             judge.was_acknowledged(queue, &item, taken_at, Err(()));
         }

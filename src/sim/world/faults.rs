@@ -50,9 +50,7 @@ impl World {
                     self.stupor(at, still, alone);
                 }
             }
-            PlanFault::ResumeStupor { still, alone } => {
-                self.stupor_of_resumer = Some((still, alone))
-            }
+            PlanFault::ResumeStupor { still, alone } => self.resumer_pause = Some((still, alone)),
             PlanFault::PauseAll { time } => {
                 for at in 0..self.nodes.len() {
                     let time = between(&self.rng, time / 2, time);
@@ -142,12 +140,12 @@ impl World {
 
     /// Pauses a node that has just requested the renewal of a session that it resumes, if this fault is due.
     pub(super) fn pause_resumer(&mut self, at: usize) {
-        let Some((still, alone)) = self.stupor_of_resumer else { return };
+        let Some((still, alone)) = self.resumer_pause else { return };
         let id = self.nodes[at].id;
         if !self.judge.borrow().is_called(id, "resume session") {
             return;
         }
-        self.stupor_of_resumer = None;
+        self.resumer_pause = None;
         self.note(38, &[id.get()], || format!("{id:?} stands still while it resumes a session"));
         self.judge.borrow_mut().count("pause in a resume");
         self.stupor(at, still, alone);
@@ -239,7 +237,7 @@ impl World {
         if let Some(at) = self.find(who) {
             self.crash(at, ending);
             if one_in(&self.rng, 3) {
-                self.nodes[at].start_breaks_off = Some(self.rng.below(STEPS_OF_STARTS));
+                self.nodes[at].start_fails_after = Some(self.rng.below(STEPS_OF_STARTS));
             }
             self.start_in(at, down);
         }
@@ -298,7 +296,7 @@ impl World {
         self.remove_newcomers();
         self.partition += 1;
         self.storm += 1;
-        self.stupor_of_resumer = None;
+        self.resumer_pause = None;
         self.seesaw = None;
         self.net.heal();
         self.net.set_conditions(NetConditions::default());
@@ -308,7 +306,7 @@ impl World {
             // A node whose disk has failed has stopped and must be restarted, or is about to stop.
             self.nodes[at].may_stop = self.nodes[at].disk.has_failed();
             self.nodes[at].disk.clear_faults();
-            self.nodes[at].start_breaks_off = None;
+            self.nodes[at].start_fails_after = None;
             self.resume(at);
         }
         for &at in core {

@@ -26,7 +26,7 @@ impl World {
         if node.running().is_some() || node.gone {
             return Ok(());
         }
-        let beginning = match node.restored_from.clone() {
+        let start_mode = match node.restored_from.clone() {
             WorldRestoredFrom::Nobody => return Ok(()),
             WorldRestoredFrom::Founder => Some(SimBeginning::Founder { nodes: self.options.nodes }),
             WorldRestoredFrom::Newcomer(contact) => {
@@ -34,8 +34,8 @@ impl World {
                 self.begin_again(at, &contact)
             }
         };
-        match beginning {
-            Some(beginning) => self.start_as(at, beginning),
+        match start_mode {
+            Some(start_mode) => self.start_as(at, start_mode),
             None => Ok(()),
         }
     }
@@ -49,7 +49,11 @@ impl World {
     }
 
     /// Starts a process where none runs.
-    pub(super) fn start_as(&mut self, at: usize, beginning: SimBeginning) -> Result<(), Violation> {
+    pub(super) fn start_as(
+        &mut self,
+        at: usize,
+        start_mode: SimBeginning,
+    ) -> Result<(), Violation> {
         self.end_stopped(at);
         self.counts.starts += 1;
         // The boot-time clock of a machine that was switched on starts at an arbitrary value.
@@ -64,13 +68,13 @@ impl World {
         let node = &self.nodes[at];
         let parts = ProcessParts {
             id,
-            beginning,
+            start_mode,
             env: self.env_of(&node.disk, &node.entropy, clock, points),
             network: self.net.network_of(id),
             wakes,
             judge: Rc::clone(&self.judge),
         };
-        if let Some(steps) = self.nodes[at].start_breaks_off.take() {
+        if let Some(steps) = self.nodes[at].start_fails_after.take() {
             self.nodes[at].disk.stop_after(steps);
         }
         let started = SimProcess::start(parts);

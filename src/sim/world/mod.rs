@@ -147,7 +147,7 @@ struct SimNode {
     /// Whether the node may stop by itself, because a fault was injected that it must not survive.
     may_stop: bool,
     /// Number of disk changes and syncs after which its next start loses power, if it gets that far.
-    start_breaks_off: Option<u64>,
+    start_fails_after: Option<u64>,
     /// Since when its program has waited for its shutdown, not counting pauses.
     stopping: Option<Duration>,
     /// Whether it has stopped. Its program continues with errors until the process ends.
@@ -228,7 +228,7 @@ pub(crate) struct World {
     /// Open requests to transfer leadership.
     transfers: Vec<Transfer>,
     /// How long the next node that resumes a session is paused, and then isolated.
-    stupor_of_resumer: Option<(Duration, Duration)>,
+    resumer_pause: Option<(Duration, Duration)>,
     seesaw: Option<Seesaw>,
     judge: Rc<RefCell<Judge>>,
     trace: Trace,
@@ -266,7 +266,7 @@ impl World {
             next_newcomer: NewcomerId(1),
             admitted: Admitted::default(),
             transfers: Vec::new(),
-            stupor_of_resumer: None,
+            resumer_pause: None,
             seesaw: None,
             judge,
             trace,
@@ -600,7 +600,7 @@ fn new_node(
         outage: 0,
         armed_down: Duration::from_millis(500),
         may_stop: false,
-        start_breaks_off: None,
+        start_fails_after: None,
         stopping: None,
         stopped: false,
         restored_from,

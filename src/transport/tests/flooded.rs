@@ -103,13 +103,13 @@ fn active_handshake_is_not_cut_for_silent_ones() {
     slow.write_all(&message_frame(&ping(1))).expect("written");
     one.inbox.wait_for_message(node(2), &ping(1));
     // Connections that send a preface and then stall are limited too.
-    let mut speaking: Vec<_> = (0..handshakes_max * 3).map(|_| connect(address)).collect();
+    let mut with_preface: Vec<_> = (0..handshakes_max * 3).map(|_| connect(address)).collect();
     // Writing to connections that are already closed fails.
-    speaking.iter_mut().for_each(|stream| drop(stream.write_all(&preface(0))));
+    with_preface.iter_mut().for_each(|stream| drop(stream.write_all(&preface(0))));
     let began = Instant::now();
     let mut closed = vec![false; handshakes_max * 2];
     while closed.iter().filter(|closed| **closed).count() < handshakes_max {
-        for (stream, closed) in speaking.iter_mut().zip(&mut closed) {
+        for (stream, closed) in with_preface.iter_mut().zip(&mut closed) {
             stream.set_nonblocking(true).expect("a mode");
             *closed |= match stream.read(&mut [0]) {
                 Ok(read) => read == 0,

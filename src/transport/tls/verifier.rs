@@ -28,7 +28,7 @@ pub(super) enum Use {
 /// cluster.
 #[derive(Debug, ThisError)]
 #[error("{0}")]
-struct NotOurs(String);
+struct WrongName(String);
 
 /// The condition under which a certificate is accepted.
 #[derive(PartialEq, Eq, Debug)]
@@ -105,7 +105,7 @@ impl Verifier {
 }
 
 fn not_ours(why: String) -> Error {
-    CertificateError::Other(OtherError(Arc::new(NotOurs(why)))).into()
+    CertificateError::Other(OtherError(Arc::new(WrongName(why)))).into()
 }
 
 /// Converts the error into a TLS error, so that the other end receives an alert with the reason.

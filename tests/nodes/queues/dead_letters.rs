@@ -54,7 +54,7 @@ fn taker_moves_an_item_to_the_dead_letters_with_a_reason() {
     taker.put("lost").block().unwrap();
     let delivery = taker.take().block().unwrap();
     kv.delete_prefix("jobs/claim/").block().unwrap();
-    assert_eq!(delivery.dead_letter("late").block(), Err(QueueError::NotOurs));
+    assert_eq!(delivery.dead_letter("late").block(), Err(QueueError::ClaimLost));
     assert_eq!((count(&kv, "jobs/item/"), count(&kv, "jobs/dead/")), (1, 0));
 }
 
@@ -110,7 +110,7 @@ fn requeue_skips_a_taken_dead_letter_and_ends_a_delay() {
     let before = kv.revision();
     assert!(!taker.requeue(&id).block().unwrap());
     assert_eq!(kv.revision(), before, "nothing is changed");
-    assert!(held.is_ours());
+    assert!(held.is_claimed());
     held.nack_after(Duration::from_secs(3600)).block().unwrap();
     assert_eq!(undertaker.items().block().unwrap()[0].state, ItemState::Delayed);
     assert!(taker.requeue(&id).block().unwrap());
@@ -350,7 +350,7 @@ fn failed_item_is_retried_until_its_last_attempt() {
     // A taker that has lost its item changes nothing.
     let job = unlimited.take().block().unwrap();
     kv.delete_prefix("jobs/claim/").block().unwrap();
-    assert_eq!(job.fail("late").block(), Err(QueueError::NotOurs));
+    assert_eq!(job.fail("late").block(), Err(QueueError::ClaimLost));
     assert_eq!((count(&kv, "jobs/item/"), count(&kv, "jobs/dead/")), (1, 0));
 }
 

@@ -149,7 +149,7 @@ fn taken_item_is_exclusive_until_returned() {
     let taker = taker(&cluster, 0, "jobs");
     taker.put("x").block().unwrap();
     let first = taker.take().block().unwrap();
-    assert!(first.is_ours());
+    assert!(first.is_claimed());
     assert_eq!((first.attempt(), first.priority()), (1, 0));
     let state = taker.items().block().unwrap()[0].state;
     let session = cluster.node(0).session().block().unwrap();
@@ -247,15 +247,15 @@ fn lost_claim_acknowledges_nothing() {
         first.lost().block()
     };
     assert_eq!(lost, LostReason::KeyDeleted);
-    assert!(!first.is_ours());
+    assert!(!first.is_claimed());
     let second = taker.take().block().unwrap();
     assert_eq!(second.id(), first.id());
     let guarded = kv.txn().when(first.still_ours()).then(Op::put("effect", ""));
     assert!(!guarded.commit().block().unwrap().succeeded);
     let error = first.ack_with([Op::put("effect", "")]).block().unwrap_err();
-    assert_eq!(error, QueueError::NotOurs);
+    assert_eq!(error, QueueError::ClaimLost);
     assert_eq!(kv.get("effect").block().unwrap(), None);
-    assert!(second.is_ours());
+    assert!(second.is_claimed());
     second.ack().block().unwrap();
 }
 
@@ -289,10 +289,10 @@ fn partitioned_consumer_loses_its_item_and_cannot_acknowledge_it() {
     cluster.partition(&[away]);
     let again = other.take().block().unwrap();
     assert_eq!(again.attempt(), 2);
-    assert!(!held.is_ours(), "it gave up before the others got it");
+    assert!(!held.is_claimed(), "it gave up before the others got it");
     assert!(matches!(held.lost().block(), LostReason::SessionEnded(_)));
     cluster.heal();
-    assert_eq!(held.ack_with([Op::put("effect", "")]).block().unwrap_err(), QueueError::NotOurs);
+    assert_eq!(held.ack_with([Op::put("effect", "")]).block().unwrap_err(), QueueError::ClaimLost);
     again.ack().block().unwrap();
     assert_eq!(count(&cluster.node(away).client(), "effect"), 0);
 }
@@ -520,7 +520,7 @@ fn consumers_may_crash_anywhere_and_each_item_has_its_effect_once() {
                     let effect = Op::put([b"done/", &delivery.value()[..]].concat(), "");
                     match delivery.ack_with([effect]).block() {
                         Ok(_) if end => return,
-                        Ok(_) | Err(QueueError::NotOurs) => {}
+                        Ok(_) | Err(QueueError::ClaimLost) => {}
                         Err(_) => return,
                     }
                 }
@@ -839,7 +839,7 @@ fn item_returned_with_a_delay_keeps_its_position() {
     kv.delete(KeyRange::prefix("jobs/claim/")).block().unwrap();
     let another = one.take().block().unwrap();
     let late = again.nack_after(Duration::from_secs(600)).block();
-    assert_eq!(late, Err(QueueError::NotOurs));
+    assert_eq!(late, Err(QueueError::ClaimLost));
     assert_eq!(count(&kv, "jobs/delay/"), 0);
     another.ack().block().unwrap();
     // If the call is dropped, the item is returned, now or after the delay.

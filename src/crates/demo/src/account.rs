@@ -34,11 +34,11 @@ pub(crate) struct Account {
     /// Whether the workers must stop after their current increment.
     pub(crate) resting: bool,
     /// Length of the work.
-    pub(crate) worked: Duration,
+    pub(crate) work_time: Duration,
     /// Increments with an unknown outcome.
     pub(crate) doubtful: BTreeSet<String>,
     /// Number of increments acknowledged only after more than one attempt.
-    tried_again: u64,
+    retried: u64,
     holder: Option<String>,
     handoffs: u64,
     pub(crate) terms_led: BTreeSet<u64>,
@@ -49,7 +49,7 @@ pub(crate) struct Account {
     /// The increment and the token of a worker that pauses.
     pub(crate) lingering: Option<(String, Fence)>,
     /// Time since which no increment has been started and acknowledged.
-    pub(crate) halted_at: Option<u64>,
+    pub(crate) idle_since: Option<u64>,
     pub(crate) recovered_after: Option<Duration>,
 }
 
@@ -77,11 +77,11 @@ impl Account {
     /// Returns the statistics of the run.
     pub(crate) fn figures(&self) -> Value {
         let Evidence { acknowledged, refused_by_store, late, ledger, kills, .. } = &self.evidence;
-        let seconds = self.worked.as_secs_f64().max(0.001);
+        let seconds = self.work_time.as_secs_f64().max(0.001);
         let per_s = |many: f64| (many / seconds * 10.0).round() / 10.0;
         let leader_kills = self.recoveries.len();
         json!({
-            "worked_s": rounded(self.worked),
+            "worked_s": rounded(self.work_time),
             "acknowledged": acknowledged.len(),
             "increments_per_s": per_s(acknowledged.len() as f64),
             "handoffs": self.handoffs,
@@ -93,7 +93,7 @@ impl Account {
             "refused_by_ledger": ledger.iter().filter(|entry| !entry.accepted).count(),
             "refused_by_store": refused_by_store.len(),
             "unknown": self.doubtful.len(),
-            "tried_again": self.tried_again,
+            "tried_again": self.retried,
             "recovery_ms": spread(&self.recoveries),
         })
     }
@@ -162,9 +162,9 @@ impl Shared {
     /// fault ends the outage.
     pub(crate) fn acknowledge(&self, member: &str, op: String, count: i64, began: u64, tries: u32) {
         let recovered = self.change(|account| {
-            account.tried_again += u64::from(tries > 1);
+            account.retried += u64::from(tries > 1);
             account.evidence.acknowledged.insert(op, count);
-            let halted = account.halted_at.take_if(|halted| began > *halted)?;
+            let halted = account.idle_since.take_if(|halted| began > *halted)?;
             let after = Duration::from_micros(moment::now().saturating_sub(halted));
             account.recovered_after = Some(after);
             account.recovered_after

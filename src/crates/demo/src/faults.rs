@@ -59,8 +59,8 @@ impl Schedule {
     }
 
     /// Returns whether to inject another fault: every kind once, however short the time, then as many as time permits.
-    pub(crate) fn continues(&self, worked: Duration, time: Duration) -> bool {
-        !self.all_drawn || worked + Self::ROUND_USUAL < time
+    pub(crate) fn continues(&self, work_time: Duration, time: Duration) -> bool {
+        !self.all_drawn || work_time + Self::ROUND_USUAL < time
     }
 
     /// Draws the next fault.

@@ -172,12 +172,12 @@ fn story(stage: &mut Stage<'_>, options: &Options, seed: u64) -> Result<(), Demo
     let time = Duration::from_secs(options.seconds);
     stage.start_all()?;
     let mut schedule = Schedule::new(seed, options.nodes);
-    while schedule.continues(stage.worked(), time) {
+    while schedule.continues(stage.work_time(), time) {
         let round = schedule.draw();
         stage.pass(round.calm)?;
         faults::carry_out(round, stage)?;
     }
-    stage.pass(time.saturating_sub(stage.worked()))?;
+    stage.pass(time.saturating_sub(stage.work_time()))?;
     stage.rest()?;
     stage.read_all()
 }

@@ -176,10 +176,12 @@ impl<'a> Stage<'a> {
         }
         (0..self.members.len()).try_for_each(|seat| self.look_at(seat))?;
         if self.work.is_some() {
-            let worked = self.worked();
+            let work_time = self.work_time();
             let increments = self.shared.lock().evidence.acknowledged.len();
-            let rate = increments as f64 / worked.as_secs_f64().max(0.1);
-            self.shared.timeline.progress(worked, format!("{increments} increments, {rate:.0}/s"));
+            let rate = increments as f64 / work_time.as_secs_f64().max(0.1);
+            self.shared
+                .timeline
+                .progress(work_time, format!("{increments} increments, {rate:.0}/s"));
         }
         Ok(())
     }
@@ -276,7 +278,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Returns the duration of the work so far.
-    pub(crate) fn worked(&self) -> Duration {
+    pub(crate) fn work_time(&self) -> Duration {
         self.work.map_or(Duration::ZERO, |began| began.elapsed())
     }
 
@@ -312,7 +314,7 @@ impl<'a> Stage<'a> {
     ) -> Result<Duration, DemoError> {
         let killed = Some(moment::now());
         self.shared.change(|account| {
-            (account.halted_at, account.recovered_after) = (killed, None);
+            (account.idle_since, account.recovered_after) = (killed, None);
             account.evidence.kills += 1;
         });
         let member = &mut self.members[seat];
@@ -336,9 +338,9 @@ impl<'a> Stage<'a> {
 
     /// Waits until all workers rest.
     pub(crate) fn rest(&mut self) -> Result<(), DemoError> {
-        let worked = self.worked();
+        let work_time = self.work_time();
         self.report(None, "resting", &json!({}));
-        self.shared.change(|account| (account.resting, account.worked) = (true, worked));
+        self.shared.change(|account| (account.resting, account.work_time) = (true, work_time));
         self.until("all workers to stop", |stage| stage.shared.lock().workers == 0)
     }
 

@@ -128,8 +128,8 @@ impl Timeline {
     }
 
     /// Updates the progress bar.
-    pub(crate) fn progress(&self, worked: Duration, message: String) {
-        self.bar.set_position(ms(worked));
+    pub(crate) fn progress(&self, work_time: Duration, message: String) {
+        self.bar.set_position(ms(work_time));
         self.bar.set_message(message);
     }
 

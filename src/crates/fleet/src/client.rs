@@ -176,7 +176,7 @@ fn reply(node: &Node, slots: &Slots, call: Call) -> Result<Reply, Miss> {
             let Holding::Item(delivery) = holding else { return Err(empty(&slot)) };
             match delivery.ack_with([Op::put(key, value)]).block() {
                 Ok(_) => Ok(Reply::Held { held: true, at }),
-                Err(QueueError::NotOurs) => Ok(Reply::Held { held: false, at }),
+                Err(QueueError::ClaimLost) => Ok(Reply::Held { held: false, at }),
                 Err(error) => Err(error.into()),
             }
         }
@@ -255,7 +255,7 @@ fn held_at(holding: &Holding) -> Option<u64> {
         Holding::Lock(guard) => guard.is_held(),
         Holding::Permit(permit) => permit.is_held(),
         Holding::Leadership(leadership) => leadership.is_leader(),
-        Holding::Item(delivery) => delivery.is_ours(),
+        Holding::Item(delivery) => delivery.is_claimed(),
         Holding::Watch(_) => true,
         Holding::Over(_) => false,
     };
@@ -279,7 +279,7 @@ fn release(slots: &Slots, slot: &str) -> Result<Reply, Miss> {
         Holding::Item(delivery) => {
             return match delivery.nack().block() {
                 Ok(()) => Ok(Reply::Held { held: true, at }),
-                Err(QueueError::NotOurs) => Ok(Reply::Held { held: false, at }),
+                Err(QueueError::ClaimLost) => Ok(Reply::Held { held: false, at }),
                 Err(error) => Err(error.into()),
             };
         }

@@ -230,9 +230,9 @@ class ItemBase:
         return self._item.token
 
     @property
-    def is_ours(self) -> bool:
+    def is_claimed(self) -> bool:
         """Whether the item still belongs to this taker. Never blocks."""
-        return self._item.is_ours()
+        return self._item.is_claimed()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} id={self.id} attempt={self.attempt}>"

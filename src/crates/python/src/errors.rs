@@ -150,7 +150,7 @@ impl From<LockError> for Failure {
 impl From<GuardError> for Failure {
     fn from(error: GuardError) -> Self {
         let class = match &error {
-            GuardError::NotHeld | GuardError::NotOurs => "LostError",
+            GuardError::NotHeld | GuardError::ClaimLost => "LostError",
             _ => "RejectedError",
         };
         match error {
@@ -164,7 +164,7 @@ impl From<QueueError> for Failure {
     fn from(error: QueueError) -> Self {
         let class = match &error {
             QueueError::Full { .. } => "QueueFullError",
-            QueueError::NotOurs => "LostError",
+            QueueError::ClaimLost => "LostError",
             QueueError::SessionEnded(_) => "SessionEndedError",
             QueueError::TimedOut { .. } => "QueueEmptyError",
             _ => "RejectedError",

@@ -208,8 +208,8 @@ impl Item {
     }
 
     /// Reports whether the item still belongs to this taker. Never blocks.
-    fn is_ours(&self) -> PyResult<bool> {
-        Ok(self.slot()?.borrow().is_ok_and(|delivery| delivery.is_ours()))
+    fn is_claimed(&self) -> PyResult<bool> {
+        Ok(self.slot()?.borrow().is_ok_and(|delivery| delivery.is_claimed()))
     }
 
     /// Reports whether the item was neither acknowledged nor returned by the program.

@@ -366,9 +366,9 @@ class Queues(NodeCase):
         with self.assertRaises(ZeroDivisionError):
             with queue.take() as job:
                 self.assertEqual((job.text, job.attempt), ("first", 1))
-                self.assertTrue(job.is_ours)
+                self.assertTrue(job.is_claimed)
                 1 / 0
-        self.assertFalse(job.is_ours)
+        self.assertFalse(job.is_claimed)
         with queue.take() as job:
             self.assertEqual((job.value, job.attempt), (b"first", 2))
         job = queue.take()

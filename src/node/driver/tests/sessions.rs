@@ -233,7 +233,7 @@ fn failed_resume_names_the_reason() {
     let own = three.open(1, 3000, 0, true);
     let lease = own.state.lease;
     let refused = |three: &mut Three, lease, delay| three.resume(2, lease, delay).err().unwrap();
-    let why = ResumeSessionError::NodesOwn { lease, node: id(1) };
+    let why = ResumeSessionError::OwnSessionLease { lease, node: id(1) };
     assert_eq!(refused(&mut three, lease, 0), CallError::NotResumed(why));
     let unknown = LeaseId::new(77).unwrap();
     let why = CallError::Rejected(Rejection::LeaseNotFound(unknown));
@@ -244,7 +244,7 @@ fn failed_resume_names_the_reason() {
     assert_eq!(refused(&mut three, lease, 3000), CallError::NotResumed(why));
     let again = three.resume(1, lease, 0).unwrap();
     assert!(Arc::ptr_eq(&again.state, &short.state), "it is kept there already");
-    let why = ResumeSessionError::KeptOtherwise { kept: ms(0), delay: ms(1) };
+    let why = ResumeSessionError::OtherLockDelay { kept: ms(0), delay: ms(1) };
     let error = three.resume(1, lease, 1).err().unwrap();
     assert_eq!(error, CallError::NotResumed(why));
 }

@@ -92,26 +92,26 @@ pub(crate) struct AuthRecheck {
     who: Identity,
     needed: Permission,
     /// Whether authentication was on; enabling it does not change its revision.
-    were_on: bool,
+    was_enabled: bool,
     checked_at: Instant,
 }
 
 impl AuthRecheck {
     /// Returns the state for a caller that was checked just now.
     pub(crate) fn about(member: &Arc<Member>, who: &Identity, needed: Permission) -> Self {
-        let were_on = member.client().access().is_enabled();
+        let was_enabled = member.client().access().is_enabled();
         let (member, who, checked_at) = (Arc::clone(member), who.clone(), Instant::now());
-        Self { member, who, needed, were_on, checked_at }
+        Self { member, who, needed, was_enabled, checked_at }
     }
 
     fn look(&mut self) -> Result<(), Status> {
         let access = self.member.client().access();
         let is_as_it_was =
-            (self.were_on, self.who.revision()) == (access.is_enabled(), access.revision());
+            (self.was_enabled, self.who.revision()) == (access.is_enabled(), access.revision());
         if is_as_it_was && self.checked_at.elapsed() < VALID_FOR {
             return Ok(());
         }
-        self.were_on = access.is_enabled();
+        self.was_enabled = access.is_enabled();
         self.who = self.who.again(&access, self.member.tokens())?;
         self.checked_at = Instant::now();
         self.needed.check(&self.who, &access)

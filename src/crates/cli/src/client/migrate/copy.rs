@@ -142,7 +142,7 @@ impl Import {
     }
 
     fn difference(&self, rows: &[Row], there: &[KeyValue]) -> Difference {
-        Difference::of(rows, there, self.rules, |revision| self.target.is_ours(revision))
+        Difference::of(rows, there, self.rules, |revision| self.target.is_own_revision(revision))
     }
 
     /// Walks over both clusters in key order. Fetches the next page while the current page is processed.

@@ -197,13 +197,13 @@ impl<'a> Follower<'a> {
                         // Received data counts as progress, because a single revision may arrive in many fragments.
                         self.behind = None;
                     }
-                    if let Some(end) = self.received(answer, &mut pieces, watch.sees_all, stop).await? {
+                    if let Some(end) = self.received(answer, &mut pieces, watch.covers_all_keys, stop).await? {
                         return Ok(Received::End(end));
                     }
                 }
                 Ok(()) = heads.changed() => {
                     self.head = self.head.max(*heads.borrow_and_update());
-                    if !watch.sees_all && self.position < self.head {
+                    if !watch.covers_all_keys && self.position < self.head {
                         let union = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
                         let request = pb::WatchRequest { request_union: Some(union) };
                         // Errors are ignored: the end of the stream is reported elsewhere, and a full queue is retried
@@ -259,7 +259,7 @@ impl<'a> Follower<'a> {
         &mut self,
         answer: pb::WatchResponse,
         pieces: &mut Pieces,
-        sees_all: bool,
+        covers_all_keys: bool,
         stop: &Stop,
     ) -> Result<Option<End>, Failure> {
         if answer.canceled {
@@ -286,7 +286,7 @@ impl<'a> Follower<'a> {
                 self.make(revision, events).await?;
             }
         }
-        if is_progress && !sees_all {
+        if is_progress && !covers_all_keys {
             // The response is a progress notification: every change up to this revision has been delivered.
             self.position = self.position.max(header.revision);
         }

@@ -41,7 +41,7 @@ pub(crate) struct Watch {
     pub(crate) answers: Streaming<pb::WatchResponse>,
     pub(crate) link: Link,
     /// Whether the watch receives every revision, so that no progress notifications are needed.
-    pub(crate) sees_all: bool,
+    pub(crate) covers_all_keys: bool,
 }
 
 /// The source of an import.
@@ -145,7 +145,7 @@ impl Source {
     /// Checks, before anything is copied, that the user may watch the required range.
     pub(crate) async fn may_be_watched(&self) -> Result<(), Failure> {
         let read = async |link: Link| {
-            let (Span { first, end }, sees_all) = self.watched(&link).await;
+            let (Span { first, end }, covers_all_keys) = self.watched(&link).await;
             let request = pb::RangeRequest {
                 key: first,
                 range_end: end,
@@ -154,7 +154,7 @@ impl Source {
                 ..Default::default()
             };
             let read = link.kv().range(request).await;
-            read.map_err(|status| match (status.code(), sees_all, self.parts.len()) {
+            read.map_err(|status| match (status.code(), covers_all_keys, self.parts.len()) {
                 (Code::PermissionDenied, true, _) => {
                     with_advice(&status,
                         "all keys of this source are watched, so the user needs permission to read all")
@@ -173,7 +173,7 @@ impl Source {
     /// Opens a watch from a revision.
     pub(crate) async fn watch(&self, from: i64) -> Result<Watch, Failure> {
         let open = async |link: Link| {
-            let (range, sees_all) = self.watched(&link).await;
+            let (range, covers_all_keys) = self.watched(&link).await;
             let create = pb::WatchCreateRequest {
                 key: range.first,
                 range_end: range.end,
@@ -187,7 +187,7 @@ impl Source {
             // Sending does not wait, because the channel is empty.
             drop(requests.send(pb::WatchRequest { request_union: union }).await);
             let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
-            Ok(tonic::Response::new(Watch { requests, answers, link, sees_all }))
+            Ok(tonic::Response::new(Watch { requests, answers, link, covers_all_keys }))
         };
         self.side.client.ask(CallKind::Repeatable, open).await
     }

@@ -79,7 +79,7 @@ impl Target {
     }
 
     /// Returns whether this import made the revision.
-    pub(crate) fn is_ours(&self, revision: i64) -> bool {
+    pub(crate) fn is_own_revision(&self, revision: i64) -> bool {
         let ours = self.ours.borrow();
         ours.range(..=revision).next_back().is_some_and(|(_, last)| revision <= *last)
     }

@@ -67,7 +67,7 @@ pub(super) fn read(text: &str) -> Result<Document, YamlError> {
         parser: Parser::new_from_str(&text),
         anchors: BTreeMap::new(),
         values: 0,
-        unended: (!text.ends_with('\n')).then(|| text.chars().count()),
+        unterminated: (!text.ends_with('\n')).then(|| text.chars().count()),
     };
     let root = reader.document()?;
     let more = match reader.parser.peek() {
@@ -101,7 +101,7 @@ struct Reader<'a> {
     /// Number of values read.
     values: usize,
     /// Number of characters of a text that does not end with a line feed.
-    unended: Option<usize>,
+    unterminated: Option<usize>,
 }
 
 impl<'a> Reader<'a> {
@@ -138,7 +138,7 @@ impl<'a> Reader<'a> {
             Event::Scalar(mut text, style, anchor, tag) => {
                 // The parser adds a line feed to a block that ends with the file; etcd's parser does not.
                 let is_block = matches!(style, ScalarStyle::Literal | ScalarStyle::Folded);
-                if is_block && self.unended == Some(span.end.index()) && text.ends_with('\n') {
+                if is_block && self.unterminated == Some(span.end.index()) && text.ends_with('\n') {
                     text.to_mut().pop();
                 }
                 (anchor, scalar(text, style, tag.as_deref(), &span.start)?)

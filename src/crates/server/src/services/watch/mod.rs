@@ -67,10 +67,10 @@ impl Watch for WatchService {
         let WatchService { member, budget, leaderless } = self.clone();
         let requests = request.into_inner();
         Ok(Response::new(ResponseStream::by(move |answers| {
-            let desk = Desk::new(member, budget, who, answers);
+            let handler = StreamHandler::new(member, budget, who, answers);
             async move {
                 tokio::select! {
-                    ended = desk.serve(requests) => ended,
+                    ended = handler.serve(requests) => ended,
                     status = leaderless.lost(), if needs_leader => Err(status),
                 }
             }
@@ -79,7 +79,7 @@ impl Watch for WatchService {
 }
 
 /// A stream.
-struct Desk {
+struct StreamHandler {
     member: Arc<Member>,
     budget: ResponseBudget,
     who: Identity,
@@ -108,7 +108,7 @@ impl Drop for Begun {
     }
 }
 
-impl Desk {
+impl StreamHandler {
     fn new(
         member: Arc<Member>,
         budget: ResponseBudget,

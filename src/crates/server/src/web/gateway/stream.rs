@@ -21,7 +21,7 @@ type Polled = Poll<Option<Result<Frame<Bytes>, Status>>>;
 /// Tracks strings and brackets, so that an incomplete request is not parsed again with every fragment.
 #[derive(Default)]
 struct Shape {
-    looked_at: usize,
+    scanned: usize,
     depth: usize,
     in_string: bool,
     is_escaped: bool,
@@ -30,8 +30,8 @@ struct Shape {
 impl Shape {
     /// Returns whether the first value in the buffer may be complete. Examines each byte once.
     fn may_be_whole(&mut self, read: &[u8]) -> bool {
-        while let Some(byte) = read.get(self.looked_at) {
-            self.looked_at += 1;
+        while let Some(byte) = read.get(self.scanned) {
+            self.scanned += 1;
             match byte {
                 _ if self.is_escaped => self.is_escaped = false,
                 b'\\' if self.in_string => self.is_escaped = true,
@@ -215,7 +215,7 @@ mod tests {
         for end in 0..request.len() {
             assert!(!shape.may_be_whole(&request[..end]), "after {end} bytes");
         }
-        assert!(shape.may_be_whole(request) && shape.looked_at == request.len());
+        assert!(shape.may_be_whole(request) && shape.scanned == request.len());
         // The parser reports values that are not objects.
         for wrong in [&b"}"[..], b"7", b"{]", b"\"text\""] {
             assert!(Shape::default().may_be_whole(wrong));
