@@ -125,7 +125,7 @@ impl Driver {
         let place = trace.place(at);
         tracing::warn!(
             parent: span,
-            node, kind, request, outcome, ?took, at = at.as_str(), leader, log_owes = ?owed, attempts, visited_keys,
+            node, kind, request, outcome, ?took, at = at.as_str(), leader, log_pending = ?owed, attempts, visited_keys,
             "slow request ({kind}): given up after {took:.1?}, {place}"
         );
     }
