@@ -7,11 +7,11 @@
 //!
 //! let mut cluster = Cluster::start(3).block()?;
 //! let leader = cluster.leader().block()?;
-//! cluster.node(leader).client().put("k", "v").block()?;
+//! cluster.client(leader).put("k", "v").block()?;
 //!
 //! cluster.kill(leader).block();
 //! let next = cluster.leader().block()?;
-//! assert_eq!(cluster.node(next).client().get("k").block()?.unwrap().value, "v");
+//! assert_eq!(cluster.client(next).get("k").block()?.unwrap().value, "v");
 //! cluster.restart(leader).block()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -58,7 +58,7 @@ use tokio::sync::oneshot;
 use crate::model::{NodeId, Revision};
 use crate::node::{NodeStatus, Role};
 use crate::transport::MemoryHub;
-use crate::{Config, Node, Shutdown, StartError, cluster::DataErrorKind};
+use crate::{Client, Config, Node, Shutdown, StartError, cluster::DataErrorKind};
 
 #[cfg(feature = "testing-tls")]
 pub use authority::{DevAuthority, Revocable};
@@ -177,6 +177,14 @@ impl Cluster {
     pub fn shared_node(&self, member: usize) -> Arc<Node> {
         let node = self.nodes[member].clone();
         node.unwrap_or_else(|| panic!("member {member} is not running"))
+    }
+
+    /// Returns a client of a running member. Short for `cluster.node(member).client()`.
+    ///
+    /// # Panics
+    /// Panics if the member was killed or shut down, and not restarted.
+    pub fn client(&self, member: usize) -> Client {
+        self.node(member).client()
     }
 
     /// Returns the running members with their numbers.

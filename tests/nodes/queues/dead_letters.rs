@@ -25,13 +25,13 @@ fn item_with_too_many_attempts_goes_to_the_dead_letter_queue() {
     let undertaker = cluster.node(0).session().block().unwrap();
     let undertaker = undertaker.queue(taker.dead().name().clone());
     assert_eq!(take(&undertaker), "poison");
-    assert_eq!(count(&cluster.node(0).client(), "jobs/dead/"), 0, "the reason goes with its item");
+    assert_eq!(count(&cluster.client(0), "jobs/dead/"), 0, "the reason goes with its item");
 }
 
 #[test]
 fn taker_moves_an_item_to_the_dead_letters_with_a_reason() {
     let cluster = quick(1);
-    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.node(0).client());
+    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.client(0));
     taker.put("poison").block().unwrap();
     taker.take().block().unwrap().nack().block().unwrap();
     let delivery = taker.take().block().unwrap();
@@ -70,7 +70,7 @@ fn bury(taker: &QueueTaker, value: &str) -> ItemId {
 #[test]
 fn requeued_dead_letter_begins_again_at_the_end_of_its_queue() {
     let cluster = quick(3);
-    let (taker, kv) = (taker(&cluster, 0, "app/jobs"), cluster.node(1).client());
+    let (taker, kv) = (taker(&cluster, 0, "app/jobs"), cluster.client(1));
     let jobs = kv.with_prefix("app/").queue("jobs");
     let ids = ["a", "b", "c"].map(|value| bury(&taker, value));
     taker.put("same priority").priority(-1).block().unwrap();
@@ -103,7 +103,7 @@ fn requeued_dead_letter_begins_again_at_the_end_of_its_queue() {
 #[test]
 fn requeue_skips_a_taken_dead_letter_and_ends_a_delay() {
     let cluster = quick(1);
-    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.node(0).client());
+    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.client(0));
     let id = bury(&taker, "x");
     let undertaker = self::taker(&cluster, 0, "jobs/dead");
     let held = undertaker.take().block().unwrap();
@@ -135,7 +135,7 @@ fn requeue_respects_the_limit_of_its_queue() {
 #[test]
 fn requeue_overwrites_no_item_and_no_claim_with_the_same_id() {
     let cluster = quick(1);
-    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.node(0).client());
+    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.client(0));
     let id = bury(&taker, "old");
     // Another client puts an item with the same id.
     let key = format!("jobs/item/{id}");
@@ -170,7 +170,7 @@ fn one_of_several_concurrent_requeues_moves_the_item() {
         let id = bury(&taker, "x");
         let requeues: Vec<_> = (0..6)
             .map(|n| {
-                let (jobs, id) = (cluster.node(n % 3).client().queue("jobs"), id.clone());
+                let (jobs, id) = (cluster.client(n % 3).queue("jobs"), id.clone());
                 thread::spawn(move || jobs.requeue(&id).block().unwrap())
             })
             .collect();
@@ -179,7 +179,7 @@ fn one_of_several_concurrent_requeues_moves_the_item() {
         assert_eq!(take(&taker), "x");
         assert!(taker.try_take().block().unwrap().is_none());
     }
-    assert_eq!(count(&cluster.node(1).client(), "jobs/"), 0);
+    assert_eq!(count(&cluster.client(1), "jobs/"), 0);
 }
 
 #[test]
@@ -187,8 +187,7 @@ fn requeue_overtaken_by_another_one_moves_nothing() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let late = (leader + 1) % 3;
-    let (taker, jobs) =
-        (taker(&cluster, leader, "jobs"), cluster.node(late).client().queue("jobs"));
+    let (taker, jobs) = (taker(&cluster, leader, "jobs"), cluster.client(late).queue("jobs"));
     let (id, flag) = (bury(&taker, "x"), Flag::raised());
     let waker = Waker::from(Arc::clone(&flag));
     let mut context = Context::from_waker(&waker);
@@ -206,7 +205,7 @@ fn requeue_overtaken_by_another_one_moves_nothing() {
     cluster.resume(late);
     assert!(!requeue.block().unwrap());
     assert!(taker.try_take().block().unwrap().is_none(), "it is done already");
-    until_count(&cluster.node(leader).client(), "jobs/", 0);
+    until_count(&cluster.client(leader), "jobs/", 0);
 }
 
 #[test]
@@ -214,7 +213,7 @@ fn dropped_requeue_leaves_the_item_in_one_queue() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
-    let kv = cluster.node(leader).client();
+    let kv = cluster.client(leader);
     let mut moved = 0;
     for polls in 0..24 {
         let id = bury(&taker, "x");
@@ -236,7 +235,7 @@ fn dropped_requeue_leaves_the_item_in_one_queue() {
 fn requeues_and_takes_lose_and_duplicate_nothing_while_nodes_crash() {
     const ITEMS: usize = 40;
     let mut cluster = quick(3);
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     let ids = kv.queue("jobs").put_many((0..ITEMS).map(|n| n.to_string())).block().unwrap();
     let ids = Arc::new(ids);
     let ended = Arc::new(AtomicBool::new(false));
@@ -250,7 +249,7 @@ fn requeues_and_takes_lose_and_duplicate_nothing_while_nodes_crash() {
     let work = |cluster: &Cluster, member: usize| {
         let jobs = taker(cluster, member, "jobs").attempts_max(2);
         let undertaker = taker(cluster, member, "jobs/dead");
-        let (ids, queue) = (Arc::clone(&ids), cluster.node(member).client().queue("jobs"));
+        let (ids, queue) = (Arc::clone(&ids), cluster.client(member).queue("jobs"));
         let is_over = || {
             let ended = Arc::clone(&ended);
             move || ended.load(Ordering::Relaxed)
@@ -289,7 +288,7 @@ fn requeues_and_takes_lose_and_duplicate_nothing_while_nodes_crash() {
     let mut threads: Vec<_> = (0..3).flat_map(|member| work(&cluster, member)).collect();
     for victim in [1, 2, 0] {
         // Some letters are moved, so this is in the middle of the work.
-        let lives = cluster.node((victim + 1) % 3).client();
+        let lives = cluster.client((victim + 1) % 3);
         let mut letters = lives.watch(KeyRange::prefix("jobs/dead/reason/")).block().unwrap();
         for _ in 0..10 {
             letters.next().block().unwrap().unwrap();
@@ -300,7 +299,7 @@ fn requeues_and_takes_lose_and_duplicate_nothing_while_nodes_crash() {
     }
     ended.store(true, Ordering::Relaxed);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     until_count(&kv, "jobs/claim/", 0);
     until_count(&kv, "jobs/dead/claim/", 0);
     let [here, dead] = ["jobs", "jobs/dead"].map(|name| kv.queue(name).items().block().unwrap());
@@ -316,7 +315,7 @@ fn requeues_and_takes_lose_and_duplicate_nothing_while_nodes_crash() {
 #[test]
 fn failed_item_is_retried_until_its_last_attempt() {
     let cluster = quick(1);
-    let (taker, kv) = (taker(&cluster, 0, "jobs").attempts_max(3), cluster.node(0).client());
+    let (taker, kv) = (taker(&cluster, 0, "jobs").attempts_max(3), cluster.client(0));
     taker.put("x").block().unwrap();
     let job = taker.take().block().unwrap();
     assert!(!job.is_last_attempt());
@@ -359,7 +358,7 @@ fn dropped_fail_leaves_the_item_in_one_queue() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let taker = taker(&cluster, (leader + 1) % 3, "jobs").attempts_max(1);
-    let kv = cluster.node(leader).client();
+    let kv = cluster.client(leader);
     for polls in 0..12 {
         taker.put("x").block().unwrap();
         drop(poll_at_most(polls % 4, taker.take().block().unwrap().fail("reason")));
@@ -383,7 +382,7 @@ fn dropped_fail_leaves_the_item_in_one_queue() {
 #[test]
 fn dead_letter_with_too_many_attempts_takes_its_reason_along() {
     let cluster = quick(1);
-    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.node(0).client());
+    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.client(0));
     bury(&taker, "x");
     let undertaker = self::taker(&cluster, 0, "jobs/dead").attempts_max(1);
     undertaker.take().block().unwrap().nack().block().unwrap();
