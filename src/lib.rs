@@ -239,7 +239,8 @@ pub mod lock {
 /// | to | call |
 /// |---|---|
 /// | put items, with a priority or a delay | [`Queue::put`](queue::Queue::put), [`Queue::put_many`](queue::Queue::put_many), in your own transaction [`Queue::op`](queue::Queue::op) |
-/// | take an item | [`QueueTaker::take`](queue::QueueTaker::take) of a session, which waits for an item, or [`QueueTaker::try_take`](queue::QueueTaker::try_take) |
+/// | run a handler for each item | [`Node::queue_worker`], which takes, acknowledges and retries |
+/// | take an item yourself | [`QueueTaker::take`](queue::QueueTaker::take) of a session, which waits for an item, or [`QueueTaker::try_take`](queue::QueueTaker::try_take) |
 /// | finish it | [`Delivery::ack`](queue::Delivery::ack), or [`Delivery::ack_with`](queue::Delivery::ack_with) together with the result |
 /// | try again later | [`Delivery::fail`](queue::Delivery::fail), [`Delivery::nack`](queue::Delivery::nack), [`Delivery::nack_after`](queue::Delivery::nack_after) |
 /// | limit the attempts | [`QueueTaker::attempts_max`](queue::QueueTaker::attempts_max) |
@@ -304,7 +305,8 @@ pub mod lock {
 pub mod queue {
     pub use crate::recipes::{
         DeadLetter, Delivery, FailCall, FailOutcome, ItemId, ItemState, ParseItemIdError, PutItem,
-        PutMany, Queue, QueueError, QueueTaker, QueuedItem, TakeCall,
+        PutMany, Queue, QueueError, QueueTaker, QueueWorker, QueuedItem, TakeCall, WorkFailure,
+        WorkItem,
     };
 }
 
@@ -321,6 +323,7 @@ pub mod typed {
         Codec, Typed, TypedBatch, TypedCached, TypedCachedCall, TypedCell, TypedCellValue,
         TypedDelivery, TypedEvent, TypedGetCall, TypedQueue, TypedQueuedItem, TypedRange,
         TypedRangeCall, TypedRow, TypedTakeCall, TypedTaker, TypedView, TypedWatch, TypedWatchCall,
+        TypedWorker,
     };
 }
 

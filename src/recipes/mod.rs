@@ -59,7 +59,8 @@ pub use lock::stored_fence::{FenceError, StoredFence};
 pub use lock::upgrade::{Upgrade, UpgradeError};
 pub use queue::{
     DeadLetter, Delivery, FailCall, FailOutcome, ItemId, ItemState, ParseItemIdError, PutItem,
-    PutMany, Queue, QueueError, QueueTaker, QueuedItem, TakeCall,
+    PutMany, Queue, QueueError, QueueTaker, QueueWorker, QueuedItem, TakeCall, WorkFailure,
+    WorkItem,
 };
 pub use typed::cached::{TypedCached, TypedCachedCall, TypedView};
 pub use typed::cell::{TypedCell, TypedCellValue};
@@ -69,3 +70,4 @@ pub use typed::codec::Json;
 pub use typed::keys::{Typed, TypedGetCall, TypedRange, TypedRangeCall, TypedRow};
 pub use typed::queue::{TypedDelivery, TypedQueue, TypedQueuedItem, TypedTakeCall, TypedTaker};
 pub use typed::watch::{TypedBatch, TypedEvent, TypedWatch, TypedWatchCall};
+pub use typed::worker::TypedWorker;

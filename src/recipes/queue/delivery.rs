@@ -326,7 +326,13 @@ impl Delivery {
         mut self,
         ops: impl IntoIterator<Item = O>,
     ) -> Result<TxnReply, QueueError> {
-        let ops = Txn { success: ops.into_iter().map(Into::into).collect(), ..Txn::default() };
+        self.acknowledge(ops.into_iter().map(Into::into).collect()).await
+    }
+
+    /// Acknowledges the item like [`Delivery::ack_with`]. If the transaction was not admitted, for
+    /// example because it is too large, the delivery stays open.
+    pub(super) async fn acknowledge(&mut self, ops: Vec<Op>) -> Result<TxnReply, QueueError> {
+        let ops = Txn { success: ops, ..Txn::default() };
         let mut txn =
             Txn { compares: vec![self.claim.is_claimed()], success: self.done(), failure: vec![] };
         mutant!(B10, txn.compares.clear());
@@ -365,6 +371,23 @@ impl Delivery {
             _ if !reply.succeeded => Err(QueueError::ClaimLost),
             Some(TxnResult::Txn(inner)) if !acknowledges_only => Ok(inner),
             _ => Ok(TxnReply { results: vec![], ..reply }),
+        }
+    }
+
+    /// Reports whether the item is neither acknowledged nor released yet.
+    pub(super) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Returns a delivery of the same item that neither acknowledges nor releases it when it is
+    /// dropped.
+    pub(super) fn view(&self) -> Self {
+        Self {
+            claim: self.claim.clone(),
+            value: self.value.clone(),
+            dead_letter: self.dead_letter.clone(),
+            open: false,
+            ..*self
         }
     }
 

@@ -36,7 +36,10 @@ mod index;
 mod item_id;
 mod put;
 mod requeue;
+mod slots;
 mod take;
+mod work_item;
+mod worker;
 
 use bytes::Bytes;
 use thiserror::Error as ThisError;
@@ -51,6 +54,8 @@ pub use fail::{FailCall, FailOutcome};
 pub use item_id::{ItemId, ParseItemIdError};
 pub use put::{ItemState, PutItem, PutMany, Queue, QueuedItem};
 pub use take::{QueueTaker, TakeCall};
+pub use work_item::{WorkFailure, WorkItem};
+pub use worker::QueueWorker;
 
 /// Error of a queue call.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
@@ -128,6 +133,17 @@ impl QueueError {
             QueueError::Full { .. } | QueueError::TimedOut { .. } => true,
             _ => false,
         }
+    }
+
+    /// Reports whether a worker retries after this error. The worker also retries after errors that
+    /// an operator has to resolve, such as a full disk.
+    fn is_retryable(&self) -> bool {
+        let is_waited_for = match self {
+            QueueError::Store(error) => error.needs_room() || *error == Error::Diverged,
+            QueueError::SessionEnded(_) => true,
+            _ => false,
+        };
+        is_waited_for || self.is_transient()
     }
 
     /// Returns the error for a taker whose session has ended. If the node has stopped, returns

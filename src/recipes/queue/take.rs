@@ -122,6 +122,10 @@ impl QueueTaker {
         self.wait(true, Some(deadline)).await
     }
 
+    pub(super) fn session(&self) -> &Session {
+        self.inner.board.session()
+    }
+
     async fn wait(&self, only_try: bool, deadline: Option<crate::Moment>) -> Taken {
         let board = &self.inner.board;
         let ticket = self.inner.tickets.fetch_add(1, Ordering::Relaxed);

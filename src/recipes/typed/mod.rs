@@ -5,6 +5,7 @@
 //!   Typed ──▶ put, get, range, watch, cached      a value in each key below a prefix
 //!     ├─────▶ TypedCell                           one value that is changed by compare-and-set
 //!     └─────▶ TypedQueue ──▶ TypedTaker           items of a work queue
+//!                       └──▶ TypedWorker          a loop that takes them
 //! ```
 //!
 //! Typed calls add nothing to what is stored: a value is the bytes that its [`Codec`] produces, and
@@ -17,3 +18,4 @@ pub(crate) mod codec;
 pub(crate) mod keys;
 pub(crate) mod queue;
 pub(crate) mod watch;
+pub(crate) mod worker;

@@ -138,6 +138,10 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
         TypedTaker { taker, codec: self.codec.clone(), value: PhantomData }
     }
 
+    pub(super) fn codec(&self) -> &C {
+        &self.codec
+    }
+
     fn encode(&self, value: &T) -> Result<Bytes, Error> {
         encode(&self.codec, self.queue.name(), value)
     }

@@ -1,6 +1,8 @@
 //! Tests of queues on real nodes: each item is taken by one taker at a time, whatever fails.
 
 mod dead_letters;
+mod worker_faults;
+mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, IntoFuture};
@@ -108,12 +110,12 @@ fn poll_at_most<F: IntoFuture>(times: usize, future: F) -> Option<F::Output> {
 #[test]
 fn items_are_taken_in_priority_then_arrival_order() {
     let cluster = quick(3);
-    let jobs = cluster.node(0).client().queue("jobs");
+    let jobs = cluster.client(0).queue("jobs");
     jobs.put("b1").block().unwrap();
     jobs.put_many(["b2", "b3", "b4"]).block().unwrap();
     jobs.put("c").priority(7).block().unwrap();
     jobs.put_many(["a1", "a2"]).priority(-7).block().unwrap();
-    let revision = jobs.put("b5").block().map(|_| cluster.node(0).client().revision()).unwrap();
+    let revision = jobs.put("b5").block().map(|_| cluster.client(0).revision()).unwrap();
     let order = ["a1", "a2", "b1", "b2", "b3", "b4", "b5", "c"];
     let listed = jobs.items().block().unwrap();
     assert_eq!(listed.iter().map(|item| &item.value).collect::<Vec<_>>(), order);
@@ -123,7 +125,7 @@ fn items_are_taken_in_priority_then_arrival_order() {
     assert_eq!(order.map(|_| take(&taker)), order);
     assert!(jobs.is_empty().block().unwrap());
     drop(taker);
-    until_count(&cluster.node(0).client(), "jobs/", 0);
+    until_count(&cluster.client(0), "jobs/", 0);
 }
 
 #[test]
@@ -135,7 +137,7 @@ fn waiting_consumer_gets_an_item_put_later_on_any_node() {
             thread::spawn(move || take(&taker))
         })
         .collect();
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     until_count(&kv, "jobs/idle/", 3);
     kv.queue("jobs").put_many(["1", "2", "3"]).block().unwrap();
     let taken: BTreeSet<String> = waiting.into_iter().map(|one| one.join().unwrap()).collect();
@@ -207,7 +209,7 @@ fn returned_item_keeps_its_position() {
 fn acknowledgement_and_its_effects_are_atomic() {
     let cluster = quick(3);
     let taker = taker(&cluster, 1, "jobs");
-    let kv = cluster.node(1).client();
+    let kv = cluster.client(1);
     taker.put("x").block().unwrap();
     // If an effect is rejected, nothing is acknowledged, and the item is returned.
     let delivery = taker.take().block().unwrap();
@@ -238,7 +240,7 @@ fn acknowledgement_and_its_effects_are_atomic() {
 fn lost_claim_acknowledges_nothing() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     taker.put("x").block().unwrap();
     let first = taker.take().block().unwrap();
     let lost = {
@@ -294,7 +296,7 @@ fn partitioned_consumer_loses_its_item_and_cannot_acknowledge_it() {
     cluster.heal();
     assert_eq!(held.ack_with([Op::put("effect", "")]).block().unwrap_err(), QueueError::ClaimLost);
     again.ack().block().unwrap();
-    assert_eq!(count(&cluster.node(away).client(), "effect"), 0);
+    assert_eq!(count(&cluster.client(away), "effect"), 0);
 }
 
 #[test]
@@ -302,7 +304,7 @@ fn dropped_take_leaves_nothing() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
-    let kv = cluster.node(leader).client();
+    let kv = cluster.client(leader);
     for polls in 0..6 {
         // The queue is empty, so the call registers itself as idle. It is dropped before or after
         // that.
@@ -332,7 +334,7 @@ fn dropped_take_leaves_nothing() {
 fn item_granted_to_a_dropped_take_is_passed_on() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     let mut context = Context::from_waker(Waker::noop());
     // The item is claimed and delivered, and the future is not polled again.
     let mut first = Box::pin(taker.take().into_future());
@@ -359,7 +361,7 @@ fn dropped_acknowledgements_and_puts_are_atomic_and_leave_nothing() {
     let cluster = quick(3);
     let leader = cluster.leader().block().unwrap();
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
-    let kv = cluster.node(leader).client();
+    let kv = cluster.client(leader);
     for polls in 0..4 {
         for kind in 0..3 {
             let item = taker.put("x").block().unwrap();
@@ -406,7 +408,7 @@ fn put_is_applied_once_despite_leader_changes() {
         .map(|member| {
             let (cluster, done) = (Arc::clone(&cluster), Arc::clone(&done));
             thread::spawn(move || {
-                let jobs = cluster.node(member).client().queue("jobs");
+                let jobs = cluster.client(member).queue("jobs");
                 let [mut sure, mut maybe, mut never] = [const { BTreeSet::new() }; 3];
                 for n in 0.. {
                     if done.load(Ordering::Relaxed) {
@@ -436,13 +438,13 @@ fn put_is_applied_once_despite_leader_changes() {
         };
         cluster.wait_until("another member leads", |all| all.iter().any(others)).block().unwrap();
         cluster.heal();
-        let kv = cluster.node(leader).client();
+        let kv = cluster.client(leader);
         kv.put("alive", "").block().unwrap();
     }
     done.store(true, Ordering::Relaxed);
     let all: Vec<_> = putting.into_iter().map(|thread| thread.join().unwrap()).collect();
     let mut there = BTreeMap::new();
-    for item in cluster.node(0).client().queue("jobs").items().block().unwrap() {
+    for item in cluster.client(0).queue("jobs").items().block().unwrap() {
         *there.entry(String::from_utf8(item.value.to_vec()).unwrap()).or_insert(0) += 1;
     }
     assert!(there.values().all(|times| *times == 1));
@@ -461,7 +463,7 @@ fn put_is_applied_once_despite_leader_changes() {
 fn eight_consumers_on_each_of_three_nodes_take_each_item_once() {
     const ITEMS: usize = 2000;
     let cluster = Arc::new(quick(3));
-    let jobs = cluster.node(0).client().queue("jobs");
+    let jobs = cluster.client(0).queue("jobs");
     let acked = Arc::new(AtomicU64::new(0));
     let takers: Vec<_> = (0..3)
         .flat_map(|member| {
@@ -471,7 +473,7 @@ fn eight_consumers_on_each_of_three_nodes_take_each_item_once() {
         .map(|(member, taker)| {
             let (cluster, acked) = (Arc::clone(&cluster), Arc::clone(&acked));
             thread::spawn(move || {
-                let kv = cluster.node(member).client();
+                let kv = cluster.client(member);
                 let mut mine = 0;
                 loop {
                     let delivery = taker.take().block().unwrap();
@@ -498,10 +500,10 @@ fn eight_consumers_on_each_of_three_nodes_take_each_item_once() {
     let each: Vec<usize> = takers.into_iter().map(|taker| taker.join().unwrap()).collect();
     assert_eq!(each.iter().sum::<usize>(), ITEMS);
     assert_eq!(acked.load(Ordering::Relaxed), ITEMS as u64);
-    let done = cluster.node(1).client().range(KeyRange::prefix("done/")).block().unwrap();
+    let done = cluster.client(1).range(KeyRange::prefix("done/")).block().unwrap();
     assert_eq!(done.count, ITEMS as u64);
     assert!(done.kvs.iter().all(|row| row.version == 1), "acknowledged twice");
-    until_count(&cluster.node(2).client(), "jobs/", 0);
+    until_count(&cluster.client(2), "jobs/", 0);
 }
 
 #[test]
@@ -531,7 +533,7 @@ fn consumers_may_crash_anywhere_and_each_item_has_its_effect_once() {
     let mut workers: Vec<_> = (0..3).flat_map(|member| work(&cluster, member)).collect();
     for round in 0..3 {
         let victim = (round + 1) % 3;
-        let lives = cluster.node((victim + 1) % 3).client();
+        let lives = cluster.client((victim + 1) % 3);
         // Some items are done, so this is in the middle of the work.
         let mut done = lives.watch(KeyRange::prefix("done/")).block().unwrap();
         lives.queue("jobs").put_many(values(round)).block().unwrap();
@@ -542,7 +544,7 @@ fn consumers_may_crash_anywhere_and_each_item_has_its_effect_once() {
         cluster.restart(victim).block().unwrap();
         workers.extend(work(&cluster, victim));
     }
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     until_count(&kv, "done/", ITEMS as u64);
     let rows = kv.range(KeyRange::prefix("done/")).block().unwrap().kvs;
     assert!(rows.iter().all(|row| row.version == 1), "one had its effect twice");
@@ -556,7 +558,7 @@ fn consumers_may_crash_anywhere_and_each_item_has_its_effect_once() {
 fn one_put_wakes_one_of_the_waiting_nodes_in_turn() {
     const JUDGED: u64 = 30;
     let cluster = Arc::new(quick(3));
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     let taken: Arc<Vec<AtomicU64>> = Arc::new((0..3).map(|_| AtomicU64::new(0)).collect());
     let threads: Vec<_> = (0..3)
         .flat_map(|member| {
@@ -617,7 +619,7 @@ fn items_for_a_paused_node_are_taken_by_others() {
     let sleeper = session.queue("jobs");
     let mut waits = Box::pin(sleeper.take().into_future());
     assert!(waits.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    let kv = cluster.node(leader).client();
+    let kv = cluster.client(leader);
     until_count(&kv, "jobs/idle/", 1);
     cluster.pause(still);
     let taker = taker(&cluster, lives, "jobs");
@@ -713,7 +715,7 @@ fn queue_needs_a_name_and_nested_names_are_separate() {
 #[test]
 fn queue_of_a_scoped_client_reports_its_full_name() {
     let cluster = quick(1);
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     let app = kv.with_prefix("app/");
     let scoped = app.queue("jobs");
     assert_eq!(scoped.name(), "app/jobs");
@@ -739,7 +741,7 @@ fn item_put_by_another_client_is_taken() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
     taker.put("later").priority(1).block().unwrap();
-    cluster.node(0).client().put("jobs/item/from etcdctl", "hello").block().unwrap();
+    cluster.client(0).put("jobs/item/from etcdctl", "hello").block().unwrap();
     assert_eq!([take(&taker), take(&taker)], ["hello", "later"]);
 }
 
@@ -749,13 +751,13 @@ fn takes_end_with_their_session_and_with_their_node() {
     let session = cluster.node(0).open_session().block().unwrap();
     let taker_of_session = session.queue("jobs");
     let first = thread::spawn(move || taker_of_session.take().block().unwrap_err());
-    until_count(&cluster.node(0).client(), "jobs/idle/", 1);
+    until_count(&cluster.client(0), "jobs/idle/", 1);
     session.close().block().unwrap();
     let ended = first.join().unwrap();
     assert!(matches!(ended, QueueError::SessionEnded(_)), "{ended:?}");
     let waiting = taker(&cluster, 0, "jobs");
     let second = thread::spawn(move || waiting.take().block().unwrap_err());
-    until_count(&cluster.node(0).client(), "jobs/idle/", 1);
+    until_count(&cluster.client(0), "jobs/idle/", 1);
     cluster.shutdown(0).block();
     assert_stopped(&second.join().unwrap());
 }
@@ -763,7 +765,7 @@ fn takes_end_with_their_session_and_with_their_node() {
 #[test]
 fn item_lost_before_delivery_is_not_taken() {
     let cluster = quick(1);
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     let session = cluster.node(0).open_session().block().unwrap();
     let jobs = session.queue("jobs");
     let mut takes = Box::pin(jobs.take().into_future());
@@ -782,7 +784,7 @@ fn item_lost_before_delivery_is_not_taken() {
 fn consumer_continues_after_a_compaction() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     taker.put("first").block().unwrap();
     assert_eq!(take(&taker), "first");
     // Write more events than a watch buffers.
@@ -799,7 +801,7 @@ fn consumer_continues_after_a_compaction() {
 #[test]
 fn consumer_blocked_by_an_alarm_leaves_the_queue_and_takes_later() {
     let cluster = quick(2);
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     kv.queue("jobs").put("one").block().unwrap();
     let delivery = taker(&cluster, 0, "jobs").take().block().unwrap();
     let waiting = taker(&cluster, 1, "jobs");
@@ -822,7 +824,7 @@ fn consumer_blocked_by_an_alarm_leaves_the_queue_and_takes_later() {
 fn item_returned_with_a_delay_keeps_its_position() {
     let cluster = quick(3);
     let (one, two) = (taker(&cluster, 0, "jobs"), taker(&cluster, 1, "jobs"));
-    let kv = cluster.node(2).client();
+    let kv = cluster.client(2);
     one.put("first").block().unwrap();
     let job = one.take().block().unwrap();
     one.put("second").block().unwrap();
@@ -854,7 +856,7 @@ fn item_returned_with_a_delay_keeps_its_position() {
 #[test]
 fn put_of_too_many_items_reports_items_and_delays() {
     let cluster = quick(1);
-    let kv = cluster.node(0).client();
+    let kv = cluster.client(0);
     let jobs = kv.queue("jobs");
     let (values, before) = (|count| vec!["x"; count], kv.leases().len());
     let error = jobs.put_many(values(129)).block().unwrap_err();

@@ -1,0 +1,349 @@
+//! Tests of workers: each item is handled and settled as its handler decides, and an orderly stop returns the rest.
+
+use std::future::pending;
+use std::pin::pin;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, mpsc};
+
+use tokio::sync::{Barrier, oneshot};
+
+use bowline::LeaseId;
+use bowline::queue::{QueueWorker, WorkFailure, WorkItem};
+
+use super::*;
+
+/// Time limit for waits.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A worker in a thread.
+pub(super) struct Running {
+    stop: oneshot::Sender<()>,
+    thread: thread::JoinHandle<Result<(), QueueError>>,
+}
+
+impl Running {
+    pub(super) fn start(
+        worker: QueueWorker,
+        grace: Duration,
+        handler: impl AsyncFnOnce(WorkItem) -> Result<(), WorkFailure> + Clone + Send + 'static,
+    ) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::spawn(move || worker.run_until(stopped, grace, handler).block());
+        Self { stop, thread }
+    }
+
+    /// Stops the worker and waits until it has ended.
+    pub(super) fn stop(self) -> Result<(), QueueError> {
+        drop(self.stop);
+        self.thread.join().unwrap()
+    }
+
+    /// Waits until the worker has ended by itself.
+    pub(super) fn ended(self) -> Result<(), QueueError> {
+        self.thread.join().unwrap()
+    }
+}
+
+/// Counts the handlers that run.
+#[derive(Clone, Default)]
+pub(super) struct Handlers {
+    running: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+pub(super) struct RunningHandler(Handlers);
+
+impl Handlers {
+    pub(super) fn enter(&self) -> RunningHandler {
+        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(running, Ordering::SeqCst);
+        RunningHandler(self.clone())
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.running.load(Ordering::SeqCst)
+    }
+
+    fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for RunningHandler {
+    fn drop(&mut self) {
+        self.0.running.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Returns the session that has the first item of the queue.
+pub(super) fn taken_by(jobs: &Queue) -> LeaseId {
+    match jobs.items().block().unwrap()[0].state {
+        ItemState::Taken { by: Some(lease) } => lease,
+        state => panic!("not taken: {state:?}"),
+    }
+}
+
+/// Waits until all sessions are closed.
+pub(super) fn until_no_session(kv: &Client) {
+    let begun = Instant::now();
+    while !kv.leases().is_empty() {
+        assert!(begun.elapsed() < SOON, "{:?}", kv.leases());
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn worker_acknowledges_retries_and_gives_up_as_its_handler_decides() {
+    let cluster = quick(3);
+    let (kv, jobs) = (cluster.client(0), cluster.client(0).queue("jobs"));
+    jobs.put_many(["good", "flaky", "bad", "hopeless"]).block().unwrap();
+    let (usual, pause) = (Duration::from_millis(150), Duration::from_millis(300));
+    let (begins, begun) = mpsc::channel();
+    let worker = cluster.node(1).queue_worker("jobs");
+    let worker = worker.attempts_max(2).retry_after(usual);
+    let running = Running::start(worker, SOON, async move |job: WorkItem| {
+        let name = job.text()?.to_owned();
+        begins.send((name.clone(), job.attempt(), Instant::now())).unwrap();
+        match (&*name, job.attempt()) {
+            ("flaky", 1) => Err(WorkFailure::new("try again").retry_after(pause)),
+            ("bad", _) => Err("seven".parse::<u8>().unwrap_err())?,
+            ("hopeless", _) => Err(WorkFailure::dead_letter("no paper")),
+            _ => Ok(()),
+        }
+    });
+    until_count(&kv, "jobs/item/", 0);
+    running.stop().unwrap();
+    let begun: Vec<(String, u64, Instant)> = begun.iter().collect();
+    let mut handled: Vec<(&str, u64)> = begun.iter().map(|(name, n, _)| (&**name, *n)).collect();
+    handled.sort_unstable();
+    let expected = [("bad", 1), ("bad", 2), ("flaky", 1), ("flaky", 2), ("good", 1)];
+    assert_eq!(handled, [&expected[..], &[("hopeless", 1)]].concat());
+    let times = |wanted: &str| -> Vec<Instant> {
+        begun.iter().filter(|(name, ..)| name == wanted).map(|(_, _, at)| *at).collect()
+    };
+    for (name, delay) in [("flaky", pause), ("bad", usual)] {
+        let times = times(name);
+        assert!(times[1].duration_since(times[0]) >= delay, "{name}");
+    }
+    let letters = jobs.dead().items().block().unwrap().into_iter().map(|item| {
+        let letter = item.dead_letter.unwrap();
+        (item.value, letter.attempts, letter.reason)
+    });
+    let letters: BTreeSet<_> = letters.collect();
+    let expected = [("bad", 2, "invalid digit found in string"), ("hopeless", 1, "no paper")];
+    assert_eq!(letters, expected.map(|(name, n, why)| (name.into(), n, why.to_owned())).into());
+    assert_eq!(kv.leases(), [], "the session is closed");
+}
+
+#[test]
+fn worker_runs_as_many_handlers_as_its_concurrency() {
+    let cluster = quick(1);
+    let jobs = cluster.client(0).queue("jobs");
+    jobs.put_many((0..12).map(|n| n.to_string())).block().unwrap();
+    let (handlers, together) = (Handlers::default(), Arc::new(Barrier::new(4)));
+    let inside = handlers.clone();
+    let worker = cluster.node(0).queue_worker("jobs").concurrency(4);
+    let running = Running::start(worker, SOON, async move |_| {
+        let _inside = inside.enter();
+        together.wait().await;
+        Ok(())
+    });
+    until_count(&cluster.client(0), "jobs/item/", 0);
+    running.stop().unwrap();
+    assert_eq!((handlers.most(), handlers.running()), (4, 0));
+    // The minimum is one.
+    jobs.put_many(["a", "b"]).block().unwrap();
+    let (handlers, worker) = (Handlers::default(), cluster.node(0).queue_worker("jobs"));
+    let (inside, kv) = (handlers.clone(), cluster.client(0));
+    let running = Running::start(worker.concurrency(0), SOON, async move |_| {
+        let _inside = inside.enter();
+        kv.get("x").await?;
+        Ok(())
+    });
+    until_count(&cluster.client(0), "jobs/item/", 0);
+    running.stop().unwrap();
+    assert_eq!(handlers.most(), 1);
+}
+
+#[test]
+fn stopped_worker_takes_no_more_and_lets_its_handler_finish() {
+    let cluster = quick(1);
+    let (kv, jobs) = (cluster.client(0), cluster.client(0).queue("jobs"));
+    jobs.put_many(["first", "second"]).block().unwrap();
+    let (begins, begun) = mpsc::channel();
+    let worker = cluster.node(0).queue_worker("jobs");
+    let running = Running::start(worker, SOON, async move |job: WorkItem| {
+        begins.send(()).unwrap();
+        job.stopping().await;
+        job.then(Op::put("result", job.value().clone()));
+        Ok(())
+    });
+    begun.recv_timeout(SOON).unwrap();
+    running.stop().unwrap();
+    assert_eq!(kv.get("result").block().unwrap().unwrap().value, "first");
+    let left = jobs.items().block().unwrap();
+    assert_eq!((left.len(), &left[0].value[..], left[0].attempts), (1, &b"second"[..], 0));
+    assert_eq!((left[0].state, kv.leases()), (ItemState::Free, vec![]));
+    // A worker that is stopped before it begins takes nothing, and opens no session.
+    let (before, worker) = (kv.revision(), cluster.node(0).queue_worker("jobs"));
+    let stop = std::future::ready(());
+    worker.run_until(stop, SOON, async |_| panic!("taken")).block().unwrap();
+    assert_eq!(kv.revision(), before);
+}
+
+#[test]
+fn handler_is_dropped_after_the_grace_period_and_its_item_released() {
+    let cluster = quick(1);
+    let (kv, jobs) = (cluster.client(0), cluster.client(0).queue("jobs"));
+    jobs.put_many(["a", "b"]).block().unwrap();
+    let (handlers, grace) = (Handlers::default(), Duration::from_millis(200));
+    let (inside, (begins, begun)) = (handlers.clone(), mpsc::channel());
+    let worker = cluster.node(0).queue_worker("jobs").concurrency(2);
+    let running = Running::start(worker, grace, async move |_| {
+        let _inside = inside.enter();
+        begins.send(()).unwrap();
+        pending().await
+    });
+    (0..2).for_each(|_| begun.recv_timeout(SOON).unwrap());
+    let stopped = cluster.node(0).now();
+    running.stop().unwrap();
+    assert!(cluster.node(0).now().since(stopped) >= grace);
+    assert_eq!(handlers.running(), 0);
+    let left = jobs.items().block().unwrap();
+    assert!(left.iter().all(|item| (item.state, item.attempts) == (ItemState::Free, 1)));
+    assert_eq!((left.len(), kv.leases()), (2, vec![]));
+}
+
+#[test]
+fn panic_of_a_handler_fails_its_item_and_the_worker_continues() {
+    let cluster = quick(1);
+    let jobs = cluster.client(0).queue("jobs");
+    jobs.put_many(["panics", "fine"]).block().unwrap();
+    let (begins, begun) = mpsc::channel();
+    let worker = cluster.node(0).queue_worker("jobs").attempts_max(2);
+    let worker = worker.retry_after(Duration::from_millis(1));
+    let running = Running::start(worker, SOON, async move |job: WorkItem| {
+        begins.send(job.text()?.to_owned())?;
+        match job.value() == "panics" {
+            true => panic!("at attempt {}", job.attempt()),
+            false => Ok(()),
+        }
+    });
+    until_count(&cluster.client(0), "jobs/item/", 0);
+    running.stop().unwrap();
+    let mut handled: Vec<String> = begun.iter().collect();
+    handled.sort();
+    assert_eq!(handled, ["fine", "panics", "panics"]);
+    let letter = jobs.dead().items().block().unwrap().remove(0).dead_letter.unwrap();
+    assert_eq!(letter.reason, "the handler panicked: at attempt 2");
+}
+
+#[test]
+fn effects_are_applied_with_the_acknowledgement_only() {
+    let cluster = quick(1);
+    let (kv, jobs) = (cluster.client(0), cluster.client(0).queue("jobs"));
+    jobs.put_many(["done", "failed", "large"]).block().unwrap();
+    let worker = cluster.node(0).queue_worker("jobs").attempts_max(1);
+    let running = Running::start(worker, SOON, async |job: WorkItem| {
+        let name = job.text()?.to_owned();
+        job.then(Op::put(format!("effect/{name}"), "1"));
+        job.clone().then(Op::put("effect/last", name.clone()));
+        match &*name {
+            "failed" => Err("no route to host")?,
+            "large" => job.then(Op::put("effect/large", vec![0; 2 << 20])),
+            _ => {}
+        }
+        Ok(())
+    });
+    until_count(&kv, "jobs/item/", 0);
+    running.stop().unwrap();
+    assert_eq!(count(&kv, "effect/"), 2);
+    assert_eq!(kv.get("effect/last").block().unwrap().unwrap().value, "done");
+    let dead = jobs.dead().items().block().unwrap();
+    let why = dead.iter().map(|item| &*item.dead_letter.as_ref().unwrap().reason);
+    let [failed, large] = why.collect::<Vec<_>>()[..] else { panic!("{dead:?}") };
+    assert_eq!(failed, "no route to host");
+    assert!(large.contains("2097152"), "a rejected effect fails its item: {large}");
+}
+
+#[test]
+fn typed_worker_moves_undecodable_items_to_the_dead_letters() {
+    let cluster = quick(1);
+    let pages = cluster.client(0).typed::<u32>("app/").queue("pages");
+    cluster.client(0).queue("app/pages").put("seven").block().unwrap();
+    pages.put_many([7, 8]).block().unwrap();
+    let printed = Arc::new(Mutex::new(Vec::new()));
+    let (worker, prints) = (pages.worker(cluster.node(0)), Arc::clone(&printed));
+    let (stop, stopped) = oneshot::channel::<()>();
+    let handler = async move |page: u32, item: WorkItem| {
+        if page == 8 && item.attempt() == 1 {
+            return Err(WorkFailure::new("no paper").retry_after(Duration::from_millis(1)));
+        }
+        prints.lock().unwrap().push((page, item.attempt()));
+        Ok(())
+    };
+    let worker = worker.concurrency(2).attempts_max(2).retry_after(SOON).finish_after_loss();
+    let running = thread::spawn(move || worker.run_until(stopped, SOON, handler).block());
+    until_count(&cluster.client(0), "app/pages/item/", 0);
+    drop(stop);
+    running.join().unwrap().unwrap();
+    let mut printed = printed.lock().unwrap().clone();
+    printed.sort_unstable();
+    assert_eq!(printed, [(7, 1), (8, 2)]);
+    let dead = pages.dead().items().block().unwrap().remove(0);
+    assert_eq!(dead.item.value, "seven");
+    let why = dead.value.unwrap_err().to_string();
+    let letter = dead.item.dead_letter.unwrap();
+    assert_eq!(letter.attempts, 1, "not retried");
+    // The key of the item is that of the queue in one text and that of the dead letters in the other.
+    let cause = |text: &str| text.rsplit_once(": ").unwrap().1.to_owned();
+    assert_eq!(cause(&letter.reason), cause(&why));
+}
+
+#[test]
+fn worker_reports_a_permanent_error() {
+    let cluster = quick(1);
+    let run = async || {
+        let nameless = cluster.node(0).queue_worker("").concurrency(3);
+        nameless.run(async |_| panic!("taken")).await
+    };
+    assert_eq!(run().block(), Err(QueueError::EmptyName));
+    until_no_session(&cluster.client(0));
+}
+
+#[test]
+fn dropped_worker_returns_its_items_and_closes_its_session() {
+    const ITEMS: usize = 512;
+    let cluster = quick(3);
+    let leader = cluster.leader().block().unwrap();
+    let (kv, node) = (cluster.client(leader), cluster.node((leader + 1) % 3));
+    let jobs = kv.queue("jobs");
+    for first in (0..ITEMS).step_by(128) {
+        jobs.put_many((first..first + 128).map(|n| n.to_string())).block().unwrap();
+    }
+    let (done, handlers) = (Arc::new(Mutex::new(BTreeSet::new())), Handlers::default());
+    for polls in (0..14).cycle().take(42) {
+        let client = node.client();
+        let handler = async |job: WorkItem| {
+            let _inside = handlers.enter();
+            client.get("x").await?;
+            if job.attempt().is_multiple_of(2) {
+                job.then(Op::put("effect", ""));
+            }
+            done.lock().unwrap().insert(job.text()?.to_owned());
+            Ok(())
+        };
+        let worker = node.queue_worker("jobs").concurrency(1 + polls % 3);
+        let ended = poll_at_most(polls, pin!(worker.run(handler)));
+        assert_eq!((ended, handlers.running()), (None, 0));
+        until_no_session(&kv);
+        until_count(&kv, "jobs/claim/", 0);
+        until_count(&kv, "jobs/idle/", 0);
+    }
+    let done = done.lock().unwrap();
+    let left: BTreeSet<String> =
+        jobs.items().block().unwrap().iter().map(|item| item.text().unwrap().to_owned()).collect();
+    assert!(!done.is_empty() && left.len() < ITEMS);
+    let lost = (0..ITEMS).map(|n| n.to_string()).find(|n| !done.contains(n) && !left.contains(n));
+    assert_eq!(lost, None);
+}
