@@ -1,6 +1,8 @@
 //! Tests of elections: work that runs only while its node leads, during losses, kills and partitions; and holds that
 //! are resumed after a restart of the program.
 
+mod views;
+
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -23,6 +23,8 @@ pub(crate) enum PrefixUpdate {
 pub(crate) struct PrefixWatch {
     client: Client,
     prefix: Bytes,
+    /// Whether snapshots are read from the local replica, which may lag behind the cluster.
+    is_local: bool,
     state: PrefixWatchState,
 }
 
@@ -38,7 +40,13 @@ enum PrefixWatchState {
 impl PrefixWatch {
     /// Creates the stream. Nothing is sent before the first poll.
     pub(crate) fn new(client: Client, prefix: Bytes) -> Self {
-        Self { client, prefix, state: PrefixWatchState::Nothing }
+        Self { client, prefix, is_local: false, state: PrefixWatchState::Nothing }
+    }
+
+    /// Reads the snapshots from the local replica, without asking the leader.
+    pub(crate) fn local(mut self) -> Self {
+        self.is_local = true;
+        self
     }
 }
 
@@ -52,7 +60,7 @@ impl Stream for PrefixWatch {
             match &mut this.state {
                 PrefixWatchState::Ended => return Poll::Ready(None),
                 PrefixWatchState::Nothing => {
-                    let look = look(this.client.clone(), this.prefix.clone());
+                    let look = look(this.client.clone(), this.prefix.clone(), this.is_local);
                     this.state = PrefixWatchState::Reading(Box::pin(look));
                 }
                 PrefixWatchState::Reading(reading) => {
@@ -86,9 +94,14 @@ impl Stream for PrefixWatch {
 }
 
 /// Reads a snapshot and starts a watch after it.
-async fn look(client: Client, prefix: Bytes) -> Result<(Watch, Vec<KeyValue>), Error> {
+async fn look(
+    client: Client,
+    prefix: Bytes,
+    is_local: bool,
+) -> Result<(Watch, Vec<KeyValue>), Error> {
     let range = KeyRange::prefix(prefix);
-    let reply = client.range(range.clone()).await?;
+    let read = client.range(range.clone());
+    let reply = if is_local { read.local() } else { read }.await?;
     let watch = client.watch(range).from(reply.revision.next()).prev_kv().await?;
     Ok((watch, reply.kvs))
 }

@@ -6,13 +6,13 @@ use crate::api::{Client, Node};
 use crate::lock_format::prefix_of;
 use crate::model::{Compare, IntoBytes};
 
-use super::observe::{Candidate, Leader, candidates};
+use super::observe::{Candidate, Leader, Observe, candidates};
 use crate::recipes::lock::core::lock_table::LockTable;
 use crate::recipes::lock::core::view;
 
 /// A view of one election from this node, for code that does not run the campaign itself, such as
 /// the handler of a request. Created by [`Node::election_view`]. Needs no session. Every method
-/// reads local memory only and never waits, so a view also answers while the node has no quorum.
+/// reads the local replica only, so a view also answers while the node has no quorum.
 ///
 /// The leader of an election is not the leader of the consensus. Your program campaigns to lead an
 /// election ([`Node::leader_task`], [`Session::election`](crate::Session::election)). The members
@@ -105,5 +105,29 @@ impl ElectionView {
         let prefix = prefix_of(&self.name);
         let rows = view::rows(&self.client.shared, &prefix);
         candidates(rows, &prefix).into_iter().next().map(Candidate::into_leader)
+    }
+    /// Observes the leadership: first the leader that the local replica knows, at once, then every
+    /// change. The last item is always the current state of the replica. Unlike
+    /// [`Election::observe`](crate::Election::observe), the stream needs no session, and begins
+    /// without a quorum. The first item may then be outdated. The missed changes follow when the
+    /// node has a quorum again. [`LeaderEvent`](crate::LeaderEvent) explains what is reported after
+    /// a crash.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let mut changes = node.election_view("reports").observe();
+    /// assert_eq!(changes.next().block().unwrap()?.leader(), None);
+    /// let election = node.session().block()?.election("reports");
+    /// let leadership = election.campaign("10.0.0.7:9000").block()?;
+    /// assert_eq!(changes.next().block().unwrap()?.leader().unwrap().value, "10.0.0.7:9000");
+    /// leadership.resign().block()?;
+    /// assert_eq!(changes.next().block().unwrap()?.leader(), None);
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn observe(&self) -> Observe {
+        Observe::local(self.client.clone(), prefix_of(&self.name))
     }
 }

@@ -55,8 +55,19 @@ pub enum LeaderEvent {
     Vacant,
 }
 
-/// A stream of the changes of an election; see [`Election::observe`](crate::Election::observe).
-/// Also a [`Stream`](futures_core::Stream).
+impl LeaderEvent {
+    /// Returns the leader after this change, or `None` if there is none.
+    pub fn leader(&self) -> Option<&Leader> {
+        match self {
+            LeaderEvent::Leads(leader) => Some(leader),
+            LeaderEvent::Vacant => None,
+        }
+    }
+}
+
+/// A stream of the changes of an election; see [`Election::observe`](crate::Election::observe) and
+/// [`ElectionView::observe`](crate::election::ElectionView::observe). Also a
+/// [`Stream`](futures_core::Stream).
 ///
 /// The stream reads the local replica. While this node is partitioned, no events are delivered.
 /// After the partition, the stream delivers all of them. If changes were compacted before the
@@ -72,7 +83,15 @@ pub struct Observe {
 
 impl Observe {
     pub(crate) fn new(client: Client, prefix: Bytes) -> Self {
-        let following = PrefixWatch::new(client, prefix.clone());
+        Self::following(PrefixWatch::new(client, prefix.clone()), prefix)
+    }
+
+    /// Creates a stream that begins with the state of the local replica.
+    pub(crate) fn local(client: Client, prefix: Bytes) -> Self {
+        Self::following(PrefixWatch::new(client, prefix.clone()).local(), prefix)
+    }
+
+    fn following(following: PrefixWatch, prefix: Bytes) -> Self {
         let (candidates, to_report) = (BTreeMap::new(), VecDeque::new());
         Observe { prefix, following, candidates, reported: None, to_report }
     }
