@@ -21,6 +21,7 @@ mod minimise;
 mod plan;
 mod run;
 mod scenario;
+mod script;
 #[cfg(test)]
 mod stories;
 
@@ -56,4 +57,5 @@ pub use quota::QuotaDisk;
 pub use rng::Rng;
 pub use run::{Failure, Report, parts_of_seed, run_seed, run_seed_without, run_steady};
 pub use scenario::{Host, Rows, Scenario};
+pub use script::{FaultTarget, ScriptedFault};
 pub use violation::Violation;

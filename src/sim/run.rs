@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use super::caller::SimCaller;
 use super::judge::JudgeTally;
+use super::net::NetConditions;
 use super::plan::{CALM_START, Plan, PlanFault, Who, one_in};
 use super::rng::Rng;
 use super::scenario::{Host, Scenario};
+use super::script::ScriptedFault;
 use super::violation::Violation;
 use super::workload::{self, Scene};
 use super::world::{Counts, Started, World, WorldOptions};
@@ -170,6 +172,12 @@ fn owed(world: &World, core: &[usize]) -> Option<String> {
     owed.or_else(|| judge.missing_follower_members(core))
 }
 
+/// A fault of the storm.
+enum StormFault {
+    Drawn(PlanFault),
+    Scripted(ScriptedFault),
+}
+
 /// A run of one seed.
 pub(super) struct Run {
     seed: u64,
@@ -196,6 +204,11 @@ impl Run {
         if let Some(scenario) = foreign {
             plan.nodes = scenario.nodes.unwrap_or(plan.nodes);
             plan.programs.clear();
+            if scenario.is_quiet {
+                plan.faults.clear();
+                plan.net = NetConditions::default();
+                plan.members_change = false;
+            }
         }
         Self::of(seed, rng, plan, verbose, foreign)
     }
@@ -268,12 +281,29 @@ impl Run {
 
     /// Runs the world with faults until the storm is over.
     fn storm(&mut self) -> Result<(), Violation> {
-        self.world.run_until(CALM_START)?;
-        for (at, fault) in std::mem::take(&mut self.plan.faults) {
+        let script = self.foreign.as_ref().map(|scenario| scenario.script.clone());
+        let script = script.unwrap_or_default();
+        let last = script.iter().map(|(at, fault)| *at + fault.duration()).max();
+        let drawn = std::mem::take(&mut self.plan.faults).into_iter();
+        let mut faults: Vec<(Duration, StormFault)> =
+            drawn.map(|(at, fault)| (at, StormFault::Drawn(fault))).collect();
+        faults.extend(script.into_iter().map(|(at, fault)| (at, StormFault::Scripted(fault))));
+        faults.sort_by_key(|(at, _)| *at);
+        for (at, fault) in faults {
             self.world.run_until(at)?;
-            self.world.inject(fault);
+            match fault {
+                StormFault::Drawn(fault) => self.world.inject(fault),
+                StormFault::Scripted(fault) => self.world.strike_scripted(fault),
+            }
         }
-        Ok(())
+        // Without drawn faults, the program runs as long as it does with them.
+        let least = if self.is_quiet() { STORM } else { CALM_START };
+        self.world.run_until(last.unwrap_or_default().max(least))
+    }
+
+    /// Reports whether no fault is drawn.
+    fn is_quiet(&self) -> bool {
+        self.foreign.as_ref().is_some_and(|scenario| scenario.is_quiet)
     }
 
     /// Runs the calm phase: a core of at least a quorum must converge. In a minimal core, the other nodes never run
@@ -284,7 +314,8 @@ impl Run {
             return self.nobody_to_ask("too many machines are lost for the others to decide");
         }
         let mut core = self.world.members();
-        if !self.plan.members_change && self.world.is_as_founded() && one_in(&self.rng, 3) {
+        let is_founding = !self.plan.members_change && self.world.is_as_founded();
+        if is_founding && !self.is_quiet() && one_in(&self.rng, 3) {
             let quorum = core.len() / 2 + 1;
             while core.len() > quorum {
                 core.remove(super::plan::index(&self.rng, core.len()));
@@ -302,7 +333,9 @@ impl Run {
         self.world.run_until(end - CALM * 7 / 10)?;
         let down = Duration::from_millis(self.rng.below(1_000));
         self.world.judge().borrow_mut().quiet(false);
-        self.world.inject(PlanFault::Kill { who: Who::Holder, down });
+        if !self.is_quiet() {
+            self.world.inject(PlanFault::Kill { who: Who::Holder, down });
+        }
         self.world.run_until(end - CALM * 17 / 30)?;
         self.world.judge().borrow_mut().quiet(true);
         self.world.run_until(end - CALM / 2)?;

@@ -52,6 +52,7 @@ use super::caller::SimCaller;
 use super::minimise::minimise;
 use super::rng::Rng;
 use super::run::{Failure, Report, Run, parts_of_seed};
+use super::script::ScriptedFault;
 use super::truth::Truth;
 use super::workload::Scene;
 use crate::api::{Client, Error, OpenSession, Session};
@@ -77,6 +78,10 @@ pub struct Scenario {
     pub(super) program: Start<()>,
     pub(super) always: Vec<(&'static str, RowsCheck)>,
     pub(super) finally: Option<Start<Result<(), String>>>,
+    /// Faults with their times.
+    pub(super) script: Vec<(Duration, ScriptedFault)>,
+    /// Whether no fault is drawn from the seed.
+    pub(super) is_quiet: bool,
     /// Names that [`Host::count`] must have counted at least this often in all seeds together.
     floors: Vec<(&'static str, u64)>,
 }
@@ -90,13 +95,59 @@ impl Scenario {
         F: Future<Output = ()> + 'static,
     {
         let program = Rc::new(move |host| Box::pin(program(host)) as LocalFuture<()>);
-        Self { nodes: None, program, always: Vec::new(), finally: None, floors: Vec::new() }
+        Self {
+            nodes: None,
+            program,
+            always: Vec::new(),
+            finally: None,
+            script: Vec::new(),
+            is_quiet: false,
+            floors: Vec::new(),
+        }
     }
 
     /// Sets the number of founding nodes, 1 to 7. By default the seed decides.
     #[must_use]
     pub fn nodes(mut self, nodes: u64) -> Self {
         self.nodes = Some(nodes.clamp(1, 7));
+        self
+    }
+
+    /// Adds a fault at a time, counted in simulated time from the start of the run. The faults that the seed draws
+    /// still happen, unless the scenario is [`quiet`](Self::quiet). They begin after 3 s, so that the cluster can form.
+    /// The calm phase begins when the last fault has ended.
+    ///
+    /// ```
+    /// use bowline::sim::{FaultTarget, Scenario, ScriptedFault};
+    /// use std::time::Duration;
+    ///
+    /// let scenario = Scenario::new(|host| async move {
+    ///     while !host.is_closing() {
+    ///         host.sleep(Duration::from_millis(500)).await;
+    ///         if host.client().put("k", "v").await.is_ok() {
+    ///             host.count("put");
+    ///         }
+    ///     }
+    /// });
+    /// let kill = ScriptedFault::Kill { who: FaultTarget::Leader, down: Duration::from_secs(4) };
+    /// let cut = ScriptedFault::Isolate { who: FaultTarget::Node(2), time: Duration::from_secs(5) };
+    /// let scenario = scenario.nodes(3).quiet();
+    /// let scenario = scenario.at(Duration::from_secs(10), kill).at(Duration::from_secs(20), cut);
+    /// let report = scenario.run(1).unwrap();
+    /// assert_eq!((report.crashes, report.counts["fault: partition"]), (1, 1));
+    /// ```
+    #[must_use]
+    pub fn at(mut self, at: Duration, fault: ScriptedFault) -> Self {
+        self.script.push((at, fault));
+        self
+    }
+
+    /// Switches off the faults that the seed draws, including lost, repeated and late messages and the crash after the
+    /// storm. Only the faults of [`at`](Self::at) happen. The seed still decides the delays of messages and disks and
+    /// the rates of the clocks.
+    #[must_use]
+    pub fn quiet(mut self) -> Self {
+        self.is_quiet = true;
         self
     }
 
@@ -140,8 +191,8 @@ impl Scenario {
         self.run_without(seed, &[])
     }
 
-    /// Runs one seed. The faults whose numbers are in `without` do not happen. One process always crashes after
-    /// the storm.
+    /// Runs one seed. The drawn faults whose numbers are in `without` do not happen. One process always crashes after
+    /// the storm, unless the scenario is [`quiet`](Self::quiet).
     ///
     /// # Errors
     /// Returns the violation with the end of the timeline.
@@ -194,8 +245,11 @@ impl Scenario {
         )
     }
 
-    /// Describes the faults of a seed.
+    /// Describes the faults that a seed draws.
     fn parts(&self, seed: u64) -> Vec<String> {
+        if self.is_quiet {
+            return Vec::new();
+        }
         let mut parts = parts_of_seed(seed);
         parts.retain(|part| !part.starts_with("program"));
         parts
@@ -331,7 +385,10 @@ impl std::fmt::Debug for Rows<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+    use crate::sim::FaultTarget;
 
     #[test]
     fn panicking_program_is_reported_with_its_timeline() {
@@ -374,6 +431,82 @@ mod tests {
         });
         let failure = scenario.nodes(3).run(1).unwrap_err();
         assert_eq!(failure.violation.detail, "no way out");
+    }
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn scripted_faults_happen_at_their_times_only() {
+        let (starts, failures) =
+            (Rc::new(RefCell::new(Vec::new())), Rc::new(RefCell::new(Vec::new())));
+        let (seen_starts, seen_failures) = (Rc::clone(&starts), Rc::clone(&failures));
+        let program = move |host: Host| {
+            let (starts, failures) = (Rc::clone(&starts), Rc::clone(&failures));
+            async move {
+                let elapsed = || host.scene.timeline.now();
+                starts.borrow_mut().push((host.id().get(), elapsed()));
+                while !host.is_closing() {
+                    host.sleep(ms(100)).await;
+                    let begun = elapsed();
+                    if host.client().get("x").deadline(ms(400)).await.is_err() {
+                        failures.borrow_mut().push((host.id().get(), begun));
+                    }
+                }
+            }
+        };
+        let kill = ScriptedFault::Kill { who: FaultTarget::Node(2), down: ms(4_000) };
+        let power_loss = ScriptedFault::PowerLoss { who: FaultTarget::Node(1), down: ms(250) };
+        let isolate = ScriptedFault::Isolate { who: FaultTarget::Node(3), time: ms(5_000) };
+        let unknown = ScriptedFault::Kill { who: FaultTarget::Node(9), down: ms(1) };
+        let scenario = Scenario::new(program).nodes(3).quiet();
+        // In any order, before the end of the peace at the start, and after the end of a usual storm.
+        let scenario = scenario.at(ms(20_000), isolate).at(ms(2_000), kill);
+        let report = scenario.at(ms(70_000), power_loss).at(ms(71_000), unknown).run(5).unwrap();
+        let starts = seen_starts.take();
+        let (first, later) = starts.split_at(3);
+        let mut founding: Vec<u64> = first.iter().map(|(id, _)| *id).collect();
+        founding.sort_unstable();
+        assert_eq!(founding, [1, 2, 3]);
+        assert_eq!(later, [(2, ms(6_000)), (1, ms(70_250))]);
+        let cut_off =
+            |(id, at): &&(u64, Duration)| *id == 3 && (ms(8_000)..ms(69_000)).contains(at);
+        let failures = seen_failures.take();
+        let failed: Vec<Duration> = failures.iter().filter(cut_off).map(|(_, at)| *at).collect();
+        assert!(failed.len() > 5, "{failures:?}");
+        // A call may begin just before the partition, and a leader may be found shortly after it.
+        let window = ms(19_600)..ms(27_000);
+        assert!(failed.iter().all(|at| window.contains(at)), "{failed:?}");
+        let faults = report.counts.iter().filter(|(name, _)| name.starts_with("fault: "));
+        let faults: Vec<(&str, u64)> = faults.map(|(name, count)| (*name, *count)).collect();
+        assert_eq!(faults, [("fault: kill", 1), ("fault: partition", 1), ("fault: power loss", 1)]);
+        assert_eq!(report.crashes, 2);
+    }
+
+    #[test]
+    fn scripted_runs_of_one_seed_have_the_same_trace() {
+        let idle = Scenario::new(|host| async move {
+            while !host.is_closing() {
+                host.sleep(ms(200)).await;
+                drop(host.client().put("x", "y").await);
+            }
+        });
+        let pause = |at| {
+            let fault = ScriptedFault::Pause { who: FaultTarget::Leader, time: ms(3_000) };
+            idle.clone().at(ms(at), fault)
+        };
+        let trace = |scenario: &Scenario| scenario.run(3).unwrap().trace;
+        assert_eq!(trace(&pause(9_000)), trace(&pause(9_000)));
+        assert_ne!(trace(&pause(9_000)), trace(&pause(9_001)));
+        assert_ne!(trace(&pause(9_000)), trace(&idle));
+        let quiet = pause(9_000).quiet().nodes(3);
+        assert_eq!(trace(&quiet), trace(&quiet));
+        let (quiet, silent) =
+            (quiet.run(3).unwrap(), idle.clone().nodes(3).quiet().run(3).unwrap());
+        assert_eq!((quiet.crashes, quiet.counts["fault: pause"]), (0, 1));
+        assert!(quiet.leader_changes > silent.leader_changes, "the leader was paused");
+        assert!(silent.counts.keys().all(|name| !name.starts_with("fault: ")), "{silent:?}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::sim::net::NetConditions;
 use crate::sim::plan::{PlanFault, Split, Who, between, index, one_in};
 use crate::sim::process::SimProcess;
 use crate::sim::rot::Rot;
+use crate::sim::script::{FaultTarget, ScriptedFault};
 use crate::sim::violation::Violation;
 
 /// Maximum number of disk changes and syncs after which a machine loses power again during its start.
@@ -129,6 +130,44 @@ impl World {
             PlanFault::Promote => self.promote(),
             PlanFault::Remove => self.remove(),
         }
+    }
+
+    /// Starts a fault that a scenario has set. Unlike a drawn fault, it has no random parts.
+    pub(crate) fn strike_scripted(&mut self, fault: ScriptedFault) {
+        self.note(40, &[], || format!("scripted fault: {fault:?}"));
+        let target = match fault.target() {
+            FaultTarget::Leader => self.find(Who::Leader),
+            FaultTarget::Node(id) => {
+                let mut running = self.processes().map(|(at, _)| at);
+                running.find(|at| self.nodes[*at].id.get() == id)
+            }
+        };
+        let Some(at) = target else { return };
+        let name = match fault {
+            ScriptedFault::Kill { down, .. } => {
+                self.crash(at, Ending::Killed);
+                self.start_in(at, down);
+                "fault: kill"
+            }
+            ScriptedFault::PowerLoss { down, .. } => {
+                self.crash(at, Ending::PowerLost);
+                self.start_in(at, down);
+                "fault: power loss"
+            }
+            ScriptedFault::Pause { time, .. } => {
+                self.pause(at, time);
+                "fault: pause"
+            }
+            ScriptedFault::Isolate { time, .. } => {
+                self.partition += 1;
+                self.counts.partitions += 1;
+                self.block_links(|a, b| a == at || b == at);
+                let partition = self.partition;
+                self.schedule_in(time, Happening::Heal { partition });
+                "fault: partition"
+            }
+        };
+        self.judge.borrow_mut().count(name);
     }
 
     /// Pauses a process and isolates it just before it resumes.
