@@ -274,7 +274,7 @@ pub mod lock {
 ///         }
 ///     };
 ///     match settled {
-///         Err(QueueError::NotOurs) => {} // another taker has the item, or will get it
+///         Err(QueueError::ClaimLost) => {} // another taker has the item, or will get it
 ///         settled => settled?,
 ///     }
 /// }

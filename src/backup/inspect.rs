@@ -91,7 +91,7 @@ pub struct SnapshotFile {
 ///
 /// # Errors
 /// Returns a [`BackupError`]. If the damage still allows a report, no error is returned, and the
-/// damage is listed in [`problems`](DirectoryInfo::troubles).
+/// damage is listed in [`problems`](DirectoryInfo::problems).
 pub fn inspect(dir: impl AsRef<Path>) -> Result<DirectoryInfo, BackupError> {
     inspect_with(dir, &mut |_, _| {})
 }

@@ -91,9 +91,9 @@ const SETTLE_WAIT_MIN: Duration = Duration::from_secs(1);
 /// let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
 /// let worker = node.queue_worker("mails").concurrency(4).attempts_max(5);
 /// let worker = tokio::spawn(worker.run_until(stopped, Duration::from_secs(10), send));
-/// while !mails.is_empty().await? {
-///     tokio::task::yield_now().await;
-/// }
+/// # while !mails.is_empty().await? {
+/// #     tokio::task::yield_now().await;
+/// # }
 /// drop(stop); // when the program ends
 /// worker.await??;
 /// # Ok(())

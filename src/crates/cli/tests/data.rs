@@ -137,7 +137,7 @@ fn snapshot_and_inspect_print_the_actual_contents() {
     let info = place.json(&["inspect", "data", "--json"]);
     assert_eq!((&info["cluster"], &info["name"]), (&backup["cluster"], &"solo".into()));
     assert_eq!(
-        (&info["keys"], &info["starts"], &info["troubles"]),
+        (&info["keys"], &info["starts"], &info["problems"]),
         (&11.into(), &1.into(), &Value::Array(vec![]))
     );
     let words = place.run(&["inspect", "data"]);
@@ -275,7 +275,7 @@ fn damaged_directory_is_inspected_as_far_as_possible() {
     assert_eq!(output.status.code(), Some(1));
     let info: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&info["snapshots"][0]["sound_bytes"], &info["keys"]), (&Value::Null, &Value::Null));
-    assert!(info["troubles"].as_array().unwrap().len() == 2, "{info:#}");
+    assert!(info["problems"].as_array().unwrap().len() == 2, "{info:#}");
     let output = place.run(&["inspect", "new"]);
     assert!(text(&output.stderr).contains("damaged: "), "{}", text(&output.stderr));
     let node = Command::new(BOWLINE).args(["recover", "--help"]).output().unwrap();

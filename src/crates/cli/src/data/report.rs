@@ -293,7 +293,7 @@ pub(super) fn of_directory(info: &DirectoryInfo, as_json: bool) -> Report {
         "members": members_json(&info.members),
         "revision": info.revision.map(|revision| revision.get()),
         "keys": info.keys,
-        "troubles": info.problems,
+        "problems": info.problems,
     });
     let vote = info.vote.map_or_else(|| "nobody".to_owned(), |vote| format!("member {vote}"));
     let mut lines = vec![

@@ -1,9 +1,9 @@
 //! `etcdserverpb.Watch`: one stream carries many watches.
 //!
 //! ```text
-//!   requests ──▶ Desk ──commands──▶ one task per watch ──▶ the library's watch
-//!                 │                       │
-//!                 └────── responses ◀─────┘        one queue, in sending order
+//!   requests ──▶ StreamHandler ──commands──▶ one task per watch ──▶ the library's watch
+//!                     │                           │
+//!                     └──────── responses ◀───────┘        one queue, in sending order
 //! ```
 //!
 //! If a client does not read, its watches wait for space in the queue and use no memory for further events. When there
