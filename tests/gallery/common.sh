@@ -148,7 +148,8 @@ go_module() {
     json=$(cd "$work" && go mod download -json "$1@$2") || die "download of $1@$2 failed: $json"
     grep -qF "\"Sum\": \"$3\"" <<<"$json" || die "$1@$2 does not have the pinned sum $3: $json"
     source=$(sed -n 's/^\t"Dir": "\(.*\)",\?$/\1/p' <<<"$json")
-    module=$cache/$(basename "$1")-$2
+    # The name without the major version: etcd's modules all end with /v3.
+    module=$cache/$(basename "${1%/v[0-9]}")-$2
     if [[ ! -d $module ]]; then
         rm -rf "$module.new"
         cp -R "$source" "$module.new"
