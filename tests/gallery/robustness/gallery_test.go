@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
+	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/tests/v3/framework/e2e"
@@ -45,6 +47,34 @@ var galleryFailpoints = map[int][]namedFailpoint{
 type namedFailpoint struct {
 	name string
 	failpoint.Failpoint
+}
+
+// Inject waits at the end until all members are healthy, which the suite then expects. A member of Bowline without a
+// leader reports NOT_SERVING, but one of etcd SERVING.
+func (f namedFailpoint) Inject(ctx context.Context, t *testing.T, lg *zap.Logger, c *e2e.EtcdProcessCluster, baseTime time.Time, ids identity.Provider) ([]report.ClientReport, error) {
+	reports, err := f.Failpoint.Inject(ctx, t, lg, c, baseTime, ids)
+	if err != nil {
+		return nil, err
+	}
+	for _, member := range c.Procs {
+		client, err := clientv3.New(clientv3.Config{Endpoints: member.EndpointsGRPC(), Logger: zap.NewNop()})
+		if err != nil {
+			return nil, err
+		}
+		defer client.Close()
+		health := healthpb.NewHealthClient(client.ActiveConnection())
+		for {
+			reply, err := health.Check(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
+			if err != nil {
+				return nil, err
+			}
+			if reply.Status == healthpb.HealthCheckResponse_SERVING {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	return reports, nil
 }
 
 // TestGallery runs GALLERY_ROUNDS rounds, from round GALLERY_FIRST. Each round has the suite's exploratory scenarios
@@ -78,7 +108,7 @@ func TestGallery(t *testing.T) {
 func galleryRun(t *testing.T, round int, s scenarios.TestScenario, f namedFailpoint) {
 	t.Run(fmt.Sprintf("%d/%s/%s", round, s.Name, f.name), func(t *testing.T) {
 		lg := zaptest.NewLogger(t)
-		s.Failpoint = f.Failpoint
+		s.Failpoint = f
 		s.Cluster.Logger = lg
 		s.Cluster.GoFailEnabled = false
 		if f.Failpoint == failpoint.BlackholeUntilSnapshot {
