@@ -86,7 +86,7 @@ func TestGallery(t *testing.T) {
 	require.NoError(t, err)
 	rounds, err := strconv.Atoi(os.Getenv("GALLERY_ROUNDS"))
 	require.NoError(t, err)
-	// A client waits 1 s before it connects again: with the suite's default, some runs end before.
+	// A client waits 1 s before it connects again. With the suite's default of 1 s, some runs end before that.
 	WaitAfterFailpoint = 3 * time.Second
 	for round := first; round < first+rounds; round++ {
 		// The suite draws the flags of the servers when it makes the list.
@@ -182,8 +182,8 @@ func rebuild(reports []report.ClientReport) ([]model.EtcdRequest, error) {
 	return model.RebuildRequests(operations, watches)
 }
 
-// drainProxies receives the errors of the members' proxies. A proxy blocks when 16 are unread, for example of
-// connections to a killed member. etcd connects less often than that.
+// drainProxies receives the errors of the members' proxies, for example of connections to a killed member. A proxy
+// accepts no more connections when 16 errors are unread. etcd connects less often than that.
 func drainProxies(c *e2e.EtcdProcessCluster) {
 	for _, member := range c.Procs {
 		if proxy := member.PeerProxy(); proxy != nil {
