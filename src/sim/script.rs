@@ -28,7 +28,7 @@ pub enum ScriptedFault {
         /// Duration of the pause.
         time: Duration,
     },
-    /// A node is cut off from all other nodes for `time`. If two such faults overlap, both end with the later one.
+    /// A node is cut off from all other nodes for `time`. If two such faults overlap, both end when the one that began last ends.
     Isolate {
         /// The node.
         who: FaultTarget,
@@ -41,7 +41,8 @@ pub enum ScriptedFault {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum FaultTarget {
-    /// The leader of the consensus, or any running node if there is none.
+    /// The leader of the consensus: one of the nodes that believe to lead, or any running node if there is none. The
+    /// seed decides which.
     Leader,
     /// The node with this id ([`Host::id`](super::Host::id)). Founding nodes have the ids from 1.
     Node(u64),

@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Granted, Session};
 use crate::model::{
-    Command, Compare, DecodeError, KeyValue, Op, Put, PutLease, Rejection, Reply, Revision, Txn,
-    TxnReply, TxnResult, decode_parse, decode_text,
+    Command, Compare, DecodeError, KeyValue, Limits, Moment, Op, Put, PutLease, Rejection, Reply,
+    Revision, Txn, TxnReply, TxnResult, decode_parse, decode_text,
 };
 use crate::node::{CallError, CallResult, ReplyTo, SessionEndReason};
 use crate::recipes::call::Until;
@@ -57,6 +57,13 @@ impl DeliveryClaim {
     /// lock delay.
     fn is_left_to_its_lease(&self) -> bool {
         self.session.end() == Some(SessionEndReason::NotRenewed)
+    }
+
+    /// Releases the item in the background, unless its lease does.
+    fn release(&self) {
+        if !self.is_left_to_its_lease() {
+            self.give_back(ReplyTo::Discard);
+        }
     }
 
     /// Releases the item, retrying until it succeeds.
@@ -329,8 +336,9 @@ impl Delivery {
         self.acknowledge(ops.into_iter().map(Into::into).collect()).await
     }
 
-    /// Acknowledges the item like [`Delivery::ack_with`]. If the transaction was not admitted, for
-    /// example because it is too large, the delivery stays open.
+    /// Acknowledges the item like [`Delivery::ack_with`]. If the transaction was certainly not
+    /// applied, for example because it is too large or a lease does not exist, the delivery stays
+    /// open.
     pub(super) async fn acknowledge(&mut self, ops: Vec<Op>) -> Result<TxnReply, QueueError> {
         let ops = Txn { success: ops, ..Txn::default() };
         let mut txn =
@@ -351,19 +359,7 @@ impl Delivery {
         } else {
             // If the request is not admitted, nothing is in flight, and dropping the delivery
             // releases the item.
-            loop {
-                let (sender, outcome) = oneshot::channel();
-                let reply = self.settling_into(sender);
-                match shared.propose_admitted_until_applied(command.clone(), reply) {
-                    Ok(()) => break outcome,
-                    Err(CallError::Busy) if shared.now() < deadline => {
-                        shared
-                            .sleep_until(shared.now() + shared.settings.call_deadline / 100)
-                            .await;
-                    }
-                    Err(error) => return Err(Error::from(error).into()),
-                }
-            }
+            self.propose(&command, deadline).await?
         };
         self.open = false;
         let mut reply = self.until(deadline, outcome).await?;
@@ -418,8 +414,8 @@ impl Delivery {
             self.open = false;
             return Err(QueueError::ClaimLost);
         }
-        let (sender, outcome) = oneshot::channel();
-        self.claim.give_back(ReplyTo::Waiting(sender));
+        let (reply, outcome) = self.settling();
+        self.claim.give_back(reply);
         self.open = false;
         let deadline = self.claim.session.shared().deadline(None);
         match self.until(deadline, outcome).await?.succeeded {
@@ -458,6 +454,7 @@ impl Delivery {
         // Round up to whole milliseconds.
         let millis = delay.as_nanos().div_ceil(1_000_000);
         let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
+        let delay = delay.min(Limits::LEASE_TTL_MAX);
         if delay.is_zero() || self.claim.is_left_to_its_lease() {
             return self.nack().await;
         }
@@ -475,9 +472,7 @@ impl Delivery {
             success: vec![Op::Put(delayed), Op::delete(self.claim.key())],
             failure: vec![],
         });
-        // If the transaction is not applied, the handler of its outcome releases the item.
-        let (reply, outcome) = self.settling();
-        shared.propose_admitted_until_applied(command, reply).map_err(Error::from)?;
+        let outcome = self.propose(&command, deadline).await?;
         self.open = false;
         // The transaction may now use the lease, so do not revoke it any more. The lease expires by
         // itself.
@@ -499,50 +494,98 @@ impl Delivery {
         }
     }
 
-    fn settling(&self) -> (ReplyTo<Reply>, oneshot::Receiver<CallResult<Reply>>) {
-        let (sender, outcome) = oneshot::channel();
-        (self.settling_into(sender), outcome)
-    }
-
-    /// Returns the handler of an acknowledgement's outcome. If the acknowledgement was not applied,
-    /// the handler releases the claim, because no other code would.
-    fn settling_into(&self, sender: oneshot::Sender<CallResult<Reply>>) -> ReplyTo<Reply> {
+    /// Returns the handler of the outcome of a command that settles the item, and its receiver. If the
+    /// command was not applied, the claim goes to the receiver. If there is none any more, the claim
+    /// is released at once, because no other code would.
+    fn settling(&self) -> (ReplyTo<Reply>, oneshot::Receiver<Settled>) {
+        let (sender, receiver) = oneshot::channel();
         let claim = self.claim.clone();
-        ReplyTo::Call(Box::new(move |outcome| {
-            if let Err(error) = &outcome
-                && !matches!(error, CallError::Stopped { .. })
-                && !claim.is_left_to_its_lease()
-            {
-                claim.give_back(ReplyTo::Discard);
-            }
-            // If the receiver was dropped, the caller is gone.
-            waking(|| drop(sender.send(outcome)));
-        }))
+        let reply = ReplyTo::Call(Box::new(move |outcome| {
+            let is_kept = match &outcome {
+                Ok(_) | Err(CallError::Stopped { .. }) => false,
+                Err(_) => true,
+            };
+            let settled = Settled { outcome, kept: is_kept.then(|| KeptClaim(Some(claim))) };
+            waking(|| drop(sender.send(settled)));
+        }));
+        (reply, receiver)
     }
 
-    async fn until(
+    /// Proposes a command that settles the item. Retries until the node admits the command or the
+    /// deadline has passed.
+    async fn propose(
         &self,
-        deadline: crate::model::Moment,
-        outcome: oneshot::Receiver<CallResult<Reply>>,
+        command: &Command,
+        deadline: Moment,
+    ) -> Result<oneshot::Receiver<Settled>, Error> {
+        let shared = self.claim.session.shared();
+        loop {
+            let (reply, outcome) = self.settling();
+            match shared.propose_admitted_until_applied(command.clone(), reply) {
+                Ok(()) => return Ok(outcome),
+                Err(CallError::Busy) if shared.now() < deadline => {
+                    shared.sleep_until(shared.now() + shared.settings.call_deadline / 100).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits for the outcome. If the command was not applied, the delivery is open again.
+    async fn until(
+        &mut self,
+        deadline: Moment,
+        mut outcome: oneshot::Receiver<Settled>,
     ) -> Result<TxnReply, Error> {
-        let late = Error::Deadline { effect: Effect::Unknown };
-        tokio::select! {
+        let settled = tokio::select! {
             biased;
-            outcome = outcome => match outcome {
-                Ok(Ok(Reply::Txn(reply))) => Ok(reply),
-                Ok(Ok(other)) => Err(Error::AnswerLost { revision: other.revision() }),
-                Ok(Err(error)) => Err(error.into()),
-                Err(_) => Err(late),
-            },
-            () = self.claim.session.shared().sleep_until(deadline) => Err(late),
+            settled = &mut outcome => settled.ok(),
+            () = self.claim.session.shared().sleep_until(deadline) => None,
+        };
+        let Some(Settled { outcome, kept }) = settled else {
+            return Err(Error::Deadline { effect: Effect::Unknown });
+        };
+        if let Some(kept) = kept {
+            kept.disarm();
+            self.open = true;
+        }
+        match outcome {
+            Ok(Reply::Txn(reply)) => Ok(reply),
+            Ok(other) => Err(Error::AnswerLost { revision: other.revision() }),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The outcome of a command that settles an item.
+struct Settled {
+    outcome: CallResult<Reply>,
+    /// The claim, if the command was not applied.
+    kept: Option<KeptClaim>,
+}
+
+/// A claim that is released when this is dropped.
+struct KeptClaim(Option<DeliveryClaim>);
+
+impl KeptClaim {
+    /// Lets another owner release the claim.
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for KeptClaim {
+    fn drop(&mut self) {
+        if let Some(claim) = self.0.take() {
+            claim.release();
         }
     }
 }
 
 impl Drop for Delivery {
     fn drop(&mut self) {
-        if self.open && !self.claim.is_left_to_its_lease() {
-            self.claim.give_back(ReplyTo::Discard);
+        if self.open {
+            self.claim.release();
         }
     }
 }

@@ -44,6 +44,10 @@ impl<F: Future<Output = ()>> Slots<F> {
         // Register first, so that wake-ups from now on wake this task.
         let waker = Some(context.waker().clone());
         *self.task.lock().unwrap_or_else(PoisonError::into_inner) = waker;
+        // All futures share the task's budget of tokio. Begin with another one each time, so that a
+        // future that uses up the budget does not starve the same others.
+        let others = usize::from(!self.running.is_empty());
+        self.running.rotate_left(others);
         self.running.retain_mut(|Slot { future, waker }| {
             if !waker.is_due.swap(false, Ordering::SeqCst) {
                 return true;

@@ -15,7 +15,8 @@ use super::worker::WorkerPhase;
 /// An item that the handler of a [`QueueWorker`](super::QueueWorker) works on. Has the methods of
 /// [`Delivery`] that read, for example [`Delivery::value`], [`Delivery::attempt`] and
 /// [`Delivery::lost`]. The worker acknowledges the item when the handler returns `Ok`. Cheap to
-/// clone. A clone that outlives the handler does not keep the item.
+/// clone. A clone that outlives the handler does not keep the item, but it keeps the session of a
+/// worker that was dropped.
 #[derive(Clone)]
 pub struct WorkItem {
     inner: Arc<WorkItemInner>,

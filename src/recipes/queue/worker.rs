@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use crate::api::{Client, Effect, Error, Node, OwnSession};
 use crate::model::IntoBytes;
 use crate::node::Shared;
-use crate::recipes::call::pause;
+use crate::recipes::{LostReason, call::pause};
 
 use super::slots::Slots;
 use super::work_item::Retry;
@@ -59,10 +59,12 @@ const SETTLE_WAIT_MIN: Duration = Duration::from_secs(1);
 /// - The handler is polled only while the item belongs to this worker, which is checked at every
 ///   poll with this machine's clock. After a loss, for example because the session was not renewed
 ///   in time, the handler is dropped before anything else happens, and its result is not used.
-/// - Another taker gets the item only after the handler has ended or was dropped. This also holds if
-///   the future of the worker is dropped. A handler that blocks its thread cannot be dropped. After
-///   a pause such a handler may continue although another taker has the item. It should pass
-///   [`Delivery::token`] to the resource that it changes.
+/// - If the item is released or the session expires, another taker gets the item only after the
+///   handler has ended or was dropped. This also holds if the future of the worker is dropped.
+///   A shutdown of the node, a revoked lease and a deleted claim free the item at once. Then the
+///   handler is dropped as soon as the task of the worker is polled. A handler that blocks its thread
+///   cannot be dropped. After a pause such a handler may continue although another taker has the
+///   item. It should pass [`Delivery::token`] to the resource that it changes.
 /// - The worker outlives its session. If the cluster had no quorum for longer than the TTL, or the
 ///   program was paused, the worker opens a new session, and retries until this succeeds.
 ///
@@ -183,7 +185,8 @@ impl QueueWorker {
     /// Does not drop a handler whose item was lost. The handler must notice the loss itself
     /// ([`Delivery::lost`]) and may run while another taker, or another handler of this worker, has
     /// the item. Use this option for work that needs an orderly cleanup. The result of the handler
-    /// is dropped: an item that was lost is not acknowledged.
+    /// is dropped: an item that was lost is not acknowledged. If the node stops, the worker waits for
+    /// the running handlers without limit, because a stopped node has no timers.
     pub fn finish_after_loss(mut self) -> Self {
         self.may_finish = true;
         self
@@ -235,6 +238,10 @@ impl QueueWorker {
             }
             let shared = run.shared();
             shared.sleep_until(shared.now() + grace).await;
+            if run.worker.may_finish && shared.stop_reason().is_some() {
+                // The sleep has ended with the node, not after the grace period.
+                pending::<()>().await;
+            }
             run.enter(WorkerPhase::Over);
             shared.sleep_until(shared.now() + grace.max(SETTLE_WAIT_MIN)).await;
         };
@@ -325,13 +332,18 @@ impl WorkerRun {
                     tracing::debug!(queue = %self.name(), %error, "worker took no item, retrying");
                 }
                 Err(error) => {
-                    self.failed().get_or_insert(error);
-                    self.enter(WorkerPhase::Finishing);
+                    self.give_up(error);
                     return None;
                 }
             }
             self.rest(pause(self.shared())).await;
         }
+    }
+
+    /// Takes no more items, because of a permanent error.
+    fn give_up(&self, error: QueueError) {
+        self.failed().get_or_insert(error);
+        self.enter(WorkerPhase::Finishing);
     }
 
     async fn take(&self) -> Result<Delivery, QueueError> {
@@ -371,7 +383,14 @@ impl WorkerRun {
         // handler is dropped before the delivery, which releases the item.
         let outcome = tokio::select! {
             biased;
-            _ = lost => None,
+            why = lost => {
+                // A stopping node has ended its sessions. Another take would open a new one.
+                if let LostReason::NodeStopped(reason) = why {
+                    let effect = Effect::NotApplied;
+                    self.give_up(QueueError::Store(Error::Stopped { reason, effect }));
+                }
+                None
+            }
             () = self.has_reached(WorkerPhase::Over) => return,
             outcome = caught(async { handler(item.clone()).await }) => Some(outcome),
         };
@@ -409,11 +428,14 @@ impl WorkerRun {
 
     async fn acknowledge(&self, mut item: Delivery, work: &WorkItem) -> Result<(), QueueError> {
         match item.acknowledge(work.take_effects()).await {
-            // The effects were not accepted, so another attempt needs other effects or more room.
-            Err(error) if item.is_open() && !error.is_retryable() => {
-                self.fail(item, WorkFailure::from(error)).await
+            Err(error) if !item.is_open() || error.effect() != Effect::NotApplied => Err(error),
+            Err(error) if error.is_retryable() => {
+                let released = item.nack_after(self.worker.retry_after).await;
+                released.and(Err(error))
             }
-            acknowledged => acknowledged.map(drop),
+            // The effects were rejected, so another attempt needs other effects.
+            Err(error) => self.fail(item, WorkFailure::from(error)).await,
+            Ok(_) => Ok(()),
         }
     }
 

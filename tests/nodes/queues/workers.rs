@@ -7,8 +7,8 @@ use std::sync::{Mutex, mpsc};
 
 use tokio::sync::{Barrier, oneshot};
 
-use bowline::LeaseId;
 use bowline::queue::{QueueWorker, WorkFailure, WorkItem};
+use bowline::{LeaseId, Put};
 
 use super::*;
 
@@ -242,7 +242,7 @@ fn panic_of_a_handler_fails_its_item_and_the_worker_continues() {
 fn effects_are_applied_with_the_acknowledgement_only() {
     let cluster = quick(1);
     let (kv, jobs) = (cluster.client(0), cluster.client(0).queue("jobs"));
-    jobs.put_many(["done", "failed", "large"]).block().unwrap();
+    jobs.put_many(["done", "failed", "large", "leased"]).block().unwrap();
     let worker = cluster.node(0).queue_worker("jobs").attempts_max(1);
     let running = Running::start(worker, SOON, async |job: WorkItem| {
         let name = job.text()?.to_owned();
@@ -251,6 +251,7 @@ fn effects_are_applied_with_the_acknowledgement_only() {
         match &*name {
             "failed" => Err("no route to host")?,
             "large" => job.then(Op::put("effect/large", vec![0; 2 << 20])),
+            "leased" => job.then(Put::new("effect/leased", "").lease(LeaseId::new(9).unwrap())),
             _ => {}
         }
         Ok(())
@@ -261,9 +262,13 @@ fn effects_are_applied_with_the_acknowledgement_only() {
     assert_eq!(kv.get("effect/last").block().unwrap().unwrap().value, "done");
     let dead = jobs.dead().items().block().unwrap();
     let why = dead.iter().map(|item| &*item.dead_letter.as_ref().unwrap().reason);
-    let [failed, large] = why.collect::<Vec<_>>()[..] else { panic!("{dead:?}") };
+    let [failed, large, leased] = why.collect::<Vec<_>>()[..] else { panic!("{dead:?}") };
     assert_eq!(failed, "no route to host");
-    assert!(large.contains("2097152"), "a rejected effect fails its item: {large}");
+    assert!(large.contains("2097152"), "an effect that is not admitted fails its item: {large}");
+    assert!(
+        leased.contains("lease"),
+        "an effect that is rejected when applied does so, too: {leased}"
+    );
 }
 
 #[test]
