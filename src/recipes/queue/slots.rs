@@ -78,11 +78,12 @@ mod tests {
 
     #[test]
     fn wake_up_polls_only_the_woken_future() {
-        let (polls, wakers) = ([0, 1, 2].map(|_| Cell::new(0)), Mutex::new(Vec::new()));
-        let mut slots = Slots::new(polls.iter().map(|polls| {
+        let polls = [0, 1, 2].map(|_| Cell::new(0));
+        let wakers = [(); 3].map(|()| Cell::new(None));
+        let mut slots = Slots::new(polls.iter().zip(&wakers).map(|(polls, waker)| {
             poll_fn(|context| {
                 polls.set(polls.get() + 1);
-                wakers.lock().unwrap().push(context.waker().clone());
+                waker.set(Some(context.waker().clone()));
                 if polls.get() == 3 { Poll::Ready(()) } else { Poll::Pending }
             })
         }));
@@ -93,16 +94,14 @@ mod tests {
         assert!(slots.poll_ended(&mut context).is_pending());
         assert_eq!(polled(), [1, 1, 1], "none was woken");
         for expected in [[1, 2, 1], [1, 3, 1]] {
-            let second = wakers.lock().unwrap()[1].clone();
-            second.wake();
+            wakers[1].take().expect("it was polled").wake();
             assert!(slots.poll_ended(&mut context).is_pending());
             assert_eq!(polled(), expected);
         }
-        let all = std::mem::take(&mut *wakers.lock().unwrap());
-        all.iter().for_each(Waker::wake_by_ref);
-        assert!(slots.poll_ended(&mut context).is_pending());
-        all.iter().for_each(Waker::wake_by_ref);
-        assert!(slots.poll_ended(&mut context).is_ready());
+        for ready in [false, true] {
+            wakers.iter().filter_map(Cell::take).for_each(Waker::wake);
+            assert_eq!(slots.poll_ended(&mut context).is_ready(), ready);
+        }
         assert_eq!(polled(), [3, 3, 3], "an ended future is not polled again");
     }
 }

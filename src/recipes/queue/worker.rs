@@ -185,8 +185,8 @@ impl QueueWorker {
     /// Does not drop a handler whose item was lost. The handler must notice the loss itself
     /// ([`Delivery::lost`]) and may run while another taker, or another handler of this worker, has
     /// the item. Use this option for work that needs an orderly cleanup. The result of the handler
-    /// is dropped: an item that was lost is not acknowledged. If the node stops, the worker waits for
-    /// the running handlers without limit, because a stopped node has no timers.
+    /// is dropped: an item that was lost is not acknowledged. If the node stops, its handlers are
+    /// dropped at once.
     pub fn finish_after_loss(mut self) -> Self {
         self.may_finish = true;
         self
@@ -208,7 +208,7 @@ impl QueueWorker {
     /// Their items are released. Afterwards the worker closes its session, and waits until this and
     /// the acknowledgements are durable, at most for another `grace` or a second, whichever is
     /// longer: without a quorum they cannot become durable, and the node keeps trying until it
-    /// stops.
+    /// stops. If the node stops, the handlers are dropped without a grace period.
     ///
     /// The worker retries after temporary errors: no quorum, a full disk, an alarm. If the future of
     /// the worker is dropped, its handlers are dropped, and its items are released in the
@@ -238,10 +238,6 @@ impl QueueWorker {
             }
             let shared = run.shared();
             shared.sleep_until(shared.now() + grace).await;
-            if run.worker.may_finish && shared.stop_reason().is_some() {
-                // The sleep has ended with the node, not after the grace period.
-                pending::<()>().await;
-            }
             run.enter(WorkerPhase::Over);
             shared.sleep_until(shared.now() + grace.max(SETTLE_WAIT_MIN)).await;
         };
@@ -374,23 +370,20 @@ impl WorkerRun {
     {
         let item = WorkItem::new(&delivery, self.phase.subscribe());
         let lost = async {
-            match self.worker.may_finish {
-                true => pending().await,
-                false => delivery.lost().await,
+            // A stopping node has ended its sessions. Another take would open a new one.
+            if let LostReason::NodeStopped(reason) = delivery.lost().await {
+                let effect = Effect::NotApplied;
+                self.give_up(QueueError::Store(Error::Stopped { reason, effect }));
+            }
+            if self.worker.may_finish {
+                pending::<()>().await;
             }
         };
         // Check for the loss first at every poll, so that outdated work is not polled again. The
         // handler is dropped before the delivery, which releases the item.
         let outcome = tokio::select! {
             biased;
-            why = lost => {
-                // A stopping node has ended its sessions. Another take would open a new one.
-                if let LostReason::NodeStopped(reason) = why {
-                    let effect = Effect::NotApplied;
-                    self.give_up(QueueError::Store(Error::Stopped { reason, effect }));
-                }
-                None
-            }
+            () = lost => None,
             () = self.has_reached(WorkerPhase::Over) => return,
             outcome = caught(async { handler(item.clone()).await }) => Some(outcome),
         };
