@@ -170,7 +170,7 @@ mutants! {
     B62 "a sequence reuses the number of a deleted key",
     B63 "the lease of a written key is revoked at once",
     B64 "work for the life of a node ends with a session",
-    B65 "a lock is transferred to a request that excludes more",
+    B65 "the hold of a reader is transferred to a writer",
     B66 "a transfer ignores changes before its successor",
     B67 "a read returns before its state is visible",
     B68 "a write returns before readers see it",

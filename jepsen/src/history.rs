@@ -34,13 +34,13 @@ pub struct History {
 /// The counts of a history without violations.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Verdict {
-    /// Acknowledged writes, all of which are stored.
+    /// Number of acknowledged writes. The store contains all of them.
     pub done: u64,
-    /// Writes of unknown outcome that are stored.
+    /// Number of writes of unknown outcome that the store contains.
     pub unknown_there: u64,
-    /// Writes of unknown outcome that are not stored.
+    /// Number of writes of unknown outcome that the store does not contain.
     pub unknown_absent: u64,
-    /// Rejected writes, none of which is stored.
+    /// Number of rejected writes. The store contains none of them.
     pub refused: u64,
 }
 

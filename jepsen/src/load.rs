@@ -47,7 +47,7 @@ impl Shared {
                 Ok(Answer::Done(revision)) => Fate::Done(revision),
                 Ok(Answer::Applied(_)) => Fate::Applied,
                 Ok(Answer::Refused(_)) => Fate::Refused,
-                // The history records every write as unknown from the beginning, so nothing changes.
+                // The outcome is unknown. `begin` has already recorded this outcome.
                 _ => continue,
             };
             self.history().end(&key, fate);

@@ -302,8 +302,8 @@ fn check_append(message: &Message, here: &impl Standpoint) -> Result<(), GateRej
         prev_term = term;
     }
     if message.term < here.term().get() {
-        // The message has an old term. Raft only replies with the newer term, so the rest need not
-        // be checked.
+        // Raft answers a message of an earlier term only with the current term, so the rest of the
+        // message need not be checked.
         return Ok(());
     }
     // The leader of this term or of a later term has every entry that this member knows to be

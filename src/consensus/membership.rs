@@ -5,8 +5,9 @@
 //!         (nothing at all: LeaveJoint, which raft proposes by itself)
 //! ```
 //!
-//! The changes for raft are derived from the `MemberChange` alone. An entry whose changes do not
-//! match its `MemberChange` was not written by a member, and is rejected.
+//! An entry contains a change twice: as a `MemberChange`, and in raft's encoding, which is derived
+//! from the `MemberChange`. If the two do not match, no correct member has written the entry, and
+//! it is rejected.
 
 use std::collections::BTreeSet;
 

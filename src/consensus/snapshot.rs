@@ -76,7 +76,7 @@ pub(super) fn from_raft(snapshot: &Snapshot) -> Option<(SnapshotId, Configuratio
         checksum: u64::from_le_bytes(checksum),
     };
     let configuration = Configuration::from_raft(metadata.get_conf_state())?;
-    // A voter that is being replaced is in the configuration although it is no longer a member.
+    // A voter that is being replaced is in the configuration, in addition to the members.
     let fits = configuration.ids().len() <= Members::MEMBERS_MAX + 1;
     // Accept only the exact encoding that a member writes.
     (fits && *snapshot == to_raft(id, &configuration)).then_some((id, configuration))

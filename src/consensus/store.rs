@@ -6,9 +6,9 @@
 //!             (disk)         (some not on disk yet)
 //! ```
 //!
-//! The base is the entry before the oldest one: a snapshot covers everything up to it. The base
-//! moves when the front of the log is truncated, and when a snapshot of another member replaces the
-//! log. In the second case, the base in memory moves first, and the log on disk follows.
+//! The base is the entry before the oldest entry in the log. A snapshot covers all entries up to
+//! the base. The base moves when the front of the log is truncated, and when a snapshot of another
+//! member replaces the log. A replacement changes the base in memory before the log on disk.
 //!
 //! The raft crate treats an error as fatal (it panics) or as a reason to send a snapshot. Therefore
 //! a disk error is recorded here as a fault, which stops the member at its next turn. Raft only

@@ -16,10 +16,10 @@
 //! - The numbers of the open requests of a node span at most [`WINDOW`] numbers. If a request with
 //!   a higher number arrives, all requests that fall below the window are treated as completed. A
 //!   correct node never reaches this limit, because it uses a smaller window itself.
-//! - The rows in stored replies are limited to [`NODE_BYTES_MAX`] for each node. If a reply is
-//!   larger than [`ANSWER_BYTES_MAX`], or is among the oldest when the node's limit is exceeded,
-//!   its rows are dropped. The reply then states only that the request was applied, and the
-//!   revision.
+//! - A reply larger than [`ANSWER_BYTES_MAX`] is stored without its rows. Such a reply states only
+//!   that the request was applied, and the revision.
+//! - The rows in the stored replies to one node have at most [`NODE_BYTES_MAX`] bytes. Above this
+//!   limit, the rows of the oldest replies to this node are dropped.
 //! - When a node restarts, all requests of its earlier incarnations count as completed.
 //! - If [`NODES_MAX`] nodes are in the table, requests of further nodes are rejected.
 

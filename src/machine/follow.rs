@@ -22,7 +22,7 @@ const HOLD_ROWS: usize = 128;
 /// Size that a row or a change counts in addition to its bytes.
 const PART_BYTES: usize = 64;
 
-/// Some rows in key order.
+/// A page of rows, in key order; see [`Reader::rows_behind`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RowsPage {
     /// The rows.
@@ -31,7 +31,7 @@ pub struct RowsPage {
     pub after: Option<Box<[u8]>>,
 }
 
-/// Some changes, in the order in which they were made.
+/// A page of changes, in the order in which they were made; see [`Reader::changes`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangesPage {
     /// The changes. All changes of one revision are in the same page.

@@ -232,8 +232,8 @@ impl Machine {
     }
 
     /// Restricts complete replies to the requests of this incarnation of a node. For other nodes,
-    /// `apply` returns only that a request was applied, and the revision. So the rows of many
-    /// replies are not in memory at once. The state and the dedup table are not affected.
+    /// `apply` returns only that a request was applied, and the revision. This saves the memory for
+    /// the rows of the other replies. The state and the dedup table are not affected.
     pub fn answer_only(&mut self, node: NodeId, incarnation: Incarnation) {
         self.requester = Some((node, incarnation));
     }
@@ -489,7 +489,7 @@ impl Machine {
         self.applied
     }
 
-    /// Returns the newest revision, published or not.
+    /// Returns the newest applied revision, even if it is not visible to readers yet.
     pub fn revision(&self) -> Revision {
         self.store.revision()
     }

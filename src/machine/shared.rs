@@ -10,8 +10,8 @@
 //! A replica that fell behind receives the complete state of a later index, which replaces its own.
 //! The old and the new state belong to the same history, but the new state may lack revisions that
 //! a reader is using. Therefore, each time a reader locks the state again, it compares the
-//! generation of the state ([`MachineState::generation`]) with the one at its start. If the generation has
-//! changed, the reader starts again: [`Replaced`].
+//! generation of the state ([`MachineState::generation`]) with the generation at the start of the
+//! read. If the generation has changed, the reader repeats the read ([`Replaced`]).
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -435,7 +435,7 @@ impl<'a> ReadHold<'a> {
         }
     }
 
-    /// Returns the keys as of `at`, published or not.
+    /// Returns the keys as of the revision `at`, which need not be visible to readers yet.
     pub(super) fn snapshot(&mut self, at: Revision) -> Snapshot<'_> {
         let shared = self.shared;
         if self.wide {

@@ -382,7 +382,7 @@ impl Access {
     /// Checks that a caller may administer the cluster, that is, that its user has the role `root`.
     ///
     /// # Errors
-    /// Returns an [`AuthError`] if the caller lacks the right.
+    /// Returns an [`AuthError`] if the caller may not administer the cluster.
     pub fn is_root(&self, caller: &Caller) -> Result<(), AuthError> {
         match self.powers(caller)? {
             Powers::Everything => Ok(()),

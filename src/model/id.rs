@@ -254,8 +254,8 @@ wide!(
 );
 
 impl DiskId {
-    /// Stands for "no disk". A reserved member has this value until a process claims it. This value
-    /// is never chosen at random.
+    /// The value that means "no disk". A reserved member has this disk id until a process claims
+    /// the member. This value is never chosen at random.
     pub const NONE: Self = Self(0);
 }
 

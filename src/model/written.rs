@@ -1,10 +1,9 @@
 //! The check that no branch of a transaction writes a key twice.
 //!
 //! A delete may overlap another delete. The two branches of a nested transaction may write the same
-//! key, because only one of them runs. All replicas must return the same rejection, including the
-//! key that it names. Therefore the order of the check is fixed: deletes in their order, puts in
-//! the order of their keys. The driver runs this check on requests of other members, so n writes
-//! must cost no more than O(n log n).
+//! key, because only one of them runs. All replicas must return the same rejection, with the same
+//! key in it. Therefore the writes are checked in a fixed order. The driver runs this check on
+//! requests of other members, so n writes must cost no more than O(n log n).
 
 use std::collections::BTreeSet;
 use std::ops::Bound::{Included, Unbounded};

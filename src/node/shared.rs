@@ -270,11 +270,14 @@ impl Shared {
         self.stop_reason().map_or(why, stopped)
     }
 
-    /// Proposes a command without a deadline, and calls back with the outcome. For internal use by
-    /// locks: the command does not count towards the limit of open writes and is never given up.
+    /// Proposes a command without a deadline, and calls back with the outcome. For internal use:
+    /// the command does not count towards the limit of open writes and is never given up.
     pub(crate) fn propose_until_applied(&self, command: Command, reply: ReplyTo<Reply>) {
         if let Err(rejection) = fits(&command) {
-            tracing::error!(%rejection, "internal command is larger than a log entry");
+            tracing::error!(
+                %rejection,
+                "cannot propose an internal command: it is larger than a log entry"
+            );
             return reply.send(Err(rejection.into()));
         }
         let trace = RequestTrace::begin(&command, self.now());

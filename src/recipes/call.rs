@@ -49,9 +49,9 @@ impl<'a, T, E> Call<'a, T, E> {
     }
 
     /// Limits how long the call may take. After `timeout` the call fails with [`Error::Deadline`].
-    /// The node checks deadlines at its ticks, four times per heartbeat, so the call may end up to
-    /// 25 ms late with the default [`Config::heartbeat`](crate::Config::heartbeat). If the result
-    /// arrives before the check, the call returns it.
+    /// The node checks deadlines only four times per heartbeat. So the call may end up to 25 ms
+    /// after the deadline, with the default [`Config::heartbeat`](crate::Config::heartbeat). If the
+    /// result arrives after the deadline but before the next check, the call returns the result.
     pub fn deadline(mut self, timeout: Duration) -> Self {
         self.deadline = Some(timeout);
         self

@@ -1,5 +1,6 @@
-//! Runs one seed to its verdict. First, a storm of faults affects a working cluster. In the calm phase after it, a
-//! subset of the nodes (the core) must converge and repeat every operation.
+//! Runs one seed to its verdict. First, a storm of faults affects a working cluster. A calm phase without faults
+//! follows. In the calm phase, a subset of the nodes (the core) must converge. Then every node of the core must
+//! complete a write, a read, and one pass of each program in the seed's plan.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -84,7 +84,9 @@ pub(super) enum CopyError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The copy needs changes that the replica has already discarded.
-    #[error("the warm copy needs the changes since revision {0}, which are no longer available")]
+    #[error(
+        "the copy on disk (warm copy) needs the changes since revision {0}, which are no longer available"
+    )]
     Forgotten(Revision),
     #[error(transparent)]
     State(#[from] ImageError),

@@ -88,7 +88,10 @@ fn drop_caught(store: Box<dyn Store>) {
         drop(store);
         Ok(())
     }) {
-        tracing::warn!(%error, "cannot close warm copy");
+        tracing::warn!(
+            %error,
+            "cannot close the copy on disk (warm copy), which does not affect the node"
+        );
     }
 }
 

@@ -158,13 +158,16 @@ pub(crate) fn open(
             (_, None) => None,
             (Ok(()), Some(number)) => Some((number, manifest.stop)),
             (Err(why), Some(_)) => {
-                tracing::info!(why, "discarded warm copy");
+                tracing::info!(why, "discarded the copy on disk (warm copy), loading the snapshot");
                 None
             }
         },
         Ok(None) => None,
         Err(error) => {
-            tracing::warn!(%error, "discarded warm copy: cannot read its manifest");
+            tracing::warn!(
+                %error,
+                "discarded the copy on disk (warm copy): cannot read its manifest"
+            );
             None
         }
     };
@@ -174,7 +177,10 @@ pub(crate) fn open(
     let manifest = Manifest { origin, boot, copy: None, stop: None };
     let written: io::Result<()> = manifest.write(&*env.disk, &dir);
     if let Err(error) = &written {
-        tracing::warn!(%error, "no warm copy until the next start: cannot write its manifest");
+        tracing::warn!(
+            %error,
+            "no copy on disk (warm copy) until the next start: cannot write its manifest"
+        );
     }
     let usable = written.is_ok();
     CopyOpened {
@@ -230,7 +236,7 @@ impl CopyOpened {
                 Some(machine)
             }
             Err(why) => {
-                tracing::warn!(why, "discarded warm copy");
+                tracing::warn!(why, "discarded the copy on disk (warm copy), loading the snapshot");
                 None
             }
         }

@@ -92,13 +92,13 @@ impl CopyBatch {
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub(crate) enum StoreError {
     /// The store or the disk returned an error.
-    #[error("the store of the warm copy failed: {0}")]
+    #[error("the store of the copy on disk (warm copy) failed: {0}")]
     Failed(String),
     /// The store panicked.
-    #[error("the store of the warm copy panicked: {0}")]
+    #[error("the store of the copy on disk (warm copy) panicked: {0}")]
     Fell(String),
     /// The store failed earlier and was not called again.
-    #[error("the store of the warm copy failed earlier")]
+    #[error("the store of the copy on disk (warm copy) failed earlier")]
     Gone,
 }
 

@@ -271,7 +271,11 @@ impl Worker {
             return;
         }
         self.failures += 1;
-        tracing::warn!(%error, failures = self.failures, "discarded warm copy");
+        tracing::warn!(
+            %error,
+            failures = self.failures,
+            "discarded the copy on disk (warm copy), continuing without it"
+        );
         if let Some(open) = self.copy.take() {
             self.forget_if(open.number);
         }

@@ -142,7 +142,7 @@ impl Hub {
         let mut missed: Vec<Arc<WatchInbox>> = Vec::new();
         for inbox in std::mem::take(&mut state.index).into_inboxes() {
             // Remove these watchers from the index before the new revision becomes visible.
-            // Otherwise a live watcher would report the revision as delivered.
+            // Otherwise a live watcher would report the revision as delivered without its changes.
             if inbox.miss(before.next(), visible) && !mutant!(B31) {
                 missed.push(inbox);
             } else {

@@ -125,7 +125,7 @@ fn members(fleet: &Fleet) -> Option<(Vec<String>, Vec<String>)> {
 
 impl Nemesis for Churn {
     fn prepare(&self, setup: &mut Setup) {
-        // The spares are added, because the workload may have requested additional members of its own.
+        // Add to the number, because the workload may also need spare members.
         setup.spare += SPARE;
     }
 

@@ -125,7 +125,7 @@ impl Wants {
     /// The requirements of a fault that leaves a quorum. Such a fault needs at least three members.
     pub const QUORUM_STAYS: Self =
         Self { leader_change: false, progress_inside: true, members_min: 3 };
-    /// The requirements of a fault that may stop the whole cluster for a while.
+    /// The requirements of a fault that may prevent the whole cluster from serving requests until it ends.
     pub const ALL_STOP: Self =
         Self { leader_change: false, progress_inside: false, members_min: 1 };
 

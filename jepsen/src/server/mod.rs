@@ -7,11 +7,11 @@
 //!                                      └─ sessions: leases that are kept alive
 //! ```
 //!
-//! The orders are the same as those to the process of a node ([`wire`](crate::wire)), so workloads, faults and checks
-//! work with both. This module translates the orders to the etcd protocol. The clients of a member call only that
-//! member, over one connection. When the process of the member ends, its clients give up their holds. But the clients
-//! do not run *in* that process: pausing a member does not pause its clients, which continue to use their holds until
-//! the leases have expired by their own clocks.
+//! The harness controls members by orders ([`wire`](crate::wire)). Servers get the same orders as processes that embed
+//! a node, so workloads, faults and checks work with both kinds of members. This module translates the orders to the
+//! etcd protocol. The clients of a member call only that member, over one connection. When the process of the member
+//! ends, its clients give up their holds. But the clients do not run *in* that process: pausing a member does not pause
+//! its clients. They continue to use their holds until the leases have expired by the clients' own clocks.
 
 mod command;
 mod held;

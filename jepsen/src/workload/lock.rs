@@ -1,14 +1,15 @@
 //! A workload of locks, checked against four models: a mutex, a re-entrant mutex, a mutex with rising tokens, and a
 //! semaphore.
 //!
-//! The history is checked twice. The first check uses the calls ([`linear`]). A hold can be lost because its session
-//! ended or its process was killed. The workload records a lost hold as a release of unknown outcome, which starts
-//! when the holder was last seen to hold the lock. From that time on, other clients may hold the lock.
+//! The history is checked twice. The first check searches for an order of the acquisitions and releases that explains
+//! their replies ([`linear`]). A hold can be lost because its session ended or its process was killed. The workload
+//! records a lost hold as a release of unknown outcome. This release starts when the holder last confirmed the hold.
+//! From that time on, other clients may hold the lock.
 //!
-//! The second check uses the beliefs of holders ([`intervals::holds`]). Each holder reports the last time at which it
-//! considered the lock held. Until that time, no other client may hold the lock. The time is read inside the process
-//! of the holder, just before the state of the hold. If the process was paused between the request and its reply, the
-//! reply "held" therefore refers to the time after the pause.
+//! The second check compares the times during which holders considered the lock held ([`intervals::holds`]). Each
+//! holder reports the last such time. Until that time, no other client may hold the lock. The process of the holder
+//! reads the time just before it reads the state of the hold. If the process was paused between the request and its
+//! reply, the reply "held" therefore refers to the time after the pause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -188,7 +189,7 @@ impl Hold<'_> {
             }
         });
         let Timed { result, invoked, ended } = timed;
-        // A hold that was released successfully was held when the release was requested, or later.
+        // If the release succeeded, the lock was held at least until the release was requested.
         let until = if result.is_ok() { self.seen.max(invoked) } else { self.seen };
         self.believed(caller.client, until, result.is_err());
         if result.is_ok() {

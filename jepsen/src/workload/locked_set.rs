@@ -1,7 +1,7 @@
 //! A workload of a set under a lock: each client acquires the lock, reads the set, pauses, and writes the set with one
 //! more element. If the write uses `guard.txn`, no element may be lost. Without `guard.txn`, a holder that was paused
-//! too long overwrites the elements of other clients. The harness must observe such a loss, as proof that it can
-//! detect one.
+//! too long overwrites the elements of other clients. A run without `guard.txn` must show such a loss, as proof that
+//! the harness detects it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

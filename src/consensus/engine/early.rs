@@ -16,7 +16,8 @@ impl Consensus {
         if self.is_leader() || self.leader() != Some(peer) {
             return false;
         }
-        // A peer with the same evidence may have campaigned before it arrived here.
+        // Another peer may have noticed the end of the process first and campaigned. This member
+        // ignored that vote request, so process it now.
         if let Some(mut message) = self.contacts.take_ignored()
             && let Some(from) = NodeId::new(message.from)
         {

@@ -151,8 +151,8 @@ fn every_command_needs_exactly_the_rights_to_its_keys() {
         };
         let (mut before, lease, bare) = guarded();
         for (key, rights) in KEYS.into_iter().filter_map(|key| Some((key, of(key)?))) {
-            // The granted range ends at the next key, so that a range over both keys is permitted
-            // if both keys are.
+            // The granted range ends at the next key. So if both keys are granted, a range over
+            // both keys is permitted too.
             let end = if key == "a" { "b" } else { "c" };
             let grant = AccessGrant { range: KeyRange::between(key, end), rights };
             change(&mut before, AccessChange::Grant { role: text("r"), grant });

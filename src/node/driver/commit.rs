@@ -246,7 +246,10 @@ impl Driver {
                 Ok(())
             }
             DigestVerdict::NoMajority => {
-                tracing::error!(%index, "replicas differ without a majority");
+                tracing::error!(
+                    %index,
+                    "replicas differ and no majority of them agrees, rejecting writes"
+                );
                 Ok(())
             }
             DigestVerdict::Me => Err(format!(

@@ -127,8 +127,7 @@ impl Driver {
         if let PeerMessage::Hello(hello) = &message {
             self.hear(hello)?;
             // If this disk is also new, do not answer: two members with new disks would answer each
-            // other endlessly. Members with new disks introduce themselves at each heartbeat
-            // anyway.
+            // other endlessly. Members with new disks send a hello at each heartbeat anyway.
             let is_founding = matches!(self.stage, DriverStage::Founding(_));
             if matches!(hello.standing, crate::model::FoundingState::Blank) && !is_founding {
                 self.send(from, PeerMessage::Hello(self.identity.hello(from)));

@@ -45,8 +45,8 @@ impl Driver {
     /// settled. The removed member may know no other peer.
     pub(super) fn settle_for_peer(&mut self) {
         if self.leader.is_some() && self.machine.members().has_removed() {
-            // The proposal is rejected while another change is in progress. A later entry settles
-            // that change too.
+            // The proposal is rejected while another change is in progress. In this case a later
+            // entry settles both changes.
             let _ = self.propose_nothing();
         }
     }

@@ -311,9 +311,9 @@ impl Health {
             HealthStatus::Restoring => {
                 f.write_str("the node has lost its state and is fetching it from another member")
             }
-            HealthStatus::Diverged => {
-                f.write_str("the replicas differ without a majority: writes are rejected")
-            }
+            HealthStatus::Diverged => f.write_str(
+                "the replicas differ and no majority of them agrees: writes are rejected",
+            ),
             HealthStatus::NoQuorum => match (&self.leader, self.in_touch) {
                 (None, None) => f.write_str("the node knows no leader"),
                 (None, Some(touched)) => {
@@ -489,7 +489,7 @@ mod tests {
             (
                 HealthSample { diverged: true, leader: None, ..well() },
                 "diverged",
-                "the replicas differ without a majority: writes are rejected",
+                "the replicas differ and no majority of them agrees: writes are rejected",
             ),
             (
                 HealthSample {

@@ -2,10 +2,10 @@
 //! ends with a log entry, which the leader proposes after it has counted the full TTL.
 //!
 //! The lessor keeps its own time. This time follows the clock of the node, but advances by at most
-//! [`STEP_MAX`] between two readings. So if a leader is stopped, suspended or starved, at most
-//! `STEP_MAX` of the stall counts, and leases live longer by the rest of the stall. A new leader
-//! counts the full TTL of every lease, from the time at which it has applied the first entry of its
-//! own term. By then the new leader has applied all expiries that earlier leaders proposed.
+//! [`STEP_MAX`] between two readings. So if a leader is stopped, suspended or starved, the lessor's
+//! time advances by at most `STEP_MAX`, and leases live longer by the rest of the pause. A new
+//! leader counts the full TTL of every lease, from the time at which it has applied the first entry
+//! of its own term. By then the new leader has applied all expiries that earlier leaders proposed.
 //!
 //! # The leader lease
 //!
@@ -22,14 +22,15 @@
 //! - The new leader adds [`LEADER_LEASE`] to the TTL of every lease that existed before its term,
 //!   since the former leader may renew it that long.
 //! - The new leader proposes no end of such a lease before [`LEADER_LEASE`] has passed since its
-//!   election. So a leader lease never confirms a renewal of a lease that has ended. Ends that were
-//!   proposed before the election need no wait. The next paragraph covers those of the former
-//!   leader. Those of earlier terms were applied before the former leader began to count. A lease
-//!   of the new leader's own term is unknown to the former leader, and can end at once.
+//!   election. So a leader lease never confirms a renewal of a lease that has ended. Entries that
+//!   end leases and were proposed before the election need no wait. If the former leader proposed
+//!   such an entry, the next paragraph applies. If an earlier leader proposed it, the former leader
+//!   had applied it before it began to count. A lease of the new leader's own term is unknown to
+//!   the former leader, and can end at once.
 //!
 //! A leader also ends leases itself, and a follower may apply the end before the leader does. So
-//! while such an entry is proposed and not applied, renewals need a round. Only a renewal that
-//! succeeds is answered from the leader lease: a lease that this node does not know may exist.
+//! while such an entry is proposed and not applied, renewals need a round. The leader lease can
+//! only confirm that a lease exists. A lease that this node does not know may exist elsewhere.
 //!
 //! The leader lease is shortened, and the waits of a new leader are extended, by the bound on clock
 //! drift. The rules make no other assumption, for example that voters wait before they vote.

@@ -1,9 +1,9 @@
 //! Decides how much history is kept, and when the leader compacts the rest.
 //!
 //! The leader regularly records the newest revision as a mark. The configured window is the time
-//! for which history stays readable. So the newest revision at the beginning of the window is the
-//! oldest revision to keep. A new leader does not know the marks of the previous leader, so its
-//! window starts empty. So after a change of the leader, history is kept for longer than
+//! for which history stays readable. The oldest revision to keep is the one that was the newest
+//! when the window began. A new leader does not know the marks of the previous leader, so its
+//! window starts empty. After a change of the leader, history is therefore kept for longer than
 //! configured, but never for less time.
 //!
 //! ```text

@@ -12,17 +12,20 @@
 //!
 //! The contract:
 //!
-//! - **Numbers.** A query has a number that no other query of this kind has in this incarnation of the node. The
-//!   messages also contain the incarnation.
+//! - **Numbers.** A query has a number that no other query of this kind has in this incarnation of
+//!   the node. The messages also contain the incarnation.
 //! - **Answers.** An answer counts only for the query with its number, only while that query is in
 //!   flight, and only once. A late answer to a query that was recalled or has ended is ignored.
-//! - **Repetitions.** A repeated query keeps its number and its contents. So an answer to any repetition is valid,
-//!   and the answers of a slow leader count. If the time of sending matters, the caller sends a new query instead.
+//! - **Repetitions.** A repeated query keeps its number and its contents. So an answer is valid
+//!   even if the query has been sent again since. A leader that answers only after the first
+//!   repetition can therefore still serve the caller. If the time of sending matters, the caller
+//!   sends a new query instead.
 //! - **Arrival.** A caller that arrives after a query was first sent is not added to it. The answer
 //!   may describe the state before the caller arrived.
 //! - **Leader changes.** [`SharedQueries::leader_changed`] recalls the queries in flight. The
 //!   queries of their callers are sent to the new leader under new numbers.
-//! - **Completeness.** Every caller stays until its query is answered, its deadline passes, or the node stops.
+//! - **Completeness.** Every caller waits until its query is answered, its deadline passes, or the
+//!   node stops.
 
 pub(super) mod lease_calls;
 pub(super) mod reads;

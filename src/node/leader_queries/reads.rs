@@ -1,11 +1,11 @@
 //! Linearizable reads of this node.
 //!
-//! Callers that arrive between two runs of the driver
-//! share one question to the leader. The answer is a log index. Once this node has applied this
-//! index, the callers may read the local replica. The leader's side is [`crate::node::leader_queries::rounds`].
+//! Callers that arrive between two runs of the driver share one query to the leader. The answer is
+//! a log index. Once this node has applied this index, the callers may read the local replica. The
+//! leader's side is [`crate::node::leader_queries::rounds`].
 //!
-//! In a cluster with one member, readers need no question while no entry is being applied
-//! (`Shared::alone`).
+//! In a cluster with one member, a reader reads the local replica without a query, unless an entry
+//! is just being applied (`ReplicaState::is_alone`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -10,9 +10,9 @@
 //! other two.
 //!
 //! Since there is only one founder, members that share a quorum never have different lists. If the
-//! founder loses its disk after it has written the list, there are two cases. Either the founder
-//! meets a member that has the old list, and stops. Or the founder meets only members without a
-//! list, which have never taken part in consensus.
+//! founder loses its disk after it has recorded the list, it starts again on a new disk. If any
+//! member that it connects to has the recorded list, the founder stops. Otherwise all of them have
+//! no list, so they have never taken part in consensus, and the founder can record a new list.
 
 use std::collections::BTreeMap;
 

@@ -22,7 +22,7 @@ pub(crate) enum CallError {
     #[error("too many open requests")]
     Busy,
     /// The replicas differ, and no majority of them agrees. Nothing was applied.
-    #[error("replicas differ without a majority: writes are rejected")]
+    #[error("replicas differ and no majority of them agrees: writes are rejected")]
     Diverged,
     /// The state has reached its quota. Nothing was applied.
     #[error("state quota exceeded: {bytes} of {quota} bytes are in use")]

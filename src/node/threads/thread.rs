@@ -219,7 +219,7 @@ fn run_warm(worker: &mut warm::Worker) {
         // The node continues without its warm copy.
         tracing::error!(
             why = panic_message(&*panic),
-            "warm copy thread panicked, the warm copy is disabled"
+            "thread of the copy on disk (warm copy) panicked, continuing without the copy"
         );
     }
 }

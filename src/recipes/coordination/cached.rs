@@ -58,8 +58,8 @@ impl Client {
     }
 
     /// Returns a view of the keys with this prefix. Each row is parsed by `parse` when it changes.
-    /// `parse` runs during the first read after the change, on the thread of the reader. It must not
-    /// use the view itself.
+    /// `parse` runs during the first read after the change, on the thread of the reader. `parse`
+    /// must not use the view.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};

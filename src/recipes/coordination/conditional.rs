@@ -322,8 +322,8 @@ pub struct PutIfAbsent {
 }
 
 impl PutIfAbsent {
-    /// Sets a TTL, at least 1 ms. A lease is granted for the key and is not renewed. The lease is
-    /// revoked if the key already exists, or if the call fails or is dropped.
+    /// Sets a TTL, at least 1 ms. The call grants a lease for the key, which is not renewed. The
+    /// lease is revoked if the key already exists, or if the call fails or is dropped.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.life = Life::Ttl(ttl);
         self

@@ -80,7 +80,7 @@ impl CounterError {
 }
 
 impl Client {
-    /// Returns the counter in the key `name`.
+    /// Returns a counter whose value is stored in the key `name`.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, coordination::CounterError};

@@ -252,9 +252,9 @@ impl Membership {
 /// A watch on a [`Group`]; see [`Group::watch`]. Also a [`Stream`](futures_core::Stream).
 ///
 /// The watch reads the local replica. While this node is partitioned, no events are delivered.
-/// After the partition, the watch delivers all of them. If changes were compacted before the watch
-/// has read them, it reads the members again and reports the differences. In this case it may miss
-/// members that joined and left in between.
+/// After the partition, the watch delivers all events that it has missed. If changes were compacted
+/// before the watch has read them, the watch reads the members again and reports the differences.
+/// In this case the watch may miss members that joined and left in between.
 pub struct GroupWatch {
     client: Client,
     prefix: Bytes,

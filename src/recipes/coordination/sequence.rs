@@ -35,10 +35,11 @@ const GUESSED_VALUE_BYTES_MAX: usize = 256;
 
 /// Creates keys `<prefix><number>`. Created by [`Client::sequential_prefix`].
 ///
-/// Numbers start at 0, have ten digits, and are dense: each created key takes exactly the next
-/// number, and a call that changes nothing takes no number. (A number is skipped only if its key
-/// was created without a sequence.) A number is never used twice, even after its key was deleted or
-/// its creation was undone. Keys sort in the order of their creation.
+/// Numbers start at 0 and have ten digits. Each created key takes the next number, and a call that
+/// creates no key takes no number. The sequence skips a number only if another write, such as
+/// [`Client::put`], has already created the key with this number. A number is never used twice,
+/// even after its key was deleted or its creation was undone. Keys sort in the order of their
+/// creation.
 ///
 /// A call is one entry in the log and is applied at most once. After a crash, a pause or a
 /// partition in the middle of a call the key either exists or does not.

@@ -48,10 +48,10 @@ use crate::recipes::lock::hold::Released;
 /// - If the program crashes, another candidate becomes the leader when the session has expired, or
 ///   earlier if the node restarts.
 ///
-/// Limits: [`Candidacy::is_leader`] describes the time of the call. A program that is paused
-/// directly afterwards acts on an outdated result. Work that must not be done by two leaders should
-/// be written with [`Hold::txn`](crate::lock::Hold::txn) of [`Candidacy::leadership`], or carry its
-/// token.
+/// Limits: the result of [`Candidacy::is_leader`] may be outdated as soon as the call has returned,
+/// for example if the program is paused. If two leaders must never both do some work, write its
+/// results with [`Hold::txn`](crate::lock::Hold::txn) of [`Candidacy::leadership`], or pass the
+/// token of the leadership to the system that the work changes.
 ///
 /// After a loss, the candidacy joins the queue again with the next call of any of its methods. If
 /// no method is called, it does not join again. A queued candidacy can be elected without any call,

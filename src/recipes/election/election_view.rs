@@ -56,8 +56,9 @@ impl ElectionView {
     /// [`Hold::valid_until`](crate::lock::Hold::valid_until). So the result is true on at most one
     /// node at a time, under the conditions of [`Hold`](crate::lock::Hold).
     ///
-    /// The result describes the time of the call. To write only as the leader, use
-    /// [`ElectionView::still_leader`], or [`Hold::txn`](crate::lock::Hold::txn) of the leadership.
+    /// The result may be outdated as soon as the call has returned. To write only as the leader,
+    /// use [`ElectionView::still_leader`], or [`Hold::txn`](crate::lock::Hold::txn) of the
+    /// leadership.
     pub fn is_leader(&self) -> bool {
         let shared = &self.client.shared;
         LockTable::of(shared).is_held_here(&prefix_of(&self.name), shared.now())

@@ -70,8 +70,9 @@ impl LeaderEvent {
 /// [`Stream`](futures_core::Stream).
 ///
 /// The stream reads the local replica. While this node is partitioned, no events are delivered.
-/// After the partition, the stream delivers all of them. If changes were compacted before the
-/// stream has read them, it reads the current state and reports that.
+/// After the partition, the stream delivers all events that it has missed. If changes were
+/// compacted before the stream has read them, the stream reads and reports the current state
+/// instead.
 pub struct Observe {
     prefix: Bytes,
     following: PrefixWatch,

@@ -131,8 +131,8 @@ impl Hold {
     /// store checks this condition, so a holder that has lost the lock without noticing changes
     /// nothing.
     ///
-    /// Keys are complete: a session has no [prefix](Client::with_prefix), so none is added. For a
-    /// transaction on the keys of a client with a prefix, use [`Hold::txn_for`].
+    /// No [prefix](Client::with_prefix) is added to the keys, because sessions have no prefix. For
+    /// a transaction on the keys of a client with a prefix, use [`Hold::txn_for`].
     ///
     /// The guard conditions count towards [`Limits::txn_ops_max`](crate::Limits::txn_ops_max): two
     /// for each key of the hold, and a third for a writer. With the default limit of 128

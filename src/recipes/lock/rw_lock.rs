@@ -86,8 +86,8 @@ impl RwLock {
         self.call(LockMode::Read, Location::caller()).only_try()
     }
 
-    /// Waits until all earlier requests have been released. Dropping the future removes the request
-    /// from the queue.
+    /// Acquires the lock for writing, once all earlier requests have been released or have left the
+    /// queue. Dropping the future removes the request from the queue.
     ///
     /// An [owner](LockCall::owner) that holds the lock for reading must use [`ReadGuard::upgrade`]
     /// instead. For such an owner, this call fails with [`Deadlock`](crate::LockError::Deadlock).

@@ -39,10 +39,11 @@ const SLOTS_MAX: usize = 50;
 /// ([`LockCall::max_hold`]).
 ///
 /// After a pause or a partition, [`Hold::state`](crate::lock::Hold::state) of a permit reports the
-/// loss before another holder gets the permit. After a crash the permit is free when the session
-/// has expired, or as soon as the program has restarted. The semaphore cannot guarantee that the
-/// holder checks the state. [Deadlock](crate::Owner) detection ignores permits, because a different
-/// permit may be released first.
+/// loss before another holder gets the permit. The semaphore cannot guarantee that the holder
+/// checks the state. If the program of the holder crashes, the permit becomes free when the session
+/// expires. A permit of [`Node::session`](crate::Node::session) becomes free earlier if the node
+/// restarts, because a starting node revokes its earlier session. [Deadlock](crate::Owner)
+/// detection ignores permits, because a different permit may be released first.
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     session: Session,

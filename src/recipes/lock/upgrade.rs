@@ -252,8 +252,8 @@ impl Upgrade {
                 if let Some(why) = lost(read) {
                     return Poll::Ready(Some(Err(why)));
                 }
-                // A change of the row back to the read mode may be in flight, but the owner records
-                // whether it holds the lock for writing.
+                // Do not use the mode in the row: a change back to the read mode may be in flight.
+                // The owner records whether it holds the lock for writing.
                 let name = lock_of(read.key());
                 if let Some(grant) =
                     read.owner().and_then(|owner| owner.writes(&name, read.holding()))

@@ -485,8 +485,8 @@ impl<T: 'static, C: Codec<T>> IntoFuture for TypedRangeCall<T, C> {
     }
 }
 
-/// The rows of a range; see [`Typed::range`]. Iterates over its rows, and has the methods of a slice
-/// of them.
+/// The rows of a range; see [`Typed::range`]. This type dereferences to a slice of its rows, and
+/// can be iterated over.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TypedRange<T> {

@@ -174,7 +174,7 @@ impl Judge {
     pub(crate) fn follow_members(&mut self, id: NodeId, process: &SimProcess, before: LogIndex) {
         let applied = process.look().applied;
         let members = process.members();
-        // Most turns do not change the members.
+        // Return early in the common case: the node's members have not changed since its last turn.
         let known = self.roll.of.get(&id).is_some_and(|known| Arc::ptr_eq(known, &members));
         if known && Arc::ptr_eq(&self.roll.newest, &members) {
             self.roll.newest_at = self.roll.newest_at.max(applied);

@@ -141,8 +141,8 @@ mod tests {
             (&[2, 4], 0, false),
             (&[2, 6, 0], 3, true),
             (&[2, 6, 4], 3, false),
-            // After the compaction the observer read the state again, and saw no leader. That may have been after the
-            // first, the second or the third term.
+            // After the compaction the observer read the state again, and saw no leader. This read may have happened
+            // after the first, the second or the third term.
             (&[2, 0, 4], 3, true),
             (&[2, 0, 6], 3, true),
             (&[2, 0, 4, 6], 3, false),

@@ -110,7 +110,7 @@ impl Judge {
                     self.follow_counter(event);
                     continue;
                 }
-                // At the beginning of a new round the row does not exist.
+                // This event creates the row, which starts a new round and counts nothing down.
                 b"tool/latch" if event.kv.version == 1 => continue,
                 b"tool/latch" => ("tool/latch", before.wrapping_sub(after)),
                 _ => {

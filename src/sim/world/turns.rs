@@ -232,7 +232,7 @@ mod tests {
         let process = world.nodes[leader].running().unwrap();
         let look = process.look();
         assert!(look.leads && look.commit < process.last());
-        // The committed entries are on all nodes.
+        // All nodes have the committed entries.
         let Look { commit, applied, .. } = look;
         let term = look.term;
         let before = Before { commit: LogIndex(commit.get() - 1), applied, term };

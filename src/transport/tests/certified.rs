@@ -269,7 +269,7 @@ fn acceptor_with_a_wrong_certificate_is_rejected_on_every_lane() {
 fn tls_and_plaintext_members_report_the_mismatch() {
     let office = Office::new("shop");
     let [mut one, mut two] = pair(with(office.right(1)), settings());
-    // Member 1 has certificates. Both members receive a report, whichever end notices.
+    // Only member 1 has certificates. Both members must report the mismatch.
     one.inbox.wait_for_rejection(node(2), "does not use TLS, but this member does");
     two.inbox.wait_for_rejection(node(1), "uses TLS, but this member does not");
     for (member, other) in [(&mut one, 2), (&mut two, 1)] {
@@ -379,7 +379,8 @@ fn new_certificates_need_no_restart() {
     two.network.set_peers(&BTreeMap::new());
     two.network.set_peers(&[(node(1), vec![one.handle.address().to_string()])].into());
     talk(&mut one, &mut two, 3);
-    // Another member's certificate changes nothing either, whichever end dials.
+    // A certificate for another member's name is not loaded, so new connections in both directions
+    // use the previous certificate.
     let other = office.right(3);
     std::fs::copy(&other.key, &expired.key).expect("copied");
     std::fs::copy(&other.cert, &expired.cert).expect("copied");
@@ -477,7 +478,7 @@ fn unusable_certificate_in_memory_changes_nothing() {
     two.network.set_peers(&BTreeMap::new());
     two.network.set_peers(&[(node(1), vec![one.handle.address().to_string()])].into());
     talk(&mut one, &mut two, 2);
-    // Without certificates from the start, the node does not start.
+    // A node that is configured with empty certificates in memory does not start.
     let none = PeerTls::in_memory(&PeerCertificates::new(PeerPem::new("", "", "")));
     let error = with(none).security(&Env::real(), None).err().expect("no certificate").to_string();
     assert!(error.contains("certificates of the authorities in memory"), "{error}");

@@ -10,9 +10,10 @@
 //! **Identity.** A member's certificate is signed by the cluster's authority, and contains one URI
 //! of the form `bowline://CLUSTER/MEMBER` among its alternative names: [`MemberUri`]. The operator
 //! chooses `CLUSTER`. Each member accepts only certificates with the same `CLUSTER` as its own
-//! certificate. `MEMBER` is the member's name. Once the hello states which member it is, the
-//! handshake compares that member's name in the cluster with the one in the certificate. Host names
-//! and addresses are not checked, because they change and a name service proves nothing.
+//! certificate. `MEMBER` is the member's name. The first message of a peer, its hello, contains the
+//! peer's id. The receiver looks up the name of the member with this id, and rejects the peer if
+//! its certificate contains another name. Host names and addresses are not checked, because they
+//! change and a name service proves nothing.
 //!
 //! **Verification.** One function ([`verifier`]) verifies every connection, in both directions and
 //! on all lanes. The function checks the chain up to the authority, the validity period, the use

@@ -369,7 +369,8 @@ impl Watched {
     /// Checks that the watch may continue at `resume`: nothing before it is missing, and nothing
     /// from it on was received.
     fn check_resume(&self, world: &World, resume: Revision) {
-        // Pages without events advance a watch without a batch.
+        // A watch that has read a page without events returns no batch, but may continue at a later
+        // revision.
         let due = self.start.max(self.through.next());
         assert!(due <= resume, "{resume}, and {due} was due");
         assert!(resume <= self.start.max(world.store().newest().next()), "{resume}");

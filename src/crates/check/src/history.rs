@@ -76,13 +76,13 @@ impl<C, R> Operation<C, R> {
         Self { process: Process(0), object: "".into(), invoked: At(invoked), call, outcome }
     }
 
-    /// Returns the operation with another process.
+    /// Returns the operation, called by this process instead.
     #[must_use]
     pub fn by(self, process: u64) -> Self {
         Self { process: Process(process), ..self }
     }
 
-    /// Returns the operation with another object.
+    /// Returns the operation, called on this object instead.
     #[must_use]
     pub fn on(self, object: &str) -> Self {
         Self { object: object.into(), ..self }

@@ -51,10 +51,11 @@ pub enum Undecided {
 
 /// A few operations that contradict each other.
 ///
-/// If [`is_minimal`](Self::is_minimal) is true, the operations contradict each other regardless of all other operations
-/// of the object. Each other operation may then take effect at any moment after its call, or never, with any reply.
-/// Operations are never simply removed. Therefore a read of a value that was never written is a counterexample on its
-/// own, and a stale read comes with the write that it missed.
+/// If [`is_minimal`](Self::is_minimal) is true, the operations contradict each other even if the outcome of every other
+/// operation of the object is treated as unknown. An operation with an unknown outcome may take effect at any time
+/// after its call, or never. Since the other operations are not removed, their writes still explain reads. Therefore a
+/// read of a value that was never written is a counterexample on its own. The counterexample of a stale read contains
+/// the read and the write that it missed.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Counterexample {
     /// The broken rule, as a short constant text.

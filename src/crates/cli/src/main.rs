@@ -151,7 +151,7 @@ fn main() -> ExitCode {
 fn parsed() -> Result<Arguments, clap::Error> {
     let matches = grouped(command()).try_get_matches()?;
     let arguments = Arguments::from_arg_matches(&matches)?;
-    // The version command contacts no server, but etcdctl's version command accepts the options.
+    // The version command contacts no server, but accepts the options like etcdctl's version command.
     let asks = matches!(arguments.command, Command::Client(_) | Command::Version);
     if !asks && !arguments.globals.is_empty() {
         let why = "this command calls no server: --endpoints and related options do not apply";

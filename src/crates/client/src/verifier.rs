@@ -1,6 +1,6 @@
-//! Verifies a server's certificate against trusted certificates. If the server's own certificate is among
-//! them, it is valid for its own hosts even if it is marked as a CA, as in Go and curl. `openssl req -x509` marks
-//! certificates as CA by default.
+//! Verifies a server's certificate against trusted certificates. If the server's certificate is one of the trusted
+//! certificates, it is accepted for the hosts that it names, even if it is marked as a CA. Go and curl do the same.
+//! `openssl req -x509` marks certificates as CA by default.
 
 use std::sync::Arc;
 

@@ -218,8 +218,8 @@ fn lost_or_doubled(Evidence { acknowledged, stores, .. }: &Evidence) -> Vec<Stri
 
 fn miscounted(Evidence { stores, history, .. }: &Evidence) -> Vec<String> {
     let mut against = Vec::new();
-    // Each increment must replace the value that its worker has read. The rows below decide the cases that the checker
-    // cannot decide.
+    // Each increment must replace the value that its worker has read. The checker may be unable to decide whether the
+    // history is possible. The checks below do not depend on its verdict.
     let rules = Total { others: true, ..Total::default() };
     if let Some(violation) = total::check(&rules, history).violation() {
         against.push(format!("the history of the counter has no order: {}", violation.why));

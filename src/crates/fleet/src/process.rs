@@ -357,7 +357,8 @@ impl Process {
     ///
     /// Returns errors of the operating system.
     pub fn signal(&self, signal: Signal) -> Result<(), HarnessError> {
-        // The id cannot be reused before the process is waited for.
+        // Hold the lock while the signal is sent: the operating system cannot assign the id to another process until
+        // `wait` is called.
         let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         id.map_or(Ok(()), |id| kill_process(id, signal)).map_err(|errno| HarnessError::System {

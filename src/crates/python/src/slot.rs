@@ -57,7 +57,7 @@ impl<T> Slot<T> {
         wait: impl AsyncFnOnce(&T) -> LostReason,
     ) -> LostReason {
         let mut consumed = pin!(self.consumed.notified());
-        // Register first, so that a later consumption is noticed.
+        // Register before the value is borrowed, so that a consumption after the borrow wakes this task.
         consumed.as_mut().enable();
         let borrowed = match self.borrow() {
             Ok(borrowed) => borrowed,

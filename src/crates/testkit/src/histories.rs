@@ -281,7 +281,7 @@ fn put(random: &mut Random, keeps: u64) -> Put {
 }
 
 fn delete(random: &mut Random) -> Delete {
-    // A wide history must not lose all its keys at once.
+    // A history with many keys must not lose all of them at once, so it deletes small ranges.
     let range = if random.is_wide { few_keys(random) } else { keys(random) };
     Delete { range, prev_kv: random.percent(30) }
 }

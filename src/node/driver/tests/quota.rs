@@ -310,8 +310,8 @@ fn attaching_a_lease_counts_all_its_keys() {
         let count = answer_join(command);
         assert!(expected.contains(&count), "{what}: {count}");
     }
-    // Only root may access one of the keys. The request is denied, but is counted like the earlier
-    // requests.
+    // Only root may access one of the keys. The request is denied, but its keys are counted as in
+    // the earlier requests.
     three.write(0, Command::Put(Put::new("x", "").lease(lease))).unwrap();
     let refused = three.call(0, by("ann", put("k000")), 5_000);
     assert!(three.shared(0).admission.open_bytes() > 1_000 * 160);

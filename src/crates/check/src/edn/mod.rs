@@ -275,7 +275,7 @@ impl EdnOperation {
         if !["txn", name].contains(&self.name.as_str()) {
             return Err(self.unknown());
         }
-        // The value of a read is in the reply, if there is one.
+        // If the transaction has a reply, the reply contains the values of its reads.
         let is_ok = self.reply().is_some();
         let all = self.reply().unwrap_or(&self.called);
         let (mut steps, mut results) = (Vec::new(), Vec::new());
@@ -320,7 +320,7 @@ impl EdnOperation {
                 let (set, element) = self.of_set(&self.called);
                 steps.push(Json::from(vec!["write".into(), in_set(&set, element), 1.into()]));
             }
-            // The read of unknown outcome may have returned anything.
+            // A read of unknown outcome proves nothing, so it adds no steps.
             "read" => {
                 if let Some(reply) = self.reply() {
                     let (set, found) = self.of_set(reply);

@@ -17,8 +17,8 @@
 //! difference between any two.
 //!
 //! Never record a hold as longer than it was, or a call as shorter than it was, because this causes false violations.
-//! Read the clock first and ask the guard afterwards. If the guard reports "held", the lock was held at that moment,
-//! regardless of any pause in between:
+//! Read the clock first and ask the guard afterwards. If the guard then reports "held", the lock was held at the time
+//! that the clock returned, even if the process was paused between the two calls:
 //!
 //! ```text
 //! acquire ─▶ t1 = now ─▶ held? ── yes ─▶ the hold begins at t1

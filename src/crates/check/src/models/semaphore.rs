@@ -5,7 +5,8 @@
 //! | `acquire` | `owner`: a value; `permits`: a number, default 1 | `acquired`: true (default) or false |
 //! | `release` | `owner`: a value; `permits`: a number, default 1 | `released`: true (default) or false |
 //!
-//! A call that waited and gave up is `failed`. `acquired: false` is the reply to a call that does not wait.
+//! A call that waited for permits and gave up is recorded as `failed`. `acquired: false` is the reply to a call that
+//! does not wait.
 
 use std::collections::BTreeMap;
 

@@ -14,8 +14,8 @@
 //! A `receive` happens at one moment, so its `invoke` and `complete` are equal. A `watch` with the name of an earlier
 //! stream ends that stream and begins a new one.
 //!
-//! Lines with different moments may be in any order. At one moment, changes, compactions and the first `watch` of each
-//! stream come first. Messages and restarted streams come after them, in the order of their lines.
+//! Lines with different times may be in any order. Among lines with the same time, changes, compactions and the first
+//! `watch` of each stream come first. Messages and restarted streams come after them, in the order of their lines.
 
 use std::sync::Arc;
 

@@ -78,7 +78,7 @@ pub(crate) struct CheckOptions {
     #[arg(long)]
     fenced: bool,
 
-    /// Number of permits of a semaphore, or of each held resource
+    /// Number of permits of each object (semaphore, holds)
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     permits: u64,
 

@@ -11,7 +11,7 @@
 //!   print        formats the output
 //! ```
 //!
-//! See `failure` for the exit codes.
+//! The module `failure` defines the exit codes.
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! `bowline watch`: prints changes of keys, or runs a command for each change.
 //!
-//! [`Watch`] continues at the next server if it loses its server.
+//! If the connection to a server breaks, [`Watch`] continues at the next server.
 
 use std::ffi::OsString;
 use std::io;

@@ -60,7 +60,7 @@ pub(crate) struct RestoreArguments {
     #[arg(long, value_name = "REVISIONS")]
     revision_jump: Option<u64>,
 
-    /// Increase of revisions, under etcdutl's name; requires --mark-compacted
+    /// etcdutl's name for --revision-jump; requires --mark-compacted
     #[arg(long, value_name = "REVISIONS", conflicts_with = "revision_jump")]
     bump_revision: Option<u64>,
 

@@ -860,7 +860,7 @@ async fn unread_large_responses_stay_within_the_response_budget() {
     assert_eq!(unread.len(), 512 / rows);
     let during = server.memory_bytes();
     assert!(during < before + (640 << 20) + LEFT_MAX, "{during} bytes, before {before}");
-    // The next request waits, and is answered when others have ended.
+    // The next request must wait until some of the unread responses are dropped.
     let (waits, ()) = tokio::join!(reads_all(), async {
         answers(&channel).await;
         unread.truncate(unread.len() / 2);

@@ -65,7 +65,7 @@ fn self_signed_certificate_in_the_ca_file_authenticates_its_server() {
         let (dir, own) = (tempdir().unwrap(), certificate(&files, name, is_ca, "127.0.0.1", 2100));
         let server = serve(&dir, &own);
         ask(bowline(), &server, &own.cert).unwrap_or_else(|printed| panic!("{name}: {printed}"));
-        // The certificate is also trusted if it is not the first one in the file.
+        // The server's certificate is also trusted if it is not the first one in the client's file.
         let other = certificate(&files, "other", authority(), "127.0.0.1", 2100);
         let both = files.path().join("both.pem");
         let pem = [&other.cert, &own.cert].map(|path| std::fs::read(path).unwrap()).concat();

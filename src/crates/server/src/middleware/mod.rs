@@ -1,5 +1,5 @@
-//! Concerns of all gRPC calls, one file each: what happens to a request before its service, and to the response after
-//! it. [`crate::grpc`] has the list of them.
+//! The layers around all gRPC services, one in each file. A layer handles a request before the service, and the
+//! response after the service. [`crate::grpc`] lists the layers.
 
 pub(crate) mod anonymous_limit;
 pub(crate) mod authorization;

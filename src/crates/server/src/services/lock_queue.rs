@@ -255,8 +255,8 @@ async fn run_with_key(
             biased;
             entered = &mut entering => entered,
             () = sleep_until(in_time) => {
-                // The caller's call times out now. The attempt to join continues until its outcome is known. The key
-                // is deleted afterwards.
+                // Report the timeout to the caller now. The attempt to enqueue the key continues until its outcome is
+                // known. Then the key is deleted.
                 caller.take().map(|caller| caller.send(Err(Reason::Timeout.into())));
                 entering.await
             }

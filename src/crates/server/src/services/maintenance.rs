@@ -201,7 +201,7 @@ impl Maintenance for MaintenanceService {
             (2..=3).contains(&parts.len()) && parts.iter().all(|part| part.parse::<u32>().is_ok())
         };
         match DowngradeAction::try_from(request.action) {
-            // As in etcd, cancelling without a downgrade is no error.
+            // As in etcd, cancelling succeeds even if no downgrade is in progress.
             Ok(DowngradeAction::Cancel) => {
                 let version = self.member.announced().short().to_owned();
                 Ok(Response::new(pb::DowngradeResponse {

@@ -241,7 +241,7 @@ impl Site {
                 measured.add(begun.elapsed());
             }
             if work == Work::LocalGet && turn % 64 == 63 {
-                // A local get never waits, so it must yield to other tasks.
+                // A local get never waits, so without this call the loop would block other tasks.
                 tokio::task::yield_now().await;
             }
         }

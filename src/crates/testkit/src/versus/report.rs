@@ -81,12 +81,12 @@ pub struct RowReport {
     pub headline: Headline,
     /// Number of concurrent callers; for watches, of writers.
     pub callers: u64,
-    /// One entry for each system that is part of the row and ran.
+    /// The results of each measured system.
     pub results: Vec<RowResult>,
     pub ratios: Vec<Ratio>,
 }
 
-/// The results of a system in a row. Spreads are over the rounds.
+/// The results of a system in a row. Each [`Spread`] covers all rounds of the measurement.
 #[derive(Clone, Serialize, Debug)]
 pub struct RowResult {
     pub system: System,

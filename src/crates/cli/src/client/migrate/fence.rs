@@ -26,7 +26,8 @@ const IN_FLIGHT_MAX: Duration = Duration::from_secs(15);
 /// Value of the fence key. The value explains the key to a user who finds it.
 const WORDS: &[u8] = b"`bowline import` was interrupted here; nothing needs this key any more";
 
-/// A key that invalidates transactions with lost responses.
+/// A key that all transactions of an import compare. Writing the key invalidates earlier transactions whose responses
+/// were lost: see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Fence {
     pub(crate) key: Bytes,

@@ -218,8 +218,8 @@ impl Options {
             // the server enforces it.
             key_bytes_max: request_bytes_max.max(Limits::KEY_BYTES_LEAST),
             value_bytes_max: request_bytes_max.max(Limits::VALUE_BYTES_LEAST),
-            // The server's limit includes the encoding overhead. A request that passes the server's limit must also
-            // pass the library's.
+            // The server's limit includes the encoding overhead. The library's limit is larger, so that the library
+            // never rejects a request for its size that the server has accepted.
             request_bytes_max: (request_bytes_max + request_bytes_max / 8)
                 .clamp(Limits::REQUEST_BYTES_LEAST, REQUEST_BYTES_CEILING),
             txn_ops_max: txn_ops_max.max(Limits::TXN_OPS_LEAST),
