@@ -580,8 +580,8 @@ impl Fleet {
         went.map_or(Ok(()), |why| Err(HarnessError::Stopped(why).of(member)))
     }
 
-    /// Checks that the node of a member still runs. Called before a fault that may stop the node, because afterwards
-    /// this cannot be checked.
+    /// Checks that the node of a member has not stopped by itself. Call this method before a fault that may stop the
+    /// node: after the fault, the two causes cannot be distinguished.
     ///
     /// # Errors
     ///

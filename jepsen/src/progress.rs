@@ -123,7 +123,7 @@ pub fn lacks(
     if wants.progress_inside {
         let time = u64::try_from((election * GOES_ON_AFTER).as_micros()).unwrap_or(u64::MAX / 2);
         for window in windows {
-            // If the window is shorter than this time, half of the window is allowed.
+            // If the window is not longer than `time`, an operation must succeed in its second half.
             let length = window.end - window.struck;
             let pause = if time < length { time } else { length / 2 };
             // An operation that was called before the fault, or answered at once, may have had its quorum before the

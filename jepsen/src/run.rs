@@ -91,8 +91,8 @@ pub struct Ran {
     pub entries: Vec<Entry>,
     /// Every fault.
     pub windows: Vec<Window>,
-    /// Number of leader changes that the harness observed. If a member is elected again in a later term, this
-    /// counts as a leader change.
+    /// Number of leader changes that the harness observed. If a member is elected again in a later term, this counts as
+    /// a leader change.
     pub leader_changes: u64,
     /// Start and end of the load, in microseconds of the clock of the run.
     pub load: (u64, u64),

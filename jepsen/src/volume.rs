@@ -119,7 +119,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if self.mounted {
-            // A process that still uses the mount can continue. No other process finds the mount any more.
+            // A lazy unmount also succeeds while a process still uses the mount.
             drop(run(Command::new("umount").arg("--lazy").arg(&self.at)));
         }
     }
@@ -311,7 +311,7 @@ impl Switch {
             .map_err(|source| HarnessError::System { what: "cannot cut the power", source })?;
         let micros = self.hear("cut")?.parse().ok();
         let took = micros.map_or_else(|| begun.elapsed(), Duration::from_micros);
-        // The script keeps using the volumes until it ends.
+        // Wait for the script, because it uses the volumes until it ends.
         self.child
             .wait()
             .map_err(|source| HarnessError::System { what: "cannot wait for perl", source })?;

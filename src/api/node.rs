@@ -268,7 +268,7 @@ impl Node {
     /// Reports whether this node is the leader of the cluster's consensus, as known to this node.
     ///
     /// The consensus elects a leader to order writes. Every node serves all calls, so programs need
-    /// to know that leader only for diagnostics. It may change at any time, and for a moment two
+    /// this method only for diagnostics. The leader may change at any time, and for a moment two
     /// nodes may both report true. To let one process do some work, use an
     /// [`Election`](crate::Election) or [`Node::leader_task`]. An election has its own leader:
     /// [`Leadership::is_leader`](crate::Leadership::is_leader).

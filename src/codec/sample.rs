@@ -204,8 +204,8 @@ draw! {
         let outgoing = sample.list(id).into_iter().collect();
         Self::from_parts(rows, outgoing, 100 + sample.below(9)).expect("ids below 100")
     };
-    // Random changes of an empty table. Most of these changes are rejected. But the names are very
-    // short, so some changes name an existing user or role.
+    // Apply random changes to an empty table. Most of these changes are rejected. But the names are
+    // very short, so some changes name an existing user or role.
     Access, |sample| {
         let mut access = Access::default();
         for _ in 0..sample.below(9) {

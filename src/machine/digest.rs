@@ -240,8 +240,8 @@ impl Fingerprint {
             // so the digest uses numbers for them.
             Err(Rejection::Alarm(kind)) => self.number(11).alarm_kind(*kind),
             Err(Rejection::TooManyAlarms { max }) => self.number(12).number(*max as u64),
-            // The text of this rejection has changed. Use the old text, so that the digest equals
-            // that of earlier versions.
+            // Earlier versions had another text for this rejection. Use that text, so that the
+            // digest equals that of earlier versions.
             Err(Rejection::Compacted { asked, compacted }) => self.number(8).bytes(
                 format!(
                     "required revision {asked} has been compacted; the oldest left is {compacted}"

@@ -144,7 +144,7 @@ pub struct Applied {
     pub compacted: Option<Revision>,
     /// The members after the entry, if it changed the members or their attributes.
     pub members: Option<Arc<Members>>,
-    /// Counts of the work done.
+    /// Numbers of operations that the entry has executed.
     pub tally: Tally,
 }
 

@@ -3,12 +3,12 @@
 //! The number of connections that have not completed their handshake is limited. When the limit is
 //! exceeded, one of these connections is closed. If one address has more pending connections than a
 //! real member ever opens, a connection from the address with the most pending connections is
-//! closed. If no address has so many, a connection from any address may be closed. Among the
-//! candidates, the oldest silent connection is closed. A connection is silent until the caller has
-//! sent its preface or, if certificates are used, has proven its identity. If no connection is
-//! silent, the oldest candidate is closed. A member sends its preface within milliseconds, so its
-//! connection is unlikely to be closed. Therefore a flood of silent connections costs only a few
-//! tasks, and a flood from one address displaces only connections from that address.
+//! closed. Otherwise a connection from any address may be closed. Among the candidates, the oldest
+//! silent connection is closed. A connection is silent until the caller has sent its preface or, if
+//! certificates are used, has proven its identity. If no connection is silent, the oldest candidate
+//! is closed. A member sends its preface within milliseconds, so its connection is unlikely to be
+//! closed. Therefore a flood of silent connections costs only a few tasks, and a flood from one
+//! address displaces only connections from that address.
 //!
 //! After the handshake there is one connection for each peer and lane (see the [module page](super)
 //! on lanes). A newer connection replaces the older one. The newer connection is read only after

@@ -171,7 +171,7 @@ impl Nemesis for Partition {
         for (from, to) in &cuts {
             fleet.links().cut_so(*from, *to, how);
         }
-        // Counts only links on which messages would have passed.
+        // Count only links between members that are running: cutting other links has no effect.
         let is_there = |member: usize| fleet.being(member) != ProcessState::Down;
         let struck = cuts.iter().filter(|(from, to)| is_there(*from) && is_there(*to));
         self.struck += struck.count() as u64;

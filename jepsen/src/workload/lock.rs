@@ -152,7 +152,7 @@ impl Hold<'_> {
         let (is_held, is_unknown) = (result.is_ok(), matches!(result, Err(Miss::Unknown(_))));
         self.enter(caller.client, true, invoked, ended, result);
         if is_unknown {
-            // The hold may have been granted and lost, or may still be granted and given up.
+            // The lock may have been granted already, or may be granted later. In both cases, give it up.
             caller.forget(self.slot.clone());
             self.lost(caller.client, ended);
         }

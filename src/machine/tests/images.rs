@@ -404,8 +404,8 @@ fn reseeded_state_has_higher_revisions_no_leases_and_compacted_history() {
 
 #[test]
 fn revision_jump_never_goes_back_or_exceeds_the_maximum() {
-    // The highest possible jump ends at half of the largest revision, so that as many revisions
-    // remain.
+    // The highest possible jump ends at half of the largest revision, so that the other half of the
+    // revisions remains for the new cluster.
     let most = i64::MAX as u64 / 2;
     let mut world = founded();
     let before = world.put("a", "1").get();

@@ -85,7 +85,7 @@ impl Driver {
             let refused =
                 self.to_leader.proposals.growth_rejected_by_leader(*seq, self.growth_error(why));
             self.answer_callers(refused.into_iter().collect());
-            // Only requests that stay open are repeated later, so only they need a pause.
+            // If the request stays open, pause before it is sent to the leader again.
             if self.to_leader.proposals.is_open(*seq) {
                 self.to_leader.hold(now);
             }

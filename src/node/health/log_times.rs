@@ -5,8 +5,8 @@
 //!   the driver pushes a group ──▶ queued      it is synced ──▶ durable      its entries are applied ──▶ forgotten
 //! ```
 //!
-//! There is one record for each group with entries. Memory is bounded, because consensus limits the
-//! number of unapplied entries.
+//! Each group of entries has one record until its entries are applied. Memory is bounded, because
+//! consensus limits the number of unapplied entries.
 
 use std::collections::VecDeque;
 

@@ -8,10 +8,10 @@
 //!   Read     ──▶ (from its beginning: verify ... verify) ──▶ Part
 //! ```
 //!
-//! A snapshot was sound when it was written. When a peer asks for the first part of a snapshot, the
-//! worker first verifies the whole file again, unless the file was verified recently. So a file
-//! that was damaged on disk is not sent. This node also learns of the damage while it still has the
-//! state in memory.
+//! A file may be damaged on disk after it was written. When a peer asks for the first part of a
+//! snapshot, the worker first verifies the whole file again, unless the file was verified recently.
+//! So damaged files are not sent. This node also learns of the damage while it still has the state
+//! in memory.
 //!
 //! A received file gets its final name only after a machine was loaded from it. If the process dies
 //! while loading, usually for lack of memory, one unfinished file remains, and the next attempt

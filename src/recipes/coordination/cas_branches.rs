@@ -1,10 +1,10 @@
 //! Transactions with several alternatives: the first alternative whose compares hold is applied.
 //!
-//! A plain compare-and-set expects one state, and fails if another writer was faster. A writer
-//! close to the leader would win every time. If each change is a step of known size, one
-//! transaction can also expect the states that concurrent writers produce, as alternatives in
-//! nested failure branches: `5 -> 6, or 6 -> 7, or 7 -> 8, ...`. Several such transactions in one
-//! log entry then all succeed, one after the other.
+//! A plain compare-and-set expects one state, and fails if another writer was faster. So with
+//! several writers, the one with the lowest latency to the leader would win every time. If each
+//! change is a step of known size, one transaction can also expect the states that concurrent
+//! writers produce, as alternatives in nested failure branches: `5 -> 6, or 6 -> 7, or 7 -> 8,
+//! ...`. Several such transactions in one log entry then all succeed, one after the other.
 //!
 //! The replies contain no rows, so they are small enough to be kept as long as a caller waits.
 

@@ -168,10 +168,10 @@ impl Node {
     /// `name/`, with `value` as their value, as in [`Session::election`](crate::Session::election).
     ///
     /// When the work ends, the task ends and returns the result of the work: a `?` in the work ends
-    /// the candidacy. So retry transient errors ([`Error::is_transient`]) inside the work, or return
-    /// the error and run a clone, which joins the end of the queue. The task also
-    /// ends when its stop signal completes ([`LeaderTask::run_until`]), when the node stops, and
-    /// when the future is dropped. [`LeadError`] lists the other cases.
+    /// the candidacy. So retry transient errors ([`Error::is_transient`]) inside the work, or
+    /// return the error and run a clone, which joins the end of the queue. The task also ends when
+    /// its stop signal completes ([`LeaderTask::run_until`]), when the node stops, and when the
+    /// future is dropped. [`LeadError`] lists the other cases.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};

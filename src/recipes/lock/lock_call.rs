@@ -53,10 +53,10 @@ impl<G> LockCall<G> {
 
     /// Limits the wait. By default the call waits as long as the session lives.
     ///
-    /// The node checks deadlines at its ticks, four times per heartbeat. So the wait ends up to 25
-    /// ms late with the default [`Config::heartbeat`](crate::Config::heartbeat), and later if the
-    /// node's thread gets no processor time. If the lock has been granted by the time the waiting
-    /// task is polled, the call succeeds even if the deadline has just passed, as with
+    /// The node checks deadlines only four times per heartbeat. So the wait may end up to 25 ms
+    /// after the deadline with the default [`Config::heartbeat`](crate::Config::heartbeat), and
+    /// later if the node's thread gets no processor time. If the lock has been granted by the time
+    /// the waiting task is polled, the call succeeds even if the deadline has just passed, as with
     /// `tokio::time::timeout`. For a call that does not wait, use a `try_` method: with a deadline
     /// of zero the call may fail before it has contacted the cluster.
     pub fn deadline(mut self, timeout: Duration) -> Self {

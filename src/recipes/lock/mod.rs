@@ -4,9 +4,9 @@
 //! to its session. The order of the keys' create revisions and the lock [mode](core::mode) of each
 //! entry decide who holds the lock. This is the recipe of etcd and ZooKeeper, with etcd's own key
 //! names, so that clients that use etcd's concurrency packages join the same queue. Unlike in etcd
-//! and ZooKeeper, no client watches keys over a network. One proposal puts the key. When the local
-//! replica applies a change, the [lock table](core::lock_table) notifies exactly the waiters that
-//! have become holders. The log has no special commands for locks.
+//! and ZooKeeper, no client watches keys over a network, and one log entry is enough to enqueue a
+//! request. When the local replica applies a change, the [lock table](core::lock_table) notifies
+//! exactly the waiters that have become holders. The log has no special commands for locks.
 //!
 //! However an acquisition ends (deadline, loss of the session, dropped future), its key is deleted.
 //! The deletion is proposed once the outcome of the put is known, and is retried until it succeeds.

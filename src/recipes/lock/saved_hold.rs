@@ -13,8 +13,8 @@ use crate::model::{LeaseId, NodeId, Revision};
 
 use crate::recipes::decimal::number_in;
 
-/// Identifies one hold of a lock, or one term of leadership. A later hold of the same lock has
-/// another value.
+/// Identifies one hold of a lock, or one term of leadership. Each hold of a lock has a different
+/// value of this type.
 ///
 /// Returned by [`Guard::saved_hold`](crate::Guard::saved_hold) and
 /// [`Leadership::saved_hold`](crate::Leadership::saved_hold), and stored as text. A program stores

@@ -308,7 +308,7 @@ impl Judge {
                 )
             });
         }
-        // Before the cluster is founded, no node has its members.
+        // Skip the check before the cluster is founded, because the nodes do not have its members yet.
         if look.term > Term(0) && look.applied > applied {
             self.check_digest(id, look.applied, process.digest());
         }

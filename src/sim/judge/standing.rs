@@ -1,10 +1,10 @@
 //! Judges the order of a queue: a taker without competition gets the first item.
 //!
 //! Takers that share a handle claim items together, with one proposal at a time. Such a group is called a board. A
-//! board chooses from the rows that its replica shows. These rows include all changes up to the board's last
-//! proposal and perhaps some later changes. The claims of a board must therefore be the first items of the queue at
-//! one of the revisions after its last proposal. The order is promised only without competition: once another board
-//! has a claim or waits for items, the next claims of this board are not checked.
+//! board chooses from the rows of the local replica. These rows include all changes up to the board's last proposal and
+//! perhaps some later changes. The claims of a board must therefore be the first items of the queue at one of the
+//! revisions after its last proposal. The order is promised only without competition: once another board has a claim or
+//! waits for items, the next claims of this board are not checked.
 //!
 //! ```text
 //!   claims of a ──▶ put ──▶ delay over ──▶ put ──▶ claims of a       first items at one of these? yes, or Q-ORDER

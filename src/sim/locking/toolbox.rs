@@ -89,8 +89,7 @@ async fn count_down(player: &Player) {
             drop(latch.try_set(ROUND).await);
             player.scene.judge.borrow_mut().returned(call);
         }
-        // The latch was already at 0, or the call has counted it down to 0. The reply does not
-        // distinguish these cases.
+        // The latch was already at 0, or the call has counted it down to 0. The reply does not distinguish these cases.
         Ok(0) => {}
         Ok(left) => {
             let mut judge = player.scene.judge.borrow_mut();

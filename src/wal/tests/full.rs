@@ -182,7 +182,7 @@ fn oversized_group_waits_and_keeps_the_prepared_segments() {
     let large = group(9, vec![entry(9, 1, &[1; 5000])]);
     assert_eq!(opened.writer.commit(std::slice::from_ref(&large)).unwrap().waiting, 1);
     assert_eq!(opened.writer.space(), Space::Low);
-    // The prepared files are still usable.
+    // The log can still write to the files that it prepared earlier.
     let end = fill_up(&mut opened, 9);
     assert!(end > 13, "{end}");
     disk.limit(None);

@@ -86,7 +86,7 @@ impl Dice {
         let mut keys: Vec<String> = (0..=self.below(4)).map(|_| self.key()).collect();
         keys.sort();
         keys.dedup();
-        // Pick the keys in random order.
+        // Rotate the keys, so that they are not always written in key order.
         let turn = self.below(keys.len() as u64) as usize;
         keys.rotate_left(turn);
         keys.into_iter()

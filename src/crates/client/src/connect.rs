@@ -27,8 +27,8 @@ use pb::watch_client::WatchClient;
 /// Maximum size of an accepted response, in bytes. The limit is high, because a range may return the whole store.
 const ANSWER_BYTES_MAX: usize = i32::MAX as usize;
 
-/// Time limit that is long enough to count as none. If the server disappears, the keepalive of the connection
-/// detects it.
+/// Time limit that is long enough to count as none. If the server disappears, the keepalive of the connection detects
+/// it.
 const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Maximum number of attempts at each endpoint for one request.
@@ -228,7 +228,7 @@ impl Client {
         }
     }
 
-    /// Splits an endpoint into a flag, whether the endpoint uses TLS, and its address.
+    /// Parses an endpoint. Returns whether it uses TLS, and its address without the scheme.
     pub fn place<'a>(&self, name: &'a str) -> Result<(bool, &'a str), Error> {
         match name.split_once("://") {
             Some(("http", rest)) => Ok((self.options.tls.required, rest.trim_end_matches('/'))),

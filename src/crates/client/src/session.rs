@@ -207,7 +207,8 @@ impl Session {
     /// Like [`close`](Self::close), with the given time limit.
     ///
     /// # Errors
-    /// Returns an error if no server confirms it. Then the lease expires by itself.
+    /// Returns an error if no server confirms that the lease was revoked. Then the lease expires when its TTL has
+    /// passed.
     pub async fn close_within(&self, limit: Duration) -> Result<(), Error> {
         let request = pb::LeaseRevokeRequest { id: self.lease };
         let call = async |link: Link| link.lease().lease_revoke(request).await;

@@ -294,7 +294,7 @@ fn add_under_lock(node: &Node, kv: &Client, call: Call) -> Result<Reply, Miss> {
     };
     let wait = Duration::from_millis(wait_ms);
     let guard = session(node)?.mutex(lock).lock().deadline(wait).block()?;
-    // Reads change nothing, so an error has no effect.
+    // A failed read changes nothing, so report it as rejected.
     let row = kv.get(key.clone()).block().map_err(|error| Miss::Refused(error.to_string()))?;
     let before = row.map_or_else(String::new, |row| text(&row.value) + ",");
     // The pause simulates work under the lock.

@@ -1,10 +1,9 @@
 //! [`Call`]: one call of a node, for blocking and for asyncio programs.
 //!
-//! Bowline's futures need no executor: the threads of the node do the work and wake the task. A
-//! blocking call polls its future on the calling thread, detached from the interpreter. An asyncio
-//! call polls it on one background thread, which passes the result to a Python callback. Only the
-//! delivery of a result attaches to the interpreter, so a Python thread that does not release the
-//! interpreter delays results, but not the renewal of leases.
+//! Bowline's futures need no executor: the threads of the node do the work and wake the task. A blocking call polls its
+//! future on the calling thread, detached from the interpreter. The futures of all asyncio calls are polled on one
+//! background thread, which passes the results to Python callbacks. Only the delivery of a result attaches to the
+//! interpreter, so a Python thread that does not release the interpreter delays results, but not the renewal of leases.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};

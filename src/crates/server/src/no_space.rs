@@ -1,5 +1,5 @@
-//! The alarm that this member has rejected a write for lack of space. The rejection raises the alarm. The alarm is
-//! cleared when the state has shrunk, or by an operator.
+//! The alarm of a member that has rejected a write for lack of space. The alarm is cleared when the state has shrunk,
+//! or by an operator.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -123,7 +123,8 @@ impl Server {
         let (end, ended) = oneshot::channel();
         let run = move || {
             self.run(report, open, stopping);
-            // Nothing is sent on this channel. The end of the thread closes it, also after a panic.
+            // Nothing is sent on this channel. When the thread ends, even by a panic, `end` is dropped, which closes
+            // the channel.
             drop::<oneshot::Sender<()>>(end);
         };
         let thread = thread::Builder::new().name("bowline-server".to_owned()).spawn(run);

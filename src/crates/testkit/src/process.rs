@@ -136,7 +136,7 @@ pub fn http(address: &str, method: &str, path: &str, body: &str) -> (u16, HttpBo
     http_with(address, method, path, "", body)
 }
 
-/// Like [`http`], with more headers, each with its line end.
+/// Like [`http`], with additional headers. Each header in `headers` must end with a line break.
 pub fn http_with(
     address: &str,
     method: &str,
@@ -421,7 +421,7 @@ impl Server {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
         let begun = Instant::now();
         let runs = |thread: std::fs::DirEntry| {
-            // A thread that ends meanwhile does not run either.
+            // If the thread has ended, its file is missing, and the empty text counts as not running.
             let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['T', 'Z', 'X']))
         };

@@ -105,8 +105,8 @@ impl<M: Model> Shrinking<'_, M> {
         let mut kept: Vec<Index> = self.members.to_vec();
         kept.retain(|index| completed(&history[*index]).is_some());
         kept.sort_by_key(|index| (completed(&history[*index]), *index));
-        // Binary search: no order explains the first `many` operations. An order explains the first `few` operations,
-        // or the search is undecided.
+        // Binary search. Invariant: no order explains the first `many` operations. For the first `few` operations, an
+        // order exists or the search for one used up its budget.
         let (mut few, mut many) = (0, kept.len());
         while many - few > 1 {
             let middle = few.midpoint(many);

@@ -163,8 +163,8 @@ pub(crate) fn history<M: Sample>(
     operations_max: u64,
 ) -> History<M::Call, M::Reply> {
     let count = 3 + random.below(operations_max - 2);
-    // The range of times is small, so that some times are equal. Some histories have short operations, so that they
-    // are nearly sequential.
+    // The range of times is small, so that some times are equal. Some histories have short operations, so that they are
+    // nearly sequential.
     let width = *random.pick(&[2, 5, 12]);
     let mut drawn: Vec<(u64, u64, u64, M::Call)> = (0..count)
         .map(|number| {

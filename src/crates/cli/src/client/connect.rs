@@ -13,8 +13,8 @@ use super::failure::Failure;
 use super::options::Settings;
 use bowline_server::crypto;
 
-/// Time limit that is long enough to count as none. If the server disappears, the keepalive of the connection
-/// detects it.
+/// Time limit that is long enough to count as none. If the server disappears, the keepalive of the connection detects
+/// it.
 pub(crate) const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// A client of one or more endpoints.

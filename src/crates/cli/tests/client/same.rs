@@ -1,6 +1,6 @@
-//! Compares the output with etcdctl's byte for byte. Bowline's command and etcdctl use separate servers.
-//! The tests are skipped if etcdctl is not installed. Output that exists only since etcd 3.6 (more columns,
-//! hexadecimal ids) has separate tests, because Debian's etcdctl is older.
+//! Compares the output with etcdctl's byte for byte. Bowline's command and etcdctl use separate servers. The tests are
+//! skipped if etcdctl is not installed. Output that exists only since etcd 3.6 (more columns, hexadecimal ids) has
+//! separate tests, because Debian's etcdctl is older.
 
 use std::process::Command;
 

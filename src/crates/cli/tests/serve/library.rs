@@ -137,7 +137,7 @@ async fn library_client_logs_in() {
     link.auth().user_add(user).await.unwrap();
     let grant = pb::AuthUserGrantRoleRequest { user: "root".into(), role: "root".into() };
     let role = pb::AuthRoleAddRequest { name: "root".into() };
-    // A cluster may have the role already.
+    // The call fails if the cluster already has the role.
     drop(link.auth().role_add(role).await);
     link.auth().user_grant_role(grant).await.unwrap();
     link.auth().auth_enable(pb::AuthEnableRequest {}).await.unwrap();

@@ -5,9 +5,9 @@
 //! ```
 //!
 //! All members share the signing key, so each member can verify tokens that another member issued, and a login writes
-//! nothing to the log. A token is valid for its lifetime after it was issued. Each use restarts the lifetime,
-//! but only at the member at which the token is used. A token also becomes invalid when its user is deleted or gets
-//! another password, and when authentication is turned off.
+//! nothing to the log. A token is valid for its lifetime after it was issued. Each use restarts the lifetime, but only
+//! at the member at which the token is used. A token also becomes invalid when its user is deleted or gets another
+//! password, and when authentication is turned off.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

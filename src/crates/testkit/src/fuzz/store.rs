@@ -1,5 +1,5 @@
-//! Fuzz targets that compare the store with the naive model. The store and the model receive the same commands and
-//! must return the same replies.
+//! Fuzz targets that compare the store with the naive model. The store and the model receive the same commands and must
+//! return the same replies.
 
 use std::fmt::Debug;
 

@@ -93,7 +93,8 @@ pub struct RowResult {
     pub rate: Spread,
     pub median_us: Spread,
     pub p99_us: Spread,
-    /// CPU time per operation: of members and callers for `embedded`, of the servers for the other systems.
+    /// CPU time per operation. For `embedded`, the CPU time of both members and callers counts. For the other systems,
+    /// only the CPU time of the servers counts.
     pub cpu_us: Spread,
     pub rounds: Vec<Sample>,
     /// Pairs of a quantile (0 to 1) and the latency of all rounds together.

@@ -102,7 +102,7 @@ where
     };
     *call.body_mut() = body;
     drop(held);
-    // The error type is `Infallible`.
+    // The pattern is complete, because the error type is `Infallible`.
     let Ok(response) = grpc.call(call).await;
     if let Some(status) = failed(response.headers()) {
         return rejection_of(streams, &status);
