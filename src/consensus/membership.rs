@@ -7,7 +7,7 @@
 //!
 //! An entry contains a change twice: as a `MemberChange`, and in raft's encoding, which is derived
 //! from the `MemberChange`. If the two do not match, no correct member has written the entry, and
-//! it is rejected.
+//! the entry is rejected.
 
 use std::collections::BTreeSet;
 

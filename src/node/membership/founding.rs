@@ -11,8 +11,8 @@
 //!
 //! Since there is only one founder, members that share a quorum never have different lists. If the
 //! founder loses its disk after it has recorded the list, it starts again on a new disk. If any
-//! member that it connects to has the recorded list, the founder stops. Otherwise all of them have
-//! no list, so they have never taken part in consensus, and the founder can record a new list.
+//! other founding member has the old list, the founder stops. Otherwise no founding member has ever
+//! taken part in consensus, and the founder records a new list.
 
 use std::collections::BTreeMap;
 

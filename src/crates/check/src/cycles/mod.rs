@@ -13,10 +13,13 @@
 //! | read, write | the first read the value that existed before the second wrote |
 //! | time | the first had ended when the second was called |
 //!
-//! The [`Level`] decides which cycles are forbidden. The checker also reports these anomalies without a cycle: a read
-//! of a value that was never written, that a failed transaction wrote (G1a), or that its writer overwrote in the same
-//! transaction (G1b); a transaction that does not see its own writes; a list that was read in two orders; an update
-//! that was lost.
+//! The [`Level`] decides which cycles are forbidden. The checker also reports these anomalies without a cycle:
+//!
+//! - a read of a value that was never written, that a failed transaction wrote (G1a), or that its writer overwrote in
+//!   the same transaction (G1b)
+//! - a transaction that does not see its own writes
+//! - a list that was read in two orders
+//! - a lost update
 //!
 //! A transaction of unknown outcome counts as committed if another one read its writes, and otherwise as not
 //! executed. Among the transactions that did not fail, only one may write a given value to a key. Otherwise a read
