@@ -317,7 +317,8 @@ impl SimProcess {
     /// Returns term and hash of the entries after `from`, up to and including `to`.
     pub(crate) fn entries(&self, from: LogIndex, to: LogIndex) -> Vec<(LogIndex, Term, u64)> {
         let mut hashes = Vec::new();
-        // Entries that were truncated have been compared before, or are in a snapshot whose digest was.
+        // Start after the truncated entries. They have been compared before, or a snapshot with a compared digest
+        // covers them.
         let mut next = LogIndex(from.get().max(1)).next().max(self.log_reader.first());
         while next <= to {
             let entries = self.log_reader.entries(next, to.next(), PAGE_BYTES);

@@ -119,7 +119,7 @@ impl MemoryHub {
             if given_up() {
                 return Err(JoinError::GivenUp);
             }
-            // Nothing is sent on this channel. The call is only a pause.
+            // Pause for `ASK_INTERVAL`: nothing is sent on this channel.
             let _ = pause.recv_timeout(ASK_INTERVAL);
         }
         Err(JoinError::TooLate(last))

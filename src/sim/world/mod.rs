@@ -2,7 +2,7 @@
 //!
 //! Events are ordered by true time and then by the order of scheduling. Time advances only by running the first event.
 //! The time of a driver's next turn is stored with its node, because every input can change it. Sleeping tasks are
-//! stored in the executor, and run after events that have the same time. The agenda has all other events. A node
+//! stored in the executor, and run after events that have the same time. All other events are in the agenda. A node
 //! consists of three parts that take turns, as its threads do on a real machine: its driver, its log, and the tasks of
 //! the embedding program. After every turn of a driver the judge inspects the node.
 //!

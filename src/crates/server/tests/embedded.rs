@@ -83,7 +83,7 @@ fn blocked_executor_of_the_program_does_not_stop_served_calls() {
         });
     });
     let count = runtime.block_on(async {
-        // Blocks the only thread of the program's executor.
+        // Block the only thread of the program's executor.
         receiver.recv_timeout(LONG)
     });
     assert_eq!(count, Ok(1));

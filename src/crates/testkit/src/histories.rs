@@ -157,8 +157,7 @@ impl Node {
         }
         let again = !self.sent.is_empty() && random.percent(25);
         let (incarnation, requests) = if again {
-            // Repeat requests of one incarnation in any order. Some of them may have been completed
-            // long ago.
+            // Repeat requests of one incarnation in any order. Some of these requests may be completed.
             let (first, _) = random.pick(&self.sent).clone();
             let life: Vec<_> =
                 self.sent.iter().filter(|(id, _)| id.incarnation == first.incarnation).collect();

@@ -102,7 +102,7 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     let learner = until(&mut cluster, third.id, |member| member.name == "m2").await;
     assert!(learner.is_learner);
     // The promotion may fail because the learner lags, because another voter lags, or because the change takes longer
-    // than the call's deadline. In the last case it may still be applied.
+    // than the call's deadline. In the last case the change may still be applied.
     let (begun, mut is_unknown) = (Instant::now(), false);
     loop {
         let promoted = cluster.member_promote(pb::MemberPromoteRequest { id: third.id }).await;

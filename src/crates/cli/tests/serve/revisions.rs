@@ -61,7 +61,7 @@ async fn write_header_has_the_revision_of_the_write() {
     leases.lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 9 }).await.unwrap();
     let of_key =
         async |key: &[u8]| get(&mut KvClient::new(channel.clone()), key).await.kvs[0].clone();
-    // A deletion has that revision if the key exists at the revision before it, and does not exist at it.
+    // Checks that the key was deleted at `revision`: it exists at `revision - 1`, but not at `revision`.
     let deleted_at = async |key: &[u8], revision: i64| {
         let mut kv = KvClient::new(channel.clone());
         for (at, count) in [(revision - 1, 1), (revision, 0)] {
