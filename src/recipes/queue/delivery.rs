@@ -318,7 +318,7 @@ impl Delivery {
     /// this taker. So `ops` are applied once, however often the item is delivered. Returns the
     /// results of the operations.
     ///
-    /// Keys are complete: no client [prefix](Client::with_prefix) is added. To put into another
+    /// No client [prefix](Client::with_prefix) is added to the keys. To put into another
     /// queue, see [`Queue::op`](super::Queue::op). Locks of this taker are not checked; for work
     /// under a lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once this future has been
     /// polled, the transaction is carried out even if the future is dropped.

@@ -37,8 +37,8 @@ impl WorkItem {
 
     /// Adds an operation that is applied in the same transaction as the acknowledgement, as with
     /// [`Delivery::ack_with`]. So it is applied once, however often the item is delivered. If the
-    /// handler fails or the item is lost, the operation is not applied. Keys are complete: no client
-    /// [prefix](crate::Client::with_prefix) is added.
+    /// handler fails or the item is lost, the operation is not applied. No client
+    /// [prefix](crate::Client::with_prefix) is added to its keys.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
