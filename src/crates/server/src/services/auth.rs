@@ -70,7 +70,7 @@ impl AuthService {
     async fn secret(&self, password: String, hashed: &str) -> Result<Secret, Status> {
         if !hashed.is_empty() {
             let hash = base64(hashed).ok_or(Reason::AuthFailed)?;
-            return self.passwords.from_hash(hash);
+            return self.passwords.accept_hash(hash);
         }
         match password.is_empty() {
             true => Ok(Secret::default()),

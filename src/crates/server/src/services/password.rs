@@ -60,7 +60,7 @@ impl Passwords {
     }
 
     /// Accepts a hash made by a client: base64 of bcrypt's text.
-    pub(crate) fn from_hash(&self, hash: Vec<u8>) -> Result<Secret, Status> {
+    pub(crate) fn accept_hash(&self, hash: Vec<u8>) -> Result<Secret, Status> {
         let text = std::str::from_utf8(&hash).map_err(|_| Reason::AuthFailed)?;
         let parts = text.parse::<bcrypt::HashParts>().map_err(|_| Reason::AuthFailed)?;
         let (cost, cost_max) =
@@ -136,9 +136,9 @@ mod tests {
             passwords.hash("x".repeat(73)).await.is_err(),
             "the end of a longer password would be ignored"
         );
-        let made = passwords.from_hash(hash.expose().to_vec()).unwrap();
+        let made = passwords.accept_hash(hash.expose().to_vec()).unwrap();
         assert!(passwords.matches("one".to_owned(), Some(&made)).await.unwrap());
-        assert!(passwords.from_hash(b"one".to_vec()).is_err());
+        assert!(passwords.accept_hash(b"one".to_vec()).is_err());
         for empty in ["", "one"] {
             assert!(!passwords.matches(empty.to_owned(), Some(&Secret::default())).await.unwrap());
         }
@@ -150,8 +150,8 @@ mod tests {
         let hash = |cost: u32| format!("$2b${cost:02}${}", ".".repeat(53)).into_bytes();
         for (own, cost_max) in [(CHEAP, 14), (10, 14), (12, 16)] {
             let passwords = Passwords::new(own);
-            passwords.from_hash(hash(cost_max)).unwrap();
-            let refused = passwords.from_hash(hash(cost_max + 1)).unwrap_err();
+            passwords.accept_hash(hash(cost_max)).unwrap();
+            let refused = passwords.accept_hash(hash(cost_max + 1)).unwrap_err();
             assert!(refused.message().contains("--bcrypt-cost"), "{refused:?}");
         }
     }
