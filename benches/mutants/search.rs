@@ -195,9 +195,9 @@ fn hunt(mutant: Option<Mutant>) -> Found {
             while working.load(Ordering::Relaxed) > 0 {
                 thread::sleep(Duration::from_millis(200));
                 let in_progress = in_progress.lock().unwrap();
-                let without_deadline =
+                let endless =
                     in_progress.iter().find(|(_, began)| cpu_time() - **began > SEED_TIME_MAX);
-                if let Some((seed, _)) = without_deadline {
+                if let Some((seed, _)) = endless {
                     fell(*seed, "goes round forever".to_owned());
                     let (seed, what) = first.lock().unwrap().clone().expect("it has just fallen");
                     if let Some(mutant) = mutant {

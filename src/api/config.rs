@@ -510,7 +510,7 @@ impl Config {
 
     /// Validates the configuration.
     pub(crate) fn check(&self) -> Result<Checked, ConfigError> {
-        let (contact, start_mode) = self.check_beginning()?;
+        let (contact, start_mode) = self.check_start_mode()?;
         self.check_ranges()?;
         let timeout = self.election_timeout;
         if self.session_ttl < timeout * 4 {
@@ -561,7 +561,7 @@ impl Config {
 
     /// Returns the node's name and address, and whether it founds or joins a cluster if its disk is
     /// new.
-    fn check_beginning(&self) -> Result<(Contact, StartMode), ConfigError> {
+    fn check_start_mode(&self) -> Result<(Contact, StartMode), ConfigError> {
         if self.join.is_empty() {
             if let Some(old) = &self.replaces {
                 return Err(ConfigError::ReplacesWithoutJoin(old.clone()));

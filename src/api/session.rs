@@ -110,7 +110,7 @@ impl Session {
 
     /// Waits until the session has ended, and returns the reason.
     pub async fn ended(&self) -> SessionEndReason {
-        self.until(|state_at| match state_at {
+        self.until(|state| match state {
             SessionState::Ended(why) => Some(why),
             SessionState::Active(_) | SessionState::RenewalOverdue(_) => None,
         })
@@ -125,8 +125,8 @@ impl Session {
     /// of a heartbeat. A session with overdue renewals may recover. This method can then be called
     /// again.
     pub async fn at_risk(&self) -> SessionState {
-        self.until(|state_at| match state_at {
-            SessionState::RenewalOverdue(_) | SessionState::Ended(_) => Some(state_at),
+        self.until(|state| match state {
+            SessionState::RenewalOverdue(_) | SessionState::Ended(_) => Some(state),
             SessionState::Active(_) => None,
         })
         .await

@@ -74,7 +74,7 @@ pub(super) fn leases_of(command: &Command) -> BTreeSet<LeaseId> {
 }
 
 /// Number of checks after which the rights of the caller are merged into one set.
-const GRANTS_SEARCHED_LINEARLY_MAX: u32 = 4;
+const CHECKS_BEFORE_MERGE: u32 = 4;
 
 struct Authorizer<'a> {
     access: &'a Access,
@@ -102,7 +102,7 @@ impl Authorizer<'_> {
     fn may(&self, right: Right, keys: &KeyRange) -> Result<(), AuthError> {
         let asked = self.asked.replace(self.asked.get() + 1);
         // Merging the rights pays off only after several checks.
-        if asked < GRANTS_SEARCHED_LINEARLY_MAX {
+        if asked < CHECKS_BEFORE_MERGE {
             return self.access.may(self.caller, right, keys);
         }
         if self.open(right)?.hold(keys) { Ok(()) } else { Err(AuthError::Denied) }

@@ -78,8 +78,8 @@ struct IncarnationReplies {
     open: OpenSet,
     dedup: BTreeMap<u64, Outcome>,
     /// The replies that contain rows, with the size of the rows in bytes.
-    large: BTreeMap<u64, usize>,
-    /// Sum of `large`.
+    with_rows: BTreeMap<u64, usize>,
+    /// Sum of `with_rows`.
     bytes: usize,
     /// Sum of the fingerprints of the replies.
     sum: u64,
@@ -165,7 +165,7 @@ impl DedupTable {
             lives.push_back(LifeRow { node, incarnation, window });
             dedup.extend(life.dedup.iter().map(|(&seq, outcome)| {
                 let id = RequestId { node, incarnation, seq };
-                let bytes = life.large.get(&seq).copied().unwrap_or_default();
+                let bytes = life.with_rows.get(&seq).copied().unwrap_or_default();
                 AnswerRow { id, outcome: outcome.clone(), bytes }
             }));
         }
@@ -211,7 +211,7 @@ impl IncarnationReplies {
             // Request numbers start at 1.
             open: OpenSet::new(1, &[]),
             dedup: BTreeMap::new(),
-            large: BTreeMap::new(),
+            with_rows: BTreeMap::new(),
             bytes: 0,
             sum: 0,
         }
@@ -222,11 +222,11 @@ impl IncarnationReplies {
         let kept = if bytes > ANSWER_BYTES_MAX { without_rows(outcome) } else { copied(outcome) };
         self.set(seq, kept);
         if bytes > 0 && bytes <= ANSWER_BYTES_MAX {
-            self.large.insert(seq, bytes);
+            self.with_rows.insert(seq, bytes);
             self.bytes += bytes;
         }
         while self.bytes > NODE_BYTES_MAX {
-            let (&oldest, _) = self.large.first_key_value().expect("the bytes are somebody's");
+            let (&oldest, _) = self.with_rows.first_key_value().expect("the bytes are somebody's");
             let outcome = without_rows(&self.dedup[&oldest]);
             self.lighten(oldest);
             self.set(oldest, outcome);
@@ -242,7 +242,7 @@ impl IncarnationReplies {
     }
 
     fn lighten(&mut self, seq: u64) {
-        if let Some(bytes) = self.large.remove(&seq) {
+        if let Some(bytes) = self.with_rows.remove(&seq) {
             self.bytes -= bytes;
         }
     }
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(dedup.answer(id(1, 3)), Some(put(4, 500)));
         record_window(&mut dedup, 1, seq, &[]);
         let life = &dedup.nodes[&node()];
-        assert_eq!((life.bytes, life.large.len(), life.dedup.len(), life.sum), (0, 0, 0, 0));
+        assert_eq!((life.bytes, life.with_rows.len(), life.dedup.len(), life.sum), (0, 0, 0, 0));
     }
 
     #[test]

@@ -431,7 +431,7 @@ impl<'a> ReadHold<'a> {
     pub(super) fn begin(&mut self, wide: bool) {
         self.wide = wide;
         if wide {
-            self.release_image();
+            self.release_lock();
         }
     }
 
@@ -440,7 +440,7 @@ impl<'a> ReadHold<'a> {
         let shared = self.shared;
         if self.wide {
             // Release the lock, because a wide snapshot takes the lock itself.
-            self.release_image();
+            self.release_lock();
             return Snapshot { shared, held: None, generation: None, at };
         }
         Snapshot { shared, held: Some(self.take()), generation: None, at }
@@ -455,11 +455,11 @@ impl<'a> ReadHold<'a> {
     pub(super) fn wrote(&mut self) {
         self.rows += 1;
         if self.wide || self.rows >= HOLD_ROWS {
-            self.release_image();
+            self.release_lock();
         }
     }
 
-    fn release_image(&mut self) {
+    fn release_lock(&mut self) {
         if self.state.take().is_some() {
             self.shared.yield_to_readers();
         }

@@ -324,12 +324,9 @@ mod tests {
         assert_eq!(check(deep(depth_max)), Ok(()));
         assert_eq!(check(deep(depth_max + 1)), Err(Rejection::TooDeep { max: depth_max }));
         let max = Limits::TXN_DEPTH_CEILING;
-        let without_deadline = Limits { txn_depth_max: usize::MAX, ..Limits::default() };
-        assert_eq!(without_deadline.check(&Command::Txn(deep(max))), Ok(()));
-        assert_eq!(
-            without_deadline.check(&Command::Txn(deep(max + 1))),
-            Err(Rejection::TooDeep { max })
-        );
+        let unlimited = Limits { txn_depth_max: usize::MAX, ..Limits::default() };
+        assert_eq!(unlimited.check(&Command::Txn(deep(max))), Ok(()));
+        assert_eq!(unlimited.check(&Command::Txn(deep(max + 1))), Err(Rejection::TooDeep { max }));
     }
 
     #[test]

@@ -323,7 +323,7 @@ impl Shared {
         let took = now.since(asked);
         self.meters.ended(kind, end, took);
         tracing::debug!(parent: span, outcome = end.as_str(), ?took, "read answered");
-        let Some(visited_keys) = self.is_slow(took, now) else { return };
+        let Some(suppressed) = self.is_slow(took, now) else { return };
         // Log the line in the read's span. If reads are not traced, this is the span of the caller.
         let _inside = span.enter();
         let status = self.state.status.borrow().clone();
@@ -345,7 +345,7 @@ impl Shared {
                     ?asking,
                     ?applying,
                     ?leader,
-                    visited_keys,
+                    suppressed,
                     "slow request (read): took {took:.1?}, mostly {most}"
                 );
             }
@@ -356,7 +356,7 @@ impl Shared {
                 ?took,
                 ?leader,
                 unapplied,
-                visited_keys,
+                suppressed,
                 "slow request (read): given up after {took:.1?}"
             ),
         }
@@ -370,7 +370,7 @@ impl Shared {
             self.meters.slow_requests_total.one();
         }
         match slowness {
-            Slow::Line { visited_keys } => Some(visited_keys),
+            Slow::Line { suppressed } => Some(suppressed),
             Slow::No | Slow::Counted => None,
         }
     }
@@ -390,7 +390,7 @@ impl Shared {
         let now = self.now();
         self.meters.ranges_total.one();
         let took = now.since(began);
-        if let Some(visited_keys) = self.is_slow(took, now) {
+        if let Some(suppressed) = self.is_slow(took, now) {
             let node = &*self.settings.contact.name;
             let of = |reply: &RangeReply| (reply.kvs.len(), reply.count);
             let (rows, count) = found.as_ref().map(of).unwrap_or_default();
@@ -400,7 +400,7 @@ impl Shared {
                 ?took,
                 rows,
                 count,
-                visited_keys,
+                suppressed,
                 "slow request (range): took {took:.1?}, reading this node's replica"
             );
         }

@@ -173,19 +173,19 @@ impl Keeper {
     }
 
     async fn part(&self, session: Session) {
-        let record_hold = self.look(&session);
+        let is_active = self.look(&session);
         match self.rng.below(4) {
             0 if one_in(&self.rng, 2) => self.resume_late(session).await,
             0 => drop(session.detach()),
             1 => {
-                if record_hold {
+                if is_active {
                     self.scene.judge.borrow_mut().lease_may_end(session.lease());
                 }
                 drop(session);
             }
             _ => {
                 // A session that was lost with a lock delay can no longer be closed.
-                if record_hold || session.lock_delay().is_zero() {
+                if is_active || session.lock_delay().is_zero() {
                     self.scene.judge.borrow_mut().lease_may_end(session.lease());
                 }
                 self.scene.close(self.node, &session).await;

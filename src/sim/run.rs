@@ -155,14 +155,12 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 }
 
 /// Adds what to do about a panic of tokio, whose timers and sockets do not exist in the simulator.
-fn explained(panic_message: String) -> String {
-    match panic_message.contains("there is no reactor running") {
+fn explained(text: String) -> String {
+    match text.contains("there is no reactor running") {
         true => {
-            format!(
-                "{panic_message} (in the simulator, use `sleep` of the host instead of timers of tokio)"
-            )
+            format!("{text} (in the simulator, use `sleep` of the host instead of timers of tokio)")
         }
-        false => panic_message,
+        false => text,
     }
 }
 
@@ -434,9 +432,9 @@ impl Run {
     /// Reports that the final check cannot run. A scenario with a final check would prove nothing then.
     fn nobody_to_ask(&self, why: &str) -> Result<(), Violation> {
         let wants = self.foreign.as_ref().is_some_and(|scenario| scenario.finally.is_some());
-        let panic_message =
+        let text =
             format!("nobody could be asked what came true in the end: {why}; take another seed");
-        if wants { Violation::found("FINALLY", panic_message) } else { Ok(()) }
+        if wants { Violation::found("FINALLY", text) } else { Ok(()) }
     }
 
     fn report(&self) -> Report {

@@ -87,7 +87,7 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: AcceptorWaiting) {
         tcp.set_nodelay(true)?;
         let mut stream = context.security.accept(tcp).await?;
         let preface = exchange::hear(&mut stream).await?;
-        waiting.supported_version();
+        waiting.record_preface();
         let met = exchange::accept(&mut stream, preface, context).await?;
         Ok((stream, met))
     };
@@ -101,8 +101,8 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: AcceptorWaiting) {
         Ok(Ok((stream, Met::Joiner(ask)))) => join::answer(context, stream, ask).await,
         Ok(Err(broken)) => context.report(Side::Acceptor, None, &broken),
         Err(_) => {
-            let without_preface = Broken::Socket(io::ErrorKind::TimedOut.into());
-            context.report(Side::Acceptor, None, &without_preface);
+            let timed_out = Broken::Socket(io::ErrorKind::TimedOut.into());
+            context.report(Side::Acceptor, None, &timed_out);
         }
     }
 }
@@ -110,8 +110,8 @@ async fn welcome(context: &Context, tcp: TcpStream, waiting: AcceptorWaiting) {
 /// Serves a connection of a member after its handshake.
 async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
     let peer = hello.from;
-    let (register, before) = context.incoming.register(lane, &hello, context.env.clock.now());
-    if register.replacements == CONTESTS_MAX {
+    let (seat, before) = context.incoming.register(lane, &hello, context.env.clock.now());
+    if seat.replacements == CONTESTS_MAX {
         let (me, name) = (context.admission.me(), context.admission.name(peer));
         tracing::warn!(
             %me, %peer, name, ?lane, replaced = CONTESTS_MAX,
@@ -130,14 +130,14 @@ async fn serve(context: &Context, stream: Wire, hello: Hello, lane: Lane) {
     let began = context.env.clock.now();
     let end = tokio::select! {
         biased;
-        () = register.replaced.notified() => {
+        () = seat.replaced.notified() => {
             Broken::Socket(io::Error::other("replaced by a newer connection"))
         }
-        end = receive(context, stream, &hello, lane, &register) => end,
+        end = receive(context, stream, &hello, lane, &seat) => end,
     };
     presence.end(&end);
     context.has_closed(peer, context.env.clock.now().since(began));
-    context.incoming.leave(peer, lane, register.number);
+    context.incoming.leave(peer, lane, seat.number);
     tracing::debug!(me = %context.admission.me(), %peer, ?lane, %end, "incoming connection lost");
     if !matches!(end, Broken::Socket(_)) {
         context.report(Side::Acceptor, Some(peer), &end);
@@ -150,7 +150,7 @@ async fn receive(
     mut stream: Wire,
     hello: &Hello,
     lane: Lane,
-    register: &Seat,
+    seat: &Seat,
 ) -> Broken {
     let mut alive = Vec::new();
     frame::put_frame(&mut alive, FrameKind::Alive, |_| {});
@@ -189,7 +189,7 @@ async fn receive(
                 frames.rest();
                 continue;
             }
-            () = register.recheck.notified() => {
+            () = seat.recheck.notified() => {
                 if let Err(rejection) = admit(context, hello, &stream) {
                     return exchange::reject_peer(&mut stream, &[], hello.from, rejection.into()).await;
                 }
@@ -359,7 +359,7 @@ impl AcceptorWaiting {
     }
 
     /// Records that the connection has sent a preface.
-    fn supported_version(&self) {
+    fn record_preface(&self) {
         let mut state = self.context.incoming.state();
         if let Some(newcomer) = state.without_preface.remove(&self.number) {
             state.with_preface.insert(self.number, newcomer);
@@ -435,9 +435,8 @@ impl Incoming {
             ended,
         };
         state.seated.insert((hello.from, lane), seated);
-        let register =
-            Seat { number, replacements: replacements.1, replaced, recheck, _ended: sender };
-        (register, before.map(|before| before.ended))
+        let seat = Seat { number, replacements: replacements.1, replaced, recheck, _ended: sender };
+        (seat, before.map(|before| before.ended))
     }
 
     /// Makes every connection check its peer again, because the membership has changed.

@@ -18,7 +18,7 @@ use crate::model::LogIndex;
 
 /// Number of segments that one truncation removes at once. Removing a segment takes milliseconds,
 /// and meanwhile no group is written.
-const REMOVALS_MAX: usize = 4;
+const REMOVALS_AT_CUT: usize = 4;
 
 /// Number of segments removed in one idle step.
 pub(super) const REMOVALS_WHEN_IDLE: usize = 8;
@@ -45,7 +45,7 @@ impl LogWriter {
     pub(crate) fn cut(&mut self, up_to: LogIndex) -> Result<(), LogError> {
         self.unless_failed(|writer| {
             writer.write_cut(up_to)?;
-            writer.remove_passed(REMOVALS_MAX)
+            writer.remove_passed(REMOVALS_AT_CUT)
         })
     }
 

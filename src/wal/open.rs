@@ -119,8 +119,8 @@ impl LogWriter {
         recovery: Recovery,
     ) -> Result<Opened, LogError> {
         let torn = recovery.secure(&folder)?;
-        let Recovery { disk, state, older, foreign_keys, tail, next, .. } = recovery;
-        for number in foreign_keys {
+        let Recovery { disk, state, older, unremoved, tail, next, .. } = recovery;
+        for number in unremoved {
             folder.remove(&folder.path_of(number))?;
         }
         let (entered, next) = match next {

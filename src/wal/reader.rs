@@ -89,10 +89,10 @@ impl LogReader {
         bytes_max: usize,
     ) -> Result<Vec<Entry>, LogError> {
         loop {
-            let samples_between = self.samples_between(from, to)?;
-            match self.read(&samples_between, from, bytes_max) {
+            let samples = self.samples_between(from, to)?;
+            match self.read(&samples, from, bytes_max) {
                 // The entries were truncated or replaced while they were being read.
-                Err(_) if self.samples_between(from, to)? != samples_between => {}
+                Err(_) if self.samples_between(from, to)? != samples => {}
                 result => return result,
             }
         }
@@ -118,14 +118,14 @@ impl LogReader {
 
     fn read(
         &self,
-        (samples_between, until): &(Vec<IndexSample>, LogIndex),
+        (samples, until): &(Vec<IndexSample>, LogIndex),
         from: LogIndex,
         bytes_max: usize,
     ) -> Result<Vec<Entry>, LogError> {
-        let ends = samples_between.iter().skip(1).map(|next| next.index).chain([*until]);
+        let ends = samples.iter().skip(1).map(|next| next.index).chain([*until]);
         let mut batch = ReadBatch { from, bytes_left: bytes_max, entries: Vec::new() };
         let mut open: Option<(u32, Cursor)> = None;
-        for (sample, end) in samples_between.iter().zip(ends) {
+        for (sample, end) in samples.iter().zip(ends) {
             let (segment, offset) = (sample.position.segment, u64::from(sample.position.offset));
             let mut cursor = match open.take() {
                 Some((number, cursor)) if number == segment => cursor,

@@ -24,7 +24,7 @@ pub(super) struct Recovery {
     /// The segments before the last one in use, in ascending order: number and length.
     pub(super) older: VecDeque<(u32, u32)>,
     /// Segments that an interrupted truncation has not removed yet.
-    pub(super) foreign_keys: Vec<u32>,
+    pub(super) unremoved: Vec<u32>,
     /// The last segment with a header.
     pub(super) tail: Tail,
     /// The file after the last segment in use, if it exists. The file contains no data that must be
@@ -75,7 +75,7 @@ pub(super) fn recover(
     // An interrupted truncation may have left some of the segments that it was removing. The log
     // begins after the last gap.
     let gap = numbers.windows(2).rposition(|pair| pair[0] + 1 != pair[1]);
-    let (foreign_keys, numbers) = numbers.split_at(gap.map_or(0, |at| at + 1));
+    let (unremoved, numbers) = numbers.split_at(gap.map_or(0, |at| at + 1));
     let Some(&first) = numbers.first() else {
         return Err(corrupt(folder, 1, 0, "the segment is missing"));
     };
@@ -92,7 +92,7 @@ pub(super) fn recover(
         let head = read_header(&*file, file_bytes).map_err(LogError::io("read", &path))?;
         let Some((header, chain)) = head else {
             // A file without a header is allowed only after the last segment in use.
-            if number == first && !foreign_keys.is_empty() {
+            if number == first && !unremoved.is_empty() {
                 return Err(missing());
             }
             if number == first || Some(&number) != numbers.last() {
@@ -117,10 +117,10 @@ pub(super) fn recover(
         tail = Some(read_segment(folder, number, is_first, length, cursor, &mut state)?);
     }
     let (Some(disk), Some(tail)) = (disk, tail) else { return Err(missing()) };
-    let foreign_keys = foreign_keys.to_vec();
+    let unremoved = unremoved.to_vec();
     let recovery = finish(
         folder,
-        Recovery { disk, state, older, foreign_keys, tail, next: None, torn: None },
+        Recovery { disk, state, older, unremoved, tail, next: None, torn: None },
         blank,
     )?;
     let state = &recovery.state;

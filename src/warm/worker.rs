@@ -47,7 +47,7 @@ const LOAD_WINDOW: Duration = Duration::from_secs(1);
 const FAILURES_MAX: u32 = 3;
 
 /// Pause after a failure, or after falling behind, before a new copy is begun.
-const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+const RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Time limit for writing the missing data during a proper shutdown.
 const STOP_MAX: Duration = Duration::from_millis(500);
@@ -262,7 +262,7 @@ impl Worker {
     fn fail(&mut self, error: &CopyError) {
         self.image = None;
         self.has_leftovers = true;
-        self.not_before = self.env.clock.now() + CHECK_INTERVAL;
+        self.not_before = self.env.clock.now() + RETRY_DELAY;
         if let CopyError::Forgotten(_) = error {
             tracing::debug!(%error, "rebuilding warm copy: it has fallen behind");
             if let Err(error) = self.retire() {
@@ -316,10 +316,10 @@ impl Worker {
     fn remove_unneeded_store(&self) -> bool {
         let needed = [self.manifest.copy, self.copy.as_ref().map(|open| open.number)];
         let Ok(dirs) = self.store.list(&self.dir) else { return false };
-        let has_leftovers = dirs
+        let unneeded = dirs
             .iter()
             .find(|dir| number_of(dir).is_some_and(|number| !needed.contains(&Some(number))));
-        let Some(dir) = has_leftovers else { return false };
+        let Some(dir) = unneeded else { return false };
         match self.store.remove(dir) {
             Ok(()) => true,
             Err(error) => {

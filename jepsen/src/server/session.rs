@@ -51,7 +51,7 @@ pub(super) async fn grant(channel: &Channel, seconds: i64) -> Result<Granted, Mi
 pub(super) struct Session {
     channel: Channel,
     pub(super) lease: i64,
-    with_valid_lease: Arc<Mutex<Instant>>,
+    valid_until: Arc<Mutex<Instant>>,
     keeper: AbortHandle,
 }
 
@@ -63,15 +63,15 @@ impl Session {
     pub(super) async fn open(channel: &Channel, ttl: Duration) -> Result<Self, Miss> {
         let seconds = i64::try_from(ttl.as_secs().max(1)).unwrap_or(i64::MAX);
         let granted = grant(channel, seconds).await.map_err(Miss::harmless)?;
-        let with_valid_lease = Arc::new(Mutex::new(granted.sent + believed(granted.ttl)));
-        let keep = keep(channel.clone(), granted.id, granted.ttl, Arc::clone(&with_valid_lease));
+        let valid_until = Arc::new(Mutex::new(granted.sent + believed(granted.ttl)));
+        let keep = keep(channel.clone(), granted.id, granted.ttl, Arc::clone(&valid_until));
         let keeper = runtime().spawn(keep).abort_handle();
-        Ok(Self { channel: channel.clone(), lease: granted.id, with_valid_lease, keeper })
+        Ok(Self { channel: channel.clone(), lease: granted.id, valid_until, keeper })
     }
 
     /// Returns whether the lease certainly exists.
     pub(super) fn is_believed(&self) -> bool {
-        Instant::now() < *self.with_valid_lease.lock().unwrap_or_else(PoisonError::into_inner)
+        Instant::now() < *self.valid_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -93,10 +93,10 @@ fn believed(ttl: Duration) -> Duration {
 }
 
 /// Renews a lease until it has ended.
-async fn keep(channel: Channel, id: i64, ttl: Duration, with_valid_lease: Arc<Mutex<Instant>>) {
+async fn keep(channel: Channel, id: i64, ttl: Duration, valid_until: Arc<Mutex<Instant>>) {
     loop {
-        if renewals(&channel, id, ttl, &with_valid_lease).await.is_some() {
-            let mut until = with_valid_lease.lock().unwrap_or_else(PoisonError::into_inner);
+        if renewals(&channel, id, ttl, &valid_until).await.is_some() {
+            let mut until = valid_until.lock().unwrap_or_else(PoisonError::into_inner);
             *until = Instant::now();
             return;
         }
@@ -109,7 +109,7 @@ async fn renewals(
     channel: &Channel,
     id: i64,
     ttl: Duration,
-    with_valid_lease: &Mutex<Instant>,
+    valid_until: &Mutex<Instant>,
 ) -> Option<()> {
     let (requests, stream) = mpsc::channel(1);
     let mut client = LeaseClient::new(channel.clone());
@@ -124,7 +124,7 @@ async fn renewals(
             return Some(());
         }
         let renewed = Duration::from_secs(answer.ttl.unsigned_abs()).min(ttl);
-        *with_valid_lease.lock().unwrap_or_else(PoisonError::into_inner) = sent + believed(renewed);
+        *valid_until.lock().unwrap_or_else(PoisonError::into_inner) = sent + believed(renewed);
         tokio::time::sleep(ttl / RENEWALS).await;
     }
 }

@@ -319,8 +319,8 @@ impl Driver {
     }
 
     /// As the leader: answers a question of another node from the leader lease, or adds it to the
-    /// next round. Another node replies only to reads: the origins of other questions repeat them
-    /// until a leader answers.
+    /// next round. A node that is not the leader replies only to reads: the origins of other
+    /// questions repeat them until a leader answers.
     pub(super) fn take_question(&mut self, origin: QueryOrigin, question: Question) {
         let query = LeaderQuery { origin, question };
         let Some(leading) = &mut self.leader else {

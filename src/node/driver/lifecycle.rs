@@ -23,7 +23,7 @@ pub(super) enum Lifecycle {
     Stopping(Farewell),
     /// A peer has reported that this node was removed and that its vote is no longer needed. The
     /// local replica alone does not show whether the removal is settled. The field is set if the
-    /// node was already shutting down.
+    /// node is also shutting down.
     Removed(Option<Farewell>),
     /// The node stops at the end of this turn, without a message to peers.
     Aborted,

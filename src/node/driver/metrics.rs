@@ -35,7 +35,7 @@ impl Driver {
         if slowness != Slow::No {
             self.shared.meters.slow_applies_total.one();
         }
-        if let Slow::Line { visited_keys } = slowness {
+        if let Slow::Line { suppressed } = slowness {
             let (applying, notifying) =
                 (times.visible.since(times.received_at), now.since(times.visible));
             tracing::warn!(
@@ -44,7 +44,7 @@ impl Driver {
                 ?took,
                 ?applying,
                 ?notifying,
-                visited_keys,
+                suppressed,
                 "slow apply: a batch of entries took {took:.1?}"
             );
         }
@@ -81,8 +81,8 @@ impl Driver {
             }
         }
         tracing::debug!(parent: &trace.span, outcome = end.as_str(), ?took, "request answered");
-        if let Some(visited_keys) = self.shared.is_slow(took, now) {
-            self.log_slow_request(&trace, end, took, stages, visited_keys, now);
+        if let Some(suppressed) = self.shared.is_slow(took, now) {
+            self.log_slow_request(&trace, end, took, stages, suppressed, now);
         }
         reply.send(result);
     }
@@ -95,7 +95,7 @@ impl Driver {
         end: Ending,
         took: Duration,
         stages: Option<Stages>,
-        visited_keys: u64,
+        suppressed: u64,
         now: Moment,
     ) {
         let (kind, request, outcome) = (trace.kind.as_str(), trace.number, end.as_str());
@@ -107,7 +107,7 @@ impl Driver {
             tracing::warn!(
                 parent: span,
                 node, kind, request, outcome, ?took, ?waiting, ?forwarding, ?logging, ?replicating,
-                ?applying, ?notifying, attempts, visited_keys,
+                ?applying, ?notifying, attempts, suppressed,
                 "slow request ({kind}): took {took:.1?}, mostly {most}"
             );
             return;
@@ -125,7 +125,7 @@ impl Driver {
         let place = trace.place(at);
         tracing::warn!(
             parent: span,
-            node, kind, request, outcome, ?took, at = at.as_str(), leader, log_pending = ?owed, attempts, visited_keys,
+            node, kind, request, outcome, ?took, at = at.as_str(), leader, log_pending = ?owed, attempts, suppressed,
             "slow request ({kind}): given up after {took:.1?}, {place}"
         );
     }

@@ -80,8 +80,8 @@ use to_leader::ToLeader;
 
 pub(crate) use commit::apply_entry;
 
-/// Size in bytes up to which several requests are packed into one entry. A larger request gets an
-/// entry of its own.
+/// Once an entry has this many bytes of requests, further requests go into the next entry. The last
+/// request may exceed the limit.
 const ENTRY_BYTES: usize = 256 << 10;
 
 /// Maximum size of a proposal from another node, in bytes. A correct node sends at most
@@ -281,7 +281,8 @@ impl Driver {
     }
 
     /// Returns the time of the next turn if no input arrives: the next tick or early campaign.
-    /// While leases are counted, the turn is earlier, because the lessor must read the clock.
+    /// While leases are counted, the turn comes after at most [`Lessor::CHECK_INTERVAL`], because the
+    /// lessor must read the clock.
     fn next_turn(&self, now: Moment) -> Moment {
         let next_tick = self.timing.next_tick();
         let campaign_at = self.contact.campaign_at().filter(|at| *at > now);

@@ -193,10 +193,10 @@ mod tests {
 
     #[test]
     fn snapshot_that_consensus_was_not_given_is_missing() {
-        let for_connection = [offered(7), loaded(7), Event::Decided(Taken::Installing)]
+        let events = [offered(7), loaded(7), Event::Decided(Taken::Installing)]
             .into_iter()
             .chain([Event::Writing { id: id(8), group: 3 }]);
-        assert_eq!(after(for_connection).1, Action::Missing(id(8)));
+        assert_eq!(after(events).1, Action::Missing(id(8)));
         assert_eq!(after([Event::Writing { id: id(8), group: 3 }]).1, Action::Missing(id(8)));
     }
 }

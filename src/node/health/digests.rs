@@ -18,7 +18,7 @@ const KEPT: usize = 64;
 
 /// Pause before the leader forces another comparison, as a multiple of the time in which a difference may be
 /// resolved.
-const PAUSE_TICKS: u32 = 60;
+const PAUSE_FACTOR: u32 = 60;
 
 /// The digests that each member has sent, and the verdict on them.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ impl Digests {
         let (verdict, agrees) = (self.compare(received), self.is_of_majority(received));
         let is_known = received.contains_key(&self.me);
         if from == self.me && self.undecided.is_some() {
-            self.rest_ticks = self.patience_ticks.saturating_mul(PAUSE_TICKS);
+            self.rest_ticks = self.patience_ticks.saturating_mul(PAUSE_FACTOR);
         }
         match verdict {
             DigestVerdict::NoMajority => {

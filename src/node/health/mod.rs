@@ -205,7 +205,7 @@ const NO_LEADER_TIMEOUTS: u32 = 4;
 
 /// Number of unapplied entries from which a node counts as lagging. Under load there are always
 /// some unapplied entries.
-const LAG_MAX: u64 = 512;
+const LAG_MIN: u64 = 512;
 
 impl Health {
     /// Derives the health from the facts of a driver.
@@ -253,7 +253,7 @@ impl Health {
             (HealthStatus::NoQuorum, lost),
             (HealthStatus::DiskFull, health.disk_full),
             (HealthStatus::DiskSlow, health.sync >= election_timeout / 2),
-            (HealthStatus::CatchingUp, health.fetching || health.behind >= LAG_MAX),
+            (HealthStatus::CatchingUp, health.fetching || health.behind >= LAG_MIN),
         ];
         let gravest = verdicts.into_iter().find(|(_, is)| *is).map(|(verdict, _)| verdict);
         health.status = gravest.unwrap_or(HealthStatus::Healthy);

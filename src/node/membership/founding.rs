@@ -11,8 +11,8 @@
 //!
 //! Since there is only one founder, members that share a quorum never have different lists. If the
 //! founder loses its disk after it has recorded the list, it starts again on a new disk. If any
-//! other founding member has the old list, the founder stops. Otherwise no founding member has ever
-//! taken part in consensus, and the founder records a new list.
+//! other founding member has the old list, the founder stops. Otherwise no other founding member has
+//! ever taken part in consensus, and the founder records a new list.
 
 use std::collections::BTreeMap;
 

@@ -17,13 +17,13 @@ pub(crate) struct Roster {
     hints: BTreeMap<NodeId, Contact>,
     /// The addresses that members gave in their introduction. A member that has moved can announce
     /// its new address only after the leader has contacted it.
-    contacted: BTreeMap<NodeId, String>,
+    introduced: BTreeMap<NodeId, String>,
 }
 
 impl Roster {
     /// Returns a roster that knows only the configuration.
     pub(crate) fn new(me: NodeId, hints: BTreeMap<NodeId, Contact>) -> Self {
-        Self { me, members: Arc::default(), hints, contacted: BTreeMap::new() }
+        Self { me, members: Arc::default(), hints, introduced: BTreeMap::new() }
     }
 
     pub(crate) fn members(&self) -> &Arc<Members> {
@@ -36,7 +36,7 @@ impl Roster {
         let members = &self.members;
         // A newly announced address is newer than the address in any introduction.
         let address = |members: &Members, id| members.get(id).map(|member| member.address.clone());
-        self.contacted.retain(|id, _| address(&before, *id) == address(members, *id));
+        self.introduced.retain(|id, _| address(&before, *id) == address(members, *id));
         self.hints.retain(|id, _| !members.is_removed(*id));
     }
 
@@ -49,7 +49,7 @@ impl Roster {
             self.hints.entry(id).or_default();
         }
         let news = self.address_of(id) != Some(address);
-        self.contacted.insert(id, address.to_owned());
+        self.introduced.insert(id, address.to_owned());
         news
     }
 
@@ -99,7 +99,7 @@ impl Roster {
         let announced = self.members.get(id).map(|member| member.address.as_str());
         let hint = || self.hints.get(&id).map(|hint| hint.address.as_str());
         let known = announced.filter(|address| !address.is_empty()).or_else(hint);
-        self.contacted.get(&id).map(String::as_str).or(known).filter(|address| !address.is_empty())
+        self.introduced.get(&id).map(String::as_str).or(known).filter(|address| !address.is_empty())
     }
 
     /// Returns the current address of a member and the address to which it moves, without

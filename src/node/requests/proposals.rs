@@ -165,7 +165,8 @@ impl Proposals {
         self.unsent.first().copied().filter(|seq| *seq < oldest + WINDOW)
     }
 
-    /// Takes the next requests to send: at least one, and about `bytes_max` bytes in total.
+    /// Takes the next requests to send: at least one, and no more once they have `bytes_max` bytes.
+    /// Only the last request can exceed this limit.
     pub(crate) fn batch(&mut self, now: Moment, bytes_max: usize) -> Option<Batch> {
         let mut requests = Vec::new();
         let mut fresh = Vec::new();

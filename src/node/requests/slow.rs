@@ -18,7 +18,7 @@ pub(crate) struct SlowLog {
     threshold: Duration,
     /// Time of the next line, in nanoseconds of the node's clock.
     next: AtomicU64,
-    visited_keys: AtomicU64,
+    suppressed: AtomicU64,
     /// Time at which this node first knew a leader, in nanoseconds of its clock. 0 before.
     led_since: AtomicU64,
 }
@@ -33,15 +33,15 @@ pub(crate) enum Slow {
     /// The request was slow: log a line, with the number of slow requests that were not logged.
     Line {
         /// Slow requests since the last line.
-        visited_keys: u64,
+        suppressed: u64,
     },
 }
 
 impl SlowLog {
     /// Creates a limiter for which a request is slow if it takes `threshold` or longer.
     pub(crate) fn new(threshold: Duration) -> Self {
-        let [next, visited_keys, led_since] = [0; 3].map(AtomicU64::new);
-        Self { threshold, next, visited_keys, led_since }
+        let [next, suppressed, led_since] = [0; 3].map(AtomicU64::new);
+        Self { threshold, next, suppressed, led_since }
     }
 
     pub(crate) fn knows_leader(&self, now: Moment) {
@@ -67,9 +67,9 @@ impl SlowLog {
         if due
             && self.next.compare_exchange(next, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            return Slow::Line { visited_keys: self.visited_keys.swap(0, Ordering::Relaxed) };
+            return Slow::Line { suppressed: self.suppressed.swap(0, Ordering::Relaxed) };
         }
-        self.visited_keys.fetch_add(1, Ordering::Relaxed);
+        self.suppressed.fetch_add(1, Ordering::Relaxed);
         Slow::Counted
     }
 }
@@ -89,11 +89,11 @@ mod tests {
         let slow = Duration::from_millis(300);
         log.knows_leader(at(1));
         assert_eq!(log.classify(Duration::from_millis(299), at(5_000)), Slow::No);
-        assert_eq!(log.classify(slow, at(5_000)), Slow::Line { visited_keys: 0 });
+        assert_eq!(log.classify(slow, at(5_000)), Slow::Line { suppressed: 0 });
         assert_eq!(log.classify(slow, at(5_001)), Slow::Counted);
         assert_eq!(log.classify(slow, at(5_999)), Slow::Counted);
-        assert_eq!(log.classify(slow, at(6_000)), Slow::Line { visited_keys: 2 });
-        assert_eq!(log.classify(slow, at(7_000)), Slow::Line { visited_keys: 0 });
+        assert_eq!(log.classify(slow, at(6_000)), Slow::Line { suppressed: 2 });
+        assert_eq!(log.classify(slow, at(7_000)), Slow::Line { suppressed: 0 });
     }
 
     #[test]
@@ -105,6 +105,6 @@ mod tests {
         log.knows_leader(at(6_000));
         assert_eq!(log.classify(slow, at(6_299)), Slow::Counted, "it was asked for before");
         log.knows_leader(at(9_000));
-        assert_eq!(log.classify(slow, at(6_300)), Slow::Line { visited_keys: 0 }, "another leader");
+        assert_eq!(log.classify(slow, at(6_300)), Slow::Line { suppressed: 0 }, "another leader");
     }
 }

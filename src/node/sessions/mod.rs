@@ -82,7 +82,7 @@ pub(super) type Resumed = (ReplyTo<Claim>, CallResult<Arc<SharedSession>>);
 pub(crate) struct Sessions {
     drift: Drift,
     /// Time after which an unanswered renewal is sent again.
-    repeat_query: Duration,
+    repeat_after: Duration,
     sessions: BTreeMap<LeaseId, Kept>,
     resuming: BTreeMap<LeaseId, ResumedLease>,
     /// Renewal requests. Validity is counted from the time of sending, so a repeated renewal is a
@@ -112,9 +112,9 @@ struct ResumedLease {
 }
 
 impl Sessions {
-    pub(crate) fn new(drift: Drift, repeat_query: Duration, meters: Arc<Meters>) -> Self {
+    pub(crate) fn new(drift: Drift, repeat_after: Duration, meters: Arc<Meters>) -> Self {
         let (sessions, resuming, asked, quiet_until) = Default::default();
-        Self { drift, repeat_query, sessions, resuming, asked, quiet_until, meters }
+        Self { drift, repeat_after, sessions, resuming, asked, quiet_until, meters }
     }
 
     /// Keeps a newly granted lease alive, with one claim.
@@ -274,13 +274,13 @@ impl Sessions {
         let wanted = self.resuming.iter_mut().map(|(lease, wanted)| (lease, &mut wanted.ask_at));
         let due = kept.chain(wanted).filter(|(_, at)| **at <= now);
         for (lease, at) in due.take(QUERIED_LEASES_MAX) {
-            *at = now + self.repeat_query;
+            *at = now + self.repeat_after;
             leases.push(*lease);
         }
         if leases.is_empty() {
             let kept = self.sessions.values().map(|kept| kept.renew_at);
             let next = kept.chain(self.resuming.values().map(|wanted| wanted.ask_at)).min();
-            self.quiet_until = next.unwrap_or(now + self.repeat_query);
+            self.quiet_until = next.unwrap_or(now + self.repeat_after);
             return None;
         }
         // Forget requests that are older than the longest TTL, because their answers are useless.

@@ -240,13 +240,13 @@ impl SharedSession {
 
     /// Returns the state of the session, and notifies the watchers of a change.
     pub(in crate::node) fn notice(&self, now: Moment, drift: Drift) -> SessionState {
-        let state_at = self.state_at(now, drift);
-        self.report(match state_at {
+        let state = self.state_at(now, drift);
+        self.report(match state {
             SessionState::Active(_) => ReportedState::Active,
             SessionState::RenewalOverdue(_) => ReportedState::RenewalOverdue,
             SessionState::Ended(why) => ReportedState::Ended(why),
         });
-        state_at
+        state
     }
 
     fn report(&self, news: ReportedState) {

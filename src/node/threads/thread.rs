@@ -175,13 +175,13 @@ impl Running {
 }
 
 fn run_driver(driver: &mut Driver, shared: &Shared, threads: &Threads) {
-    let fail_after_panic = catch_unwind(AssertUnwindSafe(|| {
+    let ended = catch_unwind(AssertUnwindSafe(|| {
         while let Next::At(moment) = driver.turn() {
             shared.inbox.wait(moment.since(shared.now()));
             threads.pass();
         }
     }));
-    if let Err(panic) = fail_after_panic {
+    if let Err(panic) = ended {
         // The driver may have stopped in the middle of a change, and must not run again.
         let reason = StopReason::failed(format!("the driver panicked: {}", panic_message(&*panic)));
         shared.stop(reason.clone());

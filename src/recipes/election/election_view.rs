@@ -12,7 +12,8 @@ use crate::recipes::lock::core::view;
 
 /// A view of one election from this node, for code that does not run the campaign itself, such as
 /// the handler of a request. Created by [`Node::election_view`]. Needs no session. Every method
-/// reads the local replica only, so a view also answers while the node has no quorum.
+/// reads local memory only and never waits; only the stream of [`ElectionView::observe`] does. So a
+/// view also answers while the node has no quorum.
 ///
 /// The leader of an election is not the leader of the consensus. Your program campaigns to lead an
 /// election ([`Node::leader_task`], [`Session::election`](crate::Session::election)). The members

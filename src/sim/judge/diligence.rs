@@ -106,8 +106,8 @@ impl Judge {
             worker.stalled_leader_since = None;
             return;
         }
-        let stalled_leader_since = now - *worker.stalled_leader_since.get_or_insert(now);
-        self.expect(stalled_leader_since <= CLINGS_MAX, "R-DISK", || {
+        let stalled = now - *worker.stalled_leader_since.get_or_insert(now);
+        self.expect(stalled <= CLINGS_MAX, "R-DISK", || {
             format!("{id:?} leads on, and its disk has owed it an answer since {since:?}")
         });
     }

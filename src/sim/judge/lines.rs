@@ -235,16 +235,16 @@ impl LockQueueJudge {
                     && place.map(|place| place.lease) == event.kv.lease
             };
             let successor = event.kv.lease.filter(|lease| *lease != before.lease);
-            let record_resumption =
+            let is_resumption =
                 |successor: LeaseId| self.takers.contains(&(key.clone(), before.since, successor));
             if let Some(successor) = successor
-                .filter(|successor| !events.iter().any(is_left) && !record_resumption(*successor))
+                .filter(|successor| !events.iter().any(is_left) && !is_resumption(*successor))
             {
                 return Err(format!(
                     "{key:?} of {before:?} goes to {successor:?}, who does not wait"
                 ));
             }
-            if successor.is_some_and(|successor| !record_resumption(successor)) {
+            if successor.is_some_and(|successor| !is_resumption(successor)) {
                 self.handed_over.push(match says(&event.kv) {
                     Says::Reads => "read lock handed over",
                     Says::Wants { .. } => "permit handed over",

@@ -392,12 +392,10 @@ impl Judge {
     }
 
     fn check_digest(&mut self, id: NodeId, index: LogIndex, digest: u64) {
-        let (other, owner_of_data) = *self.digests.entry(index).or_insert((digest, id));
+        let (other, first) = *self.digests.entry(index).or_insert((digest, id));
         if other != digest {
             self.broken("M-HASH", || {
-                format!(
-                    "at {index:?} {owner_of_data:?} has {other:016x} and {id:?} has {digest:016x}"
-                )
+                format!("at {index:?} {first:?} has {other:016x} and {id:?} has {digest:016x}")
             });
         }
         if self.digests.len() > DIGESTS_KEPT {

@@ -88,8 +88,8 @@ async fn check_notification(player: &Player, holding: &Holding<Guard>) {
     let asks = format!("bowline:1 ask\n{}\n", hold.since());
     let is_meant =
         row.lease == Some(hold.session().lease()) && row.value.starts_with(asks.as_bytes());
-    let check_notification = hold.request().is_some() || !hold.is_held();
-    player.scene.judge.borrow_mut().expect(check_notification || !is_meant, "K-ORDER", || {
+    let is_notified = hold.request().is_some() || !hold.is_held();
+    player.scene.judge.borrow_mut().expect(is_notified || !is_meant, "K-ORDER", || {
         format!("{row:?} is here, and who holds by that key is not told")
     });
 }

@@ -83,17 +83,17 @@ impl TlsWire {
         let name = ServerName::try_from("bowline.invalid").expect("a name");
         let session = ClientConnection::new(trust.client.clone(), name);
         let session = session.map_err(|error| untrusted(&error))?;
-        Self::perform(tcp, session.into(), trust, Use::Server).await
+        Self::complete_handshake(tcp, session.into(), trust, Use::Server).await
     }
 
     /// Performs the handshake as the acceptor.
     pub(in super::super) async fn accept(tcp: TcpStream, trust: &Trust) -> io::Result<Self> {
         let session = ServerConnection::new(trust.server.clone());
         let session = session.map_err(|error| untrusted(&error))?;
-        Self::perform(tcp, session.into(), trust, Use::Client).await
+        Self::complete_handshake(tcp, session.into(), trust, Use::Client).await
     }
 
-    async fn perform(
+    async fn complete_handshake(
         mut tcp: TcpStream,
         mut session: Connection,
         trust: &Trust,

@@ -97,7 +97,7 @@ fn flipped_bit_is_rejected_harmless_or_in_the_unacknowledged_tail() {
                 } else {
                     disk.flip_bit(file, at * 8 + at % 8);
                 }
-                let what = format!("byte {at} of {}, vouched {marked}", file.display());
+                let what = format!("byte {at} of {}, marked {marked}", file.display());
                 outcomes.check(&written, disk, marked, &what);
             }
         }

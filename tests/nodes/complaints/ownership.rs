@@ -50,7 +50,7 @@ fn no_update_is_lost_when_holders_pause_beyond_their_lease() {
         }
         let leader = cluster.leader().block().unwrap();
         for member in [(leader + 1) % 3, (leader + 2) % 3] {
-            let unchanged_row = session(&cluster, member);
+            let session_of_paused = session(&cluster, member);
             let (before, own) = (total(), acknowledged[member].load(Ordering::SeqCst));
             cluster.pause(member);
             let_pass(cluster.node(leader), SHORT * 2, || {});
@@ -58,7 +58,7 @@ fn no_update_is_lost_when_holders_pause_beyond_their_lease() {
             cluster.resume(member);
             let continues = || acknowledged[member].load(Ordering::SeqCst) > own + 1;
             until_true(cluster.node(leader), "the paused node goes on", continues);
-            assert!(unchanged_row.end().is_some(), "the pause has outlasted the lease");
+            assert!(session_of_paused.end().is_some(), "the pause has outlasted the lease");
         }
         drop(ends);
     });

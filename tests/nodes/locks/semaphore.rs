@@ -138,7 +138,7 @@ fn permit_beyond_a_lowered_limit_survives_a_handoff() {
 }
 
 /// A transfer of a permit depends on each entry before the successor. If there are more than
-/// `PASSED_MAX` (64), the permit is released, and the first waiter gets it.
+/// `TRANSFERRED_MAX` (64), the permit is released, and the first waiter gets it.
 #[test]
 fn permit_is_transferred_past_64_entries_but_not_past_65() {
     for (limit, next) in [(63, 1), (64, 0)] {

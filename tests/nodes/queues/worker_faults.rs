@@ -178,7 +178,7 @@ type Step = (usize, ItemId, Token);
 #[derive(Default)]
 struct Steps {
     taken: Mutex<Vec<Step>>,
-    without_deadline: Mutex<Option<usize>>,
+    endless: Mutex<Option<usize>>,
 }
 
 impl Steps {
@@ -187,7 +187,7 @@ impl Steps {
         let (kv, steps) = (cluster.client(member), Arc::clone(self));
         let worker = cluster.node(member).queue_worker("jobs").concurrency(2);
         Running::start(worker, SOON, async move |job: WorkItem| {
-            let is_endless = || *steps.without_deadline.lock().unwrap() == Some(member);
+            let is_endless = || *steps.endless.lock().unwrap() == Some(member);
             let mut taken = 0;
             while taken < 3 || is_endless() {
                 taken += 1;
@@ -231,7 +231,7 @@ fn crashes_lose_no_item_and_no_handler_continues_without_its_item() {
     let leader = cluster.leader().block().unwrap();
     let (victim, kv) = ((leader + 1) % 3, cluster.client(leader));
     let before = steps.taken.lock().unwrap().len();
-    *steps.without_deadline.lock().unwrap() = Some(victim);
+    *steps.endless.lock().unwrap() = Some(victim);
     put(&kv);
     let begun = Instant::now();
     while !steps.taken.lock().unwrap()[before..].iter().any(|step| step.0 == victim) {
@@ -242,7 +242,7 @@ fn crashes_lose_no_item_and_no_handler_continues_without_its_item() {
     until_done(&kv, 4 * ROUND);
     // The time of several steps.
     stage::let_pass(cluster.node(leader), Duration::from_millis(300), || {});
-    *steps.without_deadline.lock().unwrap() = None;
+    *steps.endless.lock().unwrap() = None;
     cluster.heal();
     until_count(&kv, "jobs/item/", 0);
     workers.into_iter().for_each(|worker| worker.stop().unwrap());

@@ -131,8 +131,8 @@ fn one_put_if_absent_wins_and_the_others_leave_no_lease() {
         watch.request_progress();
         watch.next().block().unwrap().unwrap();
     }
-    let without_deadline = kv.put_if_absent("other", "v").block().unwrap();
-    assert!(without_deadline.is_done());
+    let unleased = kv.put_if_absent("other", "v").block().unwrap();
+    assert!(unleased.is_done());
     assert_eq!(kv.get("other").block().unwrap().unwrap().lease, None);
     assert!(kv.delete("k").block().unwrap().deleted == 1);
     assert!(kv.put_if_absent("k", "again").lease(row.lease.unwrap()).block().unwrap().is_done());

@@ -195,9 +195,9 @@ impl fmt::Display for Verdict {
 impl fmt::Display for Counterexample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rule, object, operations, is_minimal, why, links: _, dead_end } = self;
-        let with_minimality = if *is_minimal { "" } else { " (may not be minimal)" };
+        let note = if *is_minimal { "" } else { " (may not be minimal)" };
         let operations = Shortened(operations);
-        write!(f, "object {object:?}: {rule}: operations {operations}{with_minimality}: {why}")?;
+        write!(f, "object {object:?}: {rule}: operations {operations}{note}: {why}")?;
         if let Some(DeadEnd { let_off, order, state, blocked }) = dead_end {
             let (order, blocked) = (Shortened(order), Shortened(blocked));
             write!(

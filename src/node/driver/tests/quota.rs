@@ -245,12 +245,12 @@ fn scanning_transaction_counts_its_keys_until_answered() {
         Command::Delete(Delete { range: KeyRange::prefix("j"), prev_kv: false }),
         Command::Delete(Delete { range: KeyRange::prefix("k"), prev_kv: false }),
     ];
-    for (command, answer_join) in wide.into_iter().zip([350..400, 5_000..5_001, 350..400]) {
+    for (command, admitted) in wide.into_iter().zip([350..400, 5_000..5_001, 350..400]) {
         let calls: Vec<Call> = (0..5_000).map(|_| three.call(0, command.clone(), 5_000)).collect();
         assert!(three.shared(0).admission.open_bytes() <= 64 << 20);
         let results: Vec<_> = calls.into_iter().map(|call| three.finish(call)).collect();
         let done = results.iter().filter(|result| result.is_ok()).count();
-        assert!(answer_join.contains(&done), "{done} of {command:?}");
+        assert!(admitted.contains(&done), "{done} of {command:?}");
         let is_fine =
             |result: &CallResult<Reply>| !matches!(result, Err(why) if *why != CallError::Busy);
         assert!(results.iter().all(is_fine));
@@ -286,7 +286,7 @@ fn attaching_a_lease_counts_all_its_keys() {
     for key in 0..1_000 {
         three.write(0, Command::Put(Put::new(format!("k{key:03}"), "").lease(lease))).unwrap();
     }
-    let mut answer_join = |command: Command| {
+    let mut admitted = |command: Command| {
         let calls: Vec<Call> = (0..2_000).map(|_| three.call(0, command.clone(), 5_000)).collect();
         let results: Vec<_> = calls.into_iter().map(|call| three.finish(call)).collect();
         assert_eq!(three.shared(0).admission.open_bytes(), 0, "everything is given back");
@@ -307,7 +307,7 @@ fn attaching_a_lease_counts_all_its_keys() {
         ("without it", by("ann", Put::new("k000", "")), 2_000..2_001),
         ("by root, whose rights are not checked", by(ROOT, put("k000")), 2_000..2_001),
     ] {
-        let count = answer_join(command);
+        let count = admitted(command);
         assert!(expected.contains(&count), "{what}: {count}");
     }
     // Only root may access one of the keys. The request is denied, but its keys are counted as in

@@ -86,7 +86,7 @@ fn slow_request_names_the_local_disk() {
         assert!(line.starts_with(words), "{line}");
         assert!(line.contains("mostly writing this node's log"), "{line}");
         assert!(line.contains(&format!(" node=\"m{node}\"")), "{line}");
-        for field in ["waiting=", "forwarding=", "replicating=", "applying=", "visited_keys=0"] {
+        for field in ["waiting=", "forwarding=", "replicating=", "applying=", "suppressed=0"] {
             assert!(line.contains(field), "{field} in {line}");
         }
         assert!(["logging=2", "logging=3"].iter().any(|most| line.contains(most)), "{line}");
@@ -179,8 +179,8 @@ fn burst_of_slow_requests_logs_one_counted_line_per_second() {
         assert_eq!(slow_requests(three, 0) - before, 1_000);
     });
     assert_eq!(lines.len(), 2, "{lines:?}");
-    assert!(lines[0].contains("visited_keys=0"), "{lines:?}");
-    assert!(lines[1].contains("visited_keys=499"), "{lines:?}");
+    assert!(lines[0].contains("suppressed=0"), "{lines:?}");
+    assert!(lines[1].contains("suppressed=499"), "{lines:?}");
 }
 
 pub(super) type Read = Pin<Box<dyn Future<Output = CallResult<()>>>>;

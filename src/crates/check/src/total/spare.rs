@@ -88,13 +88,13 @@ pub(super) fn matched(free: &[u64], pools: &[Pool<'_>]) -> Result<Vec<(u64, usiz
 struct SpareRest {
     /// Changes that certainly take effect; those called last are at the end.
     sure: Vec<usize>,
-    with_minimality: Vec<usize>,
+    uncertain: Vec<usize>,
 }
 
 impl SpareRest {
     /// Returns the sort key of a pool: pools with a certain change first, then those with more changes.
     fn fullness(&self) -> (bool, usize) {
-        (!self.sure.is_empty(), self.sure.len() + self.with_minimality.len())
+        (!self.sure.is_empty(), self.sure.len() + self.uncertain.len())
     }
 }
 
@@ -117,11 +117,11 @@ impl Matching<'_> {
         for revision in free.iter().copied() {
             while let Some((_, (pool, place))) = coming.next_if(|(first, _)| *first <= revision) {
                 let is_sure = self.pools[pool].spare[place].is_sure;
-                let SpareRest { sure, with_minimality } = &mut left[pool];
+                let SpareRest { sure, uncertain } = &mut left[pool];
                 if is_sure {
                     sure.push(place)
                 } else {
-                    with_minimality.push(place)
+                    uncertain.push(place)
                 }
                 ready.push((left[pool].fullness(), Reverse(pool)));
             }
@@ -139,8 +139,8 @@ impl Matching<'_> {
                 match self.pools[pool].quiet_until(revision) {
                     Some(until) => quiet.push(Reverse((until, pool))),
                     None => {
-                        let SpareRest { sure, with_minimality } = &mut left[pool];
-                        let place = sure.pop().or_else(|| with_minimality.pop());
+                        let SpareRest { sure, uncertain } = &mut left[pool];
+                        let place = sure.pop().or_else(|| uncertain.pop());
                         let Some(place) = place else { continue };
                         ready.push((left[pool].fullness(), Reverse(pool)));
                         break Some((pool, place));

@@ -15,7 +15,7 @@ use super::print::leases::{Life, Revoked};
 use bowline_proto::etcdserverpb as pb;
 
 /// The lease is renewed at intervals of its TTL divided by this number.
-const WAIT_MAX: u32 = 3;
+const RENEWALS_PER_TTL: u32 = 3;
 
 /// Pause before a failed renewal is retried.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
@@ -137,7 +137,7 @@ async fn keep_alive(client: &Client, output: Output, id: i64) -> Result<(), Fail
         output.show(&answer)?;
         let ttl = Duration::from_secs(ttl);
         until = Some(sent + ttl);
-        tokio::time::sleep(ttl / WAIT_MAX).await;
+        tokio::time::sleep(ttl / RENEWALS_PER_TTL).await;
     }
 }
 

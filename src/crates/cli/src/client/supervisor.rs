@@ -31,7 +31,7 @@ const EXIT_NOT_FOUND: u8 = 127;
 const EXIT_SIGNALLED: u8 = 128;
 
 /// If the same signal arrives again within this time, the supervisor forwards it only once.
-const RELAY_DELAY: Duration = Duration::from_millis(200);
+const DUPLICATE_WINDOW: Duration = Duration::from_millis(200);
 
 /// Name of the hidden subcommand that starts a supervisor.
 const COMMAND: &str = "supervised-child";
@@ -180,7 +180,7 @@ impl Kept {
     fn pass_on(&mut self, signal: Signal) {
         let now = Instant::now();
         let is_again = |(passed, at): (Signal, Instant)| {
-            passed == signal && now.duration_since(at) < RELAY_DELAY
+            passed == signal && now.duration_since(at) < DUPLICATE_WINDOW
         };
         if self.passed.is_some_and(is_again) {
             return;

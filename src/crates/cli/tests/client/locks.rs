@@ -195,14 +195,14 @@ fn stopped_child_ends_on_request() {
     let stops = ["m", "--", "sh", "-c", "echo $$; kill -STOP $$; exec sleep 1000"];
     let mut signalled = Going::start(lock(&server, &stops));
     let pid = signalled.line();
-    unchanged_row(&pid);
+    wait_until_stopped(&pid);
     signal(&signalled, Signal::TERM);
     assert_eq!(code(&mut signalled), 143);
     assert!(!runs(&pid));
 }
 
 /// Waits until a process is stopped.
-fn unchanged_row(pid: &str) {
+fn wait_until_stopped(pid: &str) {
     let begun = Instant::now();
     let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap();
     while !stat().rsplit_once(") ").unwrap().1.starts_with('T') {

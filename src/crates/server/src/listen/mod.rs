@@ -49,7 +49,8 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
 /// Maximum time that an HTTP/1 connection may be idle, or that the headers of a request may take. It is longer than
-/// the limit for new connections, because the client has already identified itself.
+/// the limit for new connections, because the client has already sent its first bytes and, with TLS, completed the
+/// handshake.
 const IDLE_MAX: Duration = Duration::from_secs(600);
 
 /// Number of file descriptors reserved for the log, snapshots and other members. With a low limit, half of the
@@ -97,7 +98,7 @@ struct ConnectionContext {
     dispatch: Dispatch,
     tls: Option<Arc<ServerTls>>,
     pending: Arc<PendingConnections>,
-    connections_max: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Listeners {
@@ -174,9 +175,7 @@ impl Accepting {
             dispatch: dispatch.clone(),
             tls,
             pending: Arc::default(),
-            connections_max: Arc::new(Semaphore::new(
-                connections_max().min(Semaphore::MAX_PERMITS),
-            )),
+            permits: Arc::new(Semaphore::new(connections_max().min(Semaphore::MAX_PERMITS))),
         });
         let (first, others): (Vec<_>, Vec<_>) =
             self.0.into_iter().partition(|(_, mode)| mode.scope == ListenerScope::Health);
@@ -307,11 +306,11 @@ async fn accept(
 /// Returns a permit for another connection. If no permit is free, takes that of the pending connection that has been
 /// silent for the longest time.
 async fn connection_permit(context: &ConnectionContext) -> Option<OwnedSemaphorePermit> {
-    let connections_max = || Arc::clone(&context.connections_max);
-    match connections_max().try_acquire_owned() {
+    let permits = || Arc::clone(&context.permits);
+    match permits().try_acquire_owned() {
         Ok(connection_permit) => Some(connection_permit),
         Err(_) if context.pending.evict_oldest() => {
-            tokio::time::timeout(NO_ROOM_PAUSE, connections_max().acquire_owned()).await.ok()?.ok()
+            tokio::time::timeout(NO_ROOM_PAUSE, permits().acquire_owned()).await.ok()?.ok()
         }
         Err(_) => None,
     }
