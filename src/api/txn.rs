@@ -60,7 +60,7 @@ impl TxnCall {
 
     /// Adds compares whose keys are complete: those of a lock
     /// ([`Hold::still_held`](crate::lock::Hold::still_held)) or of a queue's item
-    /// ([`Delivery::still_ours`](crate::queue::Delivery::still_ours)). The
+    /// ([`Delivery::still_claimed`](crate::queue::Delivery::still_claimed)). The
     /// [prefix](Client::with_prefix) of the client is not added to these keys.
     ///
     /// ```

@@ -51,10 +51,14 @@ impl LeaderContact {
         self.known == known
     }
 
-    /// Records the term and its leader. `stands` is true if this node is a candidate or the leader.
-    pub(super) fn observe(&mut self, known: (Term, Option<NodeId>), stands: bool) -> ContactChange {
-        let is_new_candidacy = stands && known.0 > self.last_candidacy;
-        if stands {
+    /// Records the term and its leader. `takes_part` is true if this node is a candidate or the leader.
+    pub(super) fn observe(
+        &mut self,
+        known: (Term, Option<NodeId>),
+        takes_part: bool,
+    ) -> ContactChange {
+        let is_new_candidacy = takes_part && known.0 > self.last_candidacy;
+        if takes_part {
             self.last_candidacy = known.0;
         }
         let has_another_leader = known.1.is_some() && known.1 != self.known.1;
@@ -113,8 +117,8 @@ mod tests {
     #[test]
     fn leader_that_returns_after_an_unknown_one_is_another() {
         let mut contact = LeaderContact::default();
-        let mut observe = |term, leader: Option<u64>, stands| {
-            let change = contact.observe((Term(term), leader.map(id)), stands);
+        let mut observe = |term, leader: Option<u64>, takes_part| {
+            let change = contact.observe((Term(term), leader.map(id)), takes_part);
             (change.is_new_candidacy, change.has_another_leader)
         };
         assert_eq!(observe(1, None, true), (true, false));

@@ -104,7 +104,7 @@ impl Items {
         // Append these operations after the caller's own, so that the results of the caller's
         // operations keep their indices.
         txn.success.extend(self.deliveries.iter().flat_map(Delivery::done));
-        let compares = self.deliveries.iter().map(Delivery::still_ours).collect();
+        let compares = self.deliveries.iter().map(Delivery::still_claimed).collect();
         Txn { compares, success: vec![Op::Txn(txn)], failure: Vec::new() }
     }
 

@@ -257,7 +257,7 @@ impl Delivery {
 
     /// Returns the condition that the item still belongs to this taker, for use in your own
     /// transaction.
-    pub fn still_ours(&self) -> Compare {
+    pub fn still_claimed(&self) -> Compare {
         self.claim.is_claimed()
     }
 

@@ -14,7 +14,7 @@ import (
 // A request with a reply is placed at the revision of the reply. A request without a reply is placed at a revision if
 // it changes there exactly what watches and reads have seen of that revision. Values are unique, so a put without a
 // reply fits one revision only. Each revision up to the last one must have a request. The validators then compare every
-// watch with the result, so an event that one watch missed or that nobody asked for is still found.
+// watch with the result, so an event that one watch missed, or that no request has made, is found.
 //
 // Requests that changed nothing are left out. Compactions with a reply are left out, because they have no revision.
 // Compactions without a reply are at the end: the validators then consider both that they were applied and that they

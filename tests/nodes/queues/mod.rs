@@ -252,7 +252,7 @@ fn lost_claim_acknowledges_nothing() {
     assert!(!first.is_claimed());
     let second = taker.take().block().unwrap();
     assert_eq!(second.id(), first.id());
-    let guarded = kv.txn().when(first.still_ours()).then(Op::put("effect", ""));
+    let guarded = kv.txn().when(first.still_claimed()).then(Op::put("effect", ""));
     assert!(!guarded.commit().block().unwrap().succeeded);
     let error = first.ack_with([Op::put("effect", "")]).block().unwrap_err();
     assert_eq!(error, QueueError::ClaimLost);
