@@ -279,7 +279,7 @@ pub enum Rejection {
     },
     /// The ranges of a transaction visit more keys than the [limit](super::Limits::txn_keys_max).
     #[error(
-        "the ranges of the transaction pass over more than {max} keys: name fewer, or make several of it"
+        "the ranges of the transaction visit more than {max} keys: use smaller ranges, or split the transaction"
     )]
     TooManyKeys {
         /// The limit.
@@ -330,7 +330,7 @@ pub enum Rejection {
     #[error("node {0} is not a member of the cluster")]
     NotMember(NodeId),
     /// The address is the current or future address of another member.
-    #[error("member {0} is at this address, or is to be: choose another")]
+    #[error("member {0} uses this address, or will use it: choose another address")]
     AddressTaken(NodeId),
 }
 

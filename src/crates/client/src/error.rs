@@ -32,7 +32,7 @@ pub enum Error {
     #[error("the watch was canceled: {}", reason(.0))]
     Canceled(Box<bowline_proto::etcdserverpb::WatchResponse>),
     /// The lease of the session, or the key of the lock, was lost.
-    #[error("lost: {0}")]
+    #[error("session or lock lost: {0}")]
     Lost(String),
     /// The lock is in use as another kind of lock.
     #[error("the lock is in use as another kind: {0}")]

@@ -44,7 +44,7 @@ pub(super) struct StreamTruth<'a> {
     pub(super) object: &'a str,
     /// Sorted by revision, then by the order of calls.
     pub(super) steps: Vec<TruthStep<'a>>,
-    /// Other changes that may have happened, by row.
+    /// For each row, the other changes of unknown outcome, which may have taken effect.
     pub(super) besides: HashMap<&'a str, Vec<Option<&'a Value>>, Fixed>,
     /// For each revision, the latest call among the changes up to it.
     latest: Vec<(u64, At, Index)>,
@@ -280,7 +280,7 @@ impl<'a> StreamTruth<'a> {
             able.iter().find_map(|index| Some((*index, *used.get(index)?)))
         {
             let why = format!(
-                "which only #{maker} may have done, but #{before} observed that change at another revision"
+                "which only #{maker} can have caused, but #{before} observed that change at another revision"
             );
             return fails(why, if before == teller { vec![teller] } else { vec![before, teller] });
         }
