@@ -528,8 +528,8 @@ fn invariants(text: &str) -> BTreeSet<&str> {
     words.filter(is_one).collect()
 }
 
-/// The invariants that the simulated world asserts must be the ones that its page and the page of all invariants
-/// attribute to it.
+/// The invariants that the simulator asserts must be the ones that its page and the page of all invariants attribute to
+/// it.
 #[test]
 fn invariant_pages_match_the_simulated_world() {
     let sources = all_sources();
@@ -557,20 +557,21 @@ fn invariant_pages_match_the_simulated_world() {
         number += 1;
         assert_eq!(place, number.to_string(), "the rows are numbered: {row}");
         let names = invariants(names);
-        // The entry is `world`, or `world (NAMES)` with the invariant's names there.
-        let Some((_, there)) = by.split_once("world") else { continue };
+        // The entry is `simulator`, or `simulator (NAMES)` if the simulator asserts the row under other names.
+        let Some((_, there)) = by.split_once("simulator") else { continue };
         let others = there.strip_prefix(" (").and_then(|rest| rest.split(')').next());
         let others = others.map(invariants).unwrap_or_default();
         for name in &others {
             if !asserted.contains(name) {
                 problems.push(format!(
-                    "docs/assurance/invariants.md: the world asserts no {name}: {row}"
+                    "docs/assurance/invariants.md: the simulator asserts no {name}: {row}"
                 ));
             }
         }
         for name in names {
             if !missing.remove(name) && !asserted.contains(name) && others.is_empty() {
-                problems.push(format!("docs/assurance/invariants.md: the world asserts no {name}"));
+                problems
+                    .push(format!("docs/assurance/invariants.md: the simulator asserts no {name}"));
             }
         }
     }
