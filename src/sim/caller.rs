@@ -207,8 +207,8 @@ impl SimCaller {
         Some((reply.kvs.pop(), reply.revision))
     }
 
-    /// Opens a session that the node keeps alive. Unless it is closed, its keys outlive it by `delay`. Returns `None`
-    /// on failure.
+    /// Opens a session that the node keeps alive. If the session ends without being closed, its keys exist for another
+    /// `delay`. Returns `None` on failure.
     pub(crate) async fn session_with(&self, ttl: Duration, delay: Duration) -> Option<Session> {
         let info = SessionInfo { label: "simulated".to_owned(), own: false };
         let shared = &self.client.shared;

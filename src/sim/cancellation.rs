@@ -1,7 +1,8 @@
-//! Systematic tests of lock acquisitions that are dropped before they complete. The trials cover every number of polls
-//! before the drop, and every message of the acquisition's node as the first or only message that the network loses. In
-//! every case, once the network has healed or the session has ended, the lock must be free for others, and no key may
-//! be left below its name.
+//! Systematic tests of lock acquisitions that are dropped before they complete. There is one trial for every
+//! combination of two numbers: how often the acquisition is polled before it is dropped, and how many messages of its
+//! node arrive before the network loses one. Depending on the case, only that message is lost, or all later messages
+//! for a while too. Once the network has healed or the session has ended, other tasks must be able to acquire the lock,
+//! and no key may be left below its name.
 //!
 //! ```text
 //!   a rival holds or not    ─▶ victim enqueues, is polled k times ─▶ dropped ─▶ the network heals

@@ -72,8 +72,8 @@ impl SimClock {
         self.drift.store(drift, Ordering::Relaxed);
     }
 
-    /// Returns the true time at which this clock will show `moment` if its rate does not change, or the current time
-    /// if it already does. The result is never early.
+    /// Returns the true time at which this clock will show `moment` if its rate does not change, or the current true
+    /// time if `moment` has already passed. The result is never early.
     pub(crate) fn true_time_of(&self, moment: Moment) -> Duration {
         let now = self.timeline.nanos();
         let line = self.line();
@@ -81,7 +81,7 @@ impl SimClock {
         if missing == 0 {
             return Duration::from_nanos(now);
         }
-        // Divides by the rate, rounded up, plus a nanosecond for the rounding in `at`.
+        // Divide by the rate, round up, and add a nanosecond because `at` rounds down.
         let wait = match missing.checked_mul(PARTS) {
             Some(parts) => parts.div_ceil(rate(line.drift)) + 1,
             None => u64::MAX / 4,

@@ -368,8 +368,8 @@ impl SimDiskChange {
 impl Content {
     fn crash(&mut self, rng: &Rng) {
         let writes = std::mem::take(&mut self.writes);
-        // With probability 1/2, all writes are kept or all are lost. Without this case, long runs of sectors would
-        // hardly ever be kept together.
+        // With probability 1/4 all writes are kept, and with probability 1/4 all are lost. If each sector were always
+        // decided separately, a write of many sectors would hardly ever be kept completely.
         let whole = match rng.below(4) {
             0 => Some(0),
             1 => Some(writes.len() as u64),

@@ -28,8 +28,8 @@ struct Task {
     wake: Arc<TaskWake>,
 }
 
-/// The tasks that were woken. It is a set because the order of wake-ups must not matter: some wakers do not always
-/// wake in the same order (tokio's `watch` does not).
+/// The tasks that were woken. They form a set because the order of wake-ups must not matter: some wakers, such as those
+/// of tokio's `watch`, do not always wake in the same order.
 type Ready = Arc<Woken>;
 
 #[derive(Default)]

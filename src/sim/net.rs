@@ -18,7 +18,8 @@ use crate::env::{Entropy, Network, SendOutcome};
 use crate::model::{Lane, NodeId, PeerMessage};
 use crate::transport;
 
-/// Maximum number of messages in flight on one lane of a link. More are rejected, as by a full socket buffer.
+/// Maximum number of messages in flight on one lane of a link. Further messages are rejected, as if the socket buffer
+/// were full.
 const IN_FLIGHT_MAX: usize = 4096;
 
 /// Initial capacity of a frame in bytes. Most messages fit.
@@ -29,7 +30,7 @@ const FRAME_BYTES: usize = 256;
 pub(crate) struct NetConditions {
     /// Minimum delay of a message.
     pub(crate) delay_min: Duration,
-    /// Maximum delay of a message, unless it is held up.
+    /// Maximum delay of a message that is not held up.
     pub(crate) delay_max: Duration,
     /// Probability of losing a message, per million.
     pub(crate) loss_ppm: u64,

@@ -86,7 +86,8 @@ pub(crate) enum PlanFault {
     PointCrash { who: Who, point: Point, down: Duration },
     /// A process is paused while time advances.
     Pause { who: Who, time: Duration },
-    /// A process is paused, receives what has arrived in the meantime, and is then isolated for a while.
+    /// A process is paused. When it resumes, it receives the messages that arrived during the pause, and is then
+    /// isolated for a while.
     Stupor { who: Who, still: Duration, alone: Duration },
     /// Like `Stupor`, for the node that next requests the renewal of a session that it resumes, right after that
     /// request.
@@ -95,7 +96,7 @@ pub(crate) enum PlanFault {
     PauseAll { time: Duration },
     /// Some links are cut.
     Partition { split: Split, time: Duration },
-    /// One direction of a link holds up all messages and then delivers them.
+    /// One direction of a link delays all messages for `time`, and then delivers them.
     Clog { time: Duration },
     /// Connections of a node that runs are reset, and new ones are refused for a while, as by a proxy.
     Reset { who: Who, reach: ResetReach, time: Duration },
@@ -122,7 +123,8 @@ pub(crate) enum PlanFault {
     Rolling { down: Duration, every: Duration },
     /// A new machine asks to become a member.
     Join,
-    /// A new machine replaces a voter, which either is lost with its disk before or keeps running.
+    /// A new machine replaces a voter. The machine and disk of that voter are lost before (`lost`), or the voter keeps
+    /// running.
     Replace { lost: bool },
     /// A learner is promoted.
     Promote,
@@ -244,7 +246,7 @@ pub(crate) struct Plan {
     pub(crate) think_max: Duration,
     /// The lock programs.
     pub(crate) programs: Vec<Program>,
-    /// TTL of the sessions of lock programs. In some seeds it is hardly longer than an election takes.
+    /// TTL of the sessions of lock programs. In some seeds the TTL is hardly longer than an election.
     pub(crate) session_ttl: Duration,
     /// Whether the members change.
     pub(crate) members_change: bool,
@@ -305,7 +307,7 @@ impl Plan {
     /// Returns a plan for measuring the speed of the simulator: three nodes, about a hundred operations a second, and
     /// a fault of any kind except membership changes about every twenty seconds.
     pub(crate) fn steady(rng: &Rng, storm: Duration) -> Self {
-        // Bit rot may destroy a machine permanently, which would leave fewer than three.
+        // Bit rot may destroy a machine permanently, and then fewer than three nodes would be measured.
         let menu: Vec<_> = MENU.into_iter().filter(|(kind, _)| *kind != PlanKind::Rot).collect();
         let faults = draw_faults(rng, storm, Duration::from_secs(20), &menu);
         Self {

@@ -74,7 +74,7 @@ pub(crate) struct ProcessParts {
     pub(crate) judge: Rc<RefCell<Judge>>,
 }
 
-/// The knowledge of its cluster that a process does not read from its disk.
+/// The facts about its cluster that a process does not read from its disk.
 pub(crate) enum SimBeginning {
     /// The node is one of `nodes` founders.
     Founder { nodes: u64 },
@@ -84,7 +84,7 @@ pub(crate) enum SimBeginning {
 
 /// When the driver needs its next turn.
 pub(crate) enum TurnEnd {
-    /// At this moment of its clock, unless an input arrives before.
+    /// At this moment of the node's clock, or earlier if an input arrives.
     Next(Moment),
     /// Never: the driver has stopped, for this reason.
     Stopped(Option<StopReason>),
@@ -179,7 +179,7 @@ impl SimProcess {
         self.node.driver.digest()
     }
 
-    /// Returns whether it led after its last turn.
+    /// Returns whether the node led after its last turn.
     pub(crate) fn leads(&self) -> bool {
         self.leads.get()
     }
@@ -258,7 +258,7 @@ impl SimProcess {
         self.node.driver.snapshot()
     }
 
-    /// Returns whether it has handed out an entry to be applied that is not durable on its disk.
+    /// Returns whether the node has released an entry for applying before its own log has written the entry.
     pub(crate) fn is_ahead_of_disk(&self) -> bool {
         self.node.driver.is_ahead_of_disk()
     }
@@ -273,17 +273,17 @@ impl SimProcess {
         self.node.driver.owes_log().then_some(self.log_turns)
     }
 
-    /// Returns whether it is transferring leadership, or cannot.
+    /// Returns whether the node is transferring leadership, or has no member to which it can transfer leadership.
     pub(crate) fn is_transferring_or_cannot(&self) -> bool {
         self.node.driver.is_transferring_or_cannot()
     }
 
-    /// Returns whether it has applied its whole log.
+    /// Returns whether the node has applied its whole log.
     pub(crate) fn has_applied_all(&self) -> bool {
         self.node.driver.has_applied_all()
     }
 
-    /// Returns its lease clock, which counts while it leads.
+    /// Returns the lease clock of the node, which runs while the node leads.
     pub(crate) fn lessor(&self) -> &SharedLessor {
         &self.node.shared.lessor
     }
@@ -368,7 +368,7 @@ impl SimProcess {
         self.log_reader.first()
     }
 
-    /// Returns the last entry in its log, or that of the snapshot before it.
+    /// Returns the index of the last entry in the log, or of the snapshot before it if the log is empty.
     pub(crate) fn last(&self) -> LogIndex {
         self.log_reader.last()
     }
@@ -378,7 +378,7 @@ impl SimProcess {
         SimDurable(self.log_reader.clone())
     }
 
-    /// Returns whether it has this entry, or a snapshot that covers it.
+    /// Returns whether the node's disk has this entry, or a snapshot that covers it.
     pub(crate) fn has(&self, index: LogIndex, term: Term) -> bool {
         self.durable().has(index, term)
     }

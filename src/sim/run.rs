@@ -33,10 +33,10 @@ const CALM: Duration = Duration::from_secs(30);
 /// the slowest allowed clock, plus the margin that leaders add, counted from an election.
 const LEASES_END_WITHIN: Duration = Duration::from_secs(9);
 
-/// Minimum number of acknowledged operations for a seed to count.
+/// Minimum number of acknowledged operations. With fewer, the run of a seed does not count.
 const ACKNOWLEDGED_MIN: u64 = 650;
 
-/// Minimum number of grants of each of its locks for a seed to count.
+/// Minimum number of grants of each lock in the plan. With fewer, the run of a seed does not count.
 const GRANTS_MIN: u64 = 5;
 
 /// Events that must have happened for a seed to count.
@@ -295,7 +295,7 @@ impl Run {
                 StormFault::Scripted(fault) => self.world.strike_scripted(fault),
             }
         }
-        // Without drawn faults, the program runs as long as it does with them.
+        // A run without drawn faults lasts as long as a run with them.
         let least = if self.is_quiet() { STORM } else { CALM_START };
         self.world.run_until(last.unwrap_or_default().max(least))
     }
@@ -327,8 +327,8 @@ impl Run {
         self.world.run_until(end - CALM * 4 / 5)?;
         self.world.judge().borrow_mut().calm();
         self.world.judge().borrow_mut().quiet(true);
-        // One holder still crashes while it holds a lock, and soon restarts. Others wait for it at most until its
-        // lease expires.
+        // One more fault: a holder of a lock crashes and soon restarts. The other programs wait for the lock at most
+        // until the holder's lease expires.
         self.world.run_until(end - CALM * 7 / 10)?;
         let down = Duration::from_millis(self.rng.below(1_000));
         self.world.judge().borrow_mut().quiet(false);
@@ -429,7 +429,8 @@ impl Run {
         self.world.compare_rest()
     }
 
-    /// Reports that the final check cannot run. A scenario with a final check would prove nothing then.
+    /// Reports a violation if the scenario has a final check, because the check cannot run and the run would prove
+    /// nothing.
     fn nobody_to_ask(&self, why: &str) -> Result<(), Violation> {
         let wants = self.foreign.as_ref().is_some_and(|scenario| scenario.finally.is_some());
         let text =

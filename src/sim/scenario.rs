@@ -82,7 +82,7 @@ pub struct Scenario {
     pub(super) script: Vec<(Duration, ScriptedFault)>,
     /// Whether no fault is drawn from the seed.
     pub(super) is_quiet: bool,
-    /// Names that [`Host::count`] must have counted at least this often in all seeds together.
+    /// Names, each with the minimum number of times that [`Host::count`] must have counted it, in total over all seeds.
     floors: Vec<(&'static str, u64)>,
 }
 
@@ -174,8 +174,8 @@ impl Scenario {
         self
     }
 
-    /// Requires that [`run_all`](Self::run_all) counts `what` ([`Host::count`]) at least this many times in all of
-    /// its seeds together. This detects runs in which too little happens.
+    /// Requires that [`run_all`](Self::run_all) counts `what` ([`Host::count`]) at least this many times, in total over
+    /// all of its seeds. This detects runs in which too little happens.
     #[must_use]
     pub fn at_least(mut self, what: &'static str, times: u64) -> Self {
         self.floors.push((what, times));
@@ -461,7 +461,8 @@ mod tests {
         let isolate = ScriptedFault::Isolate { who: FaultTarget::Node(3), time: ms(5_000) };
         let unknown = ScriptedFault::Kill { who: FaultTarget::Node(9), down: ms(1) };
         let scenario = Scenario::new(program).nodes(3).quiet();
-        // In any order, before the end of the peace at the start, and after the end of a usual storm.
+        // The faults are added out of order. One is before the time at which drawn faults begin, and two are after the
+        // usual end of the storm.
         let scenario = scenario.at(ms(20_000), isolate).at(ms(2_000), kill);
         let report = scenario.at(ms(70_000), power_loss).at(ms(71_000), unknown).run(5).unwrap();
         let starts = seen_starts.take();

@@ -32,7 +32,7 @@ impl Fact {
 pub(crate) struct Truth {
     /// All changes, in order.
     facts: Vec<Fact>,
-    /// Number of facts after each revision, from 2 on.
+    /// For each revision from 2 on, the number of facts up to and including it.
     ends: Vec<usize>,
     /// The facts about each key: their revisions and indices. The hash maps here are only used to look up single
     /// keys, so their order has no effect.

@@ -56,7 +56,7 @@ pub(crate) struct Scene {
     pub(crate) session_ttl: Duration,
     /// Set when the clients should end.
     pub(crate) closing: Rc<Cell<bool>>,
-    /// Tasks that put items for others to take. Their last item may arrive after the scene closes.
+    /// Tasks that put items into a queue. The last item of a task may arrive after the scene closes.
     pub(crate) putting: Presence,
     /// Leases of sessions with their lock delays, for programs that resume a session.
     pub(crate) known_leases: Rc<RefCell<VecDeque<(LeaseId, Duration)>>>,
@@ -109,8 +109,8 @@ impl Scene {
         LeaseId::new(LEASES_FROM + self.unique.get()).expect("not zero")
     }
 
-    /// Closes a session of a program on a node. This takes no longer than the call deadline, and afterwards its keys
-    /// are gone.
+    /// Closes a session of a program on a node. The call ends within the call deadline, and the keys of a closed
+    /// session are gone.
     pub(crate) async fn close(&self, node: NodeId, session: &Session) {
         let may_take = session.shared().settings.call_deadline;
         let call = self.judge.borrow_mut().call(node, "close session", may_take);
@@ -341,8 +341,8 @@ impl WorkloadClient {
         Some(reply.revision())
     }
 
-    /// Deletes a key. Returns whether it got a reply. If `is_own` is set, the key exists and only this client uses
-    /// it.
+    /// Deletes a key. Returns whether the request got a reply. If `is_own` is set, the key exists and only this client
+    /// uses it.
     async fn delete(&mut self, key: Bytes, is_own: bool) -> bool {
         let floor = self.scene.judge.borrow().floor();
         let command = Command::Delete(Delete::new(KeyRange::key(key.clone())));

@@ -43,11 +43,11 @@ struct Watching {
 /// The known outcome of a compaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Compaction {
-    /// It was requested.
+    /// The compaction was requested.
     Asked,
-    /// It was reported as applied.
+    /// The compaction was reported as applied.
     Told,
-    /// It was reported as not applied.
+    /// The compaction was reported as not applied.
     Refused,
 }
 
@@ -62,7 +62,7 @@ pub(crate) enum Sign<'a> {
     Grants(LeaseId),
     /// The early end of a lease that no other request revokes.
     Revokes(LeaseId),
-    /// A compaction at a revision at which no other one is requested.
+    /// A compaction at a revision for which no other compaction is requested.
     Compacts(Revision),
     /// There is no evidence: other requests have the same effect.
     Nothing,
@@ -78,7 +78,7 @@ pub(super) struct Callers {
     compaction_asked: Revision,
     /// For each revision at which a compaction was requested, its known outcome.
     compactions: BTreeMap<Revision, Compaction>,
-    /// The revisions that, according to replies, were made by the request.
+    /// The revisions that a reply has attributed to its own request.
     made: BTreeSet<Revision>,
     next_check: Duration,
 }
@@ -172,8 +172,8 @@ impl Judge {
         }
     }
 
-    /// Returns the newest revision that any linearizable reply has shown so far. A call that begins now must not be
-    /// answered from an older one.
+    /// Returns the newest revision that any linearizable reply has shown so far. The reply to a call that begins now
+    /// must not be from an older revision.
     pub(crate) fn floor(&self) -> Revision {
         self.callers.floor
     }
@@ -312,8 +312,8 @@ impl Judge {
         self.done(what);
     }
 
-    /// Checks the result of the compares of a transaction: against the state right before `revision` if the
-    /// transaction changed something, or at it if not.
+    /// Checks the result of the compares of a transaction: against the state right before `revision` if the transaction
+    /// changed something, and otherwise against the state at `revision`.
     pub(crate) fn compared(&mut self, compares: &[Compare], held: bool, on: Revision) {
         let all = compares.iter().all(|compare| self.holds(compare, on));
         if all != held {
@@ -348,7 +348,7 @@ impl Judge {
         self.count("own key deleted");
     }
 
-    /// Records that the deletion of a key that was to stay will be requested.
+    /// Records that the deletion of a key will be requested, so that the judge no longer expects the key to stay.
     pub(crate) fn expect_deletion(&mut self, key: &Bytes) {
         self.truth.expect_deletion(key);
     }
@@ -397,7 +397,8 @@ impl Judge {
         self.tally.unknown += 1;
     }
 
-    /// Records that a compaction will be requested. Returns false if one was requested at that revision before.
+    /// Records that a compaction will be requested. Returns false if a compaction at that revision was requested
+    /// before.
     pub(crate) fn may_compact(&mut self, at: Revision) -> bool {
         self.callers.compaction_asked = self.callers.compaction_asked.max(at);
         match self.callers.compactions.entry(at) {

@@ -1,5 +1,5 @@
 //! Judges a counter. Each call adds or sets a unique amount, so that each change of the key identifies its call. No
-//! call may take effect twice, after it was rejected, or without having been made.
+//! call may take effect twice or after its rejection, and every change must belong to a call.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ pub(crate) const COUNTER: &str = "tool/counter";
 /// of the unit was set.
 const SET: u64 = 1_000_000_000_000;
 
-/// Number of consecutive calls whose amounts double. An implementation that adds a half or a quarter of an amount
-/// thus hits the amount of another call.
+/// Number of consecutive calls whose amounts double. An implementation that wrongly adds half or a quarter of an amount
+/// thus adds the amount of another call.
 const DOUBLINGS: u64 = 8;
 
 /// The unique amount that a call adds or sets.
@@ -75,7 +75,8 @@ impl Judge {
         self.was_made(amount, floor);
     }
 
-    /// Checks the reply of a call that set the counter, after `floor`, from `expected` if it was conditional.
+    /// Checks the reply that a call has set the counter after `floor`. For a conditional call, the counter must have
+    /// had the value `expected` before.
     pub(crate) fn was_set(&mut self, amount: Amount, expected: Option<i64>, floor: Revision) {
         if let Some(from) = expected.and_then(|expected| u64::try_from(expected).ok()) {
             self.went(COUNTER, from, amount.0, floor);

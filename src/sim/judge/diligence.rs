@@ -12,7 +12,7 @@ use crate::node::Look;
 /// Tick interval of a node, by its own clock.
 const TICK: Duration = Duration::from_millis(25);
 
-/// Maximum number of ticks that come at once by a fast clock: a late one and the next.
+/// Maximum number of ticks that a node may count at once, in addition to the time that has passed on the fastest clock.
 const TICKS_AT_ONCE: u32 = 3;
 
 /// Maximum time that a leader waits for its disk before it transfers leadership: two election timeouts of 500 ms by a
@@ -45,7 +45,7 @@ struct DiligenceWorker {
     ticks: u64,
     /// Time at which that number of ticks was reached.
     ticked: Duration,
-    /// The time by which the ticks are ahead of the clock.
+    /// Ticks that were counted too early, as the time that they stand for.
     ahead: Duration,
     /// Since when the driver has waited for its log, and the number of log turns at that time.
     waits_since: Option<(u64, Duration)>,
@@ -118,7 +118,8 @@ impl Judge {
             .lessor()
             .with(|lessor| (lessor.expiring(), lessor.counts_rightly(), lessor.overdue()));
         let Some((expiring, counts_rightly, overdue)) = seen else { return };
-        // The end of a lease that counts as expiring is in an entry that is not applied yet.
+        // If the leader counts a lease as expiring, an entry that ends the lease must be in the log and not yet
+        // applied.
         let in_no_entry = expiring > 0 && process.has_applied_all();
         self.expect(!in_no_entry, "L-LATE", || {
             format!("{id:?} counts {expiring} leases as ending, and no entry ends them")

@@ -17,7 +17,7 @@ pub(crate) enum EntryShare {
     Read,
     /// This number of permits.
     Permits(u32),
-    /// Any share, provided the key is in the lock queue.
+    /// Any share of the lock. It is only checked that the key is in the lock queue.
     Any,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct LockQueueJudge {
     together: BTreeMap<(Bytes, Revision), Vec<Bytes>>,
     /// The sessions that are resuming a queue entry of an earlier session.
     pub(super) takers: BTreeSet<(Bytes, Revision, LeaseId)>,
-    /// Holds that were just transferred, by the names under which runs count them.
+    /// For each hold that was just transferred, the name of the counter to increment.
     pub(super) handed_over: Vec<&'static str>,
 }
 
@@ -294,7 +294,7 @@ impl Line {
         self.heads.get(known.checked_sub(1)?)?.1.as_ref()
     }
 
-    /// Returns the heads after `after`, change by change.
+    /// Returns every change of the queue's head after the revision `after`.
     pub(super) fn heads_after(&self, after: Revision) -> &[(Revision, Option<Head>)] {
         &self.heads[self.heads.partition_point(|(since, _)| *since <= after)..]
     }

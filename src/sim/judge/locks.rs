@@ -78,7 +78,7 @@ pub(crate) struct AttemptId(u64);
 /// A program that waits for a lock.
 struct LockAttempt {
     lock: &'static str,
-    /// Locks that this waiter may indirectly depend on: while any of them is held, the wait may last.
+    /// Locks that this waiter may indirectly depend on. While any of them is held, the wait does not count as too long.
     group: &'static [&'static str],
     node: NodeId,
     work: Option<WorkId>,
@@ -114,7 +114,7 @@ pub(super) struct LockJudge {
     believed: BTreeMap<&'static str, Duration>,
     /// Lock delays: the lost lease, and the time before which no other may acquire the lock.
     reserved: BTreeMap<&'static str, (LeaseId, Duration)>,
-    /// Nodes in a graceful shutdown. For holders on these nodes, a hold is lost and given up in one step.
+    /// Nodes in a graceful shutdown. A holder on such a node loses its hold and gives it up in one step.
     pub(super) stopping: BTreeSet<NodeId>,
     pub(super) lines: LockQueueJudge,
     pub(super) observers: BTreeMap<ObserverId, Observer>,
@@ -183,8 +183,8 @@ impl Judge {
         id
     }
 
-    /// Checks the lock delay: after the loss of a hold with a lock delay, no other session may acquire the lock
-    /// during it.
+    /// Checks the lock delay: after a hold with a lock delay is lost, no other session may acquire the lock until the
+    /// delay has passed.
     fn keeps_the_delay(&mut self, reported_hold: &ReportedHold) {
         let (lock, now) = (reported_hold.lock, self.timeline.now());
         let Some((lease, until)) = self.locks.reserved.remove(lock) else { return };
@@ -432,7 +432,8 @@ impl Judge {
 
     // ---- waiting ---------------------------------------------------------------------------
 
-    /// Records that a program on a node waits for a lock. The wait may last while a lock of the group is held.
+    /// Records that a program on a node waits for a lock. While a lock of `group` is held, the wait does not count as
+    /// too long.
     pub(crate) fn attempts(
         &mut self,
         lock: &'static str,

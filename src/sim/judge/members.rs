@@ -44,8 +44,8 @@ impl Deciders {
         Some(next)
     }
 
-    /// Returns whether a majority of the voters satisfies `is_so`, and a majority of the outgoing ones as well if
-    /// there are any.
+    /// Returns whether a majority of the voters satisfies `is_so`. If there are outgoing voters, a majority of them
+    /// must satisfy it too.
     pub(super) fn agree(&self, is_so: impl Fn(NodeId) -> bool) -> bool {
         let most = |voters: &BTreeSet<NodeId>| {
             voters.iter().filter(|id| is_so(**id)).count() > voters.len() / 2
@@ -57,17 +57,17 @@ impl Deciders {
 /// A requested membership change and its known outcome.
 struct MembersWanted {
     change: MemberChange,
-    /// Number of requests for it.
+    /// Number of requests for this change.
     request_count: u32,
-    /// Whether it was found in the log and was valid.
+    /// Whether the change was found in the log and was valid.
     is_taken: bool,
-    /// Whether it was reported as not applied.
+    /// Whether the change was reported as not applied.
     is_refused: bool,
 }
 
 impl MembersWanted {
-    /// Returns whether the change was rejected and nevertheless applied. With several requests, another request may
-    /// have been granted.
+    /// Returns whether the change was rejected and nevertheless applied. If the change was requested several times, one
+    /// request may be rejected and another applied.
     fn is_wrong(&self) -> bool {
         self.request_count == 1 && self.is_taken && self.is_refused
     }

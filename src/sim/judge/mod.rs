@@ -223,9 +223,8 @@ impl Judge {
 
     /// Records that a process has started.
     pub(crate) fn started(&mut self, id: NodeId) {
-        // The last state of the ended incarnation need not have been durable. The facts that the replies of this
-        // incarnation stated are durable. These facts are checked when the judge first inspects the new
-        // incarnation.
+        // The last state of the ended incarnation need not have been durable, except for the facts that its replies
+        // have stated. These facts are checked when the judge first inspects the new incarnation.
         if self.seen.len() <= place(id) {
             self.seen.resize(place(id) + 1, JudgeSeen::default());
         }

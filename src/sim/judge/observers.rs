@@ -19,8 +19,8 @@ pub(super) struct Observer {
     pub(super) node: NodeId,
     election: &'static str,
     /// The revisions at which that leader may have begun to lead, or `None` before the first event. A leader identifies
-    /// its term, but vacancies look alike: after the observer has read a state without a leader again, it may be at any
-    /// of them.
+    /// its own term. An event without a leader may belong to any vacancy: the observer may have skipped changes and
+    /// read the current state again.
     seen: Option<BTreeSet<Revision>>,
 }
 
@@ -95,7 +95,8 @@ mod tests {
 
     const KEY: Bytes = Bytes::from_static(b"lock/e/7");
 
-    /// Returns a judge for an election with a leader from revisions 2 and 4 on, none from 3, 5, 7 and so on.
+    /// Returns a judge for an election with three terms: a leader is elected at revisions 2, 4 and 6, and resigns at
+    /// revisions 3, 5 and 7.
     fn three_terms() -> Judge {
         let mut judge = Judge::new(Arc::new(Timeline::default()), 1);
         for at in 2..8 {

@@ -28,8 +28,8 @@ pub(super) struct PeerJudge {
     renewed: BTreeMap<LeaseId, Duration>,
     /// For each node, the time of the last message from each other node, in its running time.
     received: BTreeMap<NodeId, BTreeMap<NodeId, Duration>>,
-    /// The term of a node when it last received a message from any other node. Missing if it is to be read at the next
-    /// check.
+    /// The term of a node when it last received a message from any other node. If the entry is missing, the next check
+    /// records the current term.
     alone_since: BTreeMap<NodeId, Term>,
     /// The durable state of each node as its messages state it: its term, and up to which index it has the committed
     /// log.

@@ -10,8 +10,8 @@ use super::Judge;
 use super::standing::{MemberListChange, Standing};
 use crate::model::{Event, EventKind, NodeId, Revision};
 
-/// In the calm phase, maximum time until a taker gets an item while items are available all the time. It covers an
-/// election, and waiting takers before it that are gone and do not take the items meant for them.
+/// In the calm phase, maximum time until a taker gets an item while items are available all the time. The time covers
+/// an election, and items that are first meant for waiting takers that are gone.
 const TAKE_WAIT_MAX: Duration = Duration::from_secs(6);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -311,7 +311,7 @@ impl Judge {
         }
     }
 
-    /// An item with a claim is not available. It becomes available if the claim is removed and the item is not.
+    /// An item with a claim is not available. The item becomes available if its claim is removed without the item.
     fn follow_claims(&mut self, event: &Event) {
         let key = &event.kv.key;
         let Some(at) = key.windows(7).position(|part| part == b"/claim/") else { return };

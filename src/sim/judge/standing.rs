@@ -57,7 +57,7 @@ impl<'a> MemberListChange<'a> {
     }
 }
 
-/// The only board of a queue since its last proposal.
+/// A board that has had no competition in its queue since its last proposal.
 struct Alone {
     board: Bytes,
     /// The first items at each revision since then.

@@ -78,7 +78,7 @@ impl Judge {
         self.expect(fits, "T-SUM", || format!("{key} has come by {steps:?}"));
     }
 
-    /// Checks the reply that a key went from one number to another in one revision after `floor`.
+    /// Checks the reply that one revision after `floor` changed the number in a key from `from` to `to`.
     pub(crate) fn went(&mut self, key: &'static str, from: u64, to: u64, floor: Revision) {
         // The count is 0 at first.
         let mut before = 0;
@@ -110,7 +110,7 @@ impl Judge {
                     self.follow_counter(event);
                     continue;
                 }
-                // This event creates the row, which starts a new round and counts nothing down.
+                // This event creates the row. It starts a new round, so it is not a step of the latch.
                 b"tool/latch" if event.kv.version == 1 => continue,
                 b"tool/latch" => ("tool/latch", before.wrapping_sub(after)),
                 _ => {

@@ -95,8 +95,8 @@ impl Player {
         session
     }
 
-    /// Opens one session after the other and runs turns with each until it has ended. On average one in `without_delay`
-    /// sessions has no lock delay.
+    /// Opens sessions one after the other, and runs `turn` repeatedly in each session until the session has ended. On
+    /// average one in `without_delay` sessions has no lock delay.
     async fn run_in_sessions(
         &self,
         without_delay: u64,
@@ -297,15 +297,16 @@ impl Player {
         }
     }
 
-    /// Reads the row that a lock guards from this replica. It includes the last write of the previous holder, because
-    /// that write precedes the grant. Returns `None` if the node has stopped.
+    /// Reads the row that a lock guards from this replica. The row contains the last write of the previous holder,
+    /// because this replica has applied the grant, and the write precedes the grant. Returns `None` if the node has
+    /// stopped.
     async fn guarded(&self, lock: &'static str) -> Option<Option<KeyValue>> {
         let (row, _) = self.caller.get_local(format!("guarded/{lock}").as_bytes()).await?;
         Some(row)
     }
 
     /// Reads a row and writes it under the lock right before the release. Sometimes drops the write before it
-    /// completes. The write may then be applied or not, but not after another program holds the lock.
+    /// completes. A dropped write may still be applied, but only until another program holds the lock.
     async fn update_at_last<H: LockingHeld>(&self, holding: &Holding<H>) {
         if !one_in(&self.rng, 6) {
             self.update(holding).await;
@@ -484,7 +485,7 @@ struct LockingWrite {
 /// Whether the outcome of a write is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LockingWritten {
-    /// The write was applied or never will be.
+    /// The write was applied, or will never be applied.
     Decided,
     /// The write may still be applied while its holder holds the lock.
     Perhaps,

@@ -16,7 +16,8 @@ const LIMIT: u32 = 3;
 /// Highest number of permits.
 const LIMIT_MAX: u32 = 5;
 
-/// Maximum number of times that a task that got no permits rereads the limit.
+/// Maximum number of attempts to take a permit. A failed attempt may return the current limit, which the next attempt
+/// uses.
 const CHECKS_MAX: usize = 4;
 
 /// Starts the tasks.

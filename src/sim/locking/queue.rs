@@ -23,7 +23,7 @@ const TAKERS: usize = 2;
 /// Maximum time that a taker waits for an item.
 const TAKE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Number of items from which no more are put, so that the rest can be taken in seconds at the end.
+/// Number of items at which programs stop putting, so that all items can be taken within seconds at the end.
 const WAITING_MAX: usize = 500;
 
 /// The longest delay of an item.
@@ -46,8 +46,7 @@ async fn put_for_ever(player: Player, queue: &'static str) {
 }
 
 async fn put(player: &Player, queue: &'static str) {
-    // The prefix exempts the value from the rule that values are unique: a claim puts the row of the item again
-    // unchanged.
+    // The prefix marks a value that may be put twice: a claim puts the row of the item again, with the same value.
     let value = Bytes::from([b"item ", &player.scene.value("item")[..]].concat());
     let delay = match one_in(&player.rng, 4) {
         true => between(&player.rng, Duration::from_millis(1), DELAY_MAX),

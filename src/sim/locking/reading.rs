@@ -100,8 +100,8 @@ fn told(player: &Player, why: &GaveUp) {
     }
 }
 
-/// Downgrades a write lock. No other program may write in between. A write of its own with an unknown outcome is
-/// applied by then or never.
+/// Downgrades a write lock. No other program may write in between. If the outcome of a write by this program is
+/// unknown, the write is applied before the downgrade or never.
 async fn step_down(
     player: &Player,
     lock: &'static str,
@@ -166,7 +166,8 @@ async fn step_up(
     }
 }
 
-/// Waits for an upgrade, sometimes only briefly. If it fails, the program still reads, or has lost the lock.
+/// Waits for an upgrade, sometimes only briefly. If the upgrade fails, the program still holds the read lock, or has
+/// lost it.
 async fn upgraded(
     player: &Player,
     lock: &'static str,

@@ -14,15 +14,15 @@ pub(super) fn save(player: &Player, holding: &Holding<Guard>) {
     player.scene.tickets.borrow_mut().insert(saved, holding.held.saved_hold());
 }
 
-/// Deletes the saved hold. Sometimes keeps it, and finds out later that the hold has ended.
+/// Deletes the saved hold, except sometimes: then the program later tries to resume a hold that has ended.
 pub(super) fn forget(player: &Player, lock: &'static str) {
     if !one_in(&player.rng, 4) {
         player.scene.tickets.borrow_mut().remove(&(player.node, lock));
     }
 }
 
-/// Leaves the hold to the next session: its key stays, and no program believes in it. A request may still be in
-/// flight.
+/// Leaves the hold to the next session: its key stays, and no program believes that it holds the lock. A request may
+/// still be in flight.
 pub(super) fn leave(player: &Player, holding: Holding<Guard>) {
     let lock = holding.lock();
     let ticket = player.report_end_of_hold(holding).detach();

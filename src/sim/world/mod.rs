@@ -148,9 +148,9 @@ struct SimNode {
     may_stop: bool,
     /// Number of disk changes and syncs after which its next start loses power, if it gets that far.
     start_fails_after: Option<u64>,
-    /// Since when its program has waited for its shutdown, not counting pauses.
+    /// Since when the program has waited for the shutdown of its node, not counting pauses.
     stopping: Option<Duration>,
-    /// Whether it has stopped. Its program continues with errors until the process ends.
+    /// Whether the node has stopped. The program continues and gets errors until its process ends.
     stopped: bool,
     /// How it became a member.
     restored_from: WorldRestoredFrom,
@@ -168,9 +168,9 @@ struct SimNode {
 /// How a node became a member.
 #[derive(Clone)]
 enum WorldRestoredFrom {
-    /// It is one of the founders.
+    /// The node is one of the founders.
     Founder,
-    /// It asked to join, under this name and address.
+    /// The node asked to join, under this name and address.
     Newcomer(Contact),
     /// Its id was assigned, but the machine that it is for has not started yet.
     Nobody,
