@@ -36,8 +36,9 @@ pub trait Model {
         false
     }
 
-    /// Returns what this operation needs from another one to get its reply. With `None` as the reply, the operation
-    /// may never have taken effect. Returning [`Needs::Anything`] is always correct.
+    /// Returns what this operation needs from another operation so that it can return this reply. If `reply` is `None`,
+    /// the outcome is unknown, and the operation may never have taken effect. Returning [`Needs::Anything`] is always
+    /// correct.
     fn needs(&self, _call: &Self::Call, _reply: Option<&Self::Reply>) -> Needs {
         Needs::Anything
     }

@@ -1,10 +1,10 @@
 //! The graph of transactions. An edge states that one transaction comes before another.
 //!
-//! Nodes below [`Graph::txns`] are transactions. The other nodes are joints, which replace many edges by a few. An edge
-//! into a joint has a kind. From a joint, a path continues at no cost, perhaps through more joints, to the targets of
-//! the replaced edges. Real-time order needs one joint per moment instead of one edge per pair. Another rule is that
-//! all transactions that read the end of a list come before all transactions whose append was never read. This rule
-//! needs two joints for each transaction whose append was never read.
+//! Nodes with a number less than [`Graph::txns`] are transactions. The other nodes are joints, which replace many edges
+//! by a few. An edge into a joint has a kind. From a joint, a path continues at no cost, perhaps through more joints,
+//! to the targets of the replaced edges. Real-time order needs one joint per moment instead of one edge per pair.
+//! Another rule is that all transactions that read the end of a list come before all transactions whose append was
+//! never read. This rule needs two joints for each transaction whose append was never read.
 //!
 //! ```text
 //! a ──time──▶ (ended by 5) ──▶ (ended by 9) ──▶ d      a and b had ended before d was called,
@@ -143,7 +143,7 @@ impl Arrows {
             return;
         }
         // The first chain leads from its entry to all earlier nodes, the second to all later ones. A source that is
-        // also a target enters both chains next to its own position and so skips itself.
+        // also a target enters both chains next to its own position, so that it gets no edge to itself.
         let first: Vec<Node> = to.iter().map(|_| self.joint()).collect();
         let second: Vec<Node> = to.iter().map(|_| self.joint()).collect();
         for (place, to) in to.iter().enumerate() {

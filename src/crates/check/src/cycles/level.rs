@@ -17,11 +17,11 @@ pub enum Level {
     SnapshotIsolation,
     /// In addition, executing the transactions one at a time in some order would give the same results (no G2).
     Serializable,
-    /// In addition, that order never puts a transaction before an earlier one of the same process. Every operation of
-    /// the history must therefore name its process.
+    /// In addition, that order never puts a transaction before an earlier transaction of the same process. Every
+    /// operation of the history must therefore name its process.
     SessionSerializable,
-    /// In addition, that order never puts a transaction before one that had ended when it was called. This is
-    /// linearizability for transactions, and the level that Bowline promises.
+    /// In addition, if a transaction was called after another one had ended, that order never puts it before the other
+    /// one. This is linearizability for transactions, and the level that Bowline promises.
     #[default]
     StrictSerializable,
 }

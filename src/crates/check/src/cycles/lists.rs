@@ -215,7 +215,8 @@ fn is_own(book: &TxnBook<'_, Seen>, by: Node, key: Key, value: &Value) -> bool {
     book.write(key, value).is_some_and(|write| write.by == TxnBy::Txn(by))
 }
 
-/// Returns the values of a list, without those of transactions that failed or may have failed.
+/// Returns the values of a list, without those that were appended by a failed transaction or by a transaction of
+/// unknown outcome.
 fn committed<'a>(
     book: &TxnBook<'a, Seen>,
     key: Key,
@@ -357,8 +358,9 @@ impl Evidence for Lists<'_, '_> {
 
     fn joined(&self, mut cycle: Vec<CycleStep>, apart: bool) -> Vec<CycleStep> {
         // A transaction that appended a value comes before all later appends, and before their readers. A transaction
-        // that did not read a value comes before all later appends too. With `apart`, such steps stay separate: if a
-        // merged step were next to another read-write step, the cycle would be allowed.
+        // that did not read a value comes before all later appends too. If `apart` is set, a read-write step is not
+        // merged with a write-write step: if the merged step were next to another read-write step, the level would
+        // allow the cycle.
         let mut place = 0;
         while cycle.len() > 2 && place < cycle.len() {
             let after = (place + 1) % cycle.len();

@@ -82,7 +82,7 @@ trait Evidence {
     /// Returns whether a transaction certainly took effect.
     fn is_certain(&self, node: Node) -> bool;
 
-    /// Returns a transaction that read a value of this one.
+    /// Returns a transaction that read a value which this transaction wrote.
     fn seen_by(&self, node: Node) -> Option<Node>;
 
     /// Finds two transactions that read the same value and overwrote it.
@@ -281,7 +281,7 @@ fn reason<Seen>(
 /// Maximum number of transactions in a reason that is still minimized.
 const MINIMISED_MAX: usize = 100;
 
-/// Maximum number of rounds in which a reason may change its operations before it is given up.
+/// Maximum number of rounds until the reason names exactly the kept transactions. After that, the attempt is abandoned.
 const ROUNDS_MAX: usize = 8;
 
 /// A violation before it is minimized.

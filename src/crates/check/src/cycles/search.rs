@@ -3,15 +3,16 @@
 //! One pass finds the strongly connected components (Tarjan, "Depth-first search and linear graph algorithms", 1972).
 //! In each component, a breadth-first search from each transaction finds the shortest cycle.
 //!
-//! Snapshot isolation allows cycles in which two read-write edges follow each other. Where such cycles must not
-//! count, each node exists twice: `2n + 1` is node `n` reached by a read-write edge, and it has no outgoing
-//! read-write edges (Cerone and Gotsman, "Analysing Snapshot Isolation", 2016).
+//! Snapshot isolation allows cycles in which two read-write edges follow each other. For levels that allow such cycles,
+//! each node exists twice, so that the search does not find them: `2n + 1` is node `n` reached by a read-write edge,
+//! and has no outgoing read-write edges (Cerone and Gotsman, "Analysing Snapshot Isolation", 2016).
 
 use std::collections::VecDeque;
 
 use super::graph::{Arrow, EdgeKind, Graph, Key, Kinds, Node};
 
-/// Maximum number of edges that the search for a shorter cycle visits. After that it returns the shortest one so far.
+/// Maximum number of edges that the search visits in order to find a shorter cycle. At this limit, the search returns
+/// the shortest cycle that it has found.
 const ARROWS_MAX: u64 = 10_000_000;
 
 /// One edge of a cycle, from one transaction to another.
@@ -231,7 +232,8 @@ struct Reached {
     arrow: Arrow,
 }
 
-/// The places that the current search has reached. Round numbers avoid clearing it between searches.
+/// The places that the current search has reached. Entries have the number of their search, so that the list need not
+/// be cleared between searches.
 struct Walk {
     round: u32,
     reached: Vec<(u32, Reached)>,

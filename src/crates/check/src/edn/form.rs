@@ -206,7 +206,8 @@ impl<'a> EdnReader<'a> {
         Ok(self.list(open, end, depth)?.into_iter().map(|(_, form)| form).collect())
     }
 
-    /// Reads all forms up to `end`, after an opening of `open` bytes. Returns each form with its line.
+    /// Skips the opening delimiter of `open` bytes, and reads all forms up to the closing delimiter `end`. Returns each
+    /// form with its line.
     fn list(&mut self, open: usize, end: char, depth: usize) -> Result<Vec<(usize, Form)>, String> {
         let began = self.line;
         self.rest = &self.rest[open..];

@@ -15,7 +15,7 @@
 //! | dialect | `:f` | `:value` |
 //! |---|---|---|
 //! | [`Dialect::Register`] | `:read`, `:write`, `:cas` | a value, or nil; of `:cas` `[old new]` |
-//! | [`Dialect::Set`] | `:add`, `:read` | an element, no two alike; what was there, in a set, a vector or a list, or nil for nothing |
+//! | [`Dialect::Set`] | `:add`, `:read` | of `:add` an element, each added only once; of `:read` the elements that were read, as a set, a vector or a list, or nil for none |
 //! | [`Dialect::ListAppend`] | `:txn` | `[[:append k v] [:r k nil]]`, where `:ok` says `[:r k [v ...]]` |
 //! | [`Dialect::WriteRead`] | `:txn` | `[[:w k v] [:r k nil]]`, where `:ok` says `[:r k v]` |
 //! | [`Dialect::Queue`] | `:enqueue`, `:dequeue` | a value |
@@ -219,7 +219,8 @@ impl EdnOperation {
 
     fn register(&self) -> Result<Vec<(&'static str, Json)>, String> {
         let mut said = Vec::new();
-        // The history has many objects if there is a pair where a single object has a plain value.
+        // The history contains many registers if the value is a pair `[k value]`. The plain value of a `:cas` is itself
+        // a pair.
         let is_cas = self.name == "cas";
         let of_many =
             |form: &Form| form.pair().is_some_and(|(_, inner)| !is_cas || inner.pair().is_some());

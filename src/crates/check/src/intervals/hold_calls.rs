@@ -4,9 +4,9 @@
 //! |---|---|---|
 //! | `hold` | `owner`: a value; `kind`: `write` (default), `read` or `permits`; `permits`: a number, with that kind, default 1; `token`: a number, if there are tokens | `lost`: true if the hold was not released by its owner, default false |
 //!
-//! `invoke` is the first moment at which the owner believed that it held the lock, and `complete` the last. With
-//! outcome `unknown`, the owner crashed. The owner believed that it held the lock at least until `complete`. If
-//! `complete` is missing, the hold counts only for the single moment `invoke`. With outcome `failed`, the owner never
+//! `invoke` is the first moment at which the owner believed that it held the lock, and `complete` the last. The outcome
+//! `unknown` means that the owner crashed: it believed that it held the lock at least until `complete`. If `complete`
+//! is missing, the hold counts only for the single moment `invoke`. The outcome `failed` means that the owner never
 //! believed that it held the lock.
 
 use crate::lines::{FieldError, Fields, Written};

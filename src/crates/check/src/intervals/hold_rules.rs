@@ -197,9 +197,9 @@ impl Lock<'_, '_> {
         Counterexample::new("exclusion", self.object, [first.index, second.index], why)
     }
 
-    /// Finds too many permits held at once. Holds that overlap pairwise for every possible difference of the clocks
-    /// have a moment in common. The holds that overlap with the first one to end are those that began before its end
-    /// and end after its begin.
+    /// Finds too many permits held at once. If holds overlap pairwise for every possible difference of the clocks,
+    /// there is a moment at which all of them were held. A hold overlaps with the hold that ends first if it began
+    /// before that hold ended, and ends after that hold began.
     fn enough_permits(&self) -> Option<Counterexample> {
         let Holds { permits, slack, .. } = *self.rules;
         let held = |belief: &HoldInterval<'_>| match belief.kind {

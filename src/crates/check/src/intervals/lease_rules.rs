@@ -1,4 +1,4 @@
-//! Rules for leases: none expires early, none comes back, and no name is reused.
+//! Rules for leases: no lease expires early, no ended lease exists again, and no name is reused.
 
 use std::collections::BTreeMap;
 
@@ -160,7 +160,7 @@ impl<'a> CheckedLease<'a> {
     fn granted_first(&self) -> Option<Counterexample> {
         let is_grant = |call: &LeaseCall| matches!(call, LeaseCall::Grant { .. });
         let known = self.facts.iter().find(|fact| is_grant(fact.call)).map(|fact| fact.invoked);
-        // If the history has no grant of the lease, it was granted before the history began.
+        // If the history has no grant of the lease, the lease was granted before the history began.
         let uncertain = self.uncertain.iter().filter(|(_, call)| is_grant(call));
         let granted = known.or_else(|| uncertain.map(|(invoked, _)| *invoked).min())?;
         let early = self.facts.iter().find(|fact| {

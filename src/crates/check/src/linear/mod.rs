@@ -7,10 +7,10 @@
 //!
 //! - each object is checked on its own, which is sufficient (Herlihy and Wing, 1990);
 //! - an operation that changes nothing is placed as soon as it fits, without backtracking ([`Model::observes`]);
-//! - an operation of unknown outcome may be placed at any moment after its call, or never. Of equal operations the
-//!   earliest is placed first. A configuration is not searched if another one reached the same state with fewer
-//!   operations of unknown outcome. An operation whose effect no other operation needs is left out
-//!   ([`Model::needs`]).
+//! - an operation of unknown outcome may be placed at any moment after its call, or never. Among operations of unknown
+//!   outcome with equal calls, the earliest is placed first. A configuration is not searched if another one reached the
+//!   same state with fewer operations of unknown outcome. An operation whose effect no other operation needs is left
+//!   out ([`Model::needs`]).
 //!
 //! A history with many concurrent operations and ambiguous replies can take exponential time. The search therefore
 //! has a [`Budget`], and a verdict may be undecided.

@@ -25,7 +25,7 @@ pub(super) struct SearchProblem<'a, M: Model> {
 struct Required<'a, M: Model> {
     index: Index,
     invoked: At,
-    /// The end of the operation. An operation that was invoked later than this must be placed after it.
+    /// The end of the operation. Operations that were invoked after this moment must be placed after this operation.
     due: At,
     call: &'a M::Call,
     reply: &'a M::Reply,
@@ -47,7 +47,8 @@ pub(super) enum Answer {
     GaveUp(Undecided),
 }
 
-/// Prepares a search over all operations of one object: `Ok` is firm, `Unknown` loose, `Failed` ignored.
+/// Prepares a search over all operations of one object. An operation with outcome `Ok` is firm, one with outcome
+/// `Unknown` is loose, and failed operations are ignored.
 pub(super) fn whole<'a, M: Model>(
     model: &'a M,
     history: &'a History<M::Call, M::Reply>,
@@ -138,8 +139,8 @@ enum PlacedCall {
     Loose(usize),
 }
 
-/// The placed firm operations and the state of the object. The number is that of the first firm operation that is not
-/// placed. The list contains the placed firm operations after it.
+/// The placed firm operations and the state of the object. The fields are the number of the first firm operation that
+/// is not placed, the placed firm operations after that one, and the state.
 type Place<S> = (usize, Box<[usize]>, S);
 
 /// Number of placed operations for each group that has any.
@@ -256,7 +257,7 @@ where
         }
     }
 
-    /// Remembers the configuration. Returns false if an earlier one was at least as good.
+    /// Records the configuration. Returns false if a recorded configuration is at least as good.
     fn is_new(&mut self, state: &M::State) -> Result<bool, Undecided> {
         let behind = (self.base..self.done.len()).filter(|number| self.done[*number]);
         let place = (self.base, behind.take(self.ahead).collect(), state.clone());

@@ -1,10 +1,10 @@
 //! Minimizes a violation to a few operations that contradict each other regardless of all others.
 //!
-//! An operation is never simply removed to make the history smaller: without its write, every read of it would be a
-//! violation. Instead the operation is relaxed: it may take effect at any moment after its call, or never. An order
-//! that explains a history also explains it with some operations relaxed. So if a relaxed history has no order, the
-//! full one has none either. Relaxing more operations never restores a contradiction. So if no single operation can
-//! be relaxed, no two can be relaxed together.
+//! An operation is never removed to make the history smaller: if a write were missing, every read of its value would be
+//! a violation. Instead the operation is relaxed: it may take effect at any moment after its call, or never. An order
+//! that explains a history also explains every history that results from it by relaxing operations. So if a relaxed
+//! history has no order, the full history has none either. Relaxing further operations never restores a contradiction.
+//! So if no single operation can be relaxed without losing the contradiction, no pair of operations can be relaxed.
 
 use std::collections::HashSet;
 

@@ -10,8 +10,8 @@
 //!
 //! A `campaign` that waited and gave up is `failed`. A leader that campaigns again proclaims its value.
 //!
-//! Leadership that expires ends without a call, yet another candidate can lead afterwards. To record it, add an
-//! `expire` of unknown outcome for the candidate, invoked at the last moment at which it certainly led. The leadership
+//! If leadership expires, another candidate can lead although the old leader made no call. To record the expiry, add an
+//! `expire` of unknown outcome for the old leader, invoked at the last moment at which it certainly led. The leadership
 //! may have ended at any later time. An election is one object, because the replies of `leader` and of campaigns must
 //! agree on one order. Use [`intervals::holds`](crate::intervals::holds) to check whether two candidates *believed* to
 //! lead at one time.

@@ -143,7 +143,8 @@ impl Model for MutexModel {
             Some(MutexReply::Acquired { token }) => *token,
             _ => None,
         };
-        // The next state if the call is granted. For an acquisition of unknown token, only other holds can reject it.
+        // The next state if the call is granted. An acquisition can only be rejected because of existing holds,
+        // whatever its token.
         let (granted, is_refused) = match call {
             MutexCall::Acquire { owner } => {
                 (self.acquired(state, owner, told), self.acquired(state, owner, None).is_none())

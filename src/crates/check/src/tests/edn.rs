@@ -71,7 +71,7 @@ fn edn_registers_with_versions_are_checked_per_key() {
     let bad = "[{:type :invoke, :f :read, :value [5 [nil nil]], :process 0}
         {:type :ok, :f :read, :value [5 [2 3]], :process 0}]";
     judged(register, good, bad);
-    // As `jepsen.independent` writes them, without versions, as records of Clojure.
+    // Registers without versions, one per key, as `jepsen.independent` writes them. The operations are Clojure records.
     let good = "#jepsen.history.Op{:type :invoke, :f :write, :value [0 1], :process 0}
         #jepsen.history.Op{:type :ok, :f :write, :value [0 1], :process 0}
         #jepsen.history.Op{:type :invoke, :f :cas, :value [0 [1 2]], :process 0}

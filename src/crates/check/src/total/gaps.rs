@@ -472,7 +472,8 @@ impl<'a> Choosing<'_, 'a> {
             let index = self.order.uncertain[place].index;
             let told = self.pins.get(&revision).map(|pin| pin.told);
             changes.push(GapChange { revision, index, told });
-            // A conditional change may not have happened as assigned.
+            // The condition of this change may have failed, so it is not certain that the change made the revision that
+            // was assigned to it.
             if self.condition(place).is_some() {
                 guessed.insert(self.order.history[index].call.key());
             }

@@ -3,10 +3,12 @@
 //! If every reply contains the revision of the store, no search for an order is needed: the revisions are the
 //! order. The checker verifies in *n* log *n* time that the revisions are right:
 //!
-//! - **one revision, one change**: and without [`Total::others`], every revision was made by an operation;
+//! - **one revision, one change**: no two changes have the same revision, and without [`Total::others`], every revision
+//!   was made by an operation;
 //! - **real time**: an operation that had ended when another was called has a lower revision, or the same one if the
 //!   later operation only reads;
-//! - **replies**: replaying the operations in that order, each reply agrees with the store at its revision.
+//! - **replies**: if the operations are replayed in the order of revisions, each reply agrees with the store at the
+//!   revision of the reply.
 //!
 //! Together these checks prove linearizability and correct revisions. The difficult part is the changes of *unknown
 //! outcome*. Such a change made no revision, or a free revision above those of all operations that had ended when the

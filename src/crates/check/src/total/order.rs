@@ -12,7 +12,7 @@ pub(super) type Store = History<KvCall, KvReply>;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Placed {
     pub(super) revision: u64,
-    /// Whether it only reads. Reads of a revision come after the change that made it.
+    /// Whether the operation only reads. The reads of a revision come after the change that made the revision.
     pub(super) only_read: bool,
     pub(super) index: Index,
 }

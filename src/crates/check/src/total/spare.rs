@@ -44,7 +44,7 @@ pub(super) struct Spare {
     pub(super) place: usize,
     /// The lowest revision that it may have made.
     pub(super) first: u64,
-    /// Whether it certainly changes the store if it takes effect.
+    /// Whether the change makes a revision whenever it takes effect.
     pub(super) is_sure: bool,
     /// A revision that is already assigned to it. The assignment may only be changed to another revision.
     pub(super) has: Option<u64>,
