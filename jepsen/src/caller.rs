@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Pause between two attempts of a call that is retried until it succeeds.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// In a run over servers, a client keeps one in this many of its holds for as long as it considers the hold valid.
+/// In a run over servers, a client keeps on average one of 64 holds for as long as it considers the hold valid.
 const CLINGS_IN: u64 = 64;
 
 /// Maximum time that such a client keeps a hold, longer than a session exists without renewals.

@@ -54,7 +54,7 @@ const LOOK_LIMIT: Duration = Duration::from_millis(300);
 /// Pause between two attempts to find the leader.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The parameters of the members of a run. A workload and a nemesis may each change some of them.
+/// The parameters of the members of a run. The workload and the nemesis of the run may change some of the parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Setup {
     /// The kind of members and the protocol of their clients.
@@ -555,8 +555,8 @@ impl Fleet {
         }
     }
 
-    /// Returns whether a member may have stopped by itself with this message. Only a member that is not a founder may,
-    /// and only if it was removed or could not join.
+    /// Returns whether a member was allowed to stop by itself with this message. This is the case only for a member
+    /// that is not a founder, and only if it was removed or could not join.
     fn may_stop(&self, member: usize, why: &str) -> bool {
         let was_let_in = !NOT_LET_IN.iter().any(|words| why.contains(words));
         member >= self.members() && (!was_let_in || self.may_have_gone(member, why))
@@ -581,7 +581,7 @@ impl Fleet {
     }
 
     /// Checks that the node of a member has not stopped by itself. Call this method before a fault that may stop the
-    /// node: after the fault, the two causes cannot be distinguished.
+    /// node: afterwards, a stop because of the fault looks like a stop by itself.
     ///
     /// # Errors
     ///

@@ -78,7 +78,7 @@ impl Load {
             Answer::Done(revision) => self.history().end(&key, Fate::Done(revision)),
             Answer::Applied(_) => self.history().end(&key, Fate::Applied),
             Answer::Refused(_) => self.history().end(&key, Fate::Refused),
-            // The history records every write as unknown from the beginning, so nothing changes.
+            // The outcome is unknown. The history already records every write as unknown when it begins.
             _ => {}
         }
         Some(answer)

@@ -244,7 +244,7 @@ fn plans(cells: &[Cell], common: &Common, quick: bool) -> Vec<Plan> {
 
 fn plan(common: &Common, cell: Cell, quick: bool) -> Plan {
     let Cell { workload, nemesis, members, over } = cell;
-    // A control needs many faults, because not every fault affects the holder of the lock.
+    // A control (a workload that must fail) needs many faults, because not every fault affects the holder of the lock.
     let (seconds, window, rest) = match (workload.control.is_some(), quick) {
         (true, false) => (60, 3.5, 1.0),
         (true, true) => (30, 3.5, 1.0),

@@ -36,8 +36,8 @@ pub fn pairwise() -> Vec<Cell> {
         let members = 3.max(nemesis.wants.members_min);
         Some(Cell { workload, nemesis, members, over: Over::Embedded })
     };
-    // The two lists are traversed at the same time. Whenever both are at their start again, one of them is shifted by
-    // one.
+    // The two lists are traversed in parallel and cyclically. Whenever both cycles end at the same time, one list is
+    // shifted by one position, so that new pairs occur.
     let round = others.len() * all.len() / common_divisor(others.len(), all.len());
     let meeting = |run: usize| {
         let (row, column) = (run % others.len(), (run + run / round) % all.len());
@@ -90,8 +90,8 @@ fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// Returns a cross-section of the matrix. The cross-section has every workload and every nemesis at least once, and
-/// for servers every workload that they support.
+/// Returns a cross-section of the matrix. The cross-section contains every workload and every nemesis at least once,
+/// and also runs every workload that servers support over servers.
 pub fn cross_section() -> Vec<Cell> {
     let mut cells = pairwise();
     let controls = cells.iter().filter(|cell| cell.workload.control.is_some()).count();

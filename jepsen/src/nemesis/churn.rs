@@ -62,7 +62,8 @@ impl Churn {
             }
             Stage::Joining => {
                 if is_over(fleet, place) {
-                    // The member was not admitted in time, and tries again. Its join may have succeeded nevertheless.
+                    // The member was not admitted in time, so it is restarted and tries again. The first attempt may
+                    // nevertheless have added it to the cluster.
                     fleet.bury_newcomer(place)?;
                 }
                 if fleet.being(place) == ProcessState::Down {

@@ -66,8 +66,8 @@ impl Nemesis for Rates {
 /// Maximum length of a jump, in milliseconds.
 const JUMP_MS: u64 = 10_000;
 
-/// Minimum time between two jumps, and maximum random addition to it. A leader counts up to 100 ms of a jump as
-/// elapsed lease time, so more frequent jumps would exceed the drift bound.
+/// Minimum time between two jumps, and maximum random time that is added to this minimum. A leader counts up to 100 ms
+/// of a jump as elapsed lease time, so more frequent jumps would exceed the drift bound.
 const JUMPS_APART_MS: u64 = 2000;
 const JUMPS_APART_MORE_MS: u64 = 1000;
 

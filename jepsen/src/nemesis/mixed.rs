@@ -12,8 +12,8 @@ use crate::process::HarnessError;
 pub(super) const KIND: Kind = Kind {
     name: "mixed",
     about: "one or two of the other nemeses at a time, drawn for each window",
-    // A run has only a few windows. It may be that no fault affects the leader, or that every fault leaves the cluster
-    // without a quorum.
+    // A run has only a few windows. A run is valid even if no fault affects the leader, or if every fault leaves the
+    // cluster without a quorum.
     wants: Wants { members_min: 3, ..Wants::ALL_STOP },
     alone: true,
     possible: anywhere,

@@ -123,9 +123,9 @@ fn of_mutants(page: &mut String, summaries: &[Summary]) {
     }
 }
 
-/// Returns the overall problem of these runs: `violation` if there is a violation, else `undecided` if a run is
-/// undecided, else `invalid` if an invalid run was not repeated successfully or there are no runs. The runs must be
-/// sorted with the oldest first.
+/// Returns the overall problem of these runs: `violation` if a run has a violation; otherwise `undecided` if a run is
+/// undecided; otherwise `invalid` if there are no runs, or if an invalid run was not repeated successfully. The runs
+/// must be sorted with the oldest first.
 pub fn left(summaries: &[Summary]) -> Option<&'static str> {
     if !summaries.iter().any(is_ordinary) {
         return Some("invalid");

@@ -220,14 +220,15 @@ mod tests {
                 "{found:?}"
             );
         };
-        // The unknown addition was called when the value 2 existed, or while it was being written.
+        // An addition of unknown outcome cannot have produced the value 2 if it was called after 2 or a higher value
+        // had been observed.
         wrong(&[add(1, 1), add(10, 3), unknown(20), read(30, 3)], 3, "2");
         wrong(&[add(1, 1), read(10, 2), unknown(20), read(30, 2)], 2, "2");
         fine(&[add(1, 1), add(10, 3), unknown(10), read(30, 3)], 3);
         fine(&[add(1, 1), add(10, 3), unknown(11), read(30, 3)], 3);
         wrong(&[add(1, 1), add(10, 3), unknown(12), read(30, 3)], 3, "2");
-        // Each unknown addition explains one missing value. An early addition may explain a late value, but not the
-        // reverse.
+        // Each addition of unknown outcome explains one missing value. An early addition may explain a late value, but
+        // a late addition cannot explain an early value.
         fine(&[unknown(1), add(10, 2), unknown(20), add(30, 4), read(40, 4)], 4);
         fine(&[unknown(1), unknown(2), add(10, 2), add(30, 4), read(40, 4)], 4);
         wrong(&[unknown(1), add(10, 3), unknown(20), add(30, 4), read(40, 4)], 4, "2");

@@ -62,7 +62,8 @@ fn name_of(group: u64, which: u64) -> String {
 impl Client for &LockedSet {
     fn step(&mut self, caller: &mut Caller<'_>) {
         let element = self.next.fetch_add(1, Ordering::Relaxed);
-        // A control pauses longer in each step, so that a fault is likely to stop its process during the pause.
+        // The unguarded workload (a control, which must fail) pauses longer in each step, so that a fault is likely to
+        // suspend the process that executes the step between its read and its write.
         let think_ms =
             if self.guarded { 2 + caller.dice.below(15) } else { 100 + caller.dice.below(100) };
         let which = caller.dice.below(SETS);

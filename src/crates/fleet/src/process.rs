@@ -14,7 +14,8 @@ use thiserror::Error;
 
 use crate::wire::{self, Answer, Order};
 
-/// Maximum time for anything that must happen. The time is long enough for an overloaded machine.
+/// Maximum time to wait for an event that must occur, such as a start, a reply or an exit. The time is long enough for
+/// an overloaded machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 const SIGKILL: i32 = 9;
@@ -47,8 +48,8 @@ pub enum HarnessError {
     /// Fault injection, a tool of the machine, or the harness itself did not complete in time.
     #[error("timed out after {LIMIT:?}: {0}")]
     TooLate(String),
-    /// Members did not do in time what they must do: a member neither starts nor ends, or there is no leader although
-    /// a quorum could elect one.
+    /// Members made no progress in time: a member did not start or end, or no leader was elected although a quorum was
+    /// available.
     #[error("members made no progress within {LIMIT:?}: {0}")]
     Hangs(String),
     /// A node that should run has stopped.

@@ -28,7 +28,7 @@ pub enum Holding {
 
 /// Holds by slot.
 pub struct Shelf<H> {
-    /// `None` marks a slot that the client has given up: a hold that arrives there is dropped at once.
+    /// `None` marks a slot that the client has given up: a hold that is put into it later is dropped at once.
     held: Mutex<BTreeMap<String, Option<H>>>,
 }
 
@@ -56,7 +56,7 @@ impl<H> Shelf<H> {
         lock(&self.held).remove(slot).flatten()
     }
 
-    /// Puts a hold into a slot. A previous hold is given up.
+    /// Puts a hold into a slot. If the slot contains another hold, that hold is released.
     pub fn put(&self, slot: String, holding: H) {
         // The previous hold is dropped after the lock is released, because dropping a hold may take a moment.
         let mut before = Some(holding);
@@ -70,7 +70,7 @@ impl<H> Shelf<H> {
         drop(before);
     }
 
-    /// Gives up the hold of a slot, and any hold that is put there later.
+    /// Releases the hold in a slot. A hold that is put into this slot later is released at once.
     pub fn forget(&self, slot: String) {
         let before = lock(&self.held).insert(slot, None);
         drop(before);
@@ -83,12 +83,12 @@ impl Slots {
         self.shelf.take(slot)
     }
 
-    /// Puts a hold into a slot. A previous hold is given up.
+    /// Puts a hold into a slot. If the slot contains another hold, that hold is released.
     pub fn put(&self, slot: String, holding: Holding) {
         self.shelf.put(slot, holding);
     }
 
-    /// Gives up the hold of a slot, and any hold that is put there later.
+    /// Releases the hold in a slot. A hold that is put into this slot later is released at once.
     pub fn forget(&self, slot: String) {
         self.shelf.forget(slot);
     }
@@ -99,7 +99,7 @@ impl Slots {
         lock(&self.owners).entry(key).or_insert_with(|| session.owner(name)).clone()
     }
 
-    /// Returns the taker of a queue, one per session.
+    /// Returns the session's taker for a queue. Each session has one taker per queue.
     pub fn taker(&self, session: &Session, queue: &str) -> QueueTaker {
         let key = format!("{queue}@{}", session.lease());
         lock(&self.takers).entry(key).or_insert_with(|| session.queue(queue.to_owned())).clone()

@@ -35,7 +35,7 @@ impl Random {
         Self { random: SplitMix64::new(seed), is_wide: false, bytes: Vec::new() }
     }
 
-    /// Returns a generator for a wide history.
+    /// Returns a generator for a wide history, which has 700 additional keys (`WIDE_KEYS`).
     pub fn wide(seed: u64) -> Self {
         Self { is_wide: true, ..Self::new(seed) }
     }

@@ -17,7 +17,7 @@ pub struct Shape {
     pub members: usize,
     /// Whether members are threads of this process instead of processes.
     pub in_process: bool,
-    /// Number of threads of the callers in each member.
+    /// Number of threads in each member that run the callers' commands.
     pub threads: usize,
     pub heartbeat: Duration,
     pub election: Duration,

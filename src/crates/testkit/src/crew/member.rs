@@ -26,7 +26,7 @@ pub struct Plan {
     pub election: Duration,
     /// TTL of sessions.
     pub session_ttl: Duration,
-    /// Number of threads of the callers.
+    /// Number of threads that run the callers' commands.
     pub threads: usize,
 }
 
@@ -219,8 +219,7 @@ pub fn live<T: Trade>(plan: &Plan, orders: impl BufRead, mut answers: impl Write
         let answer = if order == "status" {
             status(trade.node())
         } else {
-            // Run the command on the threads of the callers, as a program that embeds a member
-            // would.
+            // Run the command on the callers' threads, like a program that embeds a member.
             let doing = runtime.spawn(Arc::clone(&trade).execute(order));
             runtime.block_on(doing).expect("an order that is understood")
         };

@@ -24,8 +24,9 @@ use report::Report;
 use rows::{ROWS, RowMeasurements};
 use systems::{Found, Systems};
 
-/// Runs the benchmark, or a member of its embedded cluster if the arguments are those of a member. `tmp` is the
-/// directory for the data of all systems, on a real disk, and for the files, unless options name others.
+/// Runs the benchmark, or a member of its embedded cluster if the arguments are those of a member. Unless options name
+/// other directories, the data of all systems is stored in `tmp`, and the results in `tmp/versus`. `tmp` should be on a
+/// real disk.
 ///
 /// # Errors
 /// Returns an error if an option is invalid, or a system that is installed does not work.

@@ -97,7 +97,7 @@ pub struct RowResult {
     /// only the CPU time of the servers counts.
     pub cpu_us: Spread,
     pub rounds: Vec<Sample>,
-    /// Pairs of a quantile (0 to 1) and the latency of all rounds together.
+    /// Pairs of a quantile (0 to 1) and its latency, computed from the operations of all rounds.
     pub quantiles_us: Vec<(f64, f64)>,
 }
 
@@ -141,7 +141,7 @@ pub struct Timeline {
     pub callers: usize,
     /// Width of an interval.
     pub bin_ms: u64,
-    /// Start of the first interval. The kill is at 0.
+    /// Start of the first interval, relative to the time of the kill. A negative time is before the kill.
     pub from_ms: i64,
     /// Number of writes that were acknowledged in each interval.
     pub writes: Vec<u64>,
