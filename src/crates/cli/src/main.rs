@@ -19,7 +19,7 @@ mod usage;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Exit code if the arguments are invalid, or the machine does not allow the command.
+/// Exit code if the arguments, or the files and settings that they name, cannot be used.
 const EXIT_USAGE: u8 = 2;
 
 /// Commands that contact no server.

@@ -71,7 +71,8 @@ impl Failure {
         }
     }
 
-    /// Converts the failure to one with an exit code that does not promise that nothing was changed.
+    /// Converts a failure of a command that has already changed something. An exit code that means "nothing was
+    /// changed" becomes [`EXIT_UNKNOWN`].
     pub(crate) fn after_a_change(self) -> Failure {
         match self {
             Failure::Exit(code) if code == EXIT_FAILED || code == EXIT_UNREACHABLE => {

@@ -38,11 +38,11 @@ pub(crate) struct LockOptions {
     /// Name of the lock
     name: OsString,
 
-    /// Acquire a shared (read) lock
+    /// Acquire the lock for reading (shared with other readers)
     #[arg(long, conflicts_with = "exclusive")]
     shared: bool,
 
-    /// Acquire an exclusive (write) lock, compatible with --shared
+    /// Acquire the lock for writing (other clients may use --shared)
     #[arg(long)]
     exclusive: bool,
 

@@ -162,7 +162,7 @@ pub(super) fn of_backup(info: &BackupInfo, format: Format) -> Report {
 
 /// The values that `etcdutl snapshot status` prints.
 struct EtcdStatus {
-    /// Half of the checksum that identifies the file.
+    /// The lower 32 bits of the checksum that identifies the file.
     hash: u32,
     revision: u64,
     keys: u64,

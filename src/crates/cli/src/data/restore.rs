@@ -54,9 +54,9 @@ pub(crate) struct RestoreArguments {
 
     /// Increase of revisions [default: 1000000000]
     ///
-    /// The number must exceed the number of revisions that the old cluster has written since the backup. If another
-    /// cluster was restored from the same backup before, the number must also exceed the jump and the number of writes
-    /// of that cluster together.
+    /// The increase must exceed the number of revisions that the old cluster has written since the backup. If another
+    /// cluster was restored from the same backup before, the increase must also exceed the sum of that cluster's
+    /// increase and its number of writes.
     #[arg(long, value_name = "REVISIONS")]
     revision_jump: Option<u64>,
 

@@ -1,5 +1,5 @@
-//! `bowline up --tls`: a CA that signs certificates for the servers of one start and for a client. Its key is never
-//! written to disk.
+//! `bowline up --tls`: creates a CA at each start, which signs certificates for the servers and for one client. The key
+//! of the CA is never written to disk.
 
 use std::fs;
 use std::io::{self, Write};

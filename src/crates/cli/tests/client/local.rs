@@ -102,8 +102,8 @@ fn snapshot_file_is_private_and_spares_other_files() {
     assert_eq!(names, ["a.snap", "a.snap.part", "b.snap"]);
 }
 
-/// Returns the first of six free ports in a row, two for each of three servers. They are below the ports that the
-/// system assigns and that other tests use. Each test starts its search at another port.
+/// Returns the first of six free ports in a row, two for each of three servers. These ports are below the ports that
+/// the operating system assigns and that other tests use. Each test starts its search at another port.
 fn six_ports(test: u32) -> u16 {
     let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
     let some = u16::try_from((std::process::id() * 97 + 185 * test) % 370).unwrap();

@@ -296,7 +296,7 @@ impl Kv for KvService {
     ) -> Result<Response<CompactionResponse>, Status> {
         let who = Identity::in_request(&request);
         let CompactionRequest { revision, .. } = request.into_inner();
-        // A negative revision counts as compacted in any store; zero does not in a new one.
+        // A negative revision counts as compacted in any store. Revision 0 does not count as compacted in a new store.
         let at = Revision(u64::try_from(revision).map_err(|_| Reason::Compacted)?);
         let compact = |client: UserClient| async move { client.compact(at).await };
         let reached = self.member.retry_while_outdated(&who, compact).await?;

@@ -7,8 +7,8 @@
 //! Each part is encoded in URL-safe base64 without padding. `revision` is the auth revision at which the token was
 //! issued. The next change of users or roles invalidates the token, so that a user who lost a right needs a new token.
 //!
-//! A token is verified with the one configured algorithm and key. The algorithm in its header must match but selects
-//! nothing.
+//! A token is verified with the one configured algorithm and key. The header of the token must name this algorithm. The
+//! header never selects another algorithm or key.
 
 use std::time::{Duration, SystemTime};
 

@@ -30,7 +30,7 @@ pub(crate) struct Difference {
     pub(crate) puts: Vec<KeyValue>,
     /// Keys to delete.
     pub(crate) deletes: Vec<Bytes>,
-    /// Keys with another value at the target that may not be overwritten.
+    /// Keys with another value at the target, which the import is not allowed to overwrite.
     pub(crate) refused: Vec<Bytes>,
     /// Keys that exist only at the target and are kept.
     pub(crate) beside: Vec<Bytes>,

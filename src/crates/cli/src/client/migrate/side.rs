@@ -88,7 +88,7 @@ impl Side {
     }
 
     /// Checks a response header: the cluster must still be the same cluster, and its revision must not be below `had`.
-    /// The caller knew that the cluster had reached `had` before the request.
+    /// `had` is a revision that the caller, before it sent the request, knew the cluster to have reached.
     pub(crate) fn recognise(&self, header: &pb::ResponseHeader, had: i64) -> Result<(), Failure> {
         let name = self.name;
         if header.cluster_id == 0 {

@@ -63,7 +63,7 @@ impl Source {
         self.side.header(&self.first_key()).await
     }
 
-    /// Returns a key that a user can read who has permission for all parts. The key need not exist.
+    /// Returns a key that every user with permission for all parts can read. The key need not exist.
     pub(crate) fn first_key(&self) -> Bytes {
         around(&self.parts).first
     }

@@ -229,8 +229,8 @@ impl Target {
     }
 
     /// Applies all changes of one source revision in one transaction, exactly once. `known` is a revision of the
-    /// target since which no other client may have written these keys. Returns the revision at which the changes are
-    /// in place, or a conflict with another client.
+    /// target. Returns the revision at which the changes are in place, or a conflict if another client has written one
+    /// of these keys after `known`.
     pub(crate) async fn make(
         &self,
         changes: &BTreeMap<Bytes, Change>,
@@ -320,7 +320,8 @@ impl Target {
                 _ => break,
             }
         }
-        // Keys in between are not part of the import and may have been written at any time before.
+        // The other keys of the span are not part of the import. They may have been written at any time before the
+        // first page was read, so `known` is raised to the revision of that page.
         *known = (*known).max(oldest.unwrap_or_default());
         Ok(large_transaction(changes, &there, *known, self.ops_max.get()))
     }
