@@ -1,5 +1,5 @@
-//! Runs the simulated world over many seeds. If a seed fails, the runner reduces it by leaving out parts that the
-//! failure does not need, and prints the command that replays it. `BOWLINE_SEEDS` sets the number of valid seeds, and
+//! Runs the simulator with many seeds. If a seed fails, the runner reduces it by leaving out parts that the failure
+//! does not need, and prints the command that replays it. `BOWLINE_SEEDS` sets the number of valid seeds, and
 //! `BOWLINE_FIRST_SEED` the first one. `docs/assurance/simulator.md` explains the output.
 #![allow(
     clippy::print_stdout,

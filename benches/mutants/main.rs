@@ -1,5 +1,5 @@
-//! Determines which seed of the simulated world detects which mutant (`bowline::mutant`), and so proves that the
-//! world's checks can fail.
+//! Determines which seed of the simulator detects which mutant (`bowline::mutant`), and so proves that the checks of
+//! the simulator can fail.
 //!
 //! ```text
 //! export RUSTFLAGS="--cfg bowline_mutants" CARGO_TARGET_DIR=target/mutants

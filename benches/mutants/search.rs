@@ -47,8 +47,8 @@ Missing numbers are mutants that cannot exist in the simulator, for example M42,
 ";
 
 /// Mutants that are not searched for in seeds, with the test that detects each. The effect of B47 to B50 is repaired by
-/// another mechanism a little later, or is irrelevant in the simulated world. The other mutants need a situation that
-/// is rare in seeds.
+/// another mechanism a little later, or is irrelevant in the simulator. The other mutants need a situation that is rare
+/// in seeds.
 const ONLY_IN_TESTS: [(Mutant, &str); 9] = [
     (
         Mutant::M46,
@@ -185,7 +185,7 @@ fn hunt(mutant: Option<Mutant>) -> Found {
                     match ran {
                         Ok(Ok(_)) => {}
                         Ok(Err(failure)) => fell(seed, words(&failure.violation)),
-                        // The run found nothing, and then the world panicked while it was dropped.
+                        // The run found nothing, and then the simulator panicked while its state was dropped.
                         Err(_) => fell(seed, "an assertion, in its end".to_owned()),
                     }
                 }

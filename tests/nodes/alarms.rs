@@ -110,7 +110,7 @@ fn absent_member_receives_alarms_in_a_snapshot() {
     while taken() < before + 2 {
         delete_many(cluster.node(leader));
     }
-    // First the member fetches a snapshot. At its next start it uses its own snapshot.
+    // At the first start, the member fetches a snapshot. At the second start, it uses its own snapshot.
     for installs in [1, 0] {
         cluster.restart(away).block().unwrap();
         let client = cluster.node(away).client();

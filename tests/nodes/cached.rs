@@ -253,7 +253,7 @@ fn cached_prefix_of_a_scoped_client_hides_the_scope() {
     kv.compact(kv.revision()).block().unwrap();
     assert_eq!(values(&cached), [pair("c/a", "1"), pair("c/x", "4")]);
     assert_eq!(cached.view().unwrap().prefix(b"c/x").count(), 1);
-    // Keys are those of the client: with the prefix of the view, without that of the client.
+    // Keys are as the client sees them: they include the prefix of the view, but not the prefix of the client.
     assert!(cached.get("c/x").unwrap().is_some() && cached.view().unwrap().get("c/x").is_some());
     assert!(cached.get("app/c/x").unwrap().is_none() && cached.get("x").unwrap().is_none());
 }

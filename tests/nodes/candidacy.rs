@@ -338,7 +338,7 @@ fn withdrawn_candidacy_leaves_the_queue_empty() {
     let LeaderEvent::Leads(before) = line else { panic!("somebody leads") };
     assert_eq!(into_inner(holder).withdraw().block(), Ok(Released::Now));
     assert_eq!(places(cluster.node(one), "jobs"), 0);
-    // The candidate is elected, and its candidacy was not queried since.
+    // The candidate is elected, but its `Candidacy` is not queried until the observer has seen the election.
     let candidacy = stand(&cluster, one, "b");
     let observer = session(&cluster, two).election("jobs");
     let is_it = || observer.leader().block().unwrap().is_some_and(|now| now.since > before.since);

@@ -234,7 +234,7 @@ fn leader_tasks_requeue_after_a_long_quorum_outage() {
     for session in sessions {
         session.ended().block();
     }
-    // No member can lead now, so later reports are from after the outage.
+    // No member can lead now, so discard all reports so far. Later reports are from after the outage.
     while terms.try_recv().is_ok() {}
     cluster.heal();
     while !running.is_empty() {
@@ -247,7 +247,8 @@ fn leader_tasks_requeue_after_a_long_quorum_outage() {
     }
 }
 
-/// With Kubernetes' "release on cancel", the next instance may lead while the work still runs.
+/// With the option "release on cancel" of Kubernetes, the next instance may lead while the work of the previous one
+/// still runs. Here it must not.
 #[test]
 fn next_leader_waits_until_the_work_has_ended() {
     let cluster = lasting(3);
@@ -270,7 +271,7 @@ fn next_leader_waits_until_the_work_has_ended() {
             leads.send(()).unwrap();
             let request = leadership.asked_to_release().await;
             assert!(leadership.is_leader() && !request.reason.is_empty());
-            // The work ends slowly, and is still the leader meanwhile.
+            // After the request, the work still runs for a while. Meanwhile it is still the leader.
             leadership.proclaim("a, ending").await.unwrap();
             at_the_end.store(true, Ordering::SeqCst);
             "ended in order"
@@ -419,8 +420,8 @@ type Spells = Arc<Mutex<Vec<(Moment, Moment)>>>;
 /// Records its interval when it is dropped.
 struct Spell {
     begun: Moment,
-    /// The last time at which the work was known to lead. The time of the drop would not do,
-    /// because the thread that ends the work may be late.
+    /// The last time at which the work was known to lead. The time of the drop cannot be used instead, because the
+    /// thread that ends the work may be late.
     last: Option<Moment>,
     spells: Spells,
 }

@@ -339,7 +339,8 @@ fn guarded_transaction_for_a_client_uses_its_prefix() {
     assert_eq!(range.kvs[0].key, "old");
     assert!(is_there(cluster.node(0), "app/new") && is_there(cluster.node(0), "app/held"));
     assert!(session.queue("jobs").is_empty().block().unwrap());
-    // This transaction only reads, and contains the compares of another lock, which have complete keys.
+    // This transaction only reads. It also contains the compares of another lock, whose keys are complete, so the
+    // prefix must not be added to them.
     let other = session.mutex("other").lock().block().unwrap();
     let read = guard.txn_for(&app).when_complete(other.still_held()).then(Op::get("new"));
     let reply = read.commit().block().unwrap();

@@ -1,9 +1,9 @@
 //! Tests of real nodes in one process, as a program embeds them: normal operation, members that
 //! crash, stop, join and leave, and the coordination recipes.
 //!
-//! All tests of this folder are in one test program. They wait more than they compute, so they run
-//! well in parallel, and each further program would have to be linked separately. Tests that need
-//! the whole process, for its log or its memory, are separate programs.
+//! All tests of this folder are in one test program. The tests wait more than they compute, so they run well in
+//! parallel. Each further program would have to be linked separately. Tests that need the whole process, for its log or
+//! its memory, are separate programs.
 
 mod alarms;
 mod backup;

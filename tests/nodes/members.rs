@@ -182,7 +182,8 @@ fn acknowledged_removal_survives_a_restart() {
         promote(&cluster, joined).await;
         let gone = id(&cluster, joined);
         cluster.node(0).remove_member(gone).await.unwrap();
-        // No later write records the commit on disk, and the directory of the other member is deleted.
+        // There is no later write that would record on disk that the removal is committed, and the directory of the
+        // other member is deleted.
         cluster.kill(joined).await;
         cluster.kill(0).await;
         cluster.restart(0).await.unwrap();
@@ -506,8 +507,8 @@ fn all_members_move_at_once_when_announced_before() {
     .block();
 }
 
-/// The joiner knows only the members to which it sent its join request, and they do not know its
-/// current address.
+/// A joiner that has no state knows only the members to which it sent its join request. They do not know its current
+/// address.
 #[test]
 fn joiner_without_state_is_found_at_a_new_address() {
     async {

@@ -328,7 +328,7 @@ fn condition_on_a_hold_fails_under_a_later_hold() {
     let successor = place(cluster.node(0), "lock", 1);
     first.transfer(&successor).block().unwrap();
     let second = between.finish().unwrap();
-    // Then the lock is transferred back, to another task of the session that took the conditions.
+    // Then the lock is transferred back to the session for which the conditions were made, but to another task.
     let again = Begun::new(mine.mutex("lock").lock().reason("another task"));
     until_places(cluster.node(1), "lock", 2);
     second.transfer(&place(cluster.node(1), "lock", 1)).block().unwrap();
@@ -345,7 +345,7 @@ fn condition_on_a_hold_fails_under_a_later_hold() {
 
 #[test]
 fn returned_hold_belongs_to_its_successor_despite_a_new_request() {
-    // The new request reaches the log before the lock is transferred back, or after it.
+    // The new request reaches the log before or after the transfer of the lock back to this session.
     for comes_before in [false, true] {
         let cluster = lasting(3);
         let (leader, one, two) = roles(&cluster);

@@ -466,7 +466,7 @@ fn session_opened_by_a_dropped_call_is_not_kept() {
     }
     let none = |status: &bowline::NodeStatus| status.sessions == 0;
     node.wait_for(none).block();
-    // A new leader holds revocations back for a short time.
+    // The sessions may exist for a little longer, because a new leader holds back revocations for a short time.
     until_true(node, "a session is kept", || node.client().sessions().is_empty());
 }
 

@@ -190,7 +190,7 @@ fn waiter_above_a_limit_lowered_in_a_snapshot_is_rejected() {
 
 #[test]
 fn hold_returned_within_a_skipped_snapshot_belongs_to_its_successor() {
-    // The node misses both the transfer away and the transfer back, or only the first.
+    // The node misses the log entries of both transfers (to the other session and back), or only of the first.
     for misses_all in [true, false] {
         let cluster = three().block();
         let leader = cluster.leader().block().unwrap();
@@ -219,7 +219,7 @@ fn hold_returned_within_a_skipped_snapshot_belongs_to_its_successor() {
         if misses_all {
             back.as_mut().block();
         }
-        // The log does not reach the node any more.
+        // From now on the node receives no log entries.
         cluster.partition(&[cut]);
         let mut revision = put_many(near, 10, 1000).block();
         while files(&cluster, leader, ".log").contains(&"0000000001.log".to_owned()) {

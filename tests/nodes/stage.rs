@@ -18,7 +18,7 @@ use bowline::{
 /// Time limit for waits.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// A time for which a test can wait. It is too short to be used as a TTL on a busy machine.
+/// A time for which a test can wait. A TTL of this length would be too short on a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_millis(900);
 
 /// The TTL of sessions that are renewed even on an overloaded machine, and whose end a test can wait for.
@@ -220,7 +220,7 @@ impl<T> Begun<T> {
         begun
     }
 
-    /// Starts a call that need not wait. Polls it once; on a busy machine it may already have its answer.
+    /// Starts a call that need not wait, and polls it once. On a busy machine the call may be answered by then.
     pub(crate) fn asked<C>(call: C) -> Self
     where
         C: IntoFuture<Output = T>,

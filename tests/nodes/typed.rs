@@ -49,7 +49,7 @@ fn typed_values_are_stored_as_plain_json() {
     let all = rates.range(..).block().unwrap();
     assert_eq!(all.iter().map(|row| row.as_ref().unwrap().value.per_second).sum::<u32>(), 3);
     assert_eq!(rates.delete("eu".."ev").block().unwrap().deleted, 1);
-    // The empty folder of a scoped client does not leave its scope.
+    // A folder with an empty name contains only the keys in the scope of its client.
     let all = kv.with_prefix("rates/").typed::<Rate>("").range(..).block().unwrap();
     assert_eq!(all.len(), 1);
 }
@@ -67,7 +67,7 @@ fn row_that_does_not_decode_is_an_error_with_its_bytes() {
     assert_eq!((&why.key[..], &why.value[..]), (&b"bad"[..], &b"{"[..]));
     assert_eq!((why.full_key(), why.mod_revision), ("rates/bad".into(), Some(put)));
     assert!(why.to_string().starts_with("cannot decode the row \"rates/bad\": EOF"), "{why}");
-    // The folder of a client with a prefix has both in its keys.
+    // If the client has a prefix, full keys consist of the prefix of the client, the name of the folder, and the key.
     let inner = kv.with_prefix("ra").typed::<Rate>("tes/");
     let same = inner.range(..).block().unwrap()[0].clone().unwrap_err();
     assert_eq!((same.key.clone(), same.full_key()), ("bad".into(), "rates/bad".into()));
@@ -80,7 +80,8 @@ fn row_that_does_not_decode_is_an_error_with_its_bytes() {
     assert_eq!(rates.cell("bad").get().block(), Err(why.clone().into()));
     let change = |_| panic!("the old value cannot be decoded");
     assert!(matches!(rates.cell("bad").update(change).block(), Err(Error::Decode(_))));
-    // With the key and the revision in the error, the row is deleted unless it was repaired meanwhile.
+    // A program can delete the row with the key and the revision in the error. The row is not deleted if it was
+    // repaired meanwhile.
     let delete =
         || rates.client().compare_and_delete(&why.key, why.mod_revision.unwrap()).block().unwrap();
     assert!(delete().is_done());

@@ -65,8 +65,8 @@ fn rolling_upgrade_raises_the_version_at_its_end_without_lost_writes() {
         upgraded.store(u64::MAX, Ordering::Relaxed);
         let said = match cluster.restart(back).await {
             Err(error) => error.to_string(),
-            // The member's log did not show yet that the new version is committed. The member
-            // learns this from the leader, and then stops.
+            // The member starts if its own log does not show that the new version is committed. It learns this from the
+            // leader, and then stops.
             Ok(()) => cluster.node(back).stopped().await.to_string(),
         };
         assert!(said.contains("upgrade"), "{said}");

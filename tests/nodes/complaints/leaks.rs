@@ -101,7 +101,7 @@ fn used_lock_names_leave_nothing() {
     assert_eq!(kv.range(KeyRange::all()).count_only().block().unwrap().count, 1);
 }
 
-/// hazelcast#17709: a holder tries again and again.
+/// hazelcast#17709: the holder of a lock calls `try_lock` again and again.
 #[test]
 fn repeated_try_lock_by_the_holder_leaves_nothing() {
     let cluster = lasting(1);

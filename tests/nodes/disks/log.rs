@@ -153,8 +153,7 @@ fn cluster_of_three_survives_any_damage_to_one_log() {
             cluster.kill(victim).block();
             let files = Files::of(&dir);
             let end = Records::of(1, files.segment(1)).end;
-            // Each sample damages another position. One position is the end of the data, and one is
-            // after it.
+            // Each sample damages another position. One position is at the end of the data, and one is after the end.
             let at = match sample {
                 7 => end + 8,
                 6 => end - 4,

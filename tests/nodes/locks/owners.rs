@@ -189,8 +189,8 @@ fn reader_behind_a_waiting_writer_closes_a_deadlock() {
     let cluster = lasting(3);
     let sessions = [0, 1, 2].map(|member| session(&cluster, member));
     let owners = owners(&sessions);
-    // Ann reads the lock. Bob wants to write it. Cy holds the window, and waits behind Bob to read the lock. Ann
-    // wants the window.
+    // Ann holds `lock` for reading, and Bob waits to write it. Cy holds `window`, and waits behind Bob to read `lock`.
+    // Ann then wants `window`, which closes a cycle.
     let ann = sessions[0].rw_lock("lock").read().owner(&owners[0]).block().unwrap();
     let cys = sessions[2].mutex("window").lock().owner(&owners[2]).block().unwrap();
     let write = sessions[1].rw_lock("lock").write().owner(&owners[1]);

@@ -443,7 +443,7 @@ fn partitioned_upgrade_times_out_and_leaves_a_reader() {
     let (mine, other) = (session(&cluster, one), session(&cluster, two));
     let reader = read(&mine);
     let last = read(&other);
-    // The first poll queues the upgrade. It waits, because another session holds a read lock.
+    // The first poll queues the upgrade. The upgrade waits, because another session holds a read lock.
     let mut upgrade = Begun::new(reader.upgrade().deadline(SOON / 4));
     until_places(cluster.node(one), LOCK, 2 + 1);
     last.release().block().unwrap();
@@ -454,8 +454,8 @@ fn partitioned_upgrade_times_out_and_leaves_a_reader() {
     let refused = upgrade.finish().unwrap_err();
     assert!(matches!(refused.why, LockError::Unavailable), "{refused:?}");
     assert!(cluster.node(one).now().since(begun) < SOON / 2);
-    // Whether or not its upgrade entry was created, the holder is a reader, and other readers may
-    // hold the lock.
+    // The failed upgrade may have created its queue entry. In any case the holder is still a reader, and other readers
+    // may acquire the lock.
     cluster.heal();
     assert!(refused.guard.is_held());
     assert!(read(&other).is_held());
@@ -469,7 +469,7 @@ fn upgrade_does_not_overtake_a_reader_blocked_by_a_writer() {
     let reader = read(&mine);
     let writer = writes(&other, cluster.node(two));
     let late = reads(&other, cluster.node(two));
-    // The first poll queues the upgrade. It waits for the answer.
+    // The first poll sends the request for the upgrade, which cannot be answered during the partition.
     cluster.partition(&[one]);
     let mut upgrade = Begun::new(reader.upgrade());
     cluster.heal();

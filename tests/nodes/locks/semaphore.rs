@@ -271,7 +271,8 @@ fn permits_of_one_session_claim_slots_concurrently() {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert_eq!(numbers.len(), 8);
-    // A chosen slot is freed with its own permit only, even if several permits tried to claim it.
+    // Each slot is freed only by the release of the permit that owns it, even if several permits tried to claim the
+    // slot.
     for (gone, permit) in (1..).zip(permits) {
         permit.release().block().unwrap();
         assert_eq!(places(cluster.node(0), &format!("{NAME}/slot")), 8 - gone);
@@ -384,6 +385,7 @@ fn repeated_acquires_reuse_key_names() {
             permit.release().block().unwrap();
         }
     }
-    // A name is reused once its key is known to be gone, which may take a moment.
+    // The node uses the name of a key again once it knows that the key is deleted, which may take a moment. So only a
+    // few names are needed.
     assert!(names.len() <= 6, "{names:?}");
 }

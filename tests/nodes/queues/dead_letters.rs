@@ -50,7 +50,7 @@ fn taker_moves_an_item_to_the_dead_letters_with_a_reason() {
     dead.ack().block().unwrap();
     assert_eq!(count(&kv, "jobs/"), 0);
 
-    // An item that is not ours any more stays where it is.
+    // An item that this taker has lost is not moved to the dead letters.
     taker.put("lost").block().unwrap();
     let delivery = taker.take().block().unwrap();
     kv.delete_prefix("jobs/claim/").block().unwrap();
@@ -287,7 +287,7 @@ fn requeues_and_takes_lose_and_duplicate_nothing_while_nodes_crash() {
     };
     let mut threads: Vec<_> = (0..3).flat_map(|member| work(&cluster, member)).collect();
     for victim in [1, 2, 0] {
-        // Some letters are moved, so this is in the middle of the work.
+        // Wait until some dead letters were moved, so that the member is killed in the middle of the work.
         let lives = cluster.client((victim + 1) % 3);
         let mut letters = lives.watch(KeyRange::prefix("jobs/dead/reason/")).block().unwrap();
         for _ in 0..10 {

@@ -306,8 +306,8 @@ fn dropped_take_leaves_nothing() {
     let taker = taker(&cluster, (leader + 1) % 3, "jobs");
     let kv = cluster.client(leader);
     for polls in 0..6 {
-        // The queue is empty, so the call registers itself as idle. It is dropped before or after
-        // that.
+        // The queue is empty, so the call registers its board as idle. The call is dropped before or after the
+        // registration.
         for wakes in 0..2 {
             let mut future = Box::pin(taker.take().into_future());
             let mut context = Context::from_waker(Waker::noop());
@@ -576,7 +576,7 @@ fn one_put_wakes_one_of_the_waiting_nodes_in_turn() {
         .collect();
     until_count(&kv, "jobs/idle/", 3);
     let leader = cluster.leader().block().unwrap();
-    // A status is as old as the last tick. If it includes this mark, it includes everything before it.
+    // A status is as old as the last tick. If the status includes this mark, it includes all earlier writes.
     let log = || {
         let mark = kv.put("mark", "").block().unwrap();
         let status = cluster.node(leader).wait_for(|status| status.revision >= mark.revision);
@@ -591,8 +591,8 @@ fn one_put_wakes_one_of_the_waiting_nodes_in_turn() {
         let begun = Instant::now();
         jobs.put(n.to_string()).block().unwrap();
         until_count(&kv, "jobs/item/", 0);
-        // On a slow disk a woken taker may exceed the reserved time, so that other takers compete
-        // for the item. Such rounds are not counted.
+        // On a slow disk a woken taker may be slower than the time for which its item is reserved, so that other takers
+        // compete for the item. Such rounds are not counted.
         let is_quick = begun.elapsed() < WAIT_MAX / 2;
         let now = log();
         if is_quick && was_quick {
@@ -605,8 +605,8 @@ fn one_put_wakes_one_of_the_waiting_nodes_in_turn() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     let each: Vec<u64> = taken.iter().map(|n| n.load(Ordering::Relaxed)).collect();
     assert!(each.iter().all(|n| *n >= 5), "{each:?}");
-    // Each item costs a put, a claim and an acknowledgement, and sometimes a new registration as
-    // idle or a lost race.
+    // Each item needs log entries for a put, a claim and an acknowledgement. Sometimes there is a further entry,
+    // because a board registers as idle again or two takers compete.
     assert!(entries < 5 * judged, "{entries} entries for {judged} items");
 }
 
@@ -675,7 +675,7 @@ fn failed_delayed_put_leaves_no_lease() {
     for polls in 0..12 {
         drop(poll_at_most(polls % 4, queue.put("x").delay(month)));
     }
-    // For each of these, either both the item and its lease exist, or neither.
+    // For each dropped put, either both the item and its lease exist in the end, or neither.
     let begun = node.now();
     while kv.leases().len() - before != usize::try_from(count(&kv, "jobs/delay/")).unwrap() {
         assert!(node.now().since(begun) < Duration::from_secs(20), "{:?}", kv.leases());
@@ -772,7 +772,7 @@ fn item_lost_before_delivery_is_not_taken() {
     assert!(takes.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     taker(&cluster, 0, "jobs").put("x").block().unwrap();
     until_count(&kv, "jobs/claim/", 1);
-    // With one more entry, the waiting call has been notified of the previous one.
+    // Once one more entry is applied, the waiting call has been notified of the previous entry.
     kv.put("later", "").block().unwrap();
     session.close().block().unwrap();
     let ended = takes.block().unwrap_err();

@@ -153,7 +153,7 @@ fn worker_without_a_quorum_drops_its_handlers_and_waits() {
         assert!(begun_at.elapsed() < SOON, "the session has expired");
         thread::yield_now();
     }
-    // Nothing to do: the worker must not poll at full speed.
+    // The worker has nothing to do, so it must not poll at full speed.
     let before = polls.load(Ordering::Relaxed);
     stage::let_pass(cluster.node(leader), Duration::from_secs(1), || {});
     let polled = polls.load(Ordering::Relaxed) - before;
@@ -251,7 +251,7 @@ fn crashes_lose_no_item_and_no_handler_continues_without_its_item() {
     let rows = kv.range(KeyRange::prefix("done/")).block().unwrap().kvs;
     assert_eq!(rows.len() as u64, 4 * ROUND);
     assert!(rows.iter().all(|row| row.version == 1), "each item is done once");
-    // After a step of a later delivery, there is no step of an earlier one.
+    // After a step under a later delivery of an item, there must be no step under an earlier delivery.
     let (mut latest, mut redelivered) = (BTreeMap::new(), 0);
     for (_, id, token) in steps.taken.lock().unwrap().drain(..) {
         let last = latest.insert(id.clone(), token).unwrap_or(token);

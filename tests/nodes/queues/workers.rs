@@ -300,7 +300,7 @@ fn typed_worker_moves_undecodable_items_to_the_dead_letters() {
     let why = dead.value.unwrap_err().to_string();
     let letter = dead.item.dead_letter.unwrap();
     assert_eq!(letter.attempts, 1, "not retried");
-    // The key of the item is that of the queue in one text and that of the dead letters in the other.
+    // The texts differ only in the key: one names the key in the queue, the other the key in the dead-letter queue.
     let cause = |text: &str| text.rsplit_once(": ").unwrap().1.to_owned();
     assert_eq!(cause(&letter.reason), cause(&why));
 }

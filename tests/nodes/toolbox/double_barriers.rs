@@ -128,8 +128,8 @@ fn participant_that_crashes_inside_has_left() {
     wait_for_keys(cluster.node(1), "step/", 0);
 
     let inside = enter(&cluster);
-    // All sessions end while the participants are inside. The next round overwrites the remaining
-    // ready row.
+    // All sessions end while the participants are inside, so the row that marks the round as ready is left. The next
+    // round overwrites this row.
     for member in 0..3 {
         cluster.node(member).session().block().unwrap().close().block().unwrap();
     }

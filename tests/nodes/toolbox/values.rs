@@ -55,7 +55,7 @@ fn try_update_writes_only_if_its_closure_decides_so() {
     let kv = cluster.node(0).client();
     assert_eq!(kv.get("app/tokens").block(), Ok(None));
     let set = tokens(0).set("20").block().unwrap();
-    // A replica behind this revision would show no value to the closure.
+    // On a replica that has not reached this revision, the closure would see no value.
     cluster.all_at(set).block().unwrap();
     // 48 callers compete for 20 tokens.
     let wins = on_all(&cluster, 2, |node, _| {

@@ -173,7 +173,8 @@ fn local_handoffs_are_bounded_when_other_nodes_wait() {
     let (here, there) = (session(&cluster, 0), session(&cluster, 1));
     let gate = here.mutex("lock").lock().block().unwrap();
     let remote = stand_in_line(&there, cluster.node(0), "lock");
-    // The local queue must know of the remote waiter. It is notified before a read is answered.
+    // The node's table of locks must know the waiter on the other node. The table is updated before the reply to this
+    // read.
     here.client().get("nothing").block().unwrap();
     let (sender, served) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
