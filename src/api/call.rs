@@ -338,9 +338,10 @@ impl RangeCall {
         self
     }
 
-    /// Stops scanning at the limit, if rows are sorted by key. The reply's `count` then covers only
-    /// the scanned rows. Use this option to read a large range in pages: without it, each page
-    /// counts all remaining keys, which takes quadratic time in total.
+    /// Stops scanning at the limit. This option has no effect if [`sort`](RangeCall::sort) selects
+    /// another order than ascending keys. The reply's `count` then covers only the scanned rows.
+    /// Use this option to read a large range in pages: without it, each page counts all remaining
+    /// keys, which takes quadratic time in total.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};
@@ -360,10 +361,12 @@ impl RangeCall {
         self
     }
 
-    /// Returns only as many rows as fit into `bytes`, but at least one, if rows are sorted by key.
-    /// A row counts with its key, its value unless [`keys_only`](RangeCall::keys_only) is set, and
-    /// 64 bytes for its revisions and other numbers. The reply's `more` is set if the range has
-    /// more rows. The scan stops at that point, as with [`skip_count`](RangeCall::skip_count).
+    /// Limits the size of the reply: it contains only the rows that fit into `bytes`, but at least
+    /// one row. The limit has no effect if [`sort`](RangeCall::sort) selects another order than
+    /// ascending keys. A row counts with its key, its value unless
+    /// [`keys_only`](RangeCall::keys_only) is set, and 64 bytes for its revisions and other
+    /// numbers. The reply's `more` is set if the range has more rows. As with
+    /// [`skip_count`](RangeCall::skip_count), the scan stops at the limit.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, KeyRange, Node};

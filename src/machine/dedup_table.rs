@@ -104,8 +104,8 @@ impl DedupTable {
             *life = IncarnationReplies::new(incarnation);
         }
         life.open.merge(&OpenSet::new(window.frontier, &window.open));
-        // Closing the numbers below the window also limits the number of open spans, because a
-        // faulty node could leave numbers open forever.
+        // A faulty node could leave numbers open forever. Closing the numbers below the window
+        // therefore also limits the number of open spans.
         life.open.close_below(life.open.frontier().saturating_sub(WINDOW));
         life.forget_closed();
     }
@@ -268,10 +268,11 @@ pub(super) fn fingerprint(seq: u64, outcome: &Outcome) -> u64 {
     Fingerprint::default().number(seq).outcome(outcome).finish()
 }
 
-/// Size that each part of a reply counts in addition to the bytes of keys and values.
+/// Number of bytes that each part of a reply adds to its size, in addition to the bytes of keys and
+/// values.
 const PART_BYTES: usize = 96;
 
-/// Size that an alarm counts.
+/// Number of bytes that an alarm adds to the size of a reply.
 const ALARM_BYTES: usize = 16;
 
 /// Returns the memory that a reply takes beyond a fixed size.

@@ -19,7 +19,7 @@ use crate::model::{Fault, KeyValue, Revision, RowChange};
 /// Number of keys or changes that are visited while the lock is held.
 const HOLD_ROWS: usize = 128;
 
-/// Size that a row or a change counts in addition to its bytes.
+/// Number of bytes that a row or a change adds to the size of a page, in addition to its own bytes.
 const PART_BYTES: usize = 64;
 
 /// A page of rows, in key order; see [`Reader::rows_behind`].

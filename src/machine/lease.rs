@@ -26,12 +26,12 @@ const MINT_DISTANCE_MAX: u64 = 1 << 32;
 /// The highest id that is assigned, because etcd's clients treat ids as signed numbers.
 const MINT_MAX: u64 = i64::MAX as u64;
 
-/// Size in bytes that a lease counts in addition to its label. This size is an upper bound of the
-/// memory that a lease needs in this table and in the leader's timers.
+/// Number of bytes that a lease adds to the size of the state, in addition to its label. The number
+/// is an upper bound of the memory that a lease needs in this table and in the leader's timers.
 pub const LEASE_BYTES: u64 = 256;
 
-/// Size in bytes that an attached key counts in addition to its own bytes. The table stores its own
-/// copy of each attached key.
+/// Number of bytes that an attached key adds to the size of the state, in addition to its own
+/// bytes. The table stores its own copy of each attached key.
 pub const BOUND_KEY_BYTES: u64 = 64;
 
 /// The information about a lease.

@@ -99,7 +99,7 @@ fn satisfies(row: Option<RowRef<'_>>, compare: &Compare) -> bool {
     }
 }
 
-/// Number of bytes for which the numbers of a row count in a page.
+/// Number of bytes that the revisions and other numbers of a row add to the size of a page.
 const ROW_BYTES: usize = 64;
 
 /// Collects the rows of one range. If rows arrive in the order of the reply, rows after the limit

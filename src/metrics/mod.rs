@@ -181,7 +181,8 @@ macro_rules! catalogue {
         }
 
         /// The values of all metrics of a node at one moment. Counters and histograms count from
-        /// the start of the node. Gauges have their values of the driver's last tick.
+        /// the start of the node. Gauges that only the driver can read show their values at its
+        /// last tick.
         #[derive(Clone, PartialEq, Debug)]
         #[non_exhaustive]
         pub struct MetricsSnapshot {

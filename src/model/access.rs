@@ -303,7 +303,7 @@ impl Access {
     /// of every snapshot contains the table.
     pub const BYTES_MAX: usize = 256 << 10;
 
-    /// Size that each entry of the table counts in addition to its bytes.
+    /// Number of bytes that each entry adds to the size of the table, in addition to its own bytes.
     const ENTRY_BYTES: usize = 16;
 
     /// Builds the table from its parts. Returns `None` if the parts contradict each other.

@@ -75,7 +75,8 @@ impl Limits {
     /// message with a deeper transaction cannot be decoded.
     pub const TXN_DEPTH_CEILING: usize = 16;
 
-    /// Size in bytes that an operation counts in addition to its keys and values.
+    /// Number of bytes that an operation adds to the size of a request, in addition to its keys and
+    /// values.
     const OP_BYTES: usize = 16;
 
     /// Checks that no branch of a transaction writes a key twice. Checks no size limits.

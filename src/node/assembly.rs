@@ -273,7 +273,7 @@ impl Assembly {
         Arc::clone(&self.inbox) as Arc<dyn Receiver>
     }
 
-    /// Returns a reader of the log, for the checks of a simulated world.
+    /// Returns a reader of the log, for the checks of the simulator.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn log_reader(&self) -> wal::LogReader {
         self.opened.reader.clone()

@@ -252,8 +252,8 @@ impl Shared {
         Command::Txn(Txn { success, ..Txn::default() })
     }
 
-    /// Admits a command that is within the limits of requests. Returns the bytes that the command
-    /// counts towards the limit of open writes.
+    /// Admits a command that is within the limits of requests. Returns the number of bytes that the
+    /// command uses of the limit of open writes.
     fn admit_write(&self, command: &Command) -> CallResult<usize> {
         self.admission.admit_write(command, &self.reader).map_err(|why| self.stopped_or(why))
     }

@@ -133,8 +133,8 @@ impl Context {
         }
     }
 
-    /// Logs a warning if a new connection is not encrypted although this member uses TLS. Logs one
-    /// warning for the control and the bulk lane together.
+    /// Logs a warning if a new connection is not encrypted although this member uses TLS. Only the
+    /// control lane logs the warning, so that the other lanes do not repeat it.
     pub(super) fn warn_if_bare(&self, wire: &Wire, peer: NodeId, lane: Lane) {
         if lane == Lane::Control && self.security.is_bare(wire) {
             let (me, name) = (self.admission.me(), self.admission.name(peer).unwrap_or_default());

@@ -11,10 +11,10 @@
 //!
 //! The length is checked against its own checksum and the lane's limit before anything is allocated
 //! for it. The buffer grows with the data that has arrived, not with the announced length. Without
-//! the first checksum, the receiver would take all following frames, up to a corrupted length, for
-//! the body of the current frame. These frames include keepalives, so the connection would seem
-//! alive. The second checksum covers kind and body, and is checked before either is interpreted.
-//! The checksums detect accidental damage, not attacks.
+//! the first checksum, a corrupted length could make the receiver treat the following frames as
+//! part of the current body. These frames include keepalives, so the connection would seem alive.
+//! The second checksum covers kind and body, and is checked before either is interpreted. The
+//! checksums detect accidental damage, not attacks.
 //!
 //! A small body is copied out of the read buffer, so that a key of ten bytes does not keep a buffer
 //! of 64 KiB in memory. A large body is a slice of the buffer.

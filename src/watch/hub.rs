@@ -38,7 +38,7 @@ struct HubState {
 }
 
 impl Hub {
-    /// Creates a hub for a replica whose visible state is the current one of `history`.
+    /// Creates a hub for a replica. Readers of the replica see the current revision of `history`.
     pub fn new(history: impl WatchHistory, limits: WatchLimits) -> Arc<Self> {
         assert!(limits.queue_revisions_max > 0, "a queue has room for at least one revision");
         Arc::new(Self {

@@ -22,8 +22,8 @@ impl Consensus {
         if self.is_leader() {
             let Configuration { voters, outgoing, .. } = &self.configuration;
             let ages = [voters, outgoing].map(|voters| self.age_of_quorum(voters.iter().copied()));
-            // During a replacement, a quorum of the old voters and a quorum of the new voters are
-            // both needed, so the later contact counts.
+            // During a replacement, the leader needs a quorum of the old voters and a quorum of the
+            // new voters, so the greater of the two times counts.
             return ages.into_iter().collect::<Option<Vec<_>>>()?.into_iter().max();
         }
         self.age(self.leader()?)

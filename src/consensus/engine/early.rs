@@ -71,7 +71,7 @@ impl Consensus {
         let theirs = (Some(Term(message.log_term)), LogIndex(message.index));
         // Members that campaign early at the same time would split the votes. The member with the
         // longest log continues, or that with the highest id if the logs are equally long. The
-        // others yield only for a moment, because the remaining candidate may not reach a quorum.
+        // other members wait only for a moment, because that member possibly cannot reach a quorum.
         let is_recent = self.contacts.early.is_recent(self.term(), self.ticks);
         if is_pre_vote && is_recent && self.role() == RaftRole::PreCandidate {
             if theirs == mine && from < self.config.id {

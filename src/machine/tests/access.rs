@@ -204,7 +204,7 @@ fn every_command_needs_exactly_the_rights_to_its_keys() {
     assert!(allowed > 300 && denied > 500, "{allowed} allowed, {denied} denied");
 }
 
-/// Returns a new world with the same state, installed from an image.
+/// Returns a new test fixture with the same state, installed from an image.
 fn same(world: &World) -> World {
     let mut image = world.machine.image();
     let head = image.head().clone();

@@ -1,4 +1,4 @@
-//! A summary of the state of a node, which the simulated world checks after each turn.
+//! A summary of the state of a node, which the simulator checks after each turn.
 
 use std::sync::Arc;
 

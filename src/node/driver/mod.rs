@@ -6,7 +6,7 @@
 //! become visible are reported first to watchers, then to the lock table, and finally to the
 //! callers. A turn never waits for a peer or for a write to disk. The only data that a turn reads
 //! from disk are old entries for a follower that lags far behind. A real node runs turns on its own
-//! thread. The simulated world schedules the turns itself.
+//! thread. The simulator schedules the turns itself.
 //!
 //! ```text
 //!   inbox ──▶ take ──▶ hand over ──▶ consensus ──▶ persist ──▶ log worker ──▶ inbox (durable)

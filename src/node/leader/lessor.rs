@@ -310,7 +310,7 @@ impl SharedLessor {
     }
 }
 
-/// Queries for the checks of the simulated world.
+/// Queries for the checks of the simulator.
 #[cfg(any(test, feature = "sim"))]
 impl Lessor {
     /// Returns the lease with the earliest deadline, and the time since that deadline.

@@ -17,9 +17,9 @@ use crate::node::settings::Settings;
 /// configuration allows, plus the operations that a lock may add.
 pub(in crate::node) const COMMAND_BYTES_MAX: usize = 7 << 19;
 
-/// Bytes that each scanned key counts towards the limit of open writes. Keys are scanned by the
-/// command itself, or by the check of the caller's rights. The value is the size of a row in an
-/// answer, without the value of the row, which is shared.
+/// Bytes that a command is charged for each scanned key. They count towards the limit of open
+/// writes. Keys are scanned by the command itself, or by the check of the caller's rights. The
+/// value is the size of a row in an answer, without the value of the row, which is shared.
 const KEY_VISIT_BYTES: usize = 160;
 
 /// A value that counts as one open read until it is dropped.
@@ -83,8 +83,8 @@ impl Admission {
         }
     }
 
-    /// Admits a command that is within the limits of requests. Returns the bytes that the command
-    /// counts towards the limit of open writes.
+    /// Admits a command that is within the limits of requests. Returns the number of bytes that the
+    /// command uses of the limit of open writes.
     pub(in crate::node) fn admit_write(
         &self,
         command: &Command,
@@ -105,8 +105,8 @@ impl Admission {
             self.check_growth(more, reader)?;
         }
         let bytes = encoded_len_hint(command);
-        // Limit the bytes for scanned keys, so that the largest scan can still be admitted while
-        // other commands are open.
+        // Cap the bytes that are charged for scanned keys, so that even the largest scan can be
+        // admitted while other commands are open.
         let looked =
             keys.saturating_mul(KEY_VISIT_BYTES).min(self.look_bytes_max().saturating_sub(bytes));
         let bytes = bytes + looked;
@@ -116,8 +116,8 @@ impl Admission {
         Ok(bytes)
     }
 
-    /// Returns the maximum number of bytes that the scanned keys of one command count. Two commands
-    /// with this maximum may be open at once.
+    /// Returns the maximum number of bytes that one command is charged for its scanned keys. Two
+    /// commands with this maximum may be open at once.
     fn look_bytes_max(&self) -> usize {
         self.bytes_max / 8 * 3
     }

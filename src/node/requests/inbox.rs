@@ -107,7 +107,7 @@ pub(crate) struct Write {
     pub(crate) command: Command,
     /// Time of the caller's deadline. `None` waits without a limit.
     pub(crate) deadline: Option<Moment>,
-    /// Bytes that this write counts towards the limit of open writes.
+    /// Number of bytes that this write uses of the limit of open writes.
     pub(crate) bytes: usize,
     pub(crate) reply: ReplyTo<Reply>,
     /// The kind of the request, and the times of its stages.

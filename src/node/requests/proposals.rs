@@ -78,7 +78,7 @@ pub(crate) struct Closed {
     reply: ReplyTo<Reply>,
     result: CallResult<Reply>,
     trace: RequestTrace,
-    /// Bytes that admission counts for the request.
+    /// Number of bytes that the request uses of the limit of open writes.
     pub(crate) bytes: usize,
 }
 

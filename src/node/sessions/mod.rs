@@ -45,7 +45,7 @@ pub(crate) struct SessionOpening {
     /// Time of the request, from which the validity of the lease is counted.
     pub(crate) asked: Moment,
     pub(crate) deadline: Moment,
-    /// Bytes that this request counts towards the limit of open writes.
+    /// Number of bytes that this request uses of the limit of open writes.
     pub(crate) bytes: usize,
     pub(crate) reply: ReplyTo<Claim>,
 }

@@ -40,7 +40,7 @@ impl Leader {
 
 /// A change of the leader, which is the first candidate in the queue of the election.
 ///
-/// A reported leader may not be alive. A leader that has crashed or is partitioned remains the
+/// A reported leader need not be alive: a leader that has crashed or is partitioned remains the
 /// first candidate until the lease of its session has expired. If there are other candidates, the
 /// next event then reports the first of them, without a [`LeaderEvent::Vacant`] in between. To
 /// observe whether the leader makes progress, let it write a row with each step

@@ -265,10 +265,10 @@ impl Locks {
         })
     }
 
-    /// Transfers a hold to a waiter, past the waiters ahead of it. The holder's node invalidates
-    /// the hold first. The successor gets a new token. The request is rejected while the queue
-    /// contains an entry of a client that is not Bowline, because that client would not notice the
-    /// transfer.
+    /// Transfers a hold to a waiter, even if other waiters are ahead of it. The holder's node
+    /// invalidates the hold first. The successor gets a new token. The request is rejected while
+    /// the queue contains an entry of a client that is not Bowline, because that client would not
+    /// notice the transfer.
     ///
     /// Permits of a semaphore are transferred only to a request that has never held its permits. If
     /// the limit was changed since that request began to wait, the permits are released instead,

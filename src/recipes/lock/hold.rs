@@ -384,8 +384,8 @@ impl Released {
 }
 
 impl Hold {
-    /// Transfers the lock to a waiter of the same queue, past the waiters ahead of it. If the
-    /// successor has left the queue, the next waiter gets the lock.
+    /// Transfers the lock to a waiter of the same queue, even if other waiters are ahead of it. If
+    /// the successor has left the queue, the next waiter gets the lock.
     pub(crate) async fn transfer(self, successor: &LockEntry) -> Result<(), LockAdminError> {
         let shared = Arc::clone(self.holding.session.shared());
         let prefix = parent(self.key()).map(Bytes::copy_from_slice).unwrap_or_default();

@@ -157,11 +157,11 @@ impl Mutex {
 }
 
 impl Guard {
-    /// Transfers the lock to a waiter ([`Mutex::queue`]), past the waiters ahead of it. The
-    /// successor gets a new token, and this guard is invalid from this call on. If the successor
-    /// has left the queue, the next waiter gets the lock. The transfer is rejected while the queue
-    /// contains an entry of a client that is not Bowline, because such a client would not notice
-    /// the transfer.
+    /// Transfers the lock to a waiter ([`Mutex::queue`]), even if other waiters are ahead of it.
+    /// The successor gets a new token, and this guard is invalid from this call on. If the
+    /// successor has left the queue, the next waiter gets the lock. The transfer is rejected while
+    /// the queue contains an entry of a client that is not Bowline, because such a client would not
+    /// notice the transfer.
     ///
     /// # Errors
     /// See [`LockAdminError`]. After an error the lock is released, and the next waiter gets it.

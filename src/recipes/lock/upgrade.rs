@@ -9,8 +9,8 @@
 //!   W1  w  r2              r1 has become the writer at its position; the others wait as before
 //! ```
 //!
-//! In between, only the entry w keeps r2 from reading, and w may leave at any time. So the log
-//! entry requires that the first entry that blocks readers is unchanged. If that entry has changed,
+//! In between, only the entry w keeps r2 from reading, and w may leave at any time. Therefore the
+//! transaction is applied only if the first queue entry that blocks readers is unchanged. Otherwise
 //! the upgrade is enqueued again.
 
 use std::future::Future;

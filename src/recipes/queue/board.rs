@@ -391,9 +391,11 @@ impl Board {
         let waits = state.takers.len() > claims.len();
         let in_line = state.index.is_idle(&self.idle);
         match (waits, state.stands) {
-            // No items for the waiting takers: queue the board.
+            // Takers wait, and there are no items for them: put the board into the queue of waiting
+            // boards.
             (true, false) if claims.is_empty() => txn.success.push(self.stand()),
-            // It claims items: move the board to the end of the queue.
+            // The board claims items, or its row is missing: put the board at the end of that
+            // queue.
             (true, true) if !claims.is_empty() || !in_line => txn.success.push(self.stand()),
             (false, true) => txn.success.push(Op::delete(self.idle_key())),
             _ => {}

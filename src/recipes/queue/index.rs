@@ -1,6 +1,7 @@
-//! An index of the available items of a queue, as known to one replica. The index orders the items
-//! and assigns them to the boards of the nodes. The index is built only from the rows that the
-//! caller passes in.
+//! An index of the available items of a queue, as known to one replica. The index orders the items,
+//! and decides which of them a board should claim. A board is the group of waiting takers that
+//! share one taker handle (see `board.rs`). The index is built only from the rows that the caller
+//! passes in.
 
 use std::collections::{BTreeMap, BTreeSet};
 

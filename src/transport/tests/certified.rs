@@ -116,7 +116,7 @@ fn talk(one: &mut Member, two: &mut Member, number: u64) {
 #[test]
 fn members_with_valid_certificates_connect_on_every_lane() {
     let office = Office::new("shop");
-    // No keepalive helps to flush data that is stuck.
+    // Send no keepalives during the test, because a keepalive would flush data that is stuck.
     let idle_timeout = Duration::from_secs(3600);
     let alive_every = idle_timeout;
     let settings = |id| TcpSettings { idle_timeout, alive_every, ..with(office.right(id)) };

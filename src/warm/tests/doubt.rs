@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Returns a world that was killed while its copy was complete.
+/// Returns a test fixture whose process was killed while its copy was complete.
 fn killed() -> (World, MemoryShelf) {
     let (mut world, store) = World::new();
     world.start();

@@ -12,7 +12,7 @@ struct Real {
     _dir: tempfile::TempDir,
 }
 
-/// Returns a world on real files that was killed while its copy was complete.
+/// Returns a test fixture on real files whose process was killed while its copy was complete.
 fn killed() -> Real {
     let dir = tempfile::tempdir().unwrap();
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);

@@ -83,7 +83,7 @@ struct Process {
 }
 
 impl World {
-    /// Creates a world with an in-memory store, in which a few rows make a record.
+    /// Creates a test fixture with an in-memory store, in which a few rows make a record.
     fn new() -> (Self, MemoryShelf) {
         let store = MemoryShelf::default();
         let disk = Arc::new(SimDisk::new(1));

@@ -240,7 +240,8 @@ impl LockTable {
     /// node, because it is not known when the transaction with the conditions ends.
     pub(crate) fn still_held_here(&self, prefix: &Bytes, now: Moment) -> Option<Vec<Compare>> {
         let (entry, waiter) = self.held_here(prefix, now)?;
-        // A writer that becomes a reader would keep these conditions, but not its exclusive hold.
+        // If a writer became a reader, these conditions would still be satisfied, although the hold
+        // would no longer be exclusive. Therefore only a mutex has such conditions.
         if entry.requested != LockKind::Mutex {
             return None;
         }
