@@ -1,6 +1,6 @@
 //! Fuzz targets for every parser of untrusted bytes.
 //!
-//! `cargo test --lib fuzz` runs the targets as tests. With `--cfg fuzzing`, which cargo-fuzz sets,
+//! `cargo test --workspace --lib fuzz` runs the targets as tests. With `--cfg fuzzing`, which cargo-fuzz sets,
 //! and the feature `sim`, this hidden module exports the targets for `tests/fuzz`. A target is a
 //! function that takes bytes, and panics if the parser violates one of its guarantees. The
 //! implementation of a target is in the file `fuzz.rs` of the folder that parses the bytes. Some

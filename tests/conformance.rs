@@ -7,7 +7,7 @@
 //! to further machines, divided into entries in other ways. These machines must give the same
 //! answers and end with the same digest.
 //!
-//! `UPDATE=1 cargo test --test conformance` writes the machine's answers into the scripts. Review the difference
+//! `UPDATE=1 cargo test --workspace --test conformance` writes the machine's answers into the scripts. Review the difference
 //! afterwards, because the scripts define what is right.
 
 mod language;

@@ -11,7 +11,7 @@
 //! installed in a machine that lags.
 //!
 //! `BOWLINE_MODEL_CASES` sets the number of histories (default 2000). A failing history is shortened, and the failure
-//! prints the command that repeats it: `BOWLINE_MODEL_SEED=... cargo test --test model`.
+//! prints the command that repeats it: `BOWLINE_MODEL_SEED=... cargo test --workspace --test model`.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -124,7 +124,7 @@ fn history(seed: u64, tally: &mut Tally) -> Result<(), String> {
         });
     let failure = format!(
         "history {seed}, {} of {STEPS} steps left:\n{story}{why}\n\
-         BOWLINE_MODEL_SEED={seed} cargo test --test model",
+         BOWLINE_MODEL_SEED={seed} cargo test --workspace --test model",
         shortest.len()
     );
     Err(failure.replace(&"x".repeat(histories::LONG_BYTES), "x{long}"))

@@ -186,7 +186,9 @@ fn replay(seed: u64, without: &[usize]) -> String {
         true => String::new(),
         false => format!("BOWLINE_WITHOUT={} ", without.join(",")),
     };
-    format!("BOWLINE_SEED={seed} {without}cargo test --test simulation one_seed -- --nocapture")
+    format!(
+        "BOWLINE_SEED={seed} {without}cargo test --workspace --test simulation one_seed -- --nocapture"
+    )
 }
 
 /// Returns the report of a failed seed, reduced within `BOWLINE_MINIMISE` seconds.

@@ -106,7 +106,7 @@ fn a_member_that_installs_a_snapshot_knows_the_cluster_version() {
 }
 
 /// Creates a directory under `tests/fixtures`. Run this with the release after which the directory
-/// is named: `BOWLINE_FIXTURE=tests/fixtures/NAME cargo test --test nodes upgrades::directories`.
+/// is named: `BOWLINE_FIXTURE=tests/fixtures/NAME cargo test --workspace --test nodes upgrades::directories`.
 fn make_fixture(dir: &std::path::Path) {
     let node = Node::start(fixture(dir)).block().unwrap();
     let client = node.client();

@@ -29,7 +29,7 @@
 //! write; `1:` is a change of its status. `5@2` is the entry with index 5 of term 2. `settle` prints
 //! only the status.
 //!
-//! `UPDATE=1 cargo test --lib consensus::tests::scripts` writes what the members do into the scripts.
+//! `UPDATE=1 cargo test --workspace --lib consensus::tests::scripts` writes what the members do into the scripts.
 //! Review the difference afterwards, because the scripts define what is right.
 
 use std::collections::BTreeMap;

@@ -23,7 +23,7 @@ fn random_worlds_yield_the_expected_events() {
         let run = catch_unwind(AssertUnwindSafe(|| Play::new(seed).run(&mut tally)));
         assert!(
             run.is_ok(),
-            "seed {seed} failed; BOWLINE_WATCH_SEED={seed} cargo test --lib watch::tests::random"
+            "seed {seed} failed; BOWLINE_WATCH_SEED={seed} cargo test --workspace --lib watch::tests::random"
         );
     }
     // A run without events would prove nothing.

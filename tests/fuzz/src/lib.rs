@@ -1,5 +1,5 @@
 //! The crate that cargo-fuzz runs. Its targets are plain functions: the targets of `bowline::fuzz`, and those of
-//! `bowline_testkit::fuzz`. `cargo test --lib fuzz` runs the same targets as ordinary tests.
+//! `bowline_testkit::fuzz`. `cargo test --workspace --lib fuzz` runs the same targets as ordinary tests.
 
 use bowline_testkit::fuzz as outside;
 

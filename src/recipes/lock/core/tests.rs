@@ -1,7 +1,7 @@
 //! Runs the scripts in `tests/scripts/locks`: each script drives one lock and its entries, and
 //! simulates the store. `tests/scripts/locks/README` describes the commands.
 //!
-//! `UPDATE=1 cargo test -p bowline --lib lock_queue_follows` writes the answers into the scripts. Review the
+//! `UPDATE=1 cargo test --workspace --lib lock_queue_follows` writes the answers into the scripts. Review the
 //! difference afterwards, because the scripts define what is right.
 
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@
 //! their number. A failure prints the shortest failing input as a Rust array, for a regression
 //! test, and saves it as a corpus file in `target/fuzzing`.
 //!
-//! `BOWLINE_FUZZ_SEEDS=write cargo test --lib fuzz` rewrites the initial files of the corpora from values that the
+//! `BOWLINE_FUZZ_SEEDS=write cargo test --workspace --lib fuzz` rewrites the initial files of the corpora from values that the
 //! library encodes. Files that a fuzzer has found have other names and stay.
 
 use std::fs;
