@@ -107,7 +107,7 @@ impl SimCaller {
         judge.expect(seen >= owed, "X-WAKE", || {
             format!("{what} of {owed:?} is answered while readers of that node see {seen:?}")
         });
-        judge.count("answer that readers saw when its caller was woken");
+        judge.count("change visible when its caller was woken");
     }
 
     /// Returns the client itself.

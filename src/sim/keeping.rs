@@ -159,7 +159,7 @@ impl Keeper {
         let wait = between(&self.rng, lives * 3 / 4, lives * 5 / 4);
         self.scene.timers.sleep(wait).await;
         let Some(session) = self.take_up(lease, delay).await else { return };
-        self.scene.judge.borrow_mut().count("session taken up late");
+        self.scene.judge.borrow_mut().count("session resumed late");
         for _ in 0..=self.rng.below(6) {
             if !self.look(&session) {
                 return;

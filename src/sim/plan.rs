@@ -88,10 +88,10 @@ pub(crate) enum PlanFault {
     Pause { who: Who, time: Duration },
     /// A process is paused. When it resumes, it receives the messages that arrived during the pause, and is then
     /// isolated for a while.
-    Stupor { who: Who, still: Duration, alone: Duration },
-    /// Like `Stupor`, for the node that next requests the renewal of a session that it resumes, right after that
+    PauseThenIsolation { who: Who, still: Duration, alone: Duration },
+    /// Like `PauseThenIsolation`, for the node that next requests the renewal of a session that it resumes, right after that
     /// request.
-    ResumeStupor { still: Duration, alone: Duration },
+    ResumePauseThenIsolation { still: Duration, alone: Duration },
     /// All processes are paused.
     PauseAll { time: Duration },
     /// Some links are cut.
@@ -109,7 +109,7 @@ pub(crate) enum PlanFault {
     /// All clocks change their rates.
     Drift,
     /// A follower with a slow disk gets entries, their replacements by another leader, and the first entries again.
-    Seesaw,
+    ReturningLeader,
     /// The leader is asked to transfer leadership.
     Transfer,
     /// A machine is down while its disk rots, or its snapshot rots while it runs. The other machines still form a
@@ -141,8 +141,10 @@ impl PlanFault {
             PlanFault::Blackout { .. } => "fault: power loss of all",
             PlanFault::PointCrash { .. } => "fault: power loss at a point",
             PlanFault::Pause { .. } => "fault: pause",
-            PlanFault::Stupor { .. } => "fault: pause, then alone",
-            PlanFault::ResumeStupor { .. } => "fault: pause in a resume, then alone",
+            PlanFault::PauseThenIsolation { .. } => "fault: pause, then isolation",
+            PlanFault::ResumePauseThenIsolation { .. } => {
+                "fault: pause during a resume, then isolation"
+            }
             PlanFault::PauseAll { .. } => "fault: pause of all",
             PlanFault::Partition { split: Split::Mute(_) | Split::Deaf(_), .. } => {
                 "fault: one-way partition"
@@ -154,9 +156,9 @@ impl PlanFault {
             PlanFault::SlowSnapshots { .. } => "fault: slow snapshots",
             PlanFault::DiskError { .. } => "fault: failing disk",
             PlanFault::Drift => "fault: clocks' rates",
-            PlanFault::Seesaw => "fault: leader that comes back",
-            PlanFault::Transfer => "fault: leadership handed over",
-            PlanFault::Rot { .. } => "fault: rot",
+            PlanFault::ReturningLeader => "fault: returning leader",
+            PlanFault::Transfer => "fault: leadership transfer",
+            PlanFault::Rot { .. } => "fault: damaged log",
             PlanFault::Full { .. } => "fault: full disk",
             PlanFault::Stop { .. } => "fault: stop in order",
             PlanFault::Rolling { .. } => "fault: rolling restart",
@@ -179,8 +181,8 @@ const MENU: [(PlanKind, u64); 22] = [
     (PlanKind::Blackout, 2),
     (PlanKind::PointCrash, 6),
     (PlanKind::Pause, 5),
-    (PlanKind::Stupor, 3),
-    (PlanKind::ResumeStupor, 3),
+    (PlanKind::PauseThenIsolation, 3),
+    (PlanKind::ResumePauseThenIsolation, 3),
     (PlanKind::PauseAll, 2),
     (PlanKind::Partition, 8),
     (PlanKind::OneWay, 4),
@@ -190,7 +192,7 @@ const MENU: [(PlanKind, u64); 22] = [
     (PlanKind::SlowSnapshots, 4),
     (PlanKind::DiskError, 2),
     (PlanKind::Drift, 3),
-    (PlanKind::Seesaw, 3),
+    (PlanKind::ReturningLeader, 3),
     (PlanKind::Transfer, 2),
     (PlanKind::Stop, 3),
     (PlanKind::Rolling, 2),
@@ -205,8 +207,8 @@ enum PlanKind {
     Blackout,
     PointCrash,
     Pause,
-    Stupor,
-    ResumeStupor,
+    PauseThenIsolation,
+    ResumePauseThenIsolation,
     PauseAll,
     Partition,
     OneWay,
@@ -216,7 +218,7 @@ enum PlanKind {
     SlowSnapshots,
     DiskError,
     Drift,
-    Seesaw,
+    ReturningLeader,
     Transfer,
     Stop,
     Rolling,
@@ -402,11 +404,11 @@ fn draw(kind: PlanKind, rng: &Rng) -> PlanFault {
             who,
             time: if one_in(rng, 3) { ms(5_000, 9_000) } else { ms(50, 3_000) },
         },
-        PlanKind::Stupor => {
-            PlanFault::Stupor { who, still: ms(500, 2_200), alone: ms(2_000, 8_000) }
+        PlanKind::PauseThenIsolation => {
+            PlanFault::PauseThenIsolation { who, still: ms(500, 2_200), alone: ms(2_000, 8_000) }
         }
-        PlanKind::ResumeStupor => {
-            PlanFault::ResumeStupor { still: ms(300, 2_000), alone: ms(2_000, 8_000) }
+        PlanKind::ResumePauseThenIsolation => {
+            PlanFault::ResumePauseThenIsolation { still: ms(300, 2_000), alone: ms(2_000, 8_000) }
         }
         PlanKind::PauseAll => PlanFault::PauseAll { time: ms(100, 4_000) },
         PlanKind::Partition => {
@@ -432,7 +434,7 @@ fn draw(kind: PlanKind, rng: &Rng) -> PlanFault {
         }
         PlanKind::DiskError => PlanFault::DiskError { who, down },
         PlanKind::Drift => PlanFault::Drift,
-        PlanKind::Seesaw => PlanFault::Seesaw,
+        PlanKind::ReturningLeader => PlanFault::ReturningLeader,
         PlanKind::Transfer => PlanFault::Transfer,
         PlanKind::Stop => PlanFault::Stop { who, down },
         PlanKind::Rolling => PlanFault::Rolling { down: ms(1, 1_000), every: ms(500, 4_000) },

@@ -156,9 +156,14 @@ fn paused_holder_loses_updates_only_without_fencing() {
 
 #[test]
 fn pause_before_a_renewal_reply_does_not_extend_validity() {
-    let stupor = PlanFault::Stupor { who: Who::Holder, still: ms(1_600), alone: ms(4_000) };
-    let mut story = SimStory::of(3, &[Program::Mutex, Program::Election, Program::Permits])
-        .every(3.0, 48.0, 5.0, stupor);
+    let pause_then_isolate =
+        PlanFault::PauseThenIsolation { who: Who::Holder, still: ms(1_600), alone: ms(4_000) };
+    let mut story = SimStory::of(3, &[Program::Mutex, Program::Election, Program::Permits]).every(
+        3.0,
+        48.0,
+        5.0,
+        pause_then_isolate,
+    );
     story.delay_max = ms(100);
     story.falls(Mutant::B21, &["K-LOCAL", "K-PERMITS", "L-EARLY"]);
 }
@@ -173,7 +178,8 @@ fn partitioned_leader_serves_no_stale_read() {
 
 #[test]
 fn leader_lease_is_no_proof_of_leadership() {
-    let still = PlanFault::Stupor { who: Who::Leader, still: ms(1_000), alone: ms(2_000) };
+    let still =
+        PlanFault::PauseThenIsolation { who: Who::Leader, still: ms(1_000), alone: ms(2_000) };
     failovers(&[]).every(4.2, 16.0, 3.5, still).falls(Mutant::M08, &["X-LIN", "L-EARLY", "X-WAKE"]);
 }
 
@@ -261,12 +267,12 @@ fn only_evidence_replaces_a_leader_early() {
     let reset = |who, reach, millis| PlanFault::Reset { who, reach, time: ms(millis) };
     SimStory::of(3, &[])
         .every(3.5, 40.0, 3.0, PlanFault::Kill { who: Who::Leader, down: ms(300) })
-        .holds(&["leader given up early"]);
+        .holds(&["election on evidence"]);
     SimStory::of(3, &[])
         .every(3.0, 40.0, 0.7, reset(Who::Leader, ResetReach::Peer, 100))
         .every(3.3, 40.0, 0.9, reset(Who::Leader, ResetReach::Lane, 400))
         .every(9.0, 40.0, 7.0, reset(Who::Leader, ResetReach::Node, 2_000))
-        .holds(&["leader given up early"])
+        .holds(&["election on evidence"])
         .falls(Mutant::B71, &["R-EVIDENCE"])
         .falls(Mutant::B72, &["R-EVIDENCE"])
         .falls(Mutant::B73, &["R-EVIDENCE"]);
@@ -348,7 +354,7 @@ fn flipped_bit_in_a_log_stops_only_that_member() {
     SimStory::of(5, &[])
         .at(5.0, rot(Rot::LogBit))
         .at(9.0, rot(Rot::LogSector))
-        .holds(&["rotten log refused"])
+        .holds(&["damaged log refused"])
         .falls(Mutant::M20, &["S-ROT"])
         .falls(Mutant::M21, &["S-ROT", "S-REOPEN"]);
 }
@@ -409,7 +415,7 @@ fn rejoining_members_decide_nothing_from_old_state() {
         .at(8.0, PlanFault::Replace { lost: true });
     story.members_change = true;
     story
-        .holds(&["joined", "member removed", "machine lost"])
+        .holds(&["joined", "member removed", "machine of a replaced voter lost"])
         .falls(
             Mutant::M30,
             &["R-CONF", "R-QUORUM", "L-CONVERGE", "L-SERVE", "C-STOP", "R-LEARNER", "S-SIZE"],
@@ -461,7 +467,7 @@ fn queue_item_is_never_lost_or_claimed_twice() {
 fn lone_consumer_takes_the_first_item() {
     SimStory::of(1, &[Program::Queue])
         .every(4.0, 16.0, 4.0, kill(Who::Any))
-        .holds(&["item taken alone"])
+        .holds(&["item taken without competition"])
         .falls(Mutant::B54, &["Q-ORDER"]);
 }
 

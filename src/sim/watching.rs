@@ -93,7 +93,7 @@ fn judge_batch(
             None => {}
         }
         if event.prev.is_some() {
-            judge.count("row before told by a watch");
+            judge.count("watch event with the previous row");
         }
     }
     batch.revision.max(seen)
@@ -102,7 +102,7 @@ fn judge_batch(
 /// Checks that a compaction is reported only if it was requested and the watch needs the discarded history.
 fn judge_compaction(scene: &Scene, seen: Revision, compacted: Revision) -> Revision {
     let mut judge = scene.judge.borrow_mut();
-    judge.count("watch told of a compaction");
+    judge.count("watch ended by a compaction");
     judge.compaction_told(compacted);
     let asked = judge.compaction_asked();
     judge.expect(compacted <= asked && seen.next() < compacted, "W-COMPACT", || {

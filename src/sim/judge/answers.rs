@@ -246,7 +246,7 @@ impl Judge {
                  {newest:?} is the newest"
             )
         });
-        self.count("past that is gone");
+        self.count("read of a compacted revision");
     }
 
     pub(crate) fn check_rows(

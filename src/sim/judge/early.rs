@@ -89,7 +89,7 @@ impl Judge {
         }
         let at = follower.at;
         let since = connected(leader).filter(|since| *since <= at && now - *since >= CONNECTED_FOR);
-        self.count("leader given up early");
+        self.count("election on evidence");
         self.expect(since.is_none(), "R-EVIDENCE", || {
             format!(
                 "{id:?} votes for {vote:?} in {:?}, has heard from {leader:?} at {at:?}, and is connected with it",

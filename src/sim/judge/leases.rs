@@ -63,7 +63,7 @@ impl Judge {
         });
         if let Some(lease) = is_there {
             self.lease_counts(lease, sent, ttl);
-            self.count("key written for a while");
+            self.count("key with a TTL");
         }
     }
 
@@ -203,7 +203,7 @@ impl Judge {
         if counted.ended.is_some() && !counted.may_end {
             self.broken("L-EARLY", || format!("{lease:?} has ended and is believed in"));
         }
-        self.count("session believed in");
+        self.count("session reported valid");
     }
 
     /// Records that a node is about to be shut down gracefully, which ends its sessions.

@@ -234,7 +234,7 @@ impl Judge {
                 format!("slot {number} of {lock}: {token:?} is told after {last:?}")
             });
         }
-        self.count("slots");
+        self.count("slots claimed");
         self.check_holders();
     }
 
@@ -255,7 +255,7 @@ impl Judge {
         let passes = *passes;
         self.tally.passes_max = self.tally.passes_max.max(passes);
         if is_handoff {
-            self.count("lock passed on inside a node");
+            self.count("lock passed between tasks of a node");
         }
         if passes > HANDOFFS_MAX {
             let (lock, key) = (reported_hold.lock, reported_hold.key.clone());

@@ -70,7 +70,7 @@ impl Judge {
             });
         }
         self.locks.observers.insert(id, Observer { node, election, seen: Some(found) });
-        self.count(if leader.is_some() { "leader observed" } else { "vacancy observed" });
+        self.count(if leader.is_some() { "leader observed" } else { "missing leader observed" });
     }
 
     /// Returns a description of an observer on one of these nodes that has not received every change.

@@ -130,7 +130,7 @@ impl Judge {
                 format!("{id:?} has said that it has {has:?}, which is committed, and starts with {last:?}")
             });
         }
-        self.count("memory of an earlier life");
+        self.count("restart checked against earlier messages");
     }
 
     fn votes(&mut self, vote: Option<Vote>) {

@@ -304,7 +304,7 @@ impl Judge {
         }
         for (queue, changes) in changes {
             match self.queues.standing.entry(queue).or_default().follow(&changes) {
-                Ok(true) => self.count("item taken alone"),
+                Ok(true) => self.count("item taken without competition"),
                 Ok(false) => {}
                 Err(what) => self.broken("Q-ORDER", || format!("at {revision:?} {what}")),
             }

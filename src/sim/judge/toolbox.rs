@@ -130,8 +130,13 @@ impl Judge {
     pub(crate) fn numbered(&mut self, floor: Revision, made: &SequentialKey, value: &Bytes) {
         let key = format!("{NUMBERED}{:010}", made.number);
         self.expect(made.key == key, "T-NUMBER", || format!("{made:?} is not {key}"));
-        self.wrote("key numbered", floor, made.revision, &[(made.key.clone(), value.clone())]);
-        self.count("key numbered");
+        self.wrote(
+            "sequence key created",
+            floor,
+            made.revision,
+            &[(made.key.clone(), value.clone())],
+        );
+        self.count("sequence key created");
     }
 
     /// Checks that each new key has the number after the last one.
@@ -177,7 +182,7 @@ impl Judge {
         self.expect(count <= all, "T-ROUND", || {
             format!("{count} are in round {round:?} of {name}, which is for {all}")
         });
-        self.count("inside a double barrier");
+        self.count("double barrier entered");
     }
 
     /// Checks the reply that all other participants have left a round.
@@ -191,7 +196,7 @@ impl Judge {
         self.expect(left.is_none(), "T-ROUND", || {
             format!("all are said to have left round {round:?} of {name}; there is {left:?}")
         });
-        self.count("out of a double barrier");
+        self.count("double barrier left");
     }
 
     // ---- run-once --------------------------------------------------------------------------
@@ -232,7 +237,7 @@ impl Judge {
         if let Some((.., known)) = self.toolbox.followers.get_mut(&id) {
             *known = members;
         }
-        self.count("group followed");
+        self.count("group watched");
     }
 
     /// Returns a description of a follower on one of these nodes that does not know the current members.
@@ -252,6 +257,6 @@ impl Judge {
     /// Checks that a view shows the rows of one revision.
     pub(crate) fn viewed(&mut self, range: &KeyRange, revision: Revision, rows: &[KeyValue]) {
         self.check_rows("T-VIEW", range, revision, rows);
-        self.count("view");
+        self.count("cached range read");
     }
 }

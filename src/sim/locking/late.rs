@@ -48,7 +48,7 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
         false => player.wait(lock, attempt).await,
     };
     let Ok(guard) = granted else { return };
-    let holding = player.report_hold("lock of who comes late", lock, guard);
+    let holding = player.report_hold("lock of a rarely polled request", lock, guard);
     hold(player, &holding).await;
     player.release_hold(holding).await;
 }

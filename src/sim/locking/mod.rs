@@ -192,7 +192,7 @@ impl Player {
             Some(Err(why)) => Err(GaveUp::Told(why)),
             // Dropping the acquisition removes it from the lock queue.
             None => {
-                judge.count("attempt given up");
+                judge.count("attempt cancelled");
                 Err(GaveUp::Impatient)
             }
         }

@@ -41,14 +41,14 @@ async fn turn(player: &Player, session: &Session, locks: &'static [&'static str]
     let guard = match player.wait(names[0], attempt).await {
         Ok(guard) => guard,
         Err(GaveUp::Told(LockError::WouldBlock { .. })) => {
-            return player.scene.judge.borrow_mut().count("locks of which one was taken already");
+            return player.scene.judge.borrow_mut().count("several locks not waited for");
         }
         Err(_) => return,
     };
     player.scene.judge.borrow_mut().expect(guard.keys().len() == names.len(), "K-ALL", || {
         format!("{names:?} are granted as {:?}", guard.keys())
     });
-    let holding = player.report_holds("locks at once", &names, None, guard);
+    let holding = player.report_holds("several locks acquired", &names, None, guard);
     let one = names[index(&player.rng, names.len())];
     let Some(read) = player.guarded(one).await else { return };
     player.scene.timers.sleep(player.while_held() / 2).await;

@@ -112,7 +112,7 @@ pub(super) async fn take(
             if let Some(lease) = lonely {
                 judge.would_block(lock, lease, floor);
             }
-            judge.count("lock that was taken already");
+            judge.count("held lock not waited for");
             None
         }
         Err(_) => None,

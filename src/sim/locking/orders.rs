@@ -46,7 +46,7 @@ async fn turn(player: &Player, session: &Session, lock: &'static str) {
     let guard = match player.wait(lock, attempt).await {
         Ok(guard) => guard,
         Err(GaveUp::Told(LockError::Evicted)) => {
-            return player.scene.judge.borrow_mut().count("evicted");
+            return player.scene.judge.borrow_mut().count("eviction reported");
         }
         Err(_) => return,
     };
@@ -73,7 +73,7 @@ async fn hold(player: &Player, holding: &Holding<Guard>) -> bool {
     })
     .await;
     if asked {
-        player.scene.judge.borrow_mut().count("asked to release");
+        player.scene.judge.borrow_mut().count("holder asked to release");
     } else {
         check_notification(player, holding).await;
     }
@@ -110,7 +110,7 @@ async fn transfer(player: &Player, holding: Holding<Guard>, successor: &LockEntr
     match answer {
         Ok(()) => {
             judge.check_release(&key, since, lease);
-            judge.count("handed over");
+            judge.count("lock handed over");
         }
         Err(LockAdminError::Store(_)) => judge.unknown(),
         Err(_) => judge.count("not handed over"),
@@ -130,18 +130,19 @@ pub(super) async fn operate(player: Player, lock: &'static str, thinks: u32) {
         let any = &line[index(&player.rng, line.len())];
         let (what, answer) = match index(&player.rng, 4) {
             0 => (
-                "hold asked for",
+                "release requested",
                 wait_limited(&player, locks.request_release(first, "it is due")).await,
             ),
-            1 => {
-                ("hold broken", wait_limited(&player, locks.force_release(first, "it hangs")).await)
-            }
+            1 => (
+                "lock released by force",
+                wait_limited(&player, locks.force_release(first, "it hangs")).await,
+            ),
             2 => {
-                ("place evicted", wait_limited(&player, locks.force_release(any, "not now")).await)
+                ("waiter evicted", wait_limited(&player, locks.force_release(any, "not now")).await)
             }
             _ => {
                 let order = locks.transfer(first, any, "it is urgent");
-                ("hold handed over by an order", wait_limited(&player, order).await)
+                ("lock handed over by an operator", wait_limited(&player, order).await)
             }
         };
         let mut judge = player.scene.judge.borrow_mut();

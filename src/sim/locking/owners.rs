@@ -44,7 +44,7 @@ async fn work(player: &Player, session: &Session, locks: [&'static str; 2], any_
             player.scene.timers.sleep(player.while_held() / 4).await;
             player.update(&second).await;
             player.release_hold(second).await;
-            player.scene.judge.borrow_mut().count("both locks");
+            player.scene.judge.borrow_mut().count("two locks held");
         }
         Err(GaveUp::Told(LockError::Deadlock { cycle })) => {
             let mut judge = player.scene.judge.borrow_mut();
@@ -75,7 +75,7 @@ async fn hold_again(
     if again.since() == since {
         let answer = again.release().await;
         let mut judge = player.scene.judge.borrow_mut();
-        judge.count("lock held again");
+        judge.count("lock acquired again by its owner");
         judge.expect(!matches!(answer, Ok(Released::Now)), "K-LOCAL", || {
             format!("{lock} is free, and is held still")
         });

@@ -91,14 +91,14 @@ async fn take(
             judge.expect(asked == *limit && (1..=LIMIT_MAX).contains(&stored), "K-PERMITS", || {
                 format!("who asks for one of {limit} is told: not {asked} but {stored}")
             });
-            judge.count("another limit");
+            judge.count("semaphore limit refused");
             *limit = stored;
             None
         }
         Err(GaveUp::Told(LockError::TooManyPermits { asked, limit: now })) => {
             let mut judge = player.scene.judge.borrow_mut();
             judge.expect(asked > now, "K-PERMITS", || format!("{asked} of {now} are too many"));
-            judge.count("more permits than there will be");
+            judge.count("request for too many permits refused");
             None
         }
         Err(_) => None,
@@ -108,7 +108,7 @@ async fn take(
 /// Asks for the slots of its permits.
 async fn slots(player: &Player, holding: &Holding<Permit>) {
     let may_take = player.caller.deadline();
-    let call = player.scene.judge.borrow_mut().call(player.node, "slots", may_take);
+    let call = player.scene.judge.borrow_mut().call(player.node, "slots claimed", may_take);
     let answer = holding.held.slots().await;
     let mut judge = player.scene.judge.borrow_mut();
     judge.returned(call);

@@ -96,7 +96,7 @@ async fn read(player: &Player, session: &Session, lock: &'static str) {
 
 fn told(player: &Player, why: &GaveUp) {
     if let GaveUp::Told(LockError::WouldBlock { .. }) = why {
-        player.scene.judge.borrow_mut().count("read/write lock that was taken already");
+        player.scene.judge.borrow_mut().count("held read/write lock not waited for");
     }
 }
 

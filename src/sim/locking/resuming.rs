@@ -27,7 +27,7 @@ pub(super) fn leave(player: &Player, holding: Holding<Guard>) {
     let lock = holding.lock();
     let ticket = player.report_end_of_hold(holding).detach();
     player.scene.tickets.borrow_mut().insert((player.node, lock), ticket);
-    player.scene.judge.borrow_mut().count("hold left to the next");
+    player.scene.judge.borrow_mut().count("lock left to be resumed");
 }
 
 /// Returns the hold that was saved on this node.
@@ -58,7 +58,7 @@ pub(super) async fn take_up(
         })
     };
     if let Ok(guard) = player.wait(lock, Box::pin(attempt)).await {
-        return Some(player.report_hold("hold taken up", lock, guard));
+        return Some(player.report_hold("lock resumed", lock, guard));
     }
     told(player, lock, ticket, refused.into_inner());
     None
@@ -69,7 +69,7 @@ fn told(player: &Player, lock: &'static str, ticket: SavedHold, why: Option<Resu
     match why {
         Some(ResumeError::Over) => {
             judge.is_over(ticket.key(), ticket.since(), ticket.lease());
-            judge.count("hold over when it was to be taken up");
+            judge.count("lock lost before it was resumed");
         }
         // The program may try to resume the hold again.
         Some(ResumeError::Store(_)) => {

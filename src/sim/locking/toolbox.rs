@@ -161,7 +161,11 @@ async fn swap(player: &Player) {
     let answer = cell.compare_and_set(Expected::Revision(version), value.clone()).await;
     player.scene.judge.borrow_mut().returned(call);
     let key = Bytes::from_static(CELL.as_bytes());
-    swapped(player, Swapping { what: "swap", key, expected: version, value, floor }, answer);
+    swapped(
+        player,
+        Swapping { what: "compare and swap", key, expected: version, value, floor },
+        answer,
+    );
 }
 
 /// A conditional write of a key.

@@ -46,12 +46,14 @@ impl World {
                     self.pause(at, time);
                 }
             }
-            PlanFault::Stupor { who, still, alone } => {
+            PlanFault::PauseThenIsolation { who, still, alone } => {
                 if let Some(at) = self.find(who) {
-                    self.stupor(at, still, alone);
+                    self.pause_then_isolate(at, still, alone);
                 }
             }
-            PlanFault::ResumeStupor { still, alone } => self.resumer_pause = Some((still, alone)),
+            PlanFault::ResumePauseThenIsolation { still, alone } => {
+                self.resumer_pause = Some((still, alone))
+            }
             PlanFault::PauseAll { time } => {
                 for at in 0..self.nodes.len() {
                     let time = between(&self.rng, time / 2, time);
@@ -95,7 +97,7 @@ impl World {
                 }
             }
             PlanFault::Reset { who, reach, time } => self.reset(who, reach, time),
-            PlanFault::Seesaw => self.begin_seesaw(),
+            PlanFault::ReturningLeader => self.begin_returning_leader(),
             PlanFault::Transfer => {
                 if let Some(at) = self.find(Who::Leader) {
                     self.transfer(at);
@@ -171,7 +173,7 @@ impl World {
     }
 
     /// Pauses a process and isolates it just before it resumes.
-    fn stupor(&mut self, at: usize, still: Duration, alone: Duration) {
+    fn pause_then_isolate(&mut self, at: usize, still: Duration, alone: Duration) {
         let life = self.nodes[at].life;
         self.schedule_in(still, Happening::CutOff { node: at, life, time: alone });
         self.pause(at, still);
@@ -186,8 +188,8 @@ impl World {
         }
         self.resumer_pause = None;
         self.note(38, &[id.get()], || format!("{id:?} stands still while it resumes a session"));
-        self.judge.borrow_mut().count("pause in a resume");
-        self.stupor(at, still, alone);
+        self.judge.borrow_mut().count("pause during a resume");
+        self.pause_then_isolate(at, still, alone);
     }
 
     pub(super) fn disk_recovers_in(&mut self, at: usize, time: Duration) {
@@ -336,7 +338,7 @@ impl World {
         self.partition += 1;
         self.storm += 1;
         self.resumer_pause = None;
-        self.seesaw = None;
+        self.returning_leader = None;
         self.net.heal();
         self.net.set_conditions(NetConditions::default());
         for at in 0..self.nodes.len() {

@@ -115,7 +115,7 @@ impl World {
         match why {
             StartError::Log(LogError::Corrupt { .. }) if self.nodes[at].has_rotten_log() => {
                 self.note(36, &[id.get()], || format!("{id:?} finds out: {why}"));
-                self.judge.borrow_mut().count("rotten log refused");
+                self.judge.borrow_mut().count("damaged log refused");
                 self.nodes[at].gone = true;
                 if one_in(&self.rng, 2) {
                     self.arrive_newcomer(Some(at));

@@ -75,7 +75,7 @@ impl World {
         let Some(at) = self.some_member(|role| role == MemberRole::Voter) else { return };
         if lost && self.can_lose(at) {
             self.lose(at);
-            self.judge.borrow_mut().count("machine lost");
+            self.judge.borrow_mut().count("machine of a replaced voter lost");
         }
         self.arrive_newcomer(Some(at));
     }
@@ -101,7 +101,7 @@ impl World {
     pub(crate) fn destroy_others(&mut self, core: &[usize]) {
         let others: Vec<usize> = (0..self.nodes.len()).filter(|at| !core.contains(at)).collect();
         if !others.is_empty() {
-            self.judge.borrow_mut().count("core alone");
+            self.judge.borrow_mut().count("all machines but a quorum destroyed");
         }
         others.into_iter().for_each(|at| self.lose(at));
     }

@@ -21,7 +21,7 @@ mod lives;
 mod members;
 mod newcomers;
 mod resets;
-mod seesaw;
+mod returning_leader;
 mod turns;
 
 use std::cell::RefCell;
@@ -54,7 +54,7 @@ use crate::transport::ProcessEvidence;
 
 use agenda::{Agenda, When};
 use newcomers::{Newcomer, NewcomerId};
-use seesaw::Seesaw;
+use returning_leader::ReturningLeader;
 
 /// Average interval between two attempts of the nodes to connect.
 const DIAL_INTERVAL: Duration = Duration::from_millis(40);
@@ -110,7 +110,7 @@ enum Happening {
     Start { node: usize, life: u64 },
     Resume { node: usize, life: u64 },
     Heal { partition: u64 },
-    Seesaw { partition: u64 },
+    ReturningLeader { partition: u64 },
     CutOff { node: usize, life: u64, time: Duration },
     DiskRecovers { node: usize, outage: u64 },
     Stop { node: usize, down: Duration, storm: u64 },
@@ -229,7 +229,7 @@ pub(crate) struct World {
     transfers: Vec<Transfer>,
     /// How long the next node that resumes a session is paused, and then isolated.
     resumer_pause: Option<(Duration, Duration)>,
-    seesaw: Option<Seesaw>,
+    returning_leader: Option<ReturningLeader>,
     judge: Rc<RefCell<Judge>>,
     trace: Trace,
     on_start: Option<OnStart>,
@@ -267,7 +267,7 @@ impl World {
             admitted: Admitted::default(),
             transfers: Vec::new(),
             resumer_pause: None,
-            seesaw: None,
+            returning_leader: None,
             judge,
             trace,
             on_start: None,
@@ -533,7 +533,7 @@ impl World {
                 self.net.heal();
                 Ok(())
             }
-            Happening::Seesaw { partition } if self.partition == partition => {
+            Happening::ReturningLeader { partition } if self.partition == partition => {
                 self.isolate_leader();
                 Ok(())
             }

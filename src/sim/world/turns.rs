@@ -98,7 +98,7 @@ impl World {
                     self.check_transfers();
                 }
                 self.pause_resumer(at);
-                self.advance_seesaw(at, &look);
+                self.advance_returning_leader(at, &look);
                 Ok(())
             }
             Ok(TurnEnd::Stopped(why)) => self.stopped(at, why.as_ref()),

@@ -26,34 +26,34 @@ const WRITE: Duration = Duration::from_secs(5);
 const TOGETHER: Duration = Duration::from_millis(250);
 
 /// The time at which the fault ends.
-const SEESAW_MAX: Duration = Duration::from_secs(8);
+const RETURNING_LEADER_MAX: Duration = Duration::from_secs(8);
 
 /// Minimum number of nodes: without the follower and the other leader, the first leader can still win an election.
 const NODES_MIN: usize = 5;
 
 /// The current step of the fault.
 #[derive(Clone, Copy)]
-pub(super) struct Seesaw {
+pub(super) struct ReturningLeader {
     leader: usize,
     follower: usize,
     /// The leader of the second step; before that, the first leader.
     other: usize,
     /// The term of the last leader.
     term: Term,
-    act: SeesawAct,
+    act: ReturningLeaderStep,
     /// The partition of the current step. Another partition ends the fault.
     partition: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum SeesawAct {
+enum ReturningLeaderStep {
     Together,
     Another,
     Again,
 }
 
 impl World {
-    pub(super) fn begin_seesaw(&mut self) {
+    pub(super) fn begin_returning_leader(&mut self) {
         let running: Vec<usize> = self.processes().map(|(at, _)| at).collect();
         let leads = |at: &usize| self.nodes[*at].running().is_some_and(SimProcess::leads);
         let Some(leader) = running.iter().copied().rfind(leads) else { return };
@@ -63,48 +63,57 @@ impl World {
         let others: Vec<usize> = running.into_iter().filter(|at| *at != leader).collect();
         let follower = others[index(&self.rng, others.len())];
         self.nodes[follower].slow_disk = WRITE;
-        self.disk_recovers_in(follower, SEESAW_MAX);
+        self.disk_recovers_in(follower, RETURNING_LEADER_MAX);
         let term = self.nodes[leader].running().expect("it leads").look().term;
         let partition = self.only(|a, b| [a, b].iter().all(|at| [leader, follower].contains(at)));
-        self.seesaw = Some(Seesaw {
+        self.returning_leader = Some(ReturningLeader {
             leader,
             follower,
             other: leader,
             term,
-            act: SeesawAct::Together,
+            act: ReturningLeaderStep::Together,
             partition,
         });
-        self.schedule_in(TOGETHER, Happening::Seesaw { partition });
+        self.schedule_in(TOGETHER, Happening::ReturningLeader { partition });
     }
 
     /// Isolates the leader, so that the other nodes elect another one.
     pub(super) fn isolate_leader(&mut self) {
-        let Some(seesaw) = self.seesaw else { return };
-        let Seesaw { leader, .. } = seesaw;
+        let Some(returning_leader) = self.returning_leader else { return };
+        let ReturningLeader { leader, .. } = returning_leader;
         let partition = self.only(|a, b| a != leader && b != leader);
-        self.seesaw = Some(Seesaw { act: SeesawAct::Another, partition, ..seesaw });
+        self.returning_leader = Some(ReturningLeader {
+            act: ReturningLeaderStep::Another,
+            partition,
+            ..returning_leader
+        });
     }
 
     /// Checks a node after its turn: if it has begun to lead, starts the next step before any other node learns of it.
-    pub(super) fn advance_seesaw(&mut self, at: usize, look: &Look) {
-        let Some(seesaw) = self.seesaw else { return };
-        let Seesaw { leader, follower, other, term, act, partition } = seesaw;
+    pub(super) fn advance_returning_leader(&mut self, at: usize, look: &Look) {
+        let Some(returning_leader) = self.returning_leader else { return };
+        let ReturningLeader { leader, follower, other, term, act, partition } = returning_leader;
         if partition != self.partition {
-            self.seesaw = None;
+            self.returning_leader = None;
             return;
         }
-        if act == SeesawAct::Together || !look.leads || look.term <= term || at == follower {
+        if act == ReturningLeaderStep::Together
+            || !look.leads
+            || look.term <= term
+            || at == follower
+        {
             return;
         }
-        if act == SeesawAct::Another {
+        if act == ReturningLeaderStep::Another {
             // The first messages of the new leader reach only the follower.
             let apart = |at: usize, other: usize| [at, follower].contains(&other);
             let partition = self.only(|a, b| apart(at, a) == apart(at, b));
-            let (other, term, act) = (at, look.term, SeesawAct::Again);
-            self.seesaw = Some(Seesaw { other, term, act, partition, ..seesaw });
+            let (other, term, act) = (at, look.term, ReturningLeaderStep::Again);
+            self.returning_leader =
+                Some(ReturningLeader { other, term, act, partition, ..returning_leader });
             return;
         }
-        self.seesaw = None;
+        self.returning_leader = None;
         if at == leader {
             self.judge.borrow_mut().count("first leader back before its entries were written");
         }
@@ -123,7 +132,7 @@ impl World {
             }
         }
         let partition = self.partition;
-        self.schedule_in(SEESAW_MAX, Happening::Heal { partition });
+        self.schedule_in(RETURNING_LEADER_MAX, Happening::Heal { partition });
         partition
     }
 }
