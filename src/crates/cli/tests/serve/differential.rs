@@ -1,8 +1,9 @@
-//! Sends the same random requests to etcd and to Bowline, and compares the responses, the codes and texts of errors,
-//! and the events of watches. Cluster ids, member ids and terms are masked. The test uses the etcd binary named by
+//! Sends the same random requests to etcd and to Bowline, some of them to the JSON gateways, and compares the responses,
+//! the codes and texts of errors, and the events of watches. Cluster ids, member ids and terms are masked. The test uses the etcd binary named by
 //! `BOWLINE_ETCD` or Debian's `etcd-server`, and is skipped if neither is installed. `BOWLINE_DIFFERENTIAL` sets the
 //! number of requests, and `BOWLINE_SEED` sets the first seed.
 
+mod json;
 mod requests;
 mod watches;
 
@@ -16,6 +17,7 @@ use tonic::{Code, Response, Status};
 
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{Etcd, Server, http};
+use json::JsonAsk;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use requests::Chance;
@@ -26,6 +28,9 @@ const REQUESTS: u64 = 500;
 
 /// Maximum number of requests between comparisons of the watches.
 const CHECK_INTERVAL: u64 = 50;
+
+/// One of so many requests goes to the JSON gateways.
+const JSON_SHARE: u64 = 4;
 
 /// Maximum number of watches, in addition to the one of all keys.
 const WATCHES_MAX: usize = 5;
@@ -38,6 +43,7 @@ type Outcome = Result<String, (Code, String)>;
 
 /// A client of one of the two servers.
 struct Side {
+    address: String,
     kv: KvClient<Channel>,
     lease: LeaseClient<Channel>,
     watches: Watches,
@@ -48,7 +54,8 @@ impl Side {
         let channel = Channel::from_shared(format!("http://{address}")).unwrap();
         let channel = channel.connect().await.unwrap();
         let watches = Watches::open(channel.clone()).await;
-        Self { kv: KvClient::new(channel.clone()), lease: LeaseClient::new(channel), watches }
+        let (kv, lease) = (KvClient::new(channel.clone()), LeaseClient::new(channel));
+        Self { address: address.to_owned(), kv, lease, watches }
     }
 
     async fn newest(&mut self) -> i64 {
@@ -243,9 +250,11 @@ impl Pair {
         );
     }
 
-    async fn ask(&mut self, ask: Ask) {
-        let (theirs, ours) =
-            tokio::join!(ask.clone().of(&mut self.theirs), ask.clone().of(&mut self.ours));
+    async fn ask(&mut self, ask: Ask, json: Option<JsonAsk>) {
+        let (theirs, ours) = match json {
+            Some(json) => (json.send(&self.theirs.address), json.send(&self.ours.address)),
+            None => tokio::join!(ask.clone().of(&mut self.theirs), ask.clone().of(&mut self.ours)),
+        };
         let is_txn = matches!(ask, Ask::Txn(_));
         if !(is_txn && are_both_reasons(&theirs, &ours, self.is_old)) {
             self.same(&ask, &theirs, &ours);
@@ -257,11 +266,12 @@ impl Pair {
     }
 
     /// Compares the events of the watches.
-    async fn look(&mut self, mut newest: i64) {
+    async fn look(&mut self) {
+        let mut newest = self.theirs.newest().await;
         // Neither server reports progress while a watch waits for a future revision.
         while newest < self.begins {
             let more = pb::PutRequest { key: "more".into(), ..Default::default() };
-            self.ask(Ask::Put(more)).await;
+            self.ask(Ask::Put(more), None).await;
             newest += 1;
         }
         self.ours.watches.receive_all(newest).await;
@@ -307,7 +317,7 @@ impl Pair {
                 self.begins = self.begins.max(request.start_revision);
             }
         } else {
-            self.look(newest).await;
+            self.look().await;
             if self.open.is_empty() {
                 return;
             }
@@ -362,15 +372,15 @@ async fn etcd_and_bowline_give_the_same_answers() {
         }
         // A compaction would discard events that are not delivered yet, so they are awaited before it.
         if matches!(ask, Ask::Compact(_)) || pair.made.is_multiple_of(CHECK_INTERVAL) {
-            pair.look(newest).await;
+            pair.look().await;
         }
         if matches!(ask, Ask::Compact(_)) {
             pair.none_behind(&etcd).await;
         }
-        pair.ask(ask).await;
+        let json = if chance.one_in(JSON_SHARE) { JsonAsk::of(&ask) } else { None };
+        pair.ask(ask, json).await;
         pair.made += 1;
     }
-    let newest = pair.theirs.newest().await;
-    pair.look(newest).await;
+    pair.look().await;
     assert!(pair.answered > requests / 4, "most requests were rejected: {}", pair.answered);
 }

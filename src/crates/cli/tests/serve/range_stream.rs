@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use bowline_client::{Client, Error};
 use prost::Message as _;
 use tempfile::tempdir;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 use tonic::codec::CompressionEncoding::Gzip;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
@@ -298,6 +299,63 @@ async fn unread_streams_hold_one_chunk_each_and_end_with_their_client() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(count("started"), streams + 1);
+}
+
+/// Writes a small key `puts` times and returns the 99th percentile of the latencies.
+async fn put_latency(kv: &mut Kv, puts: usize) -> Duration {
+    let mut latencies = Vec::new();
+    for _ in 0..puts {
+        let begun = Instant::now();
+        put(kv, "w", vec![b'v'; 256]).await;
+        latencies.push(begun.elapsed());
+    }
+    latencies.sort();
+    latencies[puts * 99 / 100]
+}
+
+/// `BOWLINE_STREAM_MIB` sets the size of the range. The latencies of a writer are printed, not judged: they depend on the
+/// machine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_range_is_streamed_in_little_memory() {
+    let rows = std::env::var("BOWLINE_STREAM_MIB").map_or(128, |mib| mib.parse().expect("a number"));
+    let dir = tempdir().unwrap();
+    let server = Server::alone(&dir, &[]);
+    let mut kv = KvClient::new(server.channel().await);
+    for row in 0..rows {
+        put(&mut kv, format!("r{row:05}"), vec![b'v'; 1 << 20]).await;
+    }
+    let puts = rows * 8;
+    let alone = put_latency(&mut kv, puts).await;
+    let before = server.peak_memory_bytes();
+    let mut reader = KvClient::new(server.channel().await);
+    let (writer, mut written) = oneshot::channel::<()>();
+    let reading = tokio::spawn(async move {
+        let (mut streams, mut first) = (0, None);
+        let begun = Instant::now();
+        loop {
+            let mut chunks = reader.range_stream(range("r", "s")).await.unwrap().into_inner();
+            let (mut rows, mut count) = (0, 0);
+            while let Some(chunk) = next(&mut chunks).await.unwrap() {
+                (rows, count) = (rows + chunk.kvs.len() as i64, chunk.count);
+            }
+            assert_eq!(rows, count, "the stream is complete");
+            streams += 1;
+            first.get_or_insert_with(|| begun.elapsed());
+            if written.try_recv() != Err(TryRecvError::Empty) {
+                return (streams, first.expect("one stream has ended"));
+            }
+        }
+    });
+    let beside = put_latency(&mut kv, puts).await;
+    drop(writer);
+    let (streams, first) = reading.await.unwrap();
+    let growth = server.peak_memory_growth_bytes(before);
+    println!(
+        "{rows} MiB, {streams} streams, the first in {first:?}: {} MiB more memory; \
+         a writer's 99th percentile is {alone:?} alone and {beside:?} beside the streams",
+        growth >> 20
+    );
+    assert!(growth < 64 << 20, "{growth} bytes more memory");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
