@@ -2,11 +2,11 @@
 //! two or all processes lose power at once. Acknowledged writes must be stored exactly once, and all members must
 //! restart without manual intervention.
 //!
-//! The tests need root, loop devices and perl. If one of these is missing, the test prints the reason and passes
-//! without checking anything. With `BOWLINE_POWER_REQUIRED=1` the test fails instead. `BOWLINE_POWER_CUTS` is the
-//! number of cuts of three members (default 8). Single nodes and founding members get a quarter of that number each.
-//! `BOWLINE_POWER_SEED` is the seed of the random times, and `BOWLINE_POWER_XFS=1` uses XFS instead of ext4.
-//! `docs/operating/disks.md` describes the long run.
+//! The tests need Linux, root, loop devices, `mkfs.ext4` or `mkfs.xfs`, and perl. If one of these is missing, the test
+//! prints `NOT POSSIBLE HERE` with the reason and passes without checking anything. With `BOWLINE_POWER_REQUIRED=1` the
+//! test fails instead. `BOWLINE_POWER_CUTS` is the number of cuts of three members (default 8). Single nodes and
+//! founding members get a quarter of that number each. `BOWLINE_POWER_SEED` is the seed of the random times, and
+//! `BOWLINE_POWER_XFS=1` uses XFS instead of ext4. `docs/operating/disks.md` describes the long run.
 
 use std::collections::BTreeMap;
 use std::io::Write;
