@@ -313,7 +313,7 @@ async fn put_latency(kv: &mut Kv, puts: usize) -> Duration {
     latencies[puts * 99 / 100]
 }
 
-/// `BOWLINE_STREAM_MIB` sets the size of the range. The latencies of a writer are printed, not judged: they depend on the
+/// `BOWLINE_STREAM_MIB` sets the size of the range. The latencies of a writer are printed, not checked: they depend on the
 /// machine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_range_is_streamed_in_little_memory() {
