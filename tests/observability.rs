@@ -353,6 +353,26 @@ fn holds_and_waiters_are_counted_and_handoffs_timed() {
 }
 
 #[test]
+fn requests_beyond_the_limit_of_waiters_are_counted() {
+    let cluster = quick(1, |config| config.lock_waiters_max(1));
+    let node = cluster.node(0);
+    let [one, other] = [(); 2].map(|()| node.open_session().block().unwrap());
+    let full = || node.metrics().snapshot().lock_queue_full_total;
+    let _guard = one.mutex("m").lock().block().unwrap();
+    let _waits = other.mutex("m").lock().enqueue().unwrap();
+    assert_eq!(full(), 0, "the limit is not exceeded");
+    // The first request would share the entry of the holder. The others would have their own entries.
+    assert!(one.mutex("m").lock().block().is_err());
+    assert!(other.mutex("m").lock().reason("report").block().is_err());
+    assert!(one.election("m").campaign("n1").block().is_err());
+    assert_eq!(full(), 3);
+    assert!(other.mutex("another").lock().block().is_ok());
+    let text = node.metrics().to_prometheus();
+    let line = r#"bowline_lock_queue_full_total{node="m0"} 3"#;
+    assert!(text.lines().any(|each| each == line), "{line} in\n{text}");
+}
+
+#[test]
 fn status_and_health_report_members_and_progress() {
     let mut cluster = quick(3, |config| config);
     let leader = cluster.leader().block().unwrap();

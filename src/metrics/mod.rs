@@ -333,6 +333,9 @@ catalogue! {
     locks_held: Gauge => u64, "gauge";
     /// Tasks of this node that wait in the queue of a lock or an election.
     lock_waiters: Gauge => u64, "gauge";
+    /// Requests for a lock or an election that failed because this node already had the maximum
+    /// number of waiters for it.
+    lock_queue_full_total: CounterCell => u64, "counter";
     /// Time from when this node learned that a waiting task owns a lock until the task received its
     /// guard.
     lock_handoff_seconds: Seconds => Histogram, "histogram";

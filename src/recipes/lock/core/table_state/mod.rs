@@ -165,7 +165,7 @@ impl LockTableState {
                 let holder = first.and_then(|(all, first)| view::at(shared, all, first));
                 Err(LockError::WouldBlock { holder: holder.map(Box::new) })
             }
-            Joined::Full => Err(LockError::QueueFull { max }),
+            Joined::Full => Err(queue_full(shared, max)),
             Joined::Waiter(waiter) => {
                 self.keep_timer(waiter.deadline, &entry, &waiter);
                 Ok(Some((entry, waiter)))
@@ -181,7 +181,7 @@ impl LockTableState {
     ) -> Result<Arc<QueueEntry>, LockError> {
         let prefixes: Box<[Bytes]> = request.names.iter().map(|name| prefix_of(name)).collect();
         if prefixes.iter().any(|prefix| self.is_full(prefix, max)) {
-            return Err(LockError::QueueFull { max });
+            return Err(queue_full(shared, max));
         }
         let session = Arc::clone(request.session.shared_session());
         let keys = self.new_keys(shared, &prefixes, session.lease);
@@ -445,4 +445,11 @@ fn before(
     let positions = entry.positions();
     let in_queue = positions.iter().filter_map(|position| in_queue.get(position));
     Some(in_queue.max().copied().unwrap_or_default() + entry.ahead_of(waiter))
+}
+
+/// Counts a request that this node rejects because it has `max` waiters for the lock, and returns
+/// the error.
+fn queue_full(shared: &Shared, max: usize) -> LockError {
+    shared.meters.lock_queue_full_total.one();
+    LockError::QueueFull { max }
 }
