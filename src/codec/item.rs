@@ -19,7 +19,10 @@ const VERSION: u8 = 1;
 
 /// Encodes the payload of a log entry.
 pub(crate) fn encode_items(items: &[Item]) -> Vec<u8> {
-    let mut bytes = vec![VERSION];
+    let mut length = Length::default();
+    Encoder::new(&mut length).list(items);
+    let mut bytes = Vec::with_capacity(1 + length.0);
+    bytes.push(VERSION);
     Encoder::new(&mut bytes).list(items);
     bytes
 }

@@ -347,6 +347,8 @@ impl Machine {
         if !self.members.is_removed(node) {
             self.dedup.record_window(node, incarnation, &window);
         }
+        turn.done.outcomes.reserve(requests.len());
+        turn.done.changes.reserve(requests.len());
         for (seq, command) in requests {
             let id = RequestId { node, incarnation, seq };
             let outcome = match self.dedup.check(id) {

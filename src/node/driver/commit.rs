@@ -82,7 +82,12 @@ impl Driver {
         for change in applied.leases {
             self.follow_lease(change);
         }
-        batch.changes.extend(applied.changes);
+        // A batch of one entry, which is usual, takes the list without a copy.
+        if batch.changes.is_empty() {
+            batch.changes = applied.changes;
+        } else {
+            batch.changes.extend(applied.changes);
+        }
         batch.last = index;
         tracing::trace!(%index, %term, "entry applied");
         if Digests::is_due(index) {
