@@ -107,12 +107,12 @@ mod tests {
                 history.push(Revision(revision), rows(revision));
             }
             for revision in first..first + 1200 {
-                let found = history.get(Revision(revision)).unwrap().newest().modified();
+                let found = history.get(Revision(revision)).unwrap().get(0).modified();
                 assert_eq!(found, Revision(revision));
             }
             for revision in first..first + 1200 {
                 let rows = history.pop_front().unwrap();
-                assert_eq!(rows.newest().modified(), Revision(revision));
+                assert_eq!(rows.get(0).modified(), Revision(revision));
             }
             assert!(history.pop_front().is_none() && history.get(Revision(first)).is_none());
         }
@@ -134,7 +134,7 @@ mod tests {
             for _ in 0..(if round % 3 == 0 { 200 } else { 37 }) {
                 let first = history.first();
                 match history.pop_front() {
-                    Some(rows) => assert_eq!(rows.newest().modified(), first),
+                    Some(rows) => assert_eq!(rows.get(0).modified(), first),
                     None => assert_eq!(first, Revision(next)),
                 }
             }
@@ -142,7 +142,7 @@ mod tests {
             assert!(history.get(Revision(next)).is_none());
             assert!(history.get(Revision(history.first().get() - 1)).is_none());
             for revision in history.first().get()..next {
-                let found = history.get(Revision(revision)).unwrap().newest().modified();
+                let found = history.get(Revision(revision)).unwrap().get(0).modified();
                 assert_eq!(found, Revision(revision));
             }
         }

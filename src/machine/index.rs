@@ -3,7 +3,7 @@
 //! The index is a tree with three levels of pages. A leaf has up to [`PAGE_KEYS`] neighbouring
 //! keys, a branch has up to as many leaves, and one root has all branches. Each leaf has a fence: a
 //! lower bound of its keys. The index does not store the keys themselves, because each version of a
-//! key contains the key. Therefore the index needs sixteen bytes for the [`StoredRows`] of a key,
+//! key contains the key. Therefore the index needs 24 bytes for the [`Versions`] of a key,
 //! eight bytes for its hint (see [`page`](super::page)), and a share of the leaf.
 //!
 //! ```text
@@ -20,7 +20,7 @@
 use std::ops::Bound;
 
 use super::page::{Keyed, RowPage};
-use super::row::{RowRef, StoredRow, StoredRows};
+use super::row::{RowRef, StoredRow, Versions};
 use crate::model::Revision;
 
 /// Maximum number of keys in a leaf, and of leaves in a branch.
@@ -45,7 +45,7 @@ struct Branch {
 #[derive(Debug)]
 struct Leaf {
     fence: Box<[u8]>,
-    rows: RowPage<StoredRows>,
+    rows: RowPage<Versions>,
 }
 
 /// The position of a leaf in the tree.
@@ -67,20 +67,20 @@ impl Keyed for Leaf {
     }
 }
 
-impl Keyed for StoredRows {
+impl Keyed for Versions {
     fn key(&self) -> &[u8] {
         self.newest().key()
     }
 }
 
 impl Index {
-    pub(super) fn get(&self, key: &[u8]) -> Option<&StoredRows> {
+    pub(super) fn get(&self, key: &[u8]) -> Option<&Versions> {
         let page = &self.leaf(self.place(key)?).rows;
         let at = page.find(key).ok()?;
         Some(&page.items()[at])
     }
 
-    pub(super) fn get_mut(&mut self, key: &[u8]) -> Option<&mut StoredRows> {
+    pub(super) fn get_mut(&mut self, key: &[u8]) -> Option<&mut Versions> {
         let place = self.place(key)?;
         let page = &mut self.leaf_mut(place).rows;
         let at = page.find(key).ok()?;
@@ -91,7 +91,7 @@ impl Index {
     pub(super) fn push(&mut self, row: StoredRow) {
         let key = row.view().key();
         let Some(place) = self.place(key) else {
-            let leaf = Leaf::of(RowPage::one(StoredRows::one(row)));
+            let leaf = Leaf::of(RowPage::one(Versions::one(row)));
             self.len += 1;
             self.root.insert(0, Branch { leaves: RowPage::one(leaf) });
             return;
@@ -115,7 +115,7 @@ impl Index {
             self.root.keys_have_changed();
         }
         let leaves = &mut self.root.item(branch).leaves;
-        let Some(upper) = leaves.item(leaf).rows.insert_within(PAGE_KEYS, at, StoredRows::one(row))
+        let Some(upper) = leaves.item(leaf).rows.insert_within(PAGE_KEYS, at, Versions::one(row))
         else {
             return;
         };
@@ -179,12 +179,12 @@ impl Index {
     }
 
     /// Returns the versions of the last key.
-    pub(super) fn last(&self) -> Option<&StoredRows> {
+    pub(super) fn last(&self) -> Option<&Versions> {
         self.root.items().last()?.leaves.items().last()?.rows.items().last()
     }
 
     /// Returns the versions of all keys, in key order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &StoredRows> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Versions> {
         self.iter_from(Bound::Unbounded)
     }
 
@@ -192,7 +192,7 @@ impl Index {
     pub(super) fn iter_from<'a>(
         &'a self,
         from: Bound<&'a [u8]>,
-    ) -> impl Iterator<Item = &'a StoredRows> {
+    ) -> impl Iterator<Item = &'a Versions> {
         let (RowPlace { branch, leaf }, skip) = self.start(from).unwrap_or_default();
         let branches = self.root.items()[branch..].iter();
         branches.enumerate().flat_map(move |(branch, Branch { leaves })| {
@@ -251,7 +251,7 @@ impl Index {
 
 impl Leaf {
     /// Creates a leaf whose fence is its first key.
-    fn of(rows: RowPage<StoredRows>) -> Self {
+    fn of(rows: RowPage<Versions>) -> Self {
         Self { fence: rows.items()[0].key().into(), rows }
     }
 }

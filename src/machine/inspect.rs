@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Machine;
 use super::reader::Reader;
-use super::row::{RowSplit, StoredRow, StoredRows};
+use super::row::{RowSplit, StoredRow};
 
 impl Reader {
     /// Returns a fingerprint of the leases and their attached keys. If the leases or keys change,
@@ -20,23 +20,7 @@ impl Machine {
     pub(crate) fn rot(&mut self, key: &[u8]) -> bool {
         let mut state = self.store.shared().state_mut();
         let rows = state.index.get_mut(key);
-        rows.map(StoredRows::rot_newest).is_some()
-    }
-}
-
-impl StoredRows {
-    fn rot_newest(&mut self) {
-        match self {
-            StoredRows::One(row) => {
-                if let StoredRow::Packed(rotten) = StoredRow::Packed(Arc::clone(row)).rotten() {
-                    *row = rotten;
-                }
-            }
-            StoredRows::Many(rows) => {
-                let newest = rows.back_mut().expect("never none");
-                *newest = newest.rotten();
-            }
-        }
+        rows.map(|rows| rows.replace_newest(StoredRow::rotten)).is_some()
     }
 }
 

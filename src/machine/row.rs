@@ -171,6 +171,14 @@ impl<'a> RowRef<'a> {
         self.head()[NUMBERS_AT..][..3] == [0; 3]
     }
 
+    /// Returns whether there is no other reference to the row than this one.
+    pub(super) fn is_unique(self) -> bool {
+        match self {
+            RowRef::Packed(row) => Arc::strong_count(row) == 1,
+            RowRef::RowSplit(row) => Arc::strong_count(row) == 1,
+        }
+    }
+
     /// Returns the memory that the version takes.
     pub(super) fn bytes(self) -> u64 {
         let value = match self {
@@ -269,23 +277,23 @@ fn take_number(from: &mut &[u8]) -> u64 {
     number
 }
 
-/// Rows in the order of writing: the versions of one key, or the changes of one revision. Most keys
-/// and most revisions have a single small row, which needs only the sixteen bytes of this type.
+/// The changes of one revision, in the order of writing. Most revisions have a single small row,
+/// which needs only the sixteen bytes of this type.
 #[derive(Debug)]
-#[allow(clippy::box_collection, reason = "a deque in place would make every list 40 bytes")]
+#[allow(clippy::box_collection, reason = "a list in place would make every revision 24 bytes")]
 pub(super) enum StoredRows {
     /// One packed row.
     One(Arc<[u8]>),
     /// Any number of rows of any kind. The list is empty only for the first revision of a store
     /// that was restored from a backup.
-    Many(Box<VecDeque<StoredRow>>),
+    Many(Box<Vec<StoredRow>>),
 }
 
 impl StoredRows {
     pub(super) fn one(row: StoredRow) -> Self {
         match row {
             StoredRow::Packed(row) => StoredRows::One(row),
-            StoredRow::RowSplit(_) => StoredRows::Many(Box::new(VecDeque::from([row]))),
+            StoredRow::RowSplit(_) => StoredRows::Many(Box::new(vec![row])),
         }
     }
 
@@ -293,16 +301,16 @@ impl StoredRows {
         if rows.len() == 1 {
             return Self::one(rows.remove(0));
         }
-        StoredRows::Many(Box::new(rows.into()))
+        StoredRows::Many(Box::new(rows))
     }
 
     pub(super) fn push(&mut self, row: StoredRow) {
         match self {
             StoredRows::One(first) => {
                 let first = StoredRow::Packed(Arc::clone(first));
-                *self = StoredRows::Many(Box::new(VecDeque::from([first, row])));
+                *self = StoredRows::Many(Box::new(vec![first, row]));
             }
-            StoredRows::Many(rows) => rows.push_back(row),
+            StoredRows::Many(rows) => rows.push(row),
         }
     }
 
@@ -322,57 +330,94 @@ impl StoredRows {
             StoredRows::Many(rows) => rows[at].view(),
         }
     }
+}
 
-    pub(super) fn newest(&self) -> RowRef<'_> {
-        self.get(self.len() - 1)
+/// The versions of one key, oldest first, at least one. The newest version is stored in place,
+/// because a search compares its key, and most requests need only this version.
+#[derive(Debug)]
+#[allow(clippy::box_collection, reason = "a deque in place would make every key 48 bytes")]
+pub(super) struct Versions {
+    newest: StoredRow,
+    /// `None` if there are no older versions.
+    older: Option<Box<VecDeque<StoredRow>>>,
+}
+
+impl Versions {
+    pub(super) fn one(row: StoredRow) -> Self {
+        Self { newest: row, older: None }
     }
 
-    /// Returns the number of rows that are not newer than `revision`.
-    pub(super) fn until(&self, revision: Revision) -> usize {
-        match self {
-            StoredRows::One(row) => usize::from(RowRef::Packed(row).modified() <= revision),
-            // Most readers need the newest version or the one before it, so check these two first.
-            StoredRows::Many(rows) if rows[rows.len() - 1].view().modified() <= revision => {
-                rows.len()
+    pub(super) fn push(&mut self, row: StoredRow) {
+        let before = std::mem::replace(&mut self.newest, row);
+        self.older.get_or_insert_default().push_back(before);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.older.as_ref().map_or(0, |older| older.len()) + 1
+    }
+
+    pub(super) fn get(&self, at: usize) -> RowRef<'_> {
+        match self.older.as_ref().and_then(|older| older.get(at)) {
+            Some(older) => older.view(),
+            None => {
+                assert!(at + 1 == self.len(), "version {at} of {}", self.len());
+                self.newest()
             }
-            StoredRows::Many(rows) => rows.partition_point(|row| row.view().modified() <= revision),
         }
+    }
+
+    pub(super) fn newest(&self) -> RowRef<'_> {
+        self.newest.view()
+    }
+
+    /// Replaces the newest version by another one, for tests of damaged memory.
+    #[cfg(any(test, feature = "sim"))]
+    pub(super) fn replace_newest(&mut self, with: impl FnOnce(&StoredRow) -> StoredRow) {
+        self.newest = with(&self.newest);
+    }
+
+    /// Returns the number of versions that are not newer than `revision`.
+    pub(super) fn until(&self, revision: Revision) -> usize {
+        if self.newest().modified() <= revision {
+            return self.len();
+        }
+        let older = self.older.as_ref();
+        older.map_or(0, |older| older.partition_point(|row| row.view().modified() <= revision))
     }
 
     /// Returns the version that a read at `revision` sees, unless it is a tombstone.
     pub(super) fn live(&self, revision: Revision) -> Option<RowRef<'_>> {
-        let row = self.get(self.until(revision).checked_sub(1)?);
+        let row = match self.newest() {
+            newest if newest.modified() <= revision => newest,
+            _ => self.get(self.until(revision).checked_sub(1)?),
+        };
         (!row.is_tombstone()).then_some(row)
     }
 
-    /// Removes the rows that no read at or after `revision` can see, and moves them to `forgotten`.
-    /// Returns true if no rows are left.
+    /// Removes the versions that no read at or after `revision` can see, and moves them to
+    /// `forgotten`. Returns true if the newest version is one of them. It is a tombstone then, and
+    /// the caller removes the key.
     pub(super) fn prune(&mut self, revision: Revision, forgotten: &mut Vec<StoredRow>) -> bool {
-        let seen = self.until(revision);
-        match self {
-            StoredRows::One(row) if seen == 1 && RowRef::Packed(row).is_tombstone() => {
-                forgotten.push(StoredRow::Packed(Arc::clone(row)));
-                true
+        if self.newest().modified() <= revision {
+            forgotten.extend(self.older.take().into_iter().flat_map(|older| *older));
+            if self.newest().is_tombstone() {
+                forgotten.push(self.newest.clone());
+                return true;
             }
-            StoredRows::One(_) => false,
-            StoredRows::Many(rows) => {
-                forgotten.extend(rows.drain(..seen.saturating_sub(1)));
-                if seen > 0 && rows[0].view().is_tombstone() {
-                    forgotten.extend(rows.pop_front());
-                }
-                if rows.is_empty() {
-                    return true;
-                }
-                if rows.len() == 1
-                    && let StoredRow::Packed(row) = &rows[0]
-                {
-                    *self = StoredRows::One(Arc::clone(row));
-                } else if rows.capacity() > 4 * rows.len() {
-                    rows.shrink_to(2 * rows.len());
-                }
-                false
-            }
+            return false;
         }
+        let seen = self.until(revision);
+        let Some(older) = &mut self.older else { return false };
+        forgotten.extend(older.drain(..seen.saturating_sub(1)));
+        if seen > 0 && older[0].view().is_tombstone() {
+            forgotten.extend(older.pop_front());
+        }
+        if older.is_empty() {
+            self.older = None;
+        } else if older.capacity() > 4 * older.len() {
+            older.shrink_to(2 * older.len());
+        }
+        false
     }
 }
 
@@ -449,9 +494,10 @@ mod tests {
     }
 
     #[test]
-    fn row_and_row_list_take_sixteen_bytes() {
+    fn rows_and_lists_of_them_are_small() {
         assert_eq!(size_of::<StoredRow>(), 16);
         assert_eq!(size_of::<StoredRows>(), 16);
+        assert_eq!(size_of::<Versions>(), 24);
     }
 
     #[test]
@@ -471,10 +517,10 @@ mod tests {
                 Meta { create: Revision(2), modified: Revision(modified), version, lease: None };
             row("k", b"v", meta)
         };
-        let mut rows = StoredRows::one(version(2, 1));
+        let mut rows = Versions::one(version(2, 1));
         rows.push(version(5, 2));
         rows.push(StoredRow::tombstone(&mut Vec::new(), b"k", Revision(7)));
-        let prune = |rows: &mut StoredRows, at| {
+        let prune = |rows: &mut Versions, at| {
             let mut forgotten = Vec::new();
             let empty = rows.prune(Revision(at), &mut forgotten);
             (empty, forgotten.len())

@@ -23,7 +23,7 @@ use std::sync::{
 use super::history::EventHistory;
 use super::index::Index;
 use super::lease::LeaseTable;
-use super::row::{RowRef, StoredRow, StoredRows};
+use super::row::{RowRef, StoredRow, Versions};
 use crate::model::{Access, Alarms, KeyRange, LeaseId, Members, RangeEnd, Revision};
 
 /// Number of keys that a reader or the sweep visits at most before it releases the lock.
@@ -272,9 +272,9 @@ impl MachineState {
         &'s self,
         range: &'s KeyRange,
         last: Option<&'s [u8]>,
-    ) -> impl Iterator<Item = &'s StoredRows> {
+    ) -> impl Iterator<Item = &'s Versions> {
         let from = last.map_or(Bound::Included(&range.start()[..]), Bound::Excluded);
-        let is_in = |rows: &&StoredRows| match range.end() {
+        let is_in = |rows: &&Versions| match range.end() {
             RangeEnd::Before(end) => rows.newest().key() < &end[..],
             RangeEnd::Single | RangeEnd::Unbounded => true,
         };

@@ -13,6 +13,7 @@
 //! then frees the memory of older versions gradually. The progress of the sweep is not visible to
 //! clients and not part of the replicated state.
 
+use std::iter;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -28,8 +29,15 @@ use crate::model::{Event, Fault, LeaseId, Revision};
 /// The changes of one request, which will become one revision.
 pub(super) struct Mutation {
     revision: Revision,
-    rows: Vec<StoredRow>,
-    events: Vec<Event>,
+    /// `None` if nothing has changed yet.
+    changed: Option<Changed>,
+}
+
+/// The changed rows and their events. Most requests change one row.
+struct Changed {
+    rows: StoredRows,
+    first: Event,
+    others: Vec<Event>,
 }
 
 impl Mutation {
@@ -39,7 +47,24 @@ impl Mutation {
     }
 
     fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+        self.changed.is_none()
+    }
+
+    fn push(&mut self, row: StoredRow, event: Event) {
+        match &mut self.changed {
+            None => {
+                let (rows, others) = (StoredRows::one(row), Vec::new());
+                self.changed = Some(Changed { rows, first: event, others });
+            }
+            Some(changed) => {
+                changed.rows.push(row);
+                changed.others.push(event);
+            }
+        }
+    }
+
+    fn last_event(&self) -> Option<&Event> {
+        self.changed.as_ref().map(|changed| changed.others.last().unwrap_or(&changed.first))
     }
 }
 
@@ -141,7 +166,7 @@ impl RowStore {
     }
 
     pub(super) fn begin(&self) -> Mutation {
-        Mutation { revision: self.revision.next(), rows: Vec::new(), events: Vec::new() }
+        Mutation { revision: self.revision.next(), changed: None }
     }
 
     /// Writes a key and returns the change.
@@ -161,7 +186,7 @@ impl RowStore {
             });
             Some(StoredRow::new(scratch, key, value, Meta { create, modified, version, lease }))
         })?;
-        Ok(mutation.events.last().expect("a put is a change"))
+        Ok(mutation.last_event().expect("a put is a change"))
     }
 
     /// Deletes a key and returns the change, if the key existed.
@@ -175,7 +200,7 @@ impl RowStore {
         let wrote = self.write(hold, mutation, key, |scratch, prev| {
             prev.map(|_| StoredRow::tombstone(scratch, key, modified))
         })?;
-        Ok(if wrote { mutation.events.last() } else { None })
+        Ok(if wrote { mutation.last_event() } else { None })
     }
 
     fn write(
@@ -210,21 +235,23 @@ impl RowStore {
             self.live = self.live.wrapping_add(fingerprint);
         }
         self.past = mix(self.past.wrapping_add(fingerprint));
-        mutation.events.push(row.view().event(prev.map(|row| row.view().key_value())));
-        mutation.rows.push(row);
+        let event = row.view().event(prev.map(|row| row.view().key_value()));
+        mutation.push(row, event);
         Ok(true)
     }
 
     /// Makes the changes the next revision, if there are any.
     pub(super) fn commit(&mut self, hold: &mut ReadHold<'_>, mutation: Mutation) -> Option<Change> {
         assert_eq!(mutation.revision, self.revision.next(), "one request at a time");
-        if mutation.rows.is_empty() {
-            return None;
-        }
-        let revision = mutation.revision;
-        hold.take().history.push(revision, StoredRows::collect(mutation.rows));
+        let Mutation { revision, changed } = mutation;
+        let Changed { rows, first, others } = changed?;
+        hold.take().history.push(revision, rows);
         self.revision = revision;
-        Some(Change { revision, events: mutation.events.into() })
+        let events: Arc<[Event]> = match others.is_empty() {
+            true => Arc::new([first]),
+            false => iter::once(first).chain(others).collect(),
+        };
+        Some(Change { revision, events })
     }
 
     /// Compacts at `revision`, which the caller has checked.
@@ -278,11 +305,15 @@ impl RowStore {
                 return false;
             }
             let changes = history.get(revision).expect("every revision not forgotten");
-            let key = changes.get(self.swept_rows).key();
-            let before = versions_forgotten.len();
-            index.prune(key, revision, &mut versions_forgotten);
-            *bytes -=
-                versions_forgotten[before..].iter().map(|row| row.view().bytes()).sum::<u64>();
+            let row = changes.get(self.swept_rows);
+            // The first version of a key replaces nothing. A row that only the history contains
+            // was removed from the index before, and so were the older versions of its key.
+            if row.meta().version != 1 && !row.is_unique() {
+                let before = versions_forgotten.len();
+                index.prune(row.key(), target, &mut versions_forgotten);
+                let forgotten = versions_forgotten[before..].iter();
+                *bytes -= forgotten.map(|row| row.view().bytes()).sum::<u64>();
+            }
             self.swept_rows += 1;
             if self.swept_rows == changes.len() {
                 self.swept = revision;

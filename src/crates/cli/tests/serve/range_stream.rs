@@ -317,7 +317,8 @@ async fn put_latency(kv: &mut Kv, puts: usize) -> Duration {
 /// machine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_range_is_streamed_in_little_memory() {
-    let rows = std::env::var("BOWLINE_STREAM_MIB").map_or(128, |mib| mib.parse().expect("a number"));
+    let rows =
+        std::env::var("BOWLINE_STREAM_MIB").map_or(128, |mib| mib.parse().expect("a number"));
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     let mut kv = KvClient::new(server.channel().await);
