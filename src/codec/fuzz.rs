@@ -107,7 +107,7 @@ pub(crate) fn commands(data: &[u8]) -> Came {
         assert_eq!(outcomes, at_once.outcomes);
         let changes: Vec<_> = one_by_one.iter().flat_map(|one| one.changes.clone()).collect();
         assert_eq!(changes, at_once.changes);
-        let dense = |two: &[Change]| two[1].revision == two[0].revision.next();
+        let dense = |two: &[Change]| two[1].revision() == two[0].revision().next();
         assert!(changes.windows(2).all(dense), "M-DENSE");
         let end = whole.applied().max(parts.applied());
         for machine in [&mut whole, &mut parts] {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::change::WrittenRow;
 use super::read::resolve;
 use super::row::{RowRef, StoredRow};
 use super::shared::{Published, ReadHold, Replaced, Scan};
@@ -218,12 +219,12 @@ impl Machine {
             PutLease::Attach(lease) => Some(lease),
             PutLease::Keep => before.and_then(|row| row.meta().lease),
         };
-        let event = self.store.put(&mut turn.hold, mutation, &put.key, &value, lease)?;
-        let prev = event.prev.as_ref();
-        let lease_before = prev.and_then(|kv| kv.lease);
+        let written = self.store.put(&mut turn.hold, mutation, &put.key, &value, lease)?;
+        let lease_before = written.lease_before();
+        let prev = written.prev.as_ref().filter(|_| put.prev_kv);
         let reply = PutReply {
-            revision: event.revision(),
-            prev: if put.prev_kv { prev.cloned() } else { None },
+            revision: written.row.view().modified(),
+            prev: prev.map(|prev| prev.view().key_value()),
         };
         self.attach(&put.key, lease_before, lease);
         turn.done.tally.puts += 1;
@@ -247,14 +248,10 @@ impl Machine {
         let mut deleted = 0;
         for row in &keys {
             let key = row.view().key();
-            let event = self
-                .store
-                .delete(&mut turn.hold, mutation, key)?
-                .expect("a row that was just seen");
-            let prev = event.prev.as_ref().expect("a deletion of something");
-            let lease = prev.lease;
+            let deleted_row = self.store.delete(&mut turn.hold, mutation, key)?;
+            let lease = deleted_row.expect("a row that was just seen").lease_before();
             if delete.prev_kv {
-                prev_kvs.push(prev.clone());
+                prev_kvs.push(row.view().key_value());
             }
             deleted += 1;
             self.attach(key, lease, None);
@@ -369,9 +366,9 @@ impl Machine {
         let mut mutation = self.store.begin();
         let mut deleted = 0;
         for key in &keys {
-            let event = self.store.delete(&mut turn.hold, &mut mutation, key)?;
-            let prev = event.and_then(|event| event.prev.as_ref());
-            assert!(prev.is_some_and(|kv| kv.lease == Some(id)), "lease {id} held a foreign key");
+            let deleted_row = self.store.delete(&mut turn.hold, &mut mutation, key)?;
+            let lease = deleted_row.and_then(WrittenRow::lease_before);
+            assert!(lease == Some(id), "lease {id} held a foreign key");
             deleted += 1;
         }
         turn.done.tally.deletes += deleted;

@@ -47,6 +47,7 @@
 //! digest; they depend only on the number R.
 
 mod access;
+mod change;
 mod dedup_table;
 mod digest;
 mod execute;
@@ -72,6 +73,7 @@ mod txn;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use change::Change;
 pub use follow::{ChangesPage, RowsPage};
 pub use image::{Image, ImageError, ImageRelease};
 pub use lease::{BOUND_KEY_BYTES, LEASE_BYTES, LeaseHead, LeaseInfo, SessionOf};
@@ -87,8 +89,8 @@ use shared::ReadHold;
 use store::RowStore;
 
 use crate::model::{
-    Access, Alarms, ClusterVersion, Event, Fault, Incarnation, Item, LeaseId, LogIndex,
-    MemberChange, Members, NodeId, Outcome, Proposal, Rejection, RequestId, Revision, SessionInfo,
+    Access, Alarms, ClusterVersion, Fault, Incarnation, Item, LeaseId, LogIndex, MemberChange,
+    Members, NodeId, Outcome, Proposal, Rejection, RequestId, Revision, SessionInfo,
     SnapshotRecord, StateHead, Term,
 };
 
@@ -168,15 +170,6 @@ impl Tally {
     fn operations(&self) -> u64 {
         self.ranges + self.puts + self.deletes
     }
-}
-
-/// The changes of one revision.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Change {
-    /// The revision.
-    pub revision: Revision,
-    /// The changes in the order of the operations of the request, with the previous rows.
-    pub events: Arc<[Event]>,
 }
 
 /// A lease that was granted or ended.
@@ -267,7 +260,7 @@ impl Machine {
         let ApplyTurn { hold, done } = turn;
         drop(hold);
         (self.applied, self.term) = (index, term);
-        let written: usize = done.changes.iter().map(|change| change.events.len()).sum();
+        let written: usize = done.changes.iter().map(Change::len).sum();
         self.store.sweep(self.options.sweep_rows + 2 * written);
         Ok(done)
     }

@@ -274,7 +274,7 @@ impl Reader {
                     }),
                 );
             }
-            changes.push(Change { revision, events: events.into() });
+            changes.push(Change::of_events(revision, events.into()));
         }
         Ok(HistoryPage { changes, next })
     }

@@ -13,31 +13,23 @@
 //! then frees the memory of older versions gradually. The progress of the sweep is not visible to
 //! clients and not part of the replicated state.
 
-use std::iter;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::Change;
+use super::change::{Change, WrittenRow};
 use super::digest::mix;
 use super::history::EventHistory;
 use super::index::Index;
 use super::row::{Meta, RowRef, StoredRow, StoredRows};
 use super::shared::{HOLD_KEYS, MachineShared, MachineState, Published, ReadHold};
-use crate::model::{Event, Fault, LeaseId, Revision};
+use crate::model::{Fault, LeaseId, Revision};
 
 /// The changes of one request, which will become one revision.
 pub(super) struct Mutation {
     revision: Revision,
     /// `None` if nothing has changed yet.
-    changed: Option<Changed>,
-}
-
-/// The changed rows and their events. Most requests change one row.
-struct Changed {
-    rows: StoredRows,
-    first: Event,
-    others: Vec<Event>,
+    changed: Option<(StoredRows, Change)>,
 }
 
 impl Mutation {
@@ -50,21 +42,22 @@ impl Mutation {
         self.changed.is_none()
     }
 
-    fn push(&mut self, row: StoredRow, event: Event) {
+    fn push(&mut self, row: StoredRow, prev: Option<StoredRow>) {
+        let written = WrittenRow { row: row.clone(), prev };
         match &mut self.changed {
             None => {
-                let (rows, others) = (StoredRows::one(row), Vec::new());
-                self.changed = Some(Changed { rows, first: event, others });
+                let change = Change::of_row(self.revision, written);
+                self.changed = Some((StoredRows::one(row), change));
             }
-            Some(changed) => {
-                changed.rows.push(row);
-                changed.others.push(event);
+            Some((rows, change)) => {
+                rows.push(row);
+                change.push(written);
             }
         }
     }
 
-    fn last_event(&self) -> Option<&Event> {
-        self.changed.as_ref().map(|changed| changed.others.last().unwrap_or(&changed.first))
+    fn last(&self) -> Option<&WrittenRow> {
+        self.changed.as_ref().map(|(_, change)| change.last())
     }
 }
 
@@ -169,7 +162,7 @@ impl RowStore {
         Mutation { revision: self.revision.next(), changed: None }
     }
 
-    /// Writes a key and returns the change.
+    /// Writes a key and returns the row.
     pub(super) fn put<'m>(
         &mut self,
         hold: &mut ReadHold<'_>,
@@ -177,7 +170,7 @@ impl RowStore {
         key: &[u8],
         value: &Bytes,
         lease: Option<LeaseId>,
-    ) -> Result<&'m Event, Fault> {
+    ) -> Result<&'m WrittenRow, Fault> {
         let modified = mutation.revision;
         self.write(hold, mutation, key, |scratch, prev| {
             let (create, version) = prev.map_or((modified, 1), |row| {
@@ -186,21 +179,21 @@ impl RowStore {
             });
             Some(StoredRow::new(scratch, key, value, Meta { create, modified, version, lease }))
         })?;
-        Ok(mutation.last_event().expect("a put is a change"))
+        Ok(mutation.last().expect("a put is a change"))
     }
 
-    /// Deletes a key and returns the change, if the key existed.
+    /// Deletes a key and returns the tombstone, if the key existed.
     pub(super) fn delete<'m>(
         &mut self,
         hold: &mut ReadHold<'_>,
         mutation: &'m mut Mutation,
         key: &[u8],
-    ) -> Result<Option<&'m Event>, Fault> {
+    ) -> Result<Option<&'m WrittenRow>, Fault> {
         let modified = mutation.revision;
         let wrote = self.write(hold, mutation, key, |scratch, prev| {
             prev.map(|_| StoredRow::tombstone(scratch, key, modified))
         })?;
-        Ok(if wrote { mutation.last_event() } else { None })
+        Ok(if wrote { mutation.last() } else { None })
     }
 
     fn write(
@@ -235,8 +228,7 @@ impl RowStore {
             self.live = self.live.wrapping_add(fingerprint);
         }
         self.past = mix(self.past.wrapping_add(fingerprint));
-        let event = row.view().event(prev.map(|row| row.view().key_value()));
-        mutation.push(row, event);
+        mutation.push(row, prev);
         Ok(true)
     }
 
@@ -244,14 +236,10 @@ impl RowStore {
     pub(super) fn commit(&mut self, hold: &mut ReadHold<'_>, mutation: Mutation) -> Option<Change> {
         assert_eq!(mutation.revision, self.revision.next(), "one request at a time");
         let Mutation { revision, changed } = mutation;
-        let Changed { rows, first, others } = changed?;
+        let (rows, change) = changed?;
         hold.take().history.push(revision, rows);
         self.revision = revision;
-        let events: Arc<[Event]> = match others.is_empty() {
-            true => Arc::new([first]),
-            false => iter::once(first).chain(others).collect(),
-        };
-        Some(Change { revision, events })
+        Some(change)
     }
 
     /// Compacts at `revision`, which the caller has checked.

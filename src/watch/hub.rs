@@ -92,9 +92,9 @@ impl Hub {
         // Check all changes before pushing the first one, so that a panic never leaves a
         // half-published batch.
         let mut newest = self.visible();
-        for Change { revision, .. } in changes {
-            assert!(*revision == newest.next(), "revision {revision} published after {newest}");
-            newest = *revision;
+        for revision in changes.iter().map(Change::revision) {
+            assert!(revision == newest.next(), "revision {revision} published after {newest}");
+            newest = revision;
         }
         assert!(newest == visible, "{visible} became visible, and {newest} was published");
         let mut touched: Vec<&Arc<WatchInbox>> = Vec::new();
@@ -103,10 +103,10 @@ impl Hub {
             if state.index.len() == 0 {
                 continue;
             }
-            let bytes = change.events.iter().map(event_bytes).sum();
-            for (at, event) in (0u32..).zip(change.events.iter()) {
-                let published =
-                    WatchPublished { revision: change.revision, events: &change.events, at, bytes };
+            let (revision, events) = (change.revision(), change.events());
+            let bytes = events.iter().map(event_bytes).sum();
+            for (at, event) in (0u32..).zip(events.iter()) {
+                let published = WatchPublished { revision, events, at, bytes };
                 state.index.each(&event.kv.key, |inbox| {
                     match inbox.push(published, &self.limits) {
                         Push::First => touched.push(inbox),

@@ -133,7 +133,7 @@ impl Store {
     }
 
     fn newest(&self) -> Revision {
-        self.log.last().map_or(Revision::FIRST, |change| change.revision)
+        self.log.last().map_or(Revision::FIRST, |change| change.revision())
     }
 
     fn visible(&self) -> Revision {

@@ -164,7 +164,8 @@ impl Watcher {
         assert!(page.next > next, "the history shows what was published, {next} too");
         self.delivered = Revision(page.next.0 - 1);
         let joined = self.hub.join(&self.inbox, self.resume());
-        let events = self.requested_events(page.changes.iter().flat_map(|change| &*change.events));
+        let events =
+            self.requested_events(page.changes.iter().flat_map(|change| &**change.events()));
         match (events.is_empty(), joined) {
             (false, _) => WatcherStep::Batch(WatchBatch { events, revision: self.delivered }),
             (true, false) => WatcherStep::Reading,

@@ -34,9 +34,9 @@ fn compaction_keeps_reads_and_watches_at_its_revision() {
         assert_eq!(events(4), Err(rejection));
         let page = events(5).unwrap();
         let [delete, put] = &page.changes[..] else { panic!("{swept} {page:?}") };
-        assert_eq!(delete.events[0].kind, EventKind::Delete);
-        assert_eq!(delete.events[0].prev, None, "compacted away");
-        assert_eq!(&put.events[0].prev.as_ref().unwrap().value[..], b"2");
+        assert_eq!(delete.events()[0].kind, EventKind::Delete);
+        assert_eq!(delete.events()[0].prev, None, "compacted away");
+        assert_eq!(&put.events()[0].prev.as_ref().unwrap().value[..], b"2");
         assert_eq!(page.next, Revision(7));
         let digest = world.machine.digest();
         assert!(!world.machine.sweep(1000));

@@ -258,14 +258,14 @@ fn readers_never_see_a_mix_of_two_states_during_install() {
                         check_rows(rows, reply.revision.get());
                     }
                     if let Ok(page) = reader.events(&KeyRange::all(), old, usize::MAX) {
-                        let compacted = page.changes.first().map(|change| change.revision);
+                        let compacted = page.changes.first().map(|change| change.revision());
                         for (change, revision) in page.changes.iter().zip(old.get()..) {
-                            assert_eq!(change.revision, Revision(revision), "a gap");
-                            let event = &change.events[0];
+                            assert_eq!(change.revision(), Revision(revision), "a gap");
+                            let event = &change.events()[0];
                             let before = event.prev.as_ref().map(|kv| kv.mod_revision);
                             let due = revision.checked_sub(KEYS).filter(|due| *due > 1);
                             let known = before == due.map(Revision);
-                            assert!(known || compacted == Some(change.revision), "{event:?}");
+                            assert!(known || compacted == Some(change.revision()), "{event:?}");
                         }
                     }
                 }
@@ -385,7 +385,7 @@ fn reseeded_state_has_higher_revisions_no_leases_and_compacted_history() {
         let past = reader.events(&KeyRange::all(), before.next(), usize::MAX);
         assert_eq!(past, Err(Rejection::Compacted { asked: before.next(), compacted: revision }));
         let ends = reader.events(&KeyRange::all(), revision, usize::MAX).unwrap();
-        let deleted: usize = ends.changes.iter().map(|change| change.events.len()).sum();
+        let deleted: usize = ends.changes.iter().map(|change| change.events().len()).sum();
         assert_eq!((deleted, ends.next), (leased, revision.next()));
         let id = RequestId { node: node(1), incarnation: Incarnation(1), seq: world.seq };
         assert_eq!(machine.answer(id), None, "nobody's requests are known");

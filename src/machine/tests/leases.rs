@@ -16,9 +16,9 @@ fn lease_end_deletes_its_keys_in_order_in_one_revision() {
     assert_eq!(applied.outcomes[0].1, Ok(Reply::Revoke(reply)));
     assert_eq!(applied.leases, [LeaseChange::Ended { id: lease }]);
     let [change] = &applied.changes[..] else { panic!("one revision") };
-    let keys: Vec<_> = change.events.iter().map(|event| text(&event.kv.key)).collect();
-    assert_eq!((change.revision, keys), (Revision(9), ["a", "b", "c"].map(str::to_owned).into()));
-    for event in change.events.iter() {
+    let keys: Vec<_> = change.events().iter().map(|event| text(&event.kv.key)).collect();
+    assert_eq!((change.revision(), keys), (Revision(9), ["a", "b", "c"].map(str::to_owned).into()));
+    for event in change.events().iter() {
         assert_eq!((event.kind, event.kv.lease), (EventKind::Delete, None));
         assert_eq!(event.prev.as_ref().unwrap().lease, Some(lease));
     }
@@ -46,7 +46,7 @@ fn expiry_counts_only_in_an_entry_of_its_term() {
     let applied = world.entry(vec![expire(Term(1))]);
     let ended = [second, first].map(|id| LeaseChange::Ended { id });
     assert_eq!(applied.leases, ended);
-    let revisions: Vec<_> = applied.changes.iter().map(|change| change.revision.get()).collect();
+    let revisions: Vec<_> = applied.changes.iter().map(|change| change.revision().get()).collect();
     assert_eq!(revisions, [4, 5], "one for each lease");
     assert_eq!(world.keys(KeyRange::all()), Vec::<String>::new());
 }

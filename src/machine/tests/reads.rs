@@ -176,11 +176,11 @@ fn history_pages_hold_whole_revisions_with_previous_rows() {
         assert!(page.changes.len() <= 1 && page.next > next);
         next = page.next;
         for change in &page.changes {
-            for event in change.events.iter() {
-                assert_eq!(event.revision(), change.revision);
+            for event in change.events().iter() {
+                assert_eq!(event.revision(), change.revision());
                 let prev = event.prev.as_ref().map_or("-".into(), |kv| text(&kv.value));
                 let (key, value) = (text(&event.kv.key), text(&event.kv.value));
-                shown.push(format!("{} {key}={value} was {prev}", change.revision));
+                shown.push(format!("{} {key}={value} was {prev}", change.revision()));
             }
         }
     }
@@ -203,12 +203,12 @@ fn previous_rows_count_towards_the_page_size() {
     let (mut next, mut revisions) = (Revision(1), Vec::new());
     while next <= world.reader.revision() {
         let page = world.reader.events(&KeyRange::all(), next, 4_000).unwrap();
-        let events = page.changes.iter().flat_map(|change| change.events.iter());
+        let events = page.changes.iter().flat_map(|change| change.events().iter());
         let bytes = |kv: &KeyValue| kv.key.len() + kv.value.len();
         let bytes: usize =
             events.map(|event| bytes(&event.kv) + event.prev.as_ref().map_or(0, bytes)).sum();
         assert!(bytes < 4_000 + 1_100, "{bytes} bytes in {} revisions", page.changes.len());
-        revisions.extend(page.changes.iter().map(|change| change.revision.get()));
+        revisions.extend(page.changes.iter().map(|change| change.revision().get()));
         assert!(page.next > next);
         next = page.next;
     }
@@ -261,13 +261,13 @@ fn revision_is_never_torn_by_compaction_or_install() {
                     Ok(page) => {
                         assert!(!page.changes.is_empty());
                         for change in &page.changes {
-                            assert_eq!(change.events.len() as u64, KEYS, "torn");
+                            assert_eq!(change.events().len() as u64, KEYS, "torn");
                             let value = |event: &crate::model::Event| event.kv.value.clone();
-                            let first = value(&change.events[0]);
-                            assert!(change.events.iter().all(|event| value(event) == first));
+                            let first = value(&change.events()[0]);
+                            assert!(change.events().iter().all(|event| value(event) == first));
                             let is_of =
-                                |event: &crate::model::Event| event.revision() == change.revision;
-                            assert!(change.events.iter().all(is_of));
+                                |event: &crate::model::Event| event.revision() == change.revision();
+                            assert!(change.events().iter().all(is_of));
                         }
                         looks.fetch_add(1, Ordering::Relaxed);
                     }
@@ -316,7 +316,7 @@ fn changes_of_an_entry_match_later_history() {
     reported.extend(world.apply(Command::Revoke(lease)).changes);
     let page = world.reader.events(&KeyRange::all(), Revision(1), usize::MAX).unwrap();
     assert_eq!(page.changes, reported);
-    let revisions: Vec<_> = reported.iter().map(|change| change.revision.get()).collect();
+    let revisions: Vec<_> = reported.iter().map(|change| change.revision().get()).collect();
     assert_eq!(revisions, (2..2 + reported.len() as u64).collect::<Vec<_>>(), "dense");
 }
 

@@ -334,7 +334,7 @@ impl Judge {
     /// Adds what a node has applied to the history.
     pub(crate) fn hear(&mut self, process: &SimProcess) {
         for change in process.take_changes() {
-            self.learn(change.revision, &change.events);
+            self.learn(change.revision(), change.events());
         }
     }
 

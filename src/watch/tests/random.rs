@@ -313,8 +313,9 @@ impl Watched {
         let from = self.start.max(self.through.next());
         let store = world.store();
         let changes = store.log.iter();
-        let changes = changes.filter(|change| from <= change.revision && change.revision <= last);
-        let events = changes.flat_map(|change| change.events.iter().cloned());
+        let changes =
+            changes.filter(|change| from <= change.revision() && change.revision() <= last);
+        let events = changes.flat_map(|change| change.events().iter().cloned());
         events
             .filter(|event| {
                 self.request.range.contains(&event.kv.key) && self.request.filter.passes(event.kind)

@@ -131,7 +131,7 @@ fn consume(world: &World, number: u64, last: Revision, reached: &AtomicU64) {
     }
     drop(watcher);
     let store = world.store();
-    let truth = store.log.iter().flat_map(|change| change.events.iter());
+    let truth = store.log.iter().flat_map(|change| change.events().iter());
     let truth: Vec<Event> = truth
         .filter(|event| range.contains(&event.kv.key))
         .map(|event| Event { prev: None, ..event.clone() })
@@ -165,7 +165,7 @@ fn waiting_consumer_is_woken_by_each_racing_change() {
                 // Wait a little longer in each round, so that the publication happens before,
                 // while, or after the other thread checks and parks.
                 (0..at % 509).for_each(|_| std::hint::spin_loop());
-                world.hub.publish(std::slice::from_ref(change), change.revision);
+                world.hub.publish(std::slice::from_ref(change), change.revision());
             }
         });
         for at in 0..ROUNDS {
@@ -209,7 +209,7 @@ fn large_publication_wakes_every_watcher() {
             for (round, change) in (1..).zip(&store.log) {
                 reaches(&asked, round);
                 begun.store(round, Ordering::Release);
-                world.hub.publish(std::slice::from_ref(change), change.revision);
+                world.hub.publish(std::slice::from_ref(change), change.revision());
                 done.store(round, Ordering::Release);
             }
         });

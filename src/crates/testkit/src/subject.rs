@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bowline::machine::{self, LeaseChange, Machine, MachineOptions, Reader};
+use bowline::machine::{LeaseChange, Machine, MachineOptions, Reader};
 use bowline::model::{
     Alarm, Event, Incarnation, Item, KeyRange, LeaseId, LogIndex, NodeId, Outcome, Range,
     RangeReply, Rejection, RequestId, Revision, SessionInfo, Term, Txn, TxnReply,
@@ -97,7 +97,7 @@ impl Subject for Real {
         });
         Applied {
             outcomes: applied.outcomes,
-            changes: changes.map(|change| (change.revision, change.events.to_vec())).collect(),
+            changes: changes.map(|change| (change.revision(), change.events().to_vec())).collect(),
             leases: leases.collect(),
             compacted: applied.compacted,
         }
@@ -128,9 +128,10 @@ impl Subject for Real {
         let mut from = from;
         loop {
             let page = self.reader.events(range, from, self.page_bytes)?;
-            for machine::Change { revision, events: of_one } in page.changes {
-                assert!(of_one.iter().all(|event| event.revision() == revision));
-                events.extend(of_one.iter().cloned());
+            for change in page.changes {
+                let of_one = change.events().iter();
+                assert!(of_one.clone().all(|event| event.revision() == change.revision()));
+                events.extend(of_one.cloned());
             }
             if page.next > self.reader.revision() {
                 return Ok(events);

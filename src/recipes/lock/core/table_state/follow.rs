@@ -34,7 +34,14 @@ impl LockTableState {
         // Compute this at most once per change, and only if a local entry loses its key, because
         // the end of a session deletes many keys in one change.
         let handed = OnceCell::new();
-        for event in change.events.iter() {
+        let concerns_locks = |key: &[u8]| {
+            let is_in_queue = |prefix| self.queues.contains_key(prefix);
+            parent(key).is_some_and(is_in_queue) || admin_request_target(key).is_some()
+        };
+        if self.unusable.is_empty() && !change.any_key(concerns_locks) {
+            return;
+        }
+        for event in change.events().iter() {
             if event.kind == EventKind::Delete && !self.unusable.is_empty() {
                 self.unusable.retain(|(_, key, _)| *key != event.kv.key);
             }
@@ -269,7 +276,7 @@ impl LockTableState {
 
 /// Returns the rows of a change that were attached to another lease.
 fn transferred_rows(change: &Change) -> Vec<&Event> {
-    change.events.iter().filter(|event| is_transferred(event)).collect()
+    change.events().iter().filter(|event| is_transferred(event)).collect()
 }
 
 /// Reports whether a row was attached to another lease. The row then has the successor's value,

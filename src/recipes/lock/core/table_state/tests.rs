@@ -105,7 +105,7 @@ fn change(rows: &[(&'static str, Option<u64>, Option<u64>)]) -> Change {
         kv: row(key, now.unwrap_or_default(), Revision(9)),
         prev: before.map(|lease| row(key, lease, Revision(8))),
     };
-    Change { revision: Revision(9), events: rows.iter().map(event).collect() }
+    Change::of_events(Revision(9), rows.iter().map(event).collect())
 }
 
 fn follow(state: &mut LockTableState, rows: &[(&'static str, Option<u64>, Option<u64>)]) {
