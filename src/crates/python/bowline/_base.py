@@ -19,6 +19,10 @@ Members = Union[Mapping[str, str], str]
 _running: weakref.WeakSet[NodeBase] = weakref.WeakSet()
 
 
+# Exit functions run in reverse order, so this one runs after the nodes have stopped.
+atexit.register(_native.close_interpreter)
+
+
 @atexit.register
 def _shut_down_all() -> None:
     """Shuts down the nodes that still run when the program ends, so that their locks become free at once."""

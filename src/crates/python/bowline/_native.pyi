@@ -21,12 +21,14 @@ __all__ = [
     "Stream",
     "Task",
     "Token",
+    "close_interpreter",
     "log_to_stderr",
 ]
 
 _T = TypeVar("_T")
 _Leader = tuple[bytes, bytes, int, int]
 
+def close_interpreter() -> None: ...
 def log_to_stderr(level: str) -> None: ...
 @final
 class Call(Generic[_T]):

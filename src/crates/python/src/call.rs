@@ -8,7 +8,6 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
@@ -20,7 +19,8 @@ use tokio::task::AbortHandle;
 
 use crate::args::Seconds;
 use crate::errors::Failure;
-use crate::process::Owned;
+use crate::interpreter::{InterpreterGate, shutting_down};
+use crate::process::{Owned, PerProcess};
 
 /// Time between two checks for signals, such as Ctrl-C, while a call blocks.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -65,9 +65,11 @@ impl Call {
 #[pymethods]
 impl Call {
     /// Makes the call and blocks until its result is available. Returns `None` if `timeout` seconds
-    /// pass first; the call is then cancelled.
+    /// pass first; the call is then cancelled. While another thread shuts down the interpreter, the
+    /// call is cancelled too.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Option<Py<PyAny>>> {
+        let inside = InterpreterGate::of_process().enter().ok_or_else(shutting_down)?;
         let mut running = self.take()?;
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout.0));
         loop {
@@ -81,10 +83,14 @@ impl Call {
             if let Some(outcome) = polled {
                 return outcome?(py).map(Some);
             }
-            if let Err(signal) = py.check_signals() {
+            let checked = match inside.must_leave() {
+                true => Err(shutting_down()),
+                false => py.check_signals(),
+            };
+            if let Err(error) = checked {
                 // The drop may take locks of the node.
                 py.detach(move || drop(running));
-                return Err(signal);
+                return Err(error);
             }
             if end.is_some_and(|end| end <= Instant::now()) {
                 return Ok(None);
@@ -96,6 +102,10 @@ impl Call {
     /// where one of the two is `None`.
     fn spawn(&self, deliver: Py<PyAny>) -> PyResult<Task> {
         let mut running = self.take()?;
+        let gate = InterpreterGate::of_process();
+        if gate.is_closed() {
+            return Err(shutting_down());
+        }
         let runtime = runtime()?;
         let task = runtime.spawn(async move {
             let outcome = std::future::poll_fn(|context| {
@@ -106,7 +116,8 @@ impl Call {
             })
             .await;
             // While the interpreter shuts down there is no program left that waits for the result.
-            Python::try_attach(|py| {
+            let Some(inside) = gate.enter() else { return };
+            Python::attach(|py| {
                 let delivered = match outcome.map_err(Into::into).and_then(|value| value(py)) {
                     Ok(value) => deliver.call1(py, (value, py.None())),
                     Err(error) => deliver.call1(py, (py.None(), error)),
@@ -116,6 +127,7 @@ impl Call {
                 }
                 drop(deliver);
             });
+            drop(inside);
         });
         Ok(Task { task: task.abort_handle() })
     }
@@ -156,21 +168,13 @@ fn poll_until(running: &mut Running, until: Instant) -> Option<Outcome> {
     }
 }
 
-/// Returns the background runtime of this process. After a fork, the child gets its own.
+/// Returns the background runtime of this process.
 fn runtime() -> Result<Arc<Runtime>, Failure> {
-    static RUNTIME: Mutex<Option<(u32, Arc<Runtime>)>> = Mutex::new(None);
-    let mut kept = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((process, runtime)) = &*kept
-        && *process == process::id()
-    {
-        return Ok(Arc::clone(runtime));
-    }
-    let made = Builder::new_multi_thread().worker_threads(1).thread_name("bowline-asyncio").build();
-    let made = made.map_err(|error| {
-        Failure::new("BowlineError", format!("cannot start the asyncio thread: {error}"))
-    })?;
-    let runtime = Arc::new(made);
-    // The runtime of the parent process has no threads here, so a drop would wait for them.
-    std::mem::forget(kept.replace((process::id(), Arc::clone(&runtime))));
-    Ok(runtime)
+    static RUNTIME: PerProcess<Runtime> = PerProcess::new();
+    RUNTIME.get_or_try_init(|| {
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(1).thread_name("bowline-asyncio").build().map_err(|error| {
+            Failure::new("BowlineError", format!("cannot start the asyncio thread: {error}"))
+        })
+    })
 }

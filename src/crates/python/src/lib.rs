@@ -5,10 +5,11 @@
 //! awaits.
 //!
 //! ```text
-//!   call      a call: blocking, or on the background thread with a callback
-//!   process   values that a forked child process must not touch
-//!   slot      guards that are released while other calls use them
-//!   errors    errors as Python exceptions
+//!   call          a call: blocking, or on the background thread with a callback
+//!   interpreter   keeps threads out of the interpreter while it shuts down
+//!   process       values that a forked child process must not touch
+//!   slot          guards that are released while other calls use them
+//!   errors        errors as Python exceptions
 //!   args, txn, rows                    arguments and results
 //!   node, kv, stream, lock, queue      the API
 //! ```
@@ -16,6 +17,7 @@
 mod args;
 mod call;
 mod errors;
+mod interpreter;
 mod kv;
 mod lock;
 mod node;
@@ -30,7 +32,9 @@ mod txn;
 #[pyo3::pymodule(name = "_native")]
 mod native {
     use pyo3::exceptions::PyValueError;
-    use pyo3::{PyResult, pyfunction};
+    use pyo3::{PyResult, Python, pyfunction};
+
+    use crate::interpreter::InterpreterGate;
 
     #[pymodule_export]
     use crate::call::{Call, Task};
@@ -46,6 +50,13 @@ mod native {
     use crate::rows::{Event, KeyValue};
     #[pymodule_export]
     use crate::stream::Stream;
+
+    /// Keeps other threads out of the interpreter from now on. Cancels their calls, and waits until
+    /// they have returned.
+    #[pyfunction]
+    fn close_interpreter(py: Python<'_>) {
+        InterpreterGate::of_process().close(py);
+    }
 
     /// Writes log lines of at least this level to standard error. The threads of a node write them
     /// without the interpreter.
