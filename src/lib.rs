@@ -238,14 +238,14 @@ pub mod lock {
 ///
 /// | to | call |
 /// |---|---|
-/// | put items, with a priority or a delay | [`Queue::put`](queue::Queue::put), [`Queue::put_many`](queue::Queue::put_many), in your own transaction [`Queue::op`](queue::Queue::op) |
+/// | put items, with a priority or a delay | [`Queue::put`](queue::Queue::put), [`Queue::put_many`](queue::Queue::put_many), in your own transaction [`Queue::put_op`](queue::Queue::put_op) |
 /// | run a handler for each item | [`Node::queue_worker`], which takes, acknowledges and retries |
 /// | take an item yourself | [`QueueTaker::take`](queue::QueueTaker::take) of a session, which waits for an item, or [`QueueTaker::try_take`](queue::QueueTaker::try_take) |
 /// | finish it | [`Delivery::ack`](queue::Delivery::ack), or [`Delivery::ack_with`](queue::Delivery::ack_with) together with the result |
 /// | try again later | [`Delivery::fail`](queue::Delivery::fail), [`Delivery::nack`](queue::Delivery::nack), [`Delivery::nack_after`](queue::Delivery::nack_after) |
 /// | limit the attempts | [`QueueTaker::attempts_max`](queue::QueueTaker::attempts_max) |
 /// | give up at once | [`Delivery::dead_letter`](queue::Delivery::dead_letter) |
-/// | inspect | [`Queue::items`](queue::Queue::items), [`Queue::dead`](queue::Queue::dead) |
+/// | inspect | [`Queue::items`](queue::Queue::items), [`Queue::dead_letters`](queue::Queue::dead_letters) |
 /// | put a dead letter back | [`Queue::requeue`](queue::Queue::requeue) |
 ///
 /// A worker with retries and dead letters:
@@ -280,10 +280,10 @@ pub mod lock {
 /// }
 ///
 /// // An operator looks at the dead letters, and puts one back.
-/// let letter = jobs.dead().items().block()?.remove(0);
+/// let letter = jobs.dead_letters().items().block()?.remove(0);
 /// assert_eq!(letter.dead_letter.unwrap().reason, "not an image");
 /// assert!(jobs.requeue(&letter.id).block()?);
-/// # assert_eq!((jobs.len().block()?, jobs.dead().len().block()?), (1, 0));
+/// # assert_eq!((jobs.len().block()?, jobs.dead_letters().len().block()?), (1, 0));
 /// # node.shutdown().block();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -295,9 +295,9 @@ pub mod lock {
 /// - **Each delivery is an attempt, even if the taker crashes.** If a program is restarted
 ///   while it has an item, the item has used an attempt. So let a worker finish its items before a
 ///   rolling restart, or choose a limit that leaves room for restarts.
-/// - **A dead letter** is an item in another queue, `jobs.dead()`. The reason of a dead letter is
-///   that of the last attempt. If that attempt ended without a call of `fail`, for example with a
-///   crash, the item is moved with a general reason when it would be delivered again.
+/// - **A dead letter** is an item in another queue, `jobs.dead_letters()`. The reason of a dead
+///   letter is that of the last attempt. If that attempt ended without a call of `fail`, for example
+///   with a crash, the item is moved with a general reason when it would be delivered again.
 /// - **A delay is a lower bound.** After its delay, an item waits for its turn like all others, so a
 ///   backlog delays it further. A change of the leader restarts the delay.
 ///

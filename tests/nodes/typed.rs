@@ -209,7 +209,7 @@ fn value_without_an_encoding_is_not_written() {
     assert!(numbers.cell("a").try_update(|_| CellUpdate::Put(3, ())).block().is_err());
     assert!(numbers.queue("q").put(3).priority(1).block().is_err());
     assert!(numbers.queue("q").put_many([2, 3]).block().is_err());
-    assert!(numbers.queue("q").op(&3, 0).is_err());
+    assert!(numbers.queue("q").put_op(&3, 0).is_err());
     assert_eq!(kv.range(..).block().unwrap().count, 0);
     numbers.put("a", 4).block().unwrap();
     assert_eq!(numbers.get("a").block().unwrap().unwrap().value, 4);
@@ -247,7 +247,7 @@ fn typed_items_are_taken_with_their_value_or_the_reason() {
     jobs.put_many([&rate(2), &rate(3)]).block().unwrap();
     kv.queue("app/jobs").put("x").block().unwrap();
     kv.txn()
-        .then(kv.typed::<Rate>("").queue("app/jobs").op(&rate(4), 0).unwrap())
+        .then(kv.typed::<Rate>("").queue("app/jobs").put_op(&rate(4), 0).unwrap())
         .commit()
         .block()
         .unwrap();
@@ -326,7 +326,7 @@ fn dead_letters_of_a_typed_queue_are_typed_and_can_be_requeued() {
     for _ in 0..2 {
         taker.take().block().unwrap().delivery.dead_letter("no paper").block().unwrap();
     }
-    let dead = jobs.dead();
+    let dead = jobs.dead_letters();
     assert_eq!(dead.name(), "app/jobs/dead");
     let letters = dead.items().block().unwrap();
     assert_eq!((&letters[0].value, letters[1].value.is_err()), (&Ok(rate(1)), true));

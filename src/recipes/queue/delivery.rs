@@ -147,10 +147,11 @@ impl Delivery {
         self.dead_letter.as_ref()
     }
 
-    /// Moves the item to the dead-letter queue ([`Queue::dead`](super::Queue::dead)) at once,
-    /// because another attempt would fail as well. The reason and the number of attempts are kept
-    /// with it; the reason is cut to [`DeadLetter::REASON_BYTES_MAX`]. Once this future has been
-    /// polled, the item is moved even if the future is dropped.
+    /// Moves the item to the dead-letter queue
+    /// ([`Queue::dead_letters`](super::Queue::dead_letters)) at once, because another attempt would
+    /// fail as well. The reason and the number of attempts are kept with it; the reason is cut to
+    /// [`DeadLetter::REASON_BYTES_MAX`]. Once this future has been polled, the item is moved even if
+    /// the future is dropped.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -159,7 +160,7 @@ impl Delivery {
     /// # let jobs = node.session().block()?.queue("jobs");
     /// jobs.put("resize 1.txt").block()?;
     /// jobs.take().block()?.dead_letter("not an image").block()?;
-    /// let dead = jobs.dead().items().block()?.remove(0);
+    /// let dead = jobs.dead_letters().items().block()?.remove(0);
     /// let letter = dead.dead_letter.unwrap();
     /// assert_eq!((letter.attempts, &*letter.reason), (1, "not an image"));
     /// # node.shutdown().block();
@@ -319,9 +320,9 @@ impl Delivery {
     /// results of the operations.
     ///
     /// No client [prefix](Client::with_prefix) is added to the keys. To put into another
-    /// queue, see [`Queue::op`](super::Queue::op). Locks of this taker are not checked; for work
-    /// under a lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once this future has been
-    /// polled, the transaction is carried out even if the future is dropped.
+    /// queue, see [`Queue::put_op`](super::Queue::put_op). Locks of this taker are not checked; for
+    /// work under a lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once this future has
+    /// been polled, the transaction is carried out even if the future is dropped.
     ///
     /// # Errors
     /// - [`QueueError::ClaimLost`]: the item no longer belongs to this taker. Nothing was

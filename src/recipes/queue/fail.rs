@@ -60,7 +60,7 @@ impl Delivery {
     /// let mail = mails.take().block()?;
     /// assert!(mail.is_last_attempt());
     /// assert_eq!(mail.fail("mailbox full").block()?, FailOutcome::DeadLetter);
-    /// let dead = mails.dead().items().block()?.remove(0);
+    /// let dead = mails.dead_letters().items().block()?.remove(0);
     /// assert_eq!(dead.dead_letter.unwrap().reason, "mailbox full");
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())

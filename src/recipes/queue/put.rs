@@ -50,7 +50,7 @@ impl Client {
 /// item is in the queue and survives crashes of a minority of the members. After an error with
 /// unknown effect, the item may be in the queue once. If a put must be safe to repeat after such an
 /// error, or after a crash of the program, put the item in your own transaction with your own
-/// condition: [`Queue::op`].
+/// condition: [`Queue::put_op`].
 #[derive(Clone, Debug)]
 pub struct Queue {
     pub(super) client: Client,
@@ -109,7 +109,7 @@ impl Queue {
     /// add the prefix. `ack_with` and transactions under a lock
     /// ([`Hold::txn`](crate::lock::Hold::txn)) do not add a [prefix](Client::with_prefix). For
     /// these transactions, create the operation from the queue with the full name:
-    /// `node.client().queue(jobs.name().clone()).op(..)`.
+    /// `node.client().queue(jobs.name().clone()).put_op(..)`.
     ///
     /// ```
     /// # use bowline::{Blocking, Compare, Config, Node, Op};
@@ -119,14 +119,14 @@ impl Queue {
     /// let jobs = kv.queue("jobs");
     /// for _ in 0..2 {
     ///     let once = kv.txn().when(Compare::missing("orders/42/queued"));
-    ///     let once = once.then(Op::put("orders/42/queued", "")).then(jobs.op("pack 42", 0));
+    ///     let once = once.then(Op::put("orders/42/queued", "")).then(jobs.put_op("pack 42", 0));
     ///     once.commit().block()?;
     /// }
     /// assert_eq!(jobs.len().block()?, 1);
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn op(&self, value: impl IntoBytes, priority: i16) -> Op {
+    pub fn put_op(&self, value: impl IntoBytes, priority: i16) -> Op {
         let id = item_id(priority, self.client.shared.env.entropy.next_u64(), 0);
         Op::put(self.keys.key(KeyPart::Item, &id), value)
     }
@@ -205,7 +205,8 @@ impl Queue {
     /// [`QueuedItem::dead_letter`] is the reason. To put a dead letter back into this queue, see
     /// [`Queue::requeue`]. To take from the dead-letter queue, pass its [`name`](Queue::name) to
     /// [`Session::queue`](crate::Session::queue).
-    pub fn dead(&self) -> Queue {
+    #[doc(alias = "dead")]
+    pub fn dead_letters(&self) -> Queue {
         self.client.queue(self.keys.dead().name)
     }
 

@@ -6,9 +6,9 @@ use crate::recipes::call::Call;
 use super::{ItemId, KeyPart, Queue, QueueError};
 
 impl Queue {
-    /// Moves an item from the dead-letter queue of this queue ([`Queue::dead`]) back into this
-    /// queue, for example after the cause of its failures was fixed. Returns whether the item was
-    /// moved. Call this method on the queue, not on its dead-letter queue: `jobs.requeue(&id)`.
+    /// Moves an item from the dead-letter queue of this queue ([`Queue::dead_letters`]) back into
+    /// this queue, for example after the cause of its failures was fixed. Returns whether the item
+    /// was moved. Call this method on the queue, not on its dead-letter queue: `jobs.requeue(&id)`.
     ///
     /// The item keeps its id, its value and its priority. It is placed after all items of its
     /// priority, and its next delivery is attempt 1. A delay ([`Delivery::nack_after`](super::Delivery::nack_after))
@@ -20,7 +20,7 @@ impl Queue {
     ///   call has requeued it. Of several concurrent calls for the same item, one moves it;
     /// - a taker of the dead-letter queue has the item;
     /// - this queue itself has an item or a claim with this id. Only programs that write the keys
-    ///   of the queue themselves, or use a [`Queue::op`] twice, can cause this.
+    ///   of the queue themselves, or use a [`Queue::put_op`] twice, can cause this.
     ///
     /// The move is one transaction, so the item is always in exactly one of the two queues. A call
     /// is applied at most once. After an error with unknown effect, repeat the call: the item is
@@ -36,14 +36,14 @@ impl Queue {
     ///     jobs.take().block()?.dead_letter("disk full").block()?;
     /// }
     /// // An operator chooses one of the dead letters.
-    /// let dead = jobs.dead().items().block()?;
+    /// let dead = jobs.dead_letters().items().block()?;
     /// let chosen = dead.iter().find(|item| item.value == "2.png").unwrap();
     /// assert!(jobs.requeue(&chosen.id).block()?);
     ///
     /// let job = jobs.take().block()?;
     /// assert_eq!((job.text()?, job.attempt()), ("2.png", 1));
     /// # job.ack().block()?;
-    /// assert_eq!(jobs.dead().len().block()?, 1);
+    /// assert_eq!(jobs.dead_letters().len().block()?, 1);
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

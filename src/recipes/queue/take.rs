@@ -91,8 +91,9 @@ impl QueueTaker {
     }
 
     /// Returns a handle that limits delivery attempts: an item that was taken this many times
-    /// without being acknowledged is moved to the dead-letter queue [`Queue::dead`] when it is next
-    /// in order. The minimum is 1. [`Delivery::fail`] moves the item at once, after its last attempt.
+    /// without being acknowledged is moved to the dead-letter queue [`Queue::dead_letters`] when it
+    /// is next in order. The minimum is 1. [`Delivery::fail`] moves the item at once, after its last
+    /// attempt.
     /// Deliveries that end with a crash of the taker, or with a restart of its program, count as
     /// attempts too. The limit applies only to this handle, so use the same limit for
     /// all takers of a queue.

@@ -142,7 +142,7 @@ impl Node {
     ///     })
     ///     .block()?;
     /// assert!(jobs.is_empty().block()?);
-    /// let letter = jobs.dead().items().block()?.remove(0);
+    /// let letter = jobs.dead_letters().items().block()?.remove(0);
     /// assert_eq!(letter.dead_letter.unwrap().reason, "not an image");
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -47,7 +47,7 @@ use crate::recipes::{
 ///         Err(why) => job.delivery.dead_letter(why.to_string()).block()?,
 ///     }
 /// }
-/// assert_eq!(mails.dead().len().block()?, 1);
+/// assert_eq!(mails.dead_letters().len().block()?, 1);
 /// # node.shutdown().block();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -98,8 +98,8 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
         Ok(items.map(|item| TypedQueuedItem::new(&self.codec, item)).collect())
     }
 
-    /// Returns the dead-letter queue, with values of the same type; see [`Queue::dead`]. To put a
-    /// dead letter back into this queue, see [`Queue::requeue`].
+    /// Returns the dead-letter queue, with values of the same type; see [`Queue::dead_letters`]. To
+    /// put a dead letter back into this queue, see [`Queue::requeue`].
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node};
@@ -111,7 +111,7 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
     ///     pages.put(page).block()?;
     ///     pages.taker(&session).take().block()?.delivery.dead_letter("no paper").block()?;
     /// }
-    /// for letter in pages.dead().items().block()? {
+    /// for letter in pages.dead_letters().items().block()? {
     ///     if letter.value == Ok(8) {
     ///         assert!(pages.requeue(&letter.item.id).block()?);
     ///     }
@@ -120,16 +120,16 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn dead(&self) -> Self {
-        Self::new(self.queue.dead(), self.codec.clone())
+    pub fn dead_letters(&self) -> Self {
+        Self::new(self.queue.dead_letters(), self.codec.clone())
     }
 
-    /// Returns the operation that puts an item, for use in your own transaction; see [`Queue::op`].
+    /// Returns the operation that puts an item, for use in your own transaction; see [`Queue::put_op`].
     ///
     /// # Errors
     /// Returns [`Error::Encode`] if the value cannot be encoded.
-    pub fn op(&self, value: &T, priority: i16) -> Result<Op, Error> {
-        Ok(self.queue.op(self.encode(value)?, priority))
+    pub fn put_op(&self, value: &T, priority: i16) -> Result<Op, Error> {
+        Ok(self.queue.put_op(self.encode(value)?, priority))
     }
 
     /// Returns a handle to take items; see [`Session::queue`]. Create it once and clone it.

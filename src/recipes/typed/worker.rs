@@ -48,7 +48,7 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
     ///     })
     ///     .block()?;
     /// assert!(pages.is_empty().block()?);
-    /// assert_eq!(pages.dead().len().block()?, 1);
+    /// assert_eq!(pages.dead_letters().len().block()?, 1);
     /// # node.shutdown().block();
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -16,14 +16,14 @@ fn item_with_too_many_attempts_goes_to_the_dead_letter_queue() {
     assert_eq!(take(&taker), "food");
     assert!(taker.try_take().block().unwrap().is_none());
     assert!(taker.is_empty().block().unwrap());
-    let dead = taker.dead().items().block().unwrap();
+    let dead = taker.dead_letters().items().block().unwrap();
     assert_eq!(dead.len(), 1);
     assert_eq!((&dead[0].value[..], dead[0].attempts, dead[0].priority), (&b"poison"[..], 0, -3));
     let letter = dead[0].dead_letter.as_ref().unwrap();
     assert_eq!(letter.attempts, 2);
     assert_eq!(letter.reason, "taken 2 times without an acknowledgement");
     let undertaker = cluster.node(0).session().block().unwrap();
-    let undertaker = undertaker.queue(taker.dead().name().clone());
+    let undertaker = undertaker.queue(taker.dead_letters().name().clone());
     assert_eq!(take(&undertaker), "poison");
     assert_eq!(count(&cluster.client(0), "jobs/dead/"), 0, "the reason goes with its item");
 }
@@ -39,7 +39,7 @@ fn taker_moves_an_item_to_the_dead_letters_with_a_reason() {
     delivery.dead_letter("not food").block().unwrap();
     assert!(taker.is_empty().block().unwrap());
     let undertaker = cluster.node(0).session().block().unwrap();
-    let undertaker = undertaker.queue(taker.dead().name());
+    let undertaker = undertaker.queue(taker.dead_letters().name());
     let dead = undertaker.take().block().unwrap();
     assert_eq!(text(&dead), "poison");
     let letter = dead.as_dead_letter().unwrap();
@@ -77,7 +77,7 @@ fn requeued_dead_letter_begins_again_at_the_end_of_its_queue() {
     taker.put("later priority").block().unwrap();
     assert!(jobs.requeue(&ids[1]).block().unwrap());
     assert!(!jobs.requeue(&ids[1]).block().unwrap(), "no longer a dead letter");
-    let left = jobs.dead().items().block().unwrap();
+    let left = jobs.dead_letters().items().block().unwrap();
     assert_eq!(left.iter().map(|item| &item.value[..]).collect::<Vec<_>>(), [b"a", b"c"]);
     assert!(left.iter().all(|item| item.dead_letter.is_some()));
     assert_eq!(count(&kv, "app/jobs/dead/reason/"), 2, "its reason is deleted");
@@ -95,7 +95,7 @@ fn requeued_dead_letter_begins_again_at_the_end_of_its_queue() {
     // No dead letter has these ids.
     assert!(!jobs.requeue(&ids[1]).block().unwrap());
     assert!(!jobs.requeue(&"by hand".parse().unwrap()).block().unwrap());
-    assert!(!jobs.dead().requeue(&ids[0]).block().unwrap(), "to be called on the queue");
+    assert!(!jobs.dead_letters().requeue(&ids[0]).block().unwrap(), "to be called on the queue");
     let nameless = kv.queue("").requeue(&ids[0]).block();
     assert_eq!(nameless, Err(QueueError::EmptyName));
 }
@@ -127,7 +127,7 @@ fn requeue_respects_the_limit_of_its_queue() {
     let jobs = taker.limit(1);
     jobs.put("full").block().unwrap();
     assert_eq!(jobs.requeue(&id).block(), Err(QueueError::Full { limit: 1 }));
-    assert_eq!(jobs.dead().len().block().unwrap(), 1);
+    assert_eq!(jobs.dead_letters().len().block().unwrap(), 1);
     assert_eq!(take(&taker), "full");
     assert!(jobs.requeue(&id).block().unwrap());
 }
@@ -220,7 +220,8 @@ fn dropped_requeue_leaves_the_item_in_one_queue() {
         drop(poll_at_most(polls % 6, taker.requeue(&id)));
         // Earlier calls of this node reach the log before this one.
         taker.put("last").priority(100).block().unwrap();
-        let (here, dead) = (taker.len().block().unwrap(), taker.dead().len().block().unwrap());
+        let (here, dead) =
+            (taker.len().block().unwrap(), taker.dead_letters().len().block().unwrap());
         assert_eq!(here + dead, 2);
         assert_eq!(count(&kv, "jobs/dead/reason/"), dead, "each letter has its reason");
         moved += u64::from(dead == 0);
@@ -333,7 +334,7 @@ fn failed_item_is_retried_until_its_last_attempt() {
     let outcome = job.fail("three").retry_after(pause).block().unwrap();
     assert!(outcome.is_dead_letter());
     assert!(taker.is_empty().block().unwrap(), "moved without another take");
-    let dead = taker.dead().items().block().unwrap().remove(0);
+    let dead = taker.dead_letters().items().block().unwrap().remove(0);
     assert_eq!((dead.attempts, dead.state), (0, ItemState::Free));
     let letter = dead.dead_letter.unwrap();
     assert_eq!((letter.attempts, &*letter.reason), (3, "three"));
@@ -366,7 +367,7 @@ fn dropped_fail_leaves_the_item_in_one_queue() {
         // An item that was only released is moved by the next taker.
         assert!(taker.try_take().block().unwrap().is_none());
         until_count(&kv, "jobs/item/", 0);
-        let dead = taker.dead().items().block().unwrap();
+        let dead = taker.dead_letters().items().block().unwrap();
         let reason = &dead[0].dead_letter.as_ref().unwrap().reason;
         let expected = match polls % 4 {
             0 => "taken 1 times without an acknowledgement",
@@ -389,7 +390,7 @@ fn dead_letter_with_too_many_attempts_takes_its_reason_along() {
     assert!(undertaker.try_take().block().unwrap().is_none());
     until_count(&kv, "jobs/dead/dead/item/", 1);
     assert_eq!(count(&kv, "jobs/dead/reason/"), 0);
-    assert_eq!(undertaker.dead().items().block().unwrap()[0].dead_letter.iter().count(), 1);
+    assert_eq!(undertaker.dead_letters().items().block().unwrap()[0].dead_letter.iter().count(), 1);
 }
 
 #[test]
@@ -402,7 +403,7 @@ fn listed_items_round_trip_through_json() {
     taker.put("free").block().unwrap();
     let _held = taker.take().block().unwrap();
     let mut items = taker.items().block().unwrap();
-    items.extend(taker.dead().items().block().unwrap());
+    items.extend(taker.dead_letters().items().block().unwrap());
     let text = serde_json::to_string(&items).unwrap();
     let read: Vec<QueuedItem> = serde_json::from_str(&text).unwrap();
     assert_eq!(read, items);

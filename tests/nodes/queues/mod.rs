@@ -228,7 +228,7 @@ fn acknowledgement_and_its_effects_are_atomic() {
     let next = kv.queue("next");
     let delivery = taker.take().block().unwrap();
     assert_eq!(delivery.attempt(), 3);
-    let ops = [Op::put("effect", "done"), Op::get("effect"), next.op("y", -1)];
+    let ops = [Op::put("effect", "done"), Op::get("effect"), next.put_op("y", -1)];
     let reply = delivery.ack_with(ops).block().unwrap();
     assert_eq!((reply.succeeded, reply.results.len()), (true, 3));
     assert_eq!(kv.get("effect").block().unwrap().unwrap().value, "done");
@@ -724,14 +724,14 @@ fn queue_of_a_scoped_client_reports_its_full_name() {
     scoped.put("scoped").block().unwrap();
     assert_eq!(scoped.items().block().unwrap()[0].value, "scoped");
     assert_eq!(take(&taker), "scoped");
-    app.txn().then(scoped.op("of its client", 0)).commit().block().unwrap();
+    app.txn().then(scoped.put_op("of its client", 0)).commit().block().unwrap();
     let delivery = taker.take().block().unwrap();
     // Without a scope, the keys of items are complete keys.
-    let next = kv.queue(scoped.name().clone()).op("next", 0);
+    let next = kv.queue(scoped.name().clone()).put_op("next", 0);
     delivery.ack_with([next]).block().unwrap();
     taker.take().block().unwrap().nack().block().unwrap();
     assert!(taker.try_take().block().unwrap().is_none(), "it was taken too often");
-    let dead = session.queue(scoped.dead().name().clone());
+    let dead = session.queue(scoped.dead_letters().name().clone());
     assert_eq!(take(&dead), "next");
     assert_eq!(scoped.limit(3).name(), "app/jobs");
 }

@@ -125,7 +125,7 @@ fn worker_acknowledges_retries_and_gives_up_as_its_handler_decides() {
         let times = times(name);
         assert!(times[1].duration_since(times[0]) >= delay, "{name}");
     }
-    let letters = jobs.dead().items().block().unwrap().into_iter().map(|item| {
+    let letters = jobs.dead_letters().items().block().unwrap().into_iter().map(|item| {
         let letter = item.dead_letter.unwrap();
         (item.value, letter.attempts, letter.reason)
     });
@@ -234,7 +234,7 @@ fn panic_of_a_handler_fails_its_item_and_the_worker_continues() {
     let mut handled: Vec<String> = begun.iter().collect();
     handled.sort();
     assert_eq!(handled, ["fine", "panics", "panics"]);
-    let letter = jobs.dead().items().block().unwrap().remove(0).dead_letter.unwrap();
+    let letter = jobs.dead_letters().items().block().unwrap().remove(0).dead_letter.unwrap();
     assert_eq!(letter.reason, "the handler panicked: at attempt 2");
 }
 
@@ -260,7 +260,7 @@ fn effects_are_applied_with_the_acknowledgement_only() {
     running.stop().unwrap();
     assert_eq!(count(&kv, "effect/"), 2);
     assert_eq!(kv.get("effect/last").block().unwrap().unwrap().value, "done");
-    let dead = jobs.dead().items().block().unwrap();
+    let dead = jobs.dead_letters().items().block().unwrap();
     let why = dead.iter().map(|item| &*item.dead_letter.as_ref().unwrap().reason);
     let [failed, large, leased] = why.collect::<Vec<_>>()[..] else { panic!("{dead:?}") };
     assert_eq!(failed, "no route to host");
@@ -295,7 +295,7 @@ fn typed_worker_moves_undecodable_items_to_the_dead_letters() {
     let mut printed = printed.lock().unwrap().clone();
     printed.sort_unstable();
     assert_eq!(printed, [(7, 1), (8, 2)]);
-    let dead = pages.dead().items().block().unwrap().remove(0);
+    let dead = pages.dead_letters().items().block().unwrap().remove(0);
     assert_eq!(dead.item.value, "seven");
     let why = dead.value.unwrap_err().to_string();
     let letter = dead.item.dead_letter.unwrap();

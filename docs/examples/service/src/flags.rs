@@ -86,7 +86,7 @@ impl Flags {
     ) -> Result<Revision, ApiError> {
         let mut txn = self.kv.txn().when(self.import_fence().condition(token));
         for (name, flag) in flags {
-            txn = txn.then(self.op(name, flag)?);
+            txn = txn.then(self.put_op(name, flag)?);
         }
         let reply = txn.commit().await?;
         if reply.succeeded { Ok(reply.revision) } else { Err(ApiError::Overtaken) }
@@ -108,7 +108,7 @@ impl Flags {
     }
 
     /// Returns the operation that writes a flag, for a transaction.
-    pub fn op(&self, name: &str, flag: &Flag) -> Result<Op, Error> {
+    pub fn put_op(&self, name: &str, flag: &Flag) -> Result<Op, Error> {
         Ok(Op::put(key(name), self.typed.encode(name, flag)?))
     }
 }

@@ -100,7 +100,7 @@ async fn sweep(flags: &Flags, leadership: &Leadership) -> Result<u64, Failure> {
         // Applied only if this process still leads, and the flag is as it was read.
         let name = name_of(&due.key);
         let is_unchanged = Compare::mod_revision(key(&name)).eq(due.mod_revision);
-        let switch_off = flags.op(&name, &Flag { on: false, off_at: None })?;
+        let switch_off = flags.put_op(&name, &Flag { on: false, off_at: None })?;
         let reply = leadership.txn().when(is_unchanged).then(switch_off).commit().await?;
         off += u64::from(reply.succeeded);
     }

@@ -695,9 +695,9 @@ class AsyncQueue:
         """Lists the items, including taken ones."""
         return [QueuedItem(*item) for item in (await run(self._queue.items()))]
 
-    def dead(self) -> AsyncQueue:
+    def dead_letters(self) -> AsyncQueue:
         """Returns the queue of dead letters: items that were moved there, or delivered ``attempts_max`` times."""
-        return AsyncQueue(self._open(self._queue.dead_name()), self._open)
+        return AsyncQueue(self._open(self._queue.dead_letters_name()), self._open)
 
 
 class AsyncItem(ItemBase):

@@ -624,9 +624,9 @@ class Queue:
         """Lists the items, including taken ones."""
         return [QueuedItem(*item) for item in self._queue.items().wait()]
 
-    def dead(self) -> Queue:
+    def dead_letters(self) -> Queue:
         """Returns the queue of dead letters: items that were moved there, or delivered ``attempts_max`` times."""
-        return Queue(self._open(self._queue.dead_name()), self._open)
+        return Queue(self._open(self._queue.dead_letters_name()), self._open)
 
 
 class Item(ItemBase):

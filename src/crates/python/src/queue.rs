@@ -123,8 +123,8 @@ impl Queue {
     }
 
     /// Returns the name of the queue of dead letters.
-    fn dead_name(&self) -> PyResult<Raw> {
-        Ok(Raw(self.queue()?.dead().name().clone()))
+    fn dead_letters_name(&self) -> PyResult<Raw> {
+        Ok(Raw(self.queue()?.dead_letters().name().clone()))
     }
 }
 

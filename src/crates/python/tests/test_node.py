@@ -397,11 +397,11 @@ class Queues(NodeCase):
         queue.take().nack()
         with self.assertRaises(bowline.QueueEmptyError):
             queue.take(timeout=0.2)
-        self.assertEqual([(item.text, item.attempts) for item in queue.dead().items()], [("bad", 1)])
+        self.assertEqual([(item.text, item.attempts) for item in queue.dead_letters().items()], [("bad", 1)])
         queue.put("worse")
         with queue.take(timeout=30) as job:
             job.dead_letter("not an image")
-        self.assertEqual(queue.dead().items()[1].reason, "not an image")
+        self.assertEqual(queue.dead_letters().items()[1].reason, "not an image")
 
     def test_lost_item_cannot_be_acknowledged(self) -> None:
         queue = self.node.queue("jobs")
