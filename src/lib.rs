@@ -301,7 +301,8 @@ pub mod lock {
 /// - **A delay is a lower bound.** After its delay, an item waits for its turn like all others, so a
 ///   backlog delays it further. A change of the leader restarts the delay.
 ///
-/// For items of your own types, see [`Typed::queue`](typed::Typed::queue).
+/// For items of your own types, see [`Queue::typed_with`](queue::Queue::typed_with), and
+/// `Queue::typed` for JSON (crate feature `json`).
 pub mod queue {
     pub use crate::recipes::{
         DeadLetter, Delivery, FailCall, FailOutcome, ItemId, ItemState, ParseItemIdError, PutItem,

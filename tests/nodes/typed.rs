@@ -193,6 +193,11 @@ fn watch_continues_after_a_row_that_does_not_decode() {
     assert_eq!((put(&events[0]), put(&events[2])), (1, 2));
     assert_eq!(events[1].as_ref().unwrap_err().value, "x");
     assert_eq!(events[3], Ok(TypedEvent::Delete { key: "a".into(), revision: last }));
+    assert_eq!(events[0].as_ref().unwrap().key_text(), Ok("a"));
+    assert_eq!(events[3].as_ref().unwrap().key_text(), Ok("a"));
+    rates.put([0xff], rate(3)).block().unwrap();
+    let why = rates.get([0xff]).block().unwrap().unwrap().key_text().unwrap_err().to_string();
+    assert!(why.contains("the key is not UTF-8 text"), "{why}");
 }
 
 #[test]
@@ -315,7 +320,7 @@ fn typed_range_has_the_options_of_an_untyped_one() {
 fn dead_letters_of_a_typed_queue_are_typed_and_can_be_requeued() {
     let cluster = lasting(1);
     let (kv, session) = (cluster.node(0).client(), session(&cluster, 0));
-    let jobs = kv.with_prefix("app/").typed::<Rate>("").queue("jobs");
+    let jobs = kv.with_prefix("app/").queue("jobs").typed::<Rate>();
     let taker = jobs.taker(&session);
     jobs.put(rate(1)).block().unwrap();
     kv.queue("app/jobs").put("x").block().unwrap();
@@ -330,8 +335,8 @@ fn dead_letters_of_a_typed_queue_are_typed_and_can_be_requeued() {
     assert_eq!(dead.name(), "app/jobs/dead");
     let letters = dead.items().block().unwrap();
     assert_eq!((&letters[0].value, letters[1].value.is_err()), (&Ok(rate(1)), true));
-    assert_eq!(letters[0].item.dead_letter.as_ref().unwrap().reason, "no paper");
-    assert!(jobs.limit(1).requeue(&letters[0].item.id).block().unwrap());
+    assert_eq!(letters[0].dead_letter.as_ref().unwrap().reason, "no paper");
+    assert!(jobs.limit(1).requeue(&letters[0].id).block().unwrap());
     assert!(jobs.limit(1).put(rate(2)).block().is_err());
     let job = taker.take().block().unwrap();
     assert_eq!((job.value.unwrap(), job.delivery.attempt()), (rate(1), 1));

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use crate::api::{Client, DeleteCall, Error, GetCall, PutCall, RangeCall, timeout_option};
 use crate::model::{
     DecodeError, IntoBytes, KeyRange, KeyValue, LeaseId, Op, RangeReply, Revision, RevisionBounds,
-    SortOrder, SortTarget,
+    SortOrder, SortTarget, decode_key_text,
 };
 
 use super::cached::TypedCachedCall;
@@ -53,6 +53,16 @@ pub struct TypedRow<T> {
     pub version: u64,
     /// The lease that the key is attached to.
     pub lease: Option<LeaseId>,
+}
+
+impl<T> TypedRow<T> {
+    /// Returns the key as text.
+    ///
+    /// # Errors
+    /// If the key is not UTF-8 text, returns an error with the key. Its `value` is empty.
+    pub fn key_text(&self) -> Result<&str, DecodeError> {
+        decode_key_text(&self.key, &Bytes::new()).map_err(|error| error.at(self.mod_revision))
+    }
 }
 
 impl Client {

@@ -19,7 +19,8 @@ use crate::recipes::{
     Delivery, PutItem, PutMany, Queue, QueueError, QueueTaker, QueuedItem, TakeCall,
 };
 
-/// A handle to put values into a queue. Created by [`Typed::queue`](super::keys::Typed::queue).
+/// A handle to put values into a queue. Created by [`Queue::typed_with`],
+/// [`Typed::queue`](super::keys::Typed::queue) and, with the crate feature `json`, `Queue::typed`.
 /// Also has the methods of [`Queue`], for values as bytes.
 ///
 /// ```
@@ -33,7 +34,7 @@ use crate::recipes::{
 ///
 /// # let dir = tempfile::tempdir()?;
 /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
-/// let mails = node.client().typed::<Mail>("").queue("mails");
+/// let mails = node.client().queue("mails").typed::<Mail>();
 /// mails.put(Mail { to: "ann".to_owned() }).priority(-1).block()?;
 /// # node.client().queue("mails").put("not JSON").block()?;
 ///
@@ -56,6 +57,23 @@ pub struct TypedQueue<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature = 
     queue: Queue,
     codec: C,
     value: PhantomData<fn() -> T>,
+}
+
+impl Queue {
+    /// Returns this queue with items of type `T` as JSON, like `kv.typed::<T>("").queue(name)`.
+    /// Requires the crate feature `json`.
+    #[cfg(feature = "json")]
+    pub fn typed<T>(&self) -> TypedQueue<T, Json>
+    where
+        Json: Codec<T>,
+    {
+        self.typed_with(Json)
+    }
+
+    /// Returns this queue with items that `codec` encodes.
+    pub fn typed_with<T, C: Codec<T>>(&self, codec: C) -> TypedQueue<T, C> {
+        TypedQueue::new(self.clone(), codec)
+    }
 }
 
 impl<T, C: Codec<T>> TypedQueue<T, C> {
@@ -106,14 +124,14 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
     /// # let session = node.session().block()?;
-    /// let pages = node.client().typed::<u32>("").queue("pages");
+    /// let pages = node.client().queue("pages").typed::<u32>();
     /// for page in [7, 8] {
     ///     pages.put(page).block()?;
     ///     pages.taker(&session).take().block()?.delivery.dead_letter("no paper").block()?;
     /// }
     /// for letter in pages.dead_letters().items().block()? {
     ///     if letter.value == Ok(8) {
-    ///         assert!(pages.requeue(&letter.item.id).block()?);
+    ///         assert!(pages.requeue(&letter.id).block()?);
     ///     }
     /// }
     /// assert_eq!(pages.items().block()?[0].value, Ok(8));
@@ -247,7 +265,8 @@ impl<T> TypedDelivery<T> {
     }
 }
 
-/// An item of a typed queue, as returned by [`TypedQueue::items`].
+/// An item of a typed queue, as returned by [`TypedQueue::items`]. Dereferences to the
+/// [`QueuedItem`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TypedQueuedItem<T> {
@@ -260,5 +279,13 @@ pub struct TypedQueuedItem<T> {
 impl<T> TypedQueuedItem<T> {
     fn new(codec: &impl Codec<T>, item: QueuedItem) -> Self {
         Self { value: decode(codec, item.key(), &item.value), item }
+    }
+}
+
+impl<T> Deref for TypedQueuedItem<T> {
+    type Target = QueuedItem;
+
+    fn deref(&self) -> &QueuedItem {
+        &self.item
     }
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 
 use crate::api::{Error, Watch, WatchCall, timeout_option};
-use crate::model::{DecodeError, Event, EventKind, Revision};
+use crate::model::{DecodeError, Event, EventKind, Revision, decode_key_text};
 use crate::watch::{WatchBatch, WatchError};
 
 #[cfg(feature = "json")]
@@ -94,6 +94,24 @@ pub enum TypedEvent<T> {
         /// The revision of the deletion.
         revision: Revision,
     },
+}
+
+impl<T> TypedEvent<T> {
+    /// Returns the key, without the prefix.
+    pub fn key(&self) -> &Bytes {
+        match self {
+            TypedEvent::Put(row) => &row.key,
+            TypedEvent::Delete { key, .. } => key,
+        }
+    }
+
+    /// Returns the key as text.
+    ///
+    /// # Errors
+    /// If the key is not UTF-8 text, returns an error with the key. Its `value` is empty.
+    pub fn key_text(&self) -> Result<&str, DecodeError> {
+        decode_key_text(self.key(), &Bytes::new())
+    }
 }
 
 impl<T, C: Codec<T>> TypedWatch<T, C> {

@@ -34,7 +34,7 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
     /// # use std::time::Duration;
     /// # let dir = tempfile::tempdir()?;
     /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
-    /// let pages = node.client().typed::<u32>("").queue("pages");
+    /// let pages = node.client().queue("pages").typed::<u32>();
     /// node.client().queue("pages").put("not JSON").block()?;
     /// pages.put(7).block()?;
     ///

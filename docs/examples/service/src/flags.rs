@@ -109,7 +109,7 @@ impl Flags {
 
     /// Returns the operation that writes a flag, for a transaction.
     pub fn put_op(&self, name: &str, flag: &Flag) -> Result<Op, Error> {
-        Ok(Op::put(key(name), self.typed.encode(name, flag)?))
+        self.typed.put_op(name, flag)
     }
 }
 
