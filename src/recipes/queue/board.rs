@@ -328,7 +328,7 @@ impl Board {
         let claim = DeliveryClaim { session, keys, id: ItemId(id.clone()), since };
         let (row, _) = reader.get(&claim.key());
         row.filter(|row| row.create_revision == since && row.value == self.idle)?;
-        let dead_letter = self.keys.is_dead().then(|| reader.get(&claim.reason_key()).0).flatten();
+        let dead_letter = self.keys.parent().is_some().then(|| reader.get(&claim.reason_key()).0).flatten();
         let dead_letter = dead_letter.and_then(|row| DeadLetter::parse(&row.value));
         match reader.get(&claim.item_key()).0 {
             Some(item) => Some(Delivery::new(claim, item, dead_letter, self.attempts_max)),
@@ -462,7 +462,7 @@ impl Board {
         let reason = format!("taken {attempts} times without an acknowledgement");
         let mut success = vec![Op::delete(key)];
         // Also delete the old reason of an item that is moved out of a dead-letter queue.
-        if self.keys.is_dead() {
+        if self.keys.parent().is_some() {
             success.push(Op::delete(self.keys.key(KeyPart::Reason, id)));
         }
         success.extend(DeadLetter::new(attempts, reason).put(&self.keys, id, row.value));

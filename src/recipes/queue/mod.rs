@@ -195,9 +195,10 @@ impl QueueKeys {
         ItemId::is_valid(&id).then_some((part, id))
     }
 
-    /// Reports whether the name is that of a dead-letter queue.
-    fn is_dead(&self) -> bool {
-        self.name.ends_with(b"/dead")
+    /// If the name is that of a dead-letter queue, returns the name of its queue.
+    fn parent(&self) -> Option<Bytes> {
+        let name = self.name.strip_suffix(b"/dead")?;
+        Some(self.name.slice_ref(name))
     }
 
     /// Returns the keys of the dead-letter queue.

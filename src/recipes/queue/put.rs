@@ -210,6 +210,14 @@ impl Queue {
         self.client.queue(self.keys.dead().name)
     }
 
+    /// Returns the queue into which requeued dead letters are put, with the limit of this handle.
+    pub(super) fn requeue_target(&self) -> Queue {
+        match self.keys.parent() {
+            Some(name) => Queue { limit: self.limit, ..self.client.queue(name) },
+            None => self.clone(),
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), QueueError> {
         if self.keys.name.is_empty() { Err(QueueError::EmptyName) } else { Ok(()) }
     }

@@ -8,11 +8,13 @@ use super::{ItemId, KeyPart, Queue, QueueError};
 impl Queue {
     /// Moves an item from the dead-letter queue of this queue ([`Queue::dead_letters`]) back into
     /// this queue, for example after the cause of its failures was fixed. Returns whether the item
-    /// was moved. Call this method on the queue, not on its dead-letter queue: `jobs.requeue(&id)`.
+    /// was moved. A call on the dead-letter queue does the same: `jobs.dead_letters().requeue(&id)`
+    /// puts the item into `jobs`. Every queue whose name ends in `/dead` counts as a dead-letter queue.
     ///
     /// The item keeps its id, its value and its priority. It is placed after all items of its
-    /// priority, and its next delivery is attempt 1. A delay ([`Delivery::nack_after`](super::Delivery::nack_after))
-    /// that a taker of the dead-letter queue gave to the item is dropped. The reason is deleted.
+    /// priority, and its next delivery is attempt 1. A delay
+    /// ([`Delivery::nack_after`](super::Delivery::nack_after)) that a taker of the dead-letter queue
+    /// gave to the item is dropped. The reason is deleted.
     ///
     /// Returns `false`, and changes nothing, if:
     ///
@@ -55,7 +57,7 @@ impl Queue {
     /// - [`QueueError::Store`]: [`QueueError::effect`] states whether the item was moved.
     #[doc(alias = "retry", alias = "redrive")]
     pub fn requeue(&self, id: &ItemId) -> Call<'static, bool, QueueError> {
-        let (queue, id) = (self.clone(), id.0.clone());
+        let (queue, id) = (self.requeue_target(), id.0.clone());
         Call::new(&self.client, move |until| async move {
             queue.check()?;
             if !ItemId::is_valid(&id) {

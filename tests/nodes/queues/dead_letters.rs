@@ -94,10 +94,29 @@ fn requeued_dead_letter_begins_again_at_the_end_of_its_queue() {
     again.ack().block().unwrap();
     // No dead letter has these ids.
     assert!(!jobs.requeue(&ids[1]).block().unwrap());
-    assert!(!jobs.requeue(&"by hand".parse().unwrap()).block().unwrap());
-    assert!(!jobs.dead_letters().requeue(&ids[0]).block().unwrap(), "to be called on the queue");
     let nameless = kv.queue("").requeue(&ids[0]).block();
     assert_eq!(nameless, Err(QueueError::EmptyName));
+}
+
+#[test]
+fn requeue_on_the_dead_letters_puts_the_item_into_their_queue() {
+    let cluster = quick(1);
+    let kv = cluster.client(0);
+    let (taker, jobs) = (taker(&cluster, 0, "app/jobs"), kv.with_prefix("app/").queue("jobs"));
+    let ids = ["a", "b"].map(|value| bury(&taker, value));
+    let dead = jobs.dead_letters();
+    assert!(dead.limit(1).requeue(&ids[1]).block().unwrap());
+    assert_eq!(dead.limit(1).requeue(&ids[0]).block(), Err(QueueError::Full { limit: 1 }));
+    assert!(!dead.requeue(&ids[1]).block().unwrap(), "no longer a dead letter");
+    assert_eq!(take(&taker), "b");
+    // The dead letters of the dead letters go back one step.
+    let undertaker = self::taker(&cluster, 0, "app/jobs/dead");
+    undertaker.take().block().unwrap().dead_letter("no grave").block().unwrap();
+    assert!(!dead.requeue(&ids[0]).block().unwrap());
+    assert!(dead.dead_letters().requeue(&ids[0]).block().unwrap());
+    assert!(dead.requeue(&ids[0]).block().unwrap());
+    assert_eq!(take(&taker), "a");
+    assert_eq!(count(&kv, "app/"), 0);
 }
 
 #[test]
