@@ -46,6 +46,6 @@ impl Sub<Duration> for Moment {
 
 impl fmt::Debug for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "+{:.6}s", self.0.as_secs_f64())
+        write!(f, "boot+{:.6}s", self.0.as_secs_f64())
     }
 }
