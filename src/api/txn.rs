@@ -51,15 +51,16 @@ impl TxnCall {
     }
 
     /// Adds several compares. The prefix of the client is added to their keys, as to the keys of
-    /// operations. For the compares of a lock or of a queue's item, whose keys are complete, use
-    /// [`TxnCall::when_complete`].
+    /// operations. For the compares of a lock, a fence or a queue's item, whose keys are complete,
+    /// use [`TxnCall::when_complete`].
     pub fn when_all(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
         self.txn.compares.extend(compares);
         self
     }
 
     /// Adds compares whose keys are complete: those of a lock
-    /// ([`Hold::still_held`](crate::lock::Hold::still_held)) or of a queue's item
+    /// ([`Hold::still_held`](crate::lock::Hold::still_held)), of a fence
+    /// ([`StoredFence::condition`](crate::lock::StoredFence::condition)) or of a queue's item
     /// ([`Delivery::still_claimed`](crate::queue::Delivery::still_claimed)). The
     /// [prefix](Client::with_prefix) of the client is not added to these keys.
     ///

@@ -34,7 +34,9 @@ pub use access::{
 pub use alarm::{Alarm, AlarmChange, AlarmKind, Alarms};
 pub use command::{AckWindow, Command, Item, Proposal, RequestId, SessionInfo};
 pub use decode::DecodeError;
-pub(crate) use decode::{key_text as decode_key_text, parse as decode_parse, readable, text as decode_text};
+pub(crate) use decode::{
+    key_text as decode_key_text, parse as decode_parse, readable, text as decode_text,
+};
 pub use id::{
     ClusterId, ClusterVersion, DiskId, Incarnation, LeaseId, LogIndex, NodeId, ParseLeaseIdError,
     Revision, Term,

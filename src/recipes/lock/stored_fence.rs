@@ -118,10 +118,11 @@ impl StoredFence {
     }
 
     /// Returns the condition that `token` is the highest token seen, for a transaction of an
-    /// admitted request. Build the transaction with the same client as the fence:
-    /// [`Client::with_prefix`] applies to both.
+    /// admitted request. Its key is complete: pass it to
+    /// [`TxnCall::when_complete`](crate::TxnCall::when_complete) if the client of the transaction has
+    /// a [prefix](Client::with_prefix).
     pub fn condition(&self, token: Token) -> Compare {
-        Compare::value(self.key.clone()).eq(token.to_string())
+        Compare::value(self.client.scope.key(self.key.clone())).eq(token.to_string())
     }
 
     /// Returns the highest token seen, with a linearizable read.

@@ -328,7 +328,8 @@ impl Board {
         let claim = DeliveryClaim { session, keys, id: ItemId(id.clone()), since };
         let (row, _) = reader.get(&claim.key());
         row.filter(|row| row.create_revision == since && row.value == self.idle)?;
-        let dead_letter = self.keys.parent().is_some().then(|| reader.get(&claim.reason_key()).0).flatten();
+        let dead_letter =
+            self.keys.parent().is_some().then(|| reader.get(&claim.reason_key()).0).flatten();
         let dead_letter = dead_letter.and_then(|row| DeadLetter::parse(&row.value));
         match reader.get(&claim.item_key()).0 {
             Some(item) => Some(Delivery::new(claim, item, dead_letter, self.attempts_max)),

@@ -105,11 +105,8 @@ impl Queue {
     /// queue is not checked. Use the operation in only one transaction, because it always puts the
     /// item with the same id.
     ///
-    /// The key is relative to the prefix of this queue's client, and transactions of that client
-    /// add the prefix. `ack_with` and transactions under a lock
-    /// ([`Hold::txn`](crate::lock::Hold::txn)) do not add a [prefix](Client::with_prefix). For
-    /// these transactions, create the operation from the queue with the full name:
-    /// `node.client().queue(jobs.name().clone()).put_op(..)`.
+    /// The key is complete: use the operation in transactions without a
+    /// [prefix](Client::with_prefix).
     ///
     /// ```
     /// # use bowline::{Blocking, Compare, Config, Node, Op};
@@ -128,7 +125,7 @@ impl Queue {
     /// ```
     pub fn put_op(&self, value: impl IntoBytes, priority: i16) -> Op {
         let id = item_id(priority, self.client.shared.env.entropy.next_u64(), 0);
-        Op::put(self.keys.key(KeyPart::Item, &id), value)
+        Op::put(self.client.scope.key(self.keys.key(KeyPart::Item, &id)), value)
     }
 
     /// Returns the number of items, including delayed and taken items. The read is linearizable.
@@ -248,7 +245,8 @@ pub struct QueuedItem {
     pub value: Bytes,
     /// Priority. Lower numbers are taken first.
     pub priority: i16,
-    /// Revision of the put, which decides the order among items of the same priority.
+    /// Revision of the put, which decides the order among items of the same priority. For a dead
+    /// letter: the revision of its move.
     pub put_at: Revision,
     /// How often the item was taken from the listed queue. For an item of a dead-letter
     /// queue, this counts deliveries to takers of the dead-letter queue, so it is usually 0. How

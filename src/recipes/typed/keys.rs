@@ -336,11 +336,8 @@ impl<T, C: Codec<T>> Typed<T, C> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The key of the operation has all prefixes: the prefix of this handle, and the
-    /// [prefix](Client::with_prefix) of its client. So use the operation where keys are complete:
-    /// in [`Delivery::ack_with`](crate::queue::Delivery::ack_with),
-    /// [`Hold::txn`](crate::lock::Hold::txn), and transactions of a client without a prefix. A
-    /// client with a prefix would add it a second time. For a transaction of [`Typed::client`], or
+    /// The key includes the prefix of this handle and that of its client: see
+    /// [`Client::with_prefix`]. For a transaction of [`Typed::client`], or
     /// [`Hold::txn_for`](crate::lock::Hold::txn_for) with that client, use [`Typed::encode`] with
     /// `Op::put` and the key as in all other calls of this handle.
     ///

@@ -724,11 +724,9 @@ fn queue_of_a_scoped_client_reports_its_full_name() {
     scoped.put("scoped").block().unwrap();
     assert_eq!(scoped.items().block().unwrap()[0].value, "scoped");
     assert_eq!(take(&taker), "scoped");
-    app.txn().then(scoped.put_op("of its client", 0)).commit().block().unwrap();
+    kv.txn().then(scoped.put_op("in a transaction", 0)).commit().block().unwrap();
     let delivery = taker.take().block().unwrap();
-    // Without a scope, the keys of items are complete keys.
-    let next = kv.queue(scoped.name().clone()).put_op("next", 0);
-    delivery.ack_with([next]).block().unwrap();
+    delivery.ack_with([scoped.put_op("next", 0)]).block().unwrap();
     taker.take().block().unwrap().nack().block().unwrap();
     assert!(taker.try_take().block().unwrap().is_none(), "it was taken too often");
     let dead = session.queue(scoped.dead_letters().name().clone());
