@@ -239,7 +239,7 @@ pub mod lock {
 /// | to | call |
 /// |---|---|
 /// | put items, with a priority or a delay | [`Queue::put`](queue::Queue::put), [`Queue::put_many`](queue::Queue::put_many), in your own transaction [`Queue::put_op`](queue::Queue::put_op) |
-/// | run a handler for each item | [`Node::queue_worker`], which takes, acknowledges and retries |
+/// | run a handler for each item | [`Node::queue_worker`], which takes, acknowledges and retries. The handler adds effects and conditions: [`WorkItem::then`](queue::WorkItem::then), [`WorkItem::when`](queue::WorkItem::when) |
 /// | take an item yourself | [`QueueTaker::take`](queue::QueueTaker::take) of a session, which waits for an item, or [`QueueTaker::try_take`](queue::QueueTaker::try_take) |
 /// | finish it | [`Delivery::ack`](queue::Delivery::ack), or [`Delivery::ack_with`](queue::Delivery::ack_with) together with the result |
 /// | try again later | [`Delivery::fail`](queue::Delivery::fail), [`Delivery::nack`](queue::Delivery::nack), [`Delivery::nack_after`](queue::Delivery::nack_after) |
@@ -290,8 +290,8 @@ pub mod lock {
 ///
 /// - **Delivery is at-least-once.** If a taker crashes or loses its session, another taker gets the
 ///   item. An effect is applied exactly once if it is in the same transaction as the
-///   acknowledgement: `ack_with`, or [`GuardTxn::ack`](lock::GuardTxn::ack) under a lock. For
-///   effects outside the store, use [`Delivery::token`](queue::Delivery::token) as a fencing token.
+///   acknowledgement: `ack_with`, `WorkItem::then`, or [`GuardTxn::ack`](lock::GuardTxn::ack) under
+///   a lock. For effects outside the store, use [`Delivery::token`](queue::Delivery::token) as a fencing token.
 /// - **Each delivery is an attempt, even if the taker crashes.** If a program is restarted
 ///   while it has an item, the item has used an attempt. So let a worker finish its items before a
 ///   rolling restart, or choose a limit that leaves room for restarts.

@@ -319,10 +319,10 @@ impl Delivery {
     /// this taker. So `ops` are applied once, however often the item is delivered. Returns the
     /// results of the operations.
     ///
-    /// No client [prefix](Client::with_prefix) is added to the keys. To put into another
-    /// queue, see [`Queue::put_op`](super::Queue::put_op). Locks of this taker are not checked; for
-    /// work under a lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once this future has
-    /// been polled, the transaction is carried out even if the future is dropped.
+    /// No client [prefix](Client::with_prefix) is added to the keys. To put into another queue, see
+    /// [`Queue::put_op`](super::Queue::put_op). Locks of this taker are not checked; for work under a
+    /// lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once this future has been polled, the
+    /// transaction is carried out even if the future is dropped.
     ///
     /// # Errors
     /// - [`QueueError::ClaimLost`]: the item no longer belongs to this taker. Nothing was
@@ -334,20 +334,32 @@ impl Delivery {
         mut self,
         ops: impl IntoIterator<Item = O>,
     ) -> Result<TxnReply, QueueError> {
-        self.acknowledge(ops.into_iter().map(Into::into).collect()).await
+        let success = ops.into_iter().map(Into::into).collect();
+        let reply = self.acknowledge(Txn { success, ..Txn::default() }).await?;
+        Ok(reply.expect("there are no compares"))
     }
 
-    /// Acknowledges the item like [`Delivery::ack_with`]. If the transaction was certainly not
-    /// applied, for example because it is too large or a lease does not exist, the delivery stays
-    /// open.
-    pub(super) async fn acknowledge(&mut self, ops: Vec<Op>) -> Result<TxnReply, QueueError> {
-        let ops = Txn { success: ops, ..Txn::default() };
+    /// Acknowledges the item and applies the operations of `effects`, like [`Delivery::ack_with`].
+    /// Returns `None` if a compare of `effects` does not hold. The delivery then stays open, and
+    /// also if the transaction was certainly not applied, for example because it is too large or a
+    /// lease does not exist.
+    pub(super) async fn acknowledge(
+        &mut self,
+        mut effects: Txn,
+    ) -> Result<Option<TxnReply>, QueueError> {
+        let acknowledges_only = effects == Txn::default();
+        let conditions = std::mem::take(&mut effects.compares);
         let mut txn =
             Txn { compares: vec![self.claim.is_claimed()], success: self.done(), failure: vec![] };
         mutant!(B10, txn.compares.clear());
-        let acknowledges_only = ops.success.is_empty();
+        if !conditions.is_empty() {
+            // This tells a condition that does not hold from a lost claim.
+            let is_claimed = vec![self.claim.is_claimed()];
+            txn.failure.push(Txn { compares: is_claimed, ..Txn::default() }.into());
+        }
+        txn.compares.extend(conditions);
         if !acknowledges_only {
-            txn.success.push(ops.into());
+            txn.success.push(effects.into());
         }
         let session = self.claim.session.clone();
         let shared = session.shared();
@@ -364,10 +376,13 @@ impl Delivery {
         };
         self.open = false;
         let mut reply = self.until(deadline, outcome).await?;
+        if has_failed_condition(&reply) {
+            return Ok(None);
+        }
         match reply.results.pop() {
             _ if !reply.succeeded => Err(QueueError::ClaimLost),
-            Some(TxnResult::Txn(inner)) if !acknowledges_only => Ok(inner),
-            _ => Ok(TxnReply { results: vec![], ..reply }),
+            Some(TxnResult::Txn(inner)) if !acknowledges_only => Ok(Some(inner)),
+            _ => Ok(Some(TxnReply { results: vec![], ..reply })),
         }
     }
 
@@ -495,16 +510,18 @@ impl Delivery {
         }
     }
 
-    /// Returns the handler of the outcome of a command that settles the item, and its receiver. If the
-    /// command was not applied, the claim goes to the receiver. If there is none any more, the claim
-    /// is released at once, because no other code would.
+    /// Returns the handler of the outcome of a command that settles the item, and its receiver. If
+    /// the command may have left the claim in place, the claim goes to the receiver. If there is none
+    /// any more, the claim is released at once, because no other code would.
     fn settling(&self) -> (ReplyTo<Reply>, oneshot::Receiver<Settled>) {
         let (sender, receiver) = oneshot::channel();
         let claim = self.claim.clone();
         let reply = ReplyTo::Call(Box::new(move |outcome| {
             let is_kept = match &outcome {
-                Ok(_) | Err(CallError::Stopped { .. }) => false,
-                Err(_) => true,
+                Ok(Reply::Txn(reply)) => has_failed_condition(reply),
+                Err(CallError::Stopped { .. }) => false,
+                // Without its reply, an acknowledgement may have had a condition that did not hold.
+                Ok(_) | Err(_) => true,
             };
             let settled = Settled { outcome, kept: is_kept.then(|| KeptClaim(Some(claim))) };
             waking(|| drop(sender.send(settled)));
@@ -532,7 +549,7 @@ impl Delivery {
         }
     }
 
-    /// Waits for the outcome. If the command was not applied, the delivery is open again.
+    /// Waits for the outcome. If the claim may still be in place, the delivery is open again.
     async fn until(
         &mut self,
         deadline: Moment,
@@ -558,10 +575,17 @@ impl Delivery {
     }
 }
 
+/// Reports whether an acknowledgement was not applied because of its conditions, although the item
+/// belonged to its taker.
+fn has_failed_condition(reply: &TxnReply) -> bool {
+    let is_claimed = |result: &TxnResult| matches!(result, TxnResult::Txn(txn) if txn.succeeded);
+    !reply.succeeded && reply.results.last().is_some_and(is_claimed)
+}
+
 /// The outcome of a command that settles an item.
 struct Settled {
     outcome: CallResult<Reply>,
-    /// The claim, if the command was not applied.
+    /// The claim, if it may still be in place.
     kept: Option<KeptClaim>,
 }
 
@@ -598,5 +622,34 @@ impl std::fmt::Debug for Delivery {
             .field("attempt", &self.attempt)
             .field("taken_at", &self.claim.since)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+    use crate::{Blocking, Config, Node};
+
+    #[test]
+    fn dropped_acknowledgement_with_a_failed_condition_releases_its_item() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(Config::new(dir.path(), "solo")).block().unwrap();
+        let jobs = node.session().block().unwrap().queue("jobs");
+        jobs.put("x").block().unwrap();
+        let mut job = jobs.take().block().unwrap();
+        let effects = Txn { compares: vec![Compare::exists("no key")], ..Txn::default() };
+        let is_pending = {
+            let mut acknowledging = pin!(job.acknowledge(effects));
+            let mut context = Context::from_waker(Waker::noop());
+            acknowledging.as_mut().poll(&mut context).is_pending()
+        };
+        assert!(is_pending && !job.is_open());
+        let again = jobs.take().deadline(Duration::from_secs(20)).block().unwrap();
+        assert_eq!(again.attempt(), 2);
+        again.ack().block().unwrap();
+        node.shutdown().block();
     }
 }

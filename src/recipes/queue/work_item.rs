@@ -2,12 +2,12 @@
 
 use std::fmt::Display;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::model::Op;
+use crate::model::{Compare, Op, Txn};
 
 use super::Delivery;
 use super::worker::WorkerPhase;
@@ -25,7 +25,8 @@ pub struct WorkItem {
 struct WorkItemInner {
     /// Does not own the item.
     delivery: Delivery,
-    effects: Mutex<Vec<Op>>,
+    /// The operations that are applied with the acknowledgement, and its conditions.
+    effects: Mutex<Txn>,
     phase: watch::Receiver<WorkerPhase>,
 }
 
@@ -39,6 +40,10 @@ impl WorkItem {
     /// [`Delivery::ack_with`]. So it is applied once, however often the item is delivered. If the
     /// handler fails or the item is lost, the operation is not applied. No client
     /// [prefix](crate::Client::with_prefix) is added to its keys.
+    ///
+    /// A lock in the handler does not protect the operation: its guard is dropped when the handler
+    /// returns, before the acknowledgement. If the operation depends on what the handler has read,
+    /// add a condition with [`WorkItem::when`].
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, Op};
@@ -61,8 +66,51 @@ impl WorkItem {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn then(&self, op: impl Into<Op>) {
-        let op = op.into();
-        self.inner.effects.lock().unwrap_or_else(PoisonError::into_inner).push(op);
+        self.effects().success.push(op.into());
+    }
+
+    /// Adds a condition of the acknowledgement. If the condition does not hold, no operation of
+    /// [`WorkItem::then`] is applied, and the item fails as if the handler had returned an error: it
+    /// is retried after the delay of the worker, and the attempt counts. No client
+    /// [prefix](crate::Client::with_prefix) is added to the keys.
+    ///
+    /// With the revision of what the handler has read, a change that depends on it is applied
+    /// exactly once. This sum is exact, however many workers add to it:
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Compare, Config, Node, Op, Revision};
+    /// # use std::time::Duration;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let (stop, mut stopped) = tokio::sync::mpsc::channel(1);
+    /// # let (stopped, grace) = (stopped.recv(), Duration::from_secs(10));
+    /// let kv = node.client();
+    /// kv.queue("payments").put("7").block()?;
+    /// let worker = node.queue_worker("payments").retry_with(|_| Duration::from_millis(10));
+    /// worker
+    ///     .run_until(stopped, grace, async |payment| {
+    ///         let row = kv.get("sum").await?;
+    ///         let seen = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
+    ///         let sum = row.map_or(Ok(0), |row| row.parse::<u64>())?;
+    ///         payment.when(Compare::mod_revision("sum").eq(seen));
+    ///         payment.then(Op::put("sum", (sum + payment.parse::<u64>()?).to_string()));
+    /// #       stop.try_send(())?;
+    ///         Ok(())
+    ///     })
+    ///     .block()?;
+    /// assert_eq!(kv.get("sum").block()?.unwrap().value, "7");
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn when(&self, compare: Compare) {
+        self.when_all([compare]);
+    }
+
+    /// Adds several conditions, for example those of a lock or a leadership that the program holds
+    /// for longer than the handler runs ([`Hold::still_held`](crate::lock::Hold::still_held)).
+    pub fn when_all(&self, compares: impl IntoIterator<Item = Compare>) {
+        let compares: Vec<Compare> = compares.into_iter().collect();
+        self.effects().compares.extend(compares);
     }
 
     /// Waits until the worker stops, and takes no more items. The handler is dropped after the grace
@@ -74,8 +122,12 @@ impl WorkItem {
         drop(phase.wait_for(|phase| *phase >= WorkerPhase::Finishing).await);
     }
 
-    pub(super) fn take_effects(&self) -> Vec<Op> {
-        std::mem::take(&mut *self.inner.effects.lock().unwrap_or_else(PoisonError::into_inner))
+    pub(super) fn take_effects(&self) -> Txn {
+        std::mem::take(&mut self.effects())
+    }
+
+    fn effects(&self) -> MutexGuard<'_, Txn> {
+        self.inner.effects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -33,6 +33,9 @@ use super::{Delivery, QueueError, QueueTaker, WorkFailure, WorkItem};
 /// Default of [`QueueWorker::retry_after`]. Also the pause after an outcome that was not applied.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// Why an item fails if a condition of [`WorkItem::when`] does not hold.
+const CONDITION_FAILED: &str = "the condition of the acknowledgement does not hold";
+
 /// Time that a stopped worker has to settle its items and to close its session, if its grace period
 /// is shorter.
 const SETTLE_WAIT_MIN: Duration = Duration::from_secs(1);
@@ -47,6 +50,7 @@ const SETTLE_WAIT_MIN: Duration = Duration::from_secs(1);
 /// | handler | item |
 /// |---|---|
 /// | returns `Ok` | acknowledged, together with the operations of [`WorkItem::then`] |
+/// | returns `Ok`, but a condition of [`WorkItem::when`] does not hold | as after an error |
 /// | returns an error | retried after the delay of the error or of [`QueueWorker::retry_after`]. On the last attempt ([`QueueWorker::attempts_max`]), and with [`WorkFailure::dead_letter`], moved to the dead letters with the reason |
 /// | panics | like an error, with the text of the panic as its reason |
 /// | is dropped after the grace period | released at once |
@@ -108,7 +112,7 @@ pub struct QueueWorker {
     name: Bytes,
     concurrency: usize,
     attempts_max: Option<u64>,
-    retry_after: Duration,
+    retry_delay: RetryDelay,
     may_finish: bool,
 }
 
@@ -153,7 +157,7 @@ impl Node {
             name: name.into_bytes(),
             concurrency: 1,
             attempts_max: None,
-            retry_after: RETRY_AFTER,
+            retry_delay: RetryDelay::constant(RETRY_AFTER),
             may_finish: false,
         }
     }
@@ -178,7 +182,26 @@ impl QueueWorker {
     /// Sets the delay before a failed item is delivered again, unless the handler chooses one
     /// ([`WorkFailure::retry_after`]). Default 1 s.
     pub fn retry_after(mut self, delay: Duration) -> Self {
-        self.retry_after = delay;
+        self.retry_delay = RetryDelay::constant(delay);
+        self
+    }
+
+    /// Computes the delay of [`QueueWorker::retry_after`] from the number of the failed attempt, 1
+    /// for the first one. This delay doubles from 1 s up to 1,024 s:
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # use std::time::Duration;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// let worker = node.queue_worker("mails").attempts_max(20);
+    /// let worker = worker.retry_with(|attempt| Duration::from_secs(1 << (attempt - 1).min(10)));
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "backoff")]
+    pub fn retry_with(mut self, delay: impl Fn(u64) -> Duration + Send + Sync + 'static) -> Self {
+        self.retry_delay = RetryDelay(Arc::new(delay));
         self
     }
 
@@ -251,6 +274,26 @@ impl QueueWorker {
             Some(error) => Err(error),
             None => Ok(()),
         }
+    }
+}
+
+/// The delay before a failed item is delivered again, by the number of the failed attempt.
+#[derive(Clone)]
+struct RetryDelay(Arc<dyn Fn(u64) -> Duration + Send + Sync>);
+
+impl RetryDelay {
+    fn constant(delay: Duration) -> Self {
+        Self(Arc::new(move |_| delay))
+    }
+
+    fn after(&self, item: &Delivery) -> Duration {
+        (self.0)(item.attempt())
+    }
+}
+
+impl std::fmt::Debug for RetryDelay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RetryDelay").finish_non_exhaustive()
     }
 }
 
@@ -423,12 +466,14 @@ impl WorkerRun {
         match item.acknowledge(work.take_effects()).await {
             Err(error) if !item.is_open() || error.effect() != Effect::NotApplied => Err(error),
             Err(error) if error.is_retryable() => {
-                let released = item.nack_after(self.worker.retry_after).await;
+                let delay = self.worker.retry_delay.after(&item);
+                let released = item.nack_after(delay).await;
                 released.and(Err(error))
             }
             // The effects were rejected, so another attempt needs other effects.
             Err(error) => self.fail(item, WorkFailure::from(error)).await,
-            Ok(_) => Ok(()),
+            Ok(None) => self.fail(item, WorkFailure::new(CONDITION_FAILED)).await,
+            Ok(Some(_)) => Ok(()),
         }
     }
 
@@ -442,7 +487,7 @@ impl WorkerRun {
             "handler failed"
         );
         let delay = match retry {
-            Retry::Default => self.worker.retry_after,
+            Retry::Default => self.worker.retry_delay.after(&delivery),
             Retry::After(delay) => delay,
             Retry::Never => return delivery.dead_letter(reason).await,
         };

@@ -77,6 +77,12 @@ impl<T, C: Codec<T>> TypedWorker<T, C> {
         self
     }
 
+    /// Computes the delay from the number of the failed attempt; see [`QueueWorker::retry_with`].
+    pub fn retry_with(mut self, delay: impl Fn(u64) -> Duration + Send + Sync + 'static) -> Self {
+        self.worker = self.worker.retry_with(delay);
+        self
+    }
+
     /// Does not drop a handler whose item was lost; see [`QueueWorker::finish_after_loss`].
     pub fn finish_after_loss(mut self) -> Self {
         self.worker = self.worker.finish_after_loss();

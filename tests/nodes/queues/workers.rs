@@ -8,7 +8,7 @@ use std::sync::{Mutex, mpsc};
 use tokio::sync::{Barrier, oneshot};
 
 use bowline::queue::{QueueWorker, WorkFailure, WorkItem};
-use bowline::{LeaseId, Put};
+use bowline::{LeaseId, Put, Token};
 
 use super::*;
 
@@ -269,6 +269,120 @@ fn effects_are_applied_with_the_acknowledgement_only() {
         leased.contains("lease"),
         "an effect that is rejected when applied does so, too: {leased}"
     );
+}
+
+#[test]
+fn operations_of_objects_with_a_prefix_have_complete_keys() {
+    let cluster = quick(1);
+    let kv = cluster.client(0);
+    let app = kv.with_prefix("app/");
+    let (results, fence) = (app.typed::<u32>("results/"), app.fence("fence"));
+    let (texts, numbers) = (app.queue("texts"), app.queue("numbers").typed::<u32>());
+    let token = Token::new(Revision(7), 0);
+    fence.admit(token).block().unwrap();
+    let all = move || {
+        let puts = [results.put_op("1", &10), Ok(texts.put_op("x", 0)), numbers.put_op(&10, 0)];
+        (puts.map(Result::unwrap), fence.condition(token))
+    };
+    // A transaction.
+    let (ops, condition) = all();
+    assert!(kv.txn().when(condition).then_all(ops).commit().block().unwrap().succeeded);
+    // The acknowledgements of a taker and of a worker.
+    kv.queue("jobs").put_many(["1", "2"]).block().unwrap();
+    taker(&cluster, 0, "jobs").take().block().unwrap().ack_with(all().0).block().unwrap();
+    let worker = cluster.node(0).queue_worker("jobs");
+    let every = all.clone();
+    let running = Running::start(worker, SOON, async move |job: WorkItem| {
+        let (ops, condition) = every();
+        job.when(condition);
+        ops.into_iter().for_each(|op| job.then(op));
+        Ok(())
+    });
+    until_count(&kv, "jobs/item/", 0);
+    running.stop().unwrap();
+    let version = app.get("results/1").block().unwrap().unwrap().version;
+    let lens = ["texts", "numbers"].map(|name| app.queue(name).len().block().unwrap());
+    assert_eq!((version, lens), (3, [3, 3]));
+    let outside = ["results/", "texts/", "numbers/", "app/app/"];
+    assert_eq!(outside.map(|prefix| count(&kv, prefix)), [0; 4]);
+    // A client with a prefix takes complete compares separately.
+    let passed = app.txn().when_complete([all().1]).then(Op::get("fence"));
+    assert!(passed.commit().block().unwrap().succeeded);
+}
+
+#[test]
+fn conditional_acknowledgements_of_concurrent_workers_lose_no_update() {
+    const ITEMS: usize = 100;
+    let cluster = quick(3);
+    let (kv, jobs) = (cluster.client(0), cluster.client(0).queue("jobs"));
+    jobs.put_many((0..ITEMS).map(|_| "1")).block().unwrap();
+    let conflicts = Arc::new(AtomicUsize::new(0));
+    let workers = [0, 1, 2, 0].map(|member| {
+        let (kv, conflicts) = (cluster.client(member), Arc::clone(&conflicts));
+        let worker = cluster.node(member).queue_worker("jobs").concurrency(2);
+        let worker = worker.retry_with(|_| Duration::from_millis(1));
+        Running::start(worker, SOON, async move |job: WorkItem| {
+            conflicts.fetch_add(usize::from(job.attempt() > 1), Ordering::SeqCst);
+            let row = kv.get("total").await?;
+            let seen = row.as_ref().map_or(Revision(0), |row| row.mod_revision);
+            let total = row.map_or(Ok(0), |row| row.parse::<usize>())?;
+            job.when(Compare::mod_revision("total").eq(seen));
+            job.then(Op::put("total", (total + job.parse::<usize>()?).to_string()));
+            Ok(())
+        })
+    });
+    until_count(&kv, "jobs/item/", 0);
+    workers.into_iter().for_each(|worker| worker.stop().unwrap());
+    let total = kv.get("total").block().unwrap().unwrap();
+    assert_eq!((total.parse(), total.version), (Ok(ITEMS), ITEMS as u64));
+    assert!(conflicts.load(Ordering::SeqCst) > 0, "no two workers have met");
+}
+
+#[test]
+fn item_whose_condition_does_not_hold_is_retried_and_applies_nothing() {
+    let cluster = quick(1);
+    let (kv, jobs) = (cluster.client(0), cluster.client(0).queue("jobs"));
+    jobs.put_many(["late", "never", "only a condition"]).block().unwrap();
+    let worker = cluster.node(0).queue_worker("jobs").attempts_max(2).retry_after(Duration::ZERO);
+    let running = Running::start(worker, SOON, async |job: WorkItem| {
+        job.when(Compare::missing("lock"));
+        match (job.text()?, job.attempt()) {
+            ("late", 2) | ("only a condition", _) => {}
+            _ => job.when_all([Compare::missing("a"), Compare::exists("b")]),
+        }
+        if job.value() != "only a condition" {
+            job.then(Op::put("effect", job.value().clone()));
+        }
+        Ok(())
+    });
+    until_count(&kv, "jobs/item/", 0);
+    running.stop().unwrap();
+    let effect = kv.get("effect").block().unwrap().unwrap();
+    assert_eq!((&effect.value[..], effect.version), (&b"late"[..], 1));
+    let [never] = &jobs.dead_letters().items().block().unwrap()[..] else { panic!("one") };
+    let letter = never.dead_letter.as_ref().unwrap();
+    let reason = "the condition of the acknowledgement does not hold";
+    assert_eq!((&never.value[..], letter.attempts, &*letter.reason), (&b"never"[..], 2, reason));
+}
+
+#[test]
+fn retry_delay_is_computed_from_the_attempt() {
+    let cluster = quick(1);
+    let jobs = cluster.client(0).queue("jobs");
+    jobs.put("x").block().unwrap();
+    let (asked, delays) = mpsc::channel();
+    let worker = cluster.node(0).queue_worker("jobs").attempts_max(4);
+    let worker = worker.retry_with(move |attempt| {
+        asked.send(attempt).unwrap();
+        Duration::from_millis(attempt)
+    });
+    let running = Running::start(worker, SOON, async |job: WorkItem| match job.attempt() {
+        2 => Err(WorkFailure::new("a delay of its own").retry_after(Duration::ZERO)),
+        _ => Err(WorkFailure::new("no paper")),
+    });
+    until_count(&cluster.client(0), "jobs/item/", 0);
+    running.stop().unwrap();
+    assert_eq!(delays.try_iter().collect::<Vec<u64>>(), [1, 3, 4]);
 }
 
 #[test]
