@@ -1,5 +1,6 @@
 //! [`Blocking`]: blocking calls for programs without async.
 
+use std::cell::Cell;
 use std::future::IntoFuture;
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,6 +8,25 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use tokio::runtime::Handle;
+
+thread_local! {
+    /// Whether this thread runs the simulator.
+    static SIMULATES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs the simulator. Meanwhile, [`Blocking::block`] panics on this thread: the simulator has only
+/// this thread, so the call would never complete.
+#[cfg(any(test, feature = "sim"))]
+pub(crate) fn simulate<T>(run: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            SIMULATES.set(self.0);
+        }
+    }
+    let _restore = Restore(SIMULATES.replace(true));
+    run()
+}
 
 /// Blocks the calling thread until a call has completed. Implemented for every awaitable type.
 ///
@@ -29,7 +49,8 @@ pub trait Blocking: IntoFuture + Sized {
     /// # Panics
     /// Panics in an async task on a thread of a tokio runtime, because blocking would also stop the
     /// other tasks of that thread. In async code, await the call or use
-    /// `tokio::task::spawn_blocking`. Only tokio runtimes are detected.
+    /// `tokio::task::spawn_blocking`. Also panics in a program in the simulator. Other executors are
+    /// not detected.
     #[track_caller]
     fn block(self) -> Self::Output {
         struct Unpark(Thread);
@@ -38,6 +59,10 @@ pub trait Blocking: IntoFuture + Sized {
                 self.0.unpark();
             }
         }
+        assert!(
+            !SIMULATES.get(),
+            "`block()` would never return in the simulator, which has one thread: use `.await` instead"
+        );
         // `Handle::block_on` panics if this thread runs async tasks. `Handle::block_on` does not
         // panic on a thread of `spawn_blocking`.
         if let Ok(runtime) = Handle::try_current() {

@@ -34,6 +34,8 @@ mod watch;
 
 pub use alarms::AlarmReply;
 pub use blocking::Blocking;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) use blocking::simulate;
 pub(crate) use call::timeout_option;
 pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
 pub(crate) use checked::StartMode;

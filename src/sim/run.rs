@@ -20,6 +20,7 @@ use super::script::ScriptedFault;
 use super::violation::Violation;
 use super::workload::{self, Scene};
 use super::world::{Counts, Started, World, WorldOptions};
+use crate::api::simulate;
 use crate::env::Entropy;
 use crate::model::NodeId;
 
@@ -154,11 +155,14 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("something fell without a word").to_owned()
 }
 
-/// Adds what to do about a panic of tokio, whose timers and sockets do not exist in the simulator.
+/// Adds what to do about a panic of tokio, whose tasks, timers and sockets do not exist in the simulator.
 fn explained(text: String) -> String {
     match text.contains("there is no reactor running") {
         true => {
-            format!("{text} (in the simulator, use `sleep` of the host instead of timers of tokio)")
+            format!(
+                "{text} (in the simulator, use `sleep` of the host instead of timers of tokio, and `join!` instead of \
+                 `tokio::spawn`)"
+            )
         }
         false => text,
     }
@@ -256,7 +260,7 @@ impl Run {
 
     /// Runs the seed to its end. A panic counts as a violation.
     pub(super) fn finish(mut self) -> Result<Report, Box<Failure>> {
-        let gone = catch_unwind(AssertUnwindSafe(|| self.go()));
+        let gone = catch_unwind(AssertUnwindSafe(|| simulate(|| self.go())));
         let (violation, has_panicked) = match gone {
             Ok(Ok(())) => return Ok(self.report()),
             Ok(Err(violation)) => (violation, false),

@@ -388,6 +388,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::api::Blocking;
     use crate::sim::FaultTarget;
 
     #[test]
@@ -413,6 +414,18 @@ mod tests {
         let failure = scenario.run(1).unwrap_err();
         assert!(failure.violation.detail.contains("use `sleep` of the host"), "{failure}");
         assert_eq!(format!("{failure:?}"), failure.to_string());
+    }
+
+    #[test]
+    fn blocking_call_is_explained() {
+        let scenario = Scenario::new(|host| async move {
+            drop(host.client().put("k", "v").block());
+        });
+        let failure = scenario.run(1).unwrap_err();
+        assert_eq!(failure.violation.invariant, "PANIC");
+        assert!(failure.violation.detail.contains("use `.await` instead"), "{failure}");
+        // Afterwards the thread may block again.
+        assert_eq!(async { 1 }.block(), 1);
     }
 
     #[test]
