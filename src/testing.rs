@@ -164,7 +164,8 @@ impl Cluster {
         ClusterOptions::new(members).start().await
     }
 
-    /// Returns a running member.
+    /// Returns a running member. A [`Node`] cannot be cloned. A task or an async closure needs a
+    /// handle of its own: [`Cluster::shared_node`].
     ///
     /// # Panics
     /// Panics if the member was killed or shut down, and not restarted.
@@ -172,8 +173,8 @@ impl Cluster {
         self.nodes[member].as_deref().unwrap_or_else(|| panic!("member {member} is not running"))
     }
 
-    /// Returns a running member for a part of the program that needs its own handle, such as the
-    /// state of a web service. The member still belongs to the cluster: [`Cluster::kill`],
+    /// Returns a running member for a part of the program that needs its own handle, such as a
+    /// task or the state of a web service. The member still belongs to the cluster: [`Cluster::kill`],
     /// [`Cluster::shutdown`] and dropping the cluster stop it, and the handle then reports
     /// [`Error::Stopped`](crate::Error::Stopped).
     ///
@@ -298,6 +299,12 @@ impl Cluster {
         }
     }
 
+    /// Cuts all connections of a member, in both directions. Short for
+    /// `cluster.partition(&[member])`. For the next leader, see [`Cluster::leader_other_than`].
+    pub fn isolate(&self, member: usize) {
+        self.partition(&[member]);
+    }
+
     /// Drops all messages from `from` to `to`. The opposite direction is not affected.
     pub fn cut(&self, from: usize, to: usize) {
         self.hub.cut(id(from), id(to));
@@ -308,14 +315,49 @@ impl Cluster {
         self.hub.heal_all();
     }
 
-    /// Waits until a quorum of voters follows a leader, and returns the leader's number.
+    /// Waits until a quorum of voters follows a leader, and returns the leader's number. After a
+    /// partition, the followers need an election timeout to notice it. Until then, this function
+    /// returns the old leader. To wait for its successor, use [`Cluster::leader_other_than`].
     ///
     /// # Errors
     /// Returns [`TooLate`] if the condition is not met within the limit.
     pub async fn leader(&self) -> Result<usize, TooLate> {
+        self.wait_for_leader("no leader with a quorum", None).await
+    }
+
+    /// Waits until a quorum of voters follows a leader other than `old`, and returns the leader's
+    /// number.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, testing::Cluster};
+    /// # let cluster = Cluster::start(3).block()?;
+    /// let old = cluster.leader().block()?;
+    /// cluster.isolate(old);
+    /// let new = cluster.leader_other_than(old).block()?;
+    /// assert_ne!(new, old);
+    /// cluster.client(new).put("k", "v").block()?;
+    /// cluster.heal();
+    /// assert_eq!(cluster.client(old).get("k").block()?.unwrap().value, "v");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`TooLate`] if the condition is not met within the limit.
+    pub async fn leader_other_than(&self, old: usize) -> Result<usize, TooLate> {
+        self.wait_for_leader("no other leader with a quorum", Some(id(old))).await
+    }
+
+    async fn wait_for_leader(
+        &self,
+        otherwise: &str,
+        except: Option<NodeId>,
+    ) -> Result<usize, TooLate> {
         let leader = |statuses: &[NodeStatus]| {
             let leader =
                 statuses.iter().filter(|s| s.role == Role::Leader).max_by_key(|s| s.term)?;
+            if except == Some(leader.id) {
+                return None;
+            }
             let (_, node) = self.running().find(|(_, node)| node.status().id == leader.id)?;
             let voters: Vec<NodeId> = node.members().voters().collect();
             let behind = |s: &&NodeStatus| {
@@ -324,7 +366,7 @@ impl Cluster {
             (statuses.iter().filter(behind).count() > voters.len() / 2).then_some(leader.id)
         };
         let mut found = None;
-        self.wait_until("no leader with a quorum", |statuses| {
+        self.wait_until(otherwise, |statuses| {
             found = leader(statuses);
             found.is_some()
         })
