@@ -108,6 +108,11 @@ impl Verdict {
         matches!(self, Self::Ok)
     }
 
+    /// Returns whether no order explains the history. False if undecided.
+    pub fn is_violation(&self) -> bool {
+        matches!(self, Self::Violation(_))
+    }
+
     /// Returns the violation, if there is one.
     pub fn violation(&self) -> Option<&Counterexample> {
         match self {
@@ -228,6 +233,15 @@ impl fmt::Display for Shortened<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn undecided_verdict_is_neither_ok_nor_a_violation() {
+        let why = Undecided::Nothing;
+        let undecided = Verdict::Undecided { object: "x".to_owned(), why, explored: 0 };
+        let violation = Verdict::from(Counterexample::default());
+        let answers = [Verdict::Ok, violation, undecided].map(|it| (it.is_ok(), it.is_violation()));
+        assert_eq!(answers, [(true, false), (false, true), (false, false)]);
+    }
 
     #[test]
     fn text_of_a_long_counterexample_shows_its_last_operations() {
