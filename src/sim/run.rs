@@ -43,7 +43,8 @@ const GRANTS_MIN: u64 = 5;
 /// Events that must have happened for a seed to count.
 const REQUIRED_EVENTS: [&str; 2] = ["lease end", "log cut behind a snapshot"];
 
-/// The result of a seed.
+/// The result of a seed. `acknowledged` and `grants_min` describe the simulator's own programs, which do not run in a
+/// [`Scenario`]. Use [`Host::count`] and [`Scenario::at_least`] there.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The seed.
@@ -54,7 +55,7 @@ pub struct Report {
     pub simulated: Duration,
     /// The hash of all events.
     pub trace: u64,
-    /// Number of acknowledged operations.
+    /// Number of acknowledged operations of the simulator's own programs. Always 0 in a [`Scenario`].
     pub acknowledged: u64,
     /// Number of leader changes.
     pub leader_changes: u64,
@@ -63,17 +64,23 @@ pub struct Report {
     /// Whether the remaining machines had a quorum at the end. If false, more machines were lost than the cluster
     /// tolerates, and the last round was skipped.
     pub recoverable: bool,
-    /// Number of grants of the lock that was granted least.
+    /// Number of grants of the lock that the simulator's own programs were granted least. Without such locks, and in a
+    /// [`Scenario`], always 5.
     pub grants_min: u64,
     /// Counts of operations and events, by name.
     pub counts: BTreeMap<&'static str, u64>,
-    /// A summary in words.
+    /// Counts of the simulator's internal events, for debugging. The format may change.
     pub story: String,
+    is_scenario: bool,
 }
 
 impl Report {
-    /// Returns whether enough happened for the seed to count.
+    /// Returns whether enough happened for the seed to count. In a [`Scenario`], returns whether the run was
+    /// [`recoverable`](Self::recoverable). Only [`Scenario::at_least`] can tell whether your program did enough.
     pub fn is_valid(&self) -> bool {
+        if self.is_scenario {
+            return self.recoverable;
+        }
         self.acknowledged >= ACKNOWLEDGED_MIN
             && self.grants_min >= GRANTS_MIN
             && self.leader_changes >= 1
@@ -459,6 +466,7 @@ impl Run {
             grants_min: grants.min().unwrap_or(GRANTS_MIN),
             counts: judge.tally.counts(),
             story: self.story(&judge.tally),
+            is_scenario: self.foreign.is_some(),
         }
     }
 

@@ -521,6 +521,7 @@ mod tests {
         assert_eq!((quiet.crashes, quiet.counts["fault: pause"]), (0, 1));
         assert!(quiet.leader_changes > silent.leader_changes, "the leader was paused");
         assert!(silent.counts.keys().all(|name| !name.starts_with("fault: ")), "{silent:?}");
+        assert!(silent.is_valid() && !Report { recoverable: false, ..silent }.is_valid());
     }
 
     #[test]
