@@ -362,7 +362,7 @@ impl Run {
             !world.is_settled(&of(world)) || !world.members_are_quiet() || !putting.is_nobody()
         };
         if !self.world.run_while(end, unsettled)? {
-            let (state, core) = (self.world.describe(), of(&self.world));
+            let (state, core) = (self.world.describe(), self.world.ids(&of(&self.world)));
             return Violation::found(
                 "L-CONVERGE",
                 format!("{core:?} did not come together: {state}"),
@@ -382,7 +382,7 @@ impl Run {
         let end = self.world.timeline().now() + CALM;
         let serving = |_: &mut World| done.get() < core.len();
         if !self.world.run_while(end, serving)? {
-            let state = self.world.describe();
+            let (state, core) = (self.world.describe(), self.world.ids(core));
             let served = done.get();
             return Violation::found("L-SERVE", format!("{served} of {core:?} served: {state}"));
         }

@@ -240,9 +240,11 @@ impl Scenario {
         let words = again.map_or_else(|| failure.to_string(), |failure| failure.to_string());
         let left = parts.iter().enumerate().filter(|(part, _)| !without.contains(part));
         let left: String = left.map(|(part, words)| format!("  {part:>3}  {words}\n")).collect();
-        format!(
-            "{words}\nof its faults it needs:\n{left}run it again with run_without({seed}, &{without:?})"
-        )
+        let needs = match left.is_empty() {
+            true => "it needs none of its drawn faults\n".to_owned(),
+            false => format!("of its drawn faults it needs:\n{left}"),
+        };
+        format!("{words}\n{needs}run it again with run_without({seed}, &{without:?})")
     }
 
     /// Describes the faults that a seed draws.
@@ -426,6 +428,23 @@ mod tests {
         assert!(failure.violation.detail.contains("use `.await` instead"), "{failure}");
         // Afterwards the thread may block again.
         assert_eq!(async { 1 }.block(), 1);
+    }
+
+    #[test]
+    #[should_panic(
+        expected = "no way out\nit needs none of its drawn faults\nrun it again with run_without(1, "
+    )]
+    fn failure_that_needs_no_fault_says_so() {
+        Scenario::new(|_| async { panic!("no way out") }).run_all(1..=1);
+    }
+
+    #[test]
+    fn timeline_names_nodes_by_their_ids() {
+        let idle = Scenario::new(|host| async move { host.sleep(ms(1)).await });
+        let scenario = idle.nodes(3).quiet().finally(|_| async { Err("never".to_owned()) });
+        let failure = scenario.run(1).unwrap_err();
+        assert!(failure.trace.contains("everything heals around [n1, n2, n3]"), "{failure}");
+        assert_eq!(failure.violation.detail, "on n1: never");
     }
 
     #[test]

@@ -333,7 +333,8 @@ impl World {
     /// Ends all faults: the network and the disks work normally and paused processes resume. The nodes of `core` run;
     /// the others stay as they are.
     pub(crate) fn heal(&mut self, core: &[usize]) -> Result<(), Violation> {
-        self.note(12, &[], || format!("everything heals around {core:?}"));
+        let ids = self.ids(core);
+        self.note(12, &[], || format!("everything heals around {ids:?}"));
         self.remove_newcomers();
         self.partition += 1;
         self.storm += 1;

@@ -384,6 +384,11 @@ impl World {
         Ok(())
     }
 
+    /// Returns the ids of the nodes with these indices.
+    pub(crate) fn ids(&self, nodes: &[usize]) -> Vec<NodeId> {
+        nodes.iter().map(|at| self.nodes[*at].id).collect()
+    }
+
     /// Describes the state of every node for the report of a failure.
     pub(crate) fn describe(&self) -> String {
         let one = |node: &SimNode| match node.running() {
