@@ -81,8 +81,8 @@ impl Change {
         self.revision
     }
 
-    /// Returns the number of changed keys.
-    pub fn len(&self) -> usize {
+    /// Returns the number of changes: a request may change a key several times.
+    pub(super) fn row_count(&self) -> usize {
         match &self.rows {
             Rows::One(_) => 1,
             Rows::Many(rows) => rows.len(),

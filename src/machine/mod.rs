@@ -260,7 +260,7 @@ impl Machine {
         let ApplyTurn { hold, done } = turn;
         drop(hold);
         (self.applied, self.term) = (index, term);
-        let written: usize = done.changes.iter().map(Change::len).sum();
+        let written: usize = done.changes.iter().map(Change::row_count).sum();
         self.store.sweep(self.options.sweep_rows + 2 * written);
         Ok(done)
     }
