@@ -69,7 +69,7 @@ impl Call {
     /// call is cancelled too.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Option<Py<PyAny>>> {
-        let inside = InterpreterGate::of_process().enter().ok_or_else(shutting_down)?;
+        let permit = InterpreterGate::of_process().enter().ok_or_else(shutting_down)?;
         let mut running = self.take()?;
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout.0));
         loop {
@@ -83,7 +83,7 @@ impl Call {
             if let Some(outcome) = polled {
                 return outcome?(py).map(Some);
             }
-            let checked = match inside.must_leave() {
+            let checked = match permit.must_leave() {
                 true => Err(shutting_down()),
                 false => py.check_signals(),
             };
@@ -116,7 +116,7 @@ impl Call {
             })
             .await;
             // While the interpreter shuts down there is no program left that waits for the result.
-            let Some(inside) = gate.enter() else { return };
+            let Some(permit) = gate.enter() else { return };
             Python::attach(|py| {
                 let delivered = match outcome.map_err(Into::into).and_then(|value| value(py)) {
                     Ok(value) => deliver.call1(py, (value, py.None())),
@@ -127,7 +127,7 @@ impl Call {
                 }
                 drop(deliver);
             });
-            drop(inside);
+            drop(permit);
         });
         Ok(Task { task: task.abort_handle() })
     }

@@ -27,8 +27,8 @@ struct GateState {
     closed_by: Option<ThreadId>,
 }
 
-/// A thread inside the gate, which leaves with the drop.
-pub(crate) struct Inside {
+/// Lets a thread use the interpreter. The thread leaves the gate with the drop.
+pub(crate) struct AttachPermit {
     gate: Arc<InterpreterGate>,
 }
 
@@ -45,13 +45,13 @@ impl InterpreterGate {
     }
 
     /// Returns `None` if another thread has closed the gate.
-    pub(crate) fn enter(self: &Arc<Self>) -> Option<Inside> {
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<AttachPermit> {
         let mut state = self.state();
         if state.is_closed_for_this_thread() {
             return None;
         }
         state.inside += 1;
-        Some(Inside { gate: Arc::clone(self) })
+        Some(AttachPermit { gate: Arc::clone(self) })
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -76,14 +76,14 @@ impl GateState {
     }
 }
 
-impl Inside {
+impl AttachPermit {
     /// Returns whether another thread waits for this thread to leave.
     pub(crate) fn must_leave(&self) -> bool {
         self.gate.state().is_closed_for_this_thread()
     }
 }
 
-impl Drop for Inside {
+impl Drop for AttachPermit {
     fn drop(&mut self) {
         self.gate.state().inside -= 1;
         self.gate.left.notify_all();
