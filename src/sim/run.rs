@@ -71,7 +71,7 @@ pub struct Report {
     pub counts: BTreeMap<&'static str, u64>,
     /// Counts of the simulator's internal events, for debugging. The format may change.
     pub story: String,
-    is_scenario: bool,
+    pub(super) is_scenario: bool,
 }
 
 impl Report {

@@ -1,45 +1,4 @@
-//! Runs a program of your own in the simulator. The program runs on every node of a cluster, in every
-//! incarnation of the node's process, under the faults that a seed draws. Your invariants are checked whenever
-//! the store changes.
-//!
-//! ```
-//! use bowline::sim::Scenario;
-//! use std::time::Duration;
-//!
-//! // Each process increments the count that it has read.
-//! let scenario = Scenario::new(|host| async move {
-//!     while !host.is_closing() {
-//!         // Sleep first: on a stopped node every call fails at once.
-//!         host.sleep(Duration::from_millis(200)).await;
-//!         let Ok(row) = host.client().get("count").await else { continue };
-//!         let (count, version) = match &row {
-//!             None => (0, 0),
-//!             Some(row) => (std::str::from_utf8(&row.value).unwrap().parse().unwrap(), row.version),
-//!         };
-//!         let txn = host.client().txn().when(bowline::Compare::version("count").eq(version));
-//!         let txn = txn.then(bowline::Op::put("count", (count + 1u64).to_string()));
-//!         if txn.commit().await.is_ok_and(|reply| reply.succeeded) {
-//!             host.count("counted up");
-//!         }
-//!     }
-//! })
-//! .always("every step is a step by one", |rows| {
-//!     let Some(row) = rows.get("count") else { return Ok(()) };
-//!     let count: u64 = std::str::from_utf8(&row.value).unwrap().parse().unwrap();
-//!     if count == row.version { Ok(()) } else { Err(format!("{count} after {} puts", row.version)) }
-//! });
-//! scenario.run(7).unwrap();
-//! ```
-//!
-//! A failure has the name of the broken invariant: one of Bowline's, one of your own, or `PANIC` if your program or
-//! the library has panicked.
-//!
-//! Without optimization a run takes several times as long. Your `Cargo.toml` can optimize the library alone:
-//!
-//! ```toml
-//! [profile.dev.package.bowline]
-//! opt-level = 1
-//! ```
+//! [`Scenario`]: runs a program of your own in the simulator.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -71,7 +30,7 @@ type Start<T> = Rc<dyn Fn(Host) -> LocalFuture<T>>;
 /// An invariant on the rows of any revision.
 pub(super) type RowsCheck = Rc<dyn Fn(&Rows<'_>) -> Result<(), String>>;
 
-/// A program of your own with its invariants. See the [module](crate::sim) for the world.
+/// A program of your own with its invariants. The [module](crate::sim) has an example.
 #[derive(Clone)]
 pub struct Scenario {
     pub(super) nodes: Option<u64>,
@@ -265,7 +224,7 @@ impl std::fmt::Debug for Scenario {
 }
 
 /// The environment of a program: it replaces the [`Node`](crate::Node), the clock and the random numbers of a real
-/// process.
+/// process. [What a program may do](crate::sim#what-a-program-may-do) lists the rules.
 pub struct Host {
     caller: SimCaller,
     scene: Scene,

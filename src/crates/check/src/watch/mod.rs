@@ -1,7 +1,7 @@
 //! Checks watch streams: did each stream report every change once, in order and completely, and nothing else?
 //!
-//! The input contains the changes with their revisions, and the messages of each stream, in the notation of
-//! [`calls`].
+//! The input contains the changes with their revisions, and the messages of each stream, as [`RecordedWatchCall`] and
+//! [`WatchReply`]. `docs/assurance/checkers.md` lists the fields of both in a file.
 //!
 //! | rule | promise | anchors |
 //! |---|---|---|
