@@ -1,5 +1,6 @@
 //! Tests of `KV.RangeStream`: the chunks, their revision, and the ends of a stream.
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use bowline_client::{Client, Error};
@@ -351,11 +352,12 @@ async fn large_range_is_streamed_in_little_memory() {
     drop(writer);
     let (streams, first) = reading.await.unwrap();
     let growth = server.peak_memory_growth_bytes(before);
-    println!(
-        "{rows} MiB, {streams} streams, the first in {first:?}: {} MiB more memory; \
-         a writer's 99th percentile is {alone:?} alone and {beside:?} beside the streams",
+    let report = format!(
+        "{rows} MiB, {streams} streams, the first in {first:?}: {} MiB more memory; a writer's 99th percentile is \
+         {alone:?} alone and {beside:?} beside the streams\n",
         growth >> 20
     );
+    std::io::stderr().write_all(report.as_bytes()).unwrap();
     assert!(growth < 64 << 20, "{growth} bytes more memory");
 }
 
