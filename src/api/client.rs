@@ -38,7 +38,8 @@ impl Client {
     /// this client.
     ///
     /// A transaction of the client adds the prefix to the keys of its operations and compares, also
-    /// in nested transactions. [`TxnCall::when_complete`] adds compares with complete keys.
+    /// in nested transactions. [`TxnCall::when_complete`] adds compares with complete keys, and
+    /// [`TxnCall::then_complete`] such operations.
     ///
     /// Operations and compares that an object returns have complete keys, which include the prefix:
     /// those of [`Queue::put_op`](crate::queue::Queue::put_op),
@@ -48,8 +49,8 @@ impl Client {
     /// added: in transactions of a client without a prefix, in [`Hold::txn`](crate::lock::Hold::txn),
     /// and with the acknowledgement of an item
     /// ([`Delivery::ack_with`](crate::queue::Delivery::ack_with),
-    /// [`WorkItem::then`](crate::queue::WorkItem::then)). A transaction of a client with a prefix
-    /// would add the prefix a second time.
+    /// [`WorkItem::then`](crate::queue::WorkItem::then)). [`TxnCall::then`] of a client with a
+    /// prefix would add the prefix a second time.
     ///
     /// Sessions have no prefix. Objects that are made by a session (locks, elections, groups, takers
     /// of a queue) take full names that include the prefix, and

@@ -33,6 +33,8 @@ pub struct TxnCall {
     txn: Txn,
     /// Compares whose keys already include every prefix.
     complete: Vec<Compare>,
+    /// Operations of the success branch whose keys already include every prefix.
+    complete_ops: Vec<Op>,
     consistency: Consistency,
     deadline: Option<Duration>,
 }
@@ -40,8 +42,8 @@ pub struct TxnCall {
 impl TxnCall {
     pub(crate) fn new(client: Client) -> Self {
         let consistency = Consistency::Linearizable;
-        let complete = Vec::new();
-        Self { client, txn: Txn::default(), complete, consistency, deadline: None }
+        let (complete, complete_ops) = (Vec::new(), Vec::new());
+        Self { client, txn: Txn::default(), complete, complete_ops, consistency, deadline: None }
     }
 
     /// Adds a compare. The success branch runs only if all compares hold.
@@ -93,6 +95,16 @@ impl TxnCall {
         self
     }
 
+    /// Adds operations whose keys are complete to the success branch: those that
+    /// [`Queue::put_op`](crate::queue::Queue::put_op) and
+    /// [`Typed::put_op`](crate::typed::Typed::put_op) return. The [prefix](Client::with_prefix) of
+    /// the client is not added to these keys. The operations run after all others, and so their
+    /// results are the last ones.
+    pub fn then_complete(mut self, ops: impl IntoIterator<Item = Op>) -> Self {
+        self.complete_ops.extend(ops);
+        self
+    }
+
     /// Adds an operation to the failure branch, which runs if any compare does not hold.
     pub fn or_else(mut self, op: impl Into<Op>) -> Self {
         self.txn.failure.push(op.into());
@@ -114,11 +126,13 @@ impl TxnCall {
     /// # Errors
     /// See [`Error`]. If any operation is rejected, no operation is applied.
     pub async fn commit(self) -> Result<TxnReply, Error> {
-        let Self { client, txn, complete, consistency, deadline: timeout } = self;
+        let Self { client, txn, complete, complete_ops, consistency, deadline: timeout } = self;
         let mut txn = client.scope.txn(txn);
         txn.compares.extend(complete);
+        let scoped_ops = txn.success.len();
+        txn.success.extend(complete_ops);
         let command = Command::Txn(txn);
-        let reply = match &command {
+        let mut reply = match &command {
             Command::Txn(txn) if !txn.writes() => {
                 client.shared.settings.limits.check(&command)?;
                 client.may_do(&command)?;
@@ -132,6 +146,12 @@ impl TxnCall {
                 other => unreachable!("unexpected reply to a transaction: {other:?}"),
             },
         };
-        Ok(client.scope.strip_txn(reply))
+        let of_complete = match reply.succeeded {
+            true => reply.results.split_off(scoped_ops),
+            false => Vec::new(),
+        };
+        let mut reply = client.scope.strip_txn(reply);
+        reply.results.extend(of_complete);
+        Ok(reply)
     }
 }

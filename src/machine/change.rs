@@ -8,8 +8,8 @@ use crate::model::{Event, LeaseId, Revision};
 
 /// The changes of one revision.
 ///
-/// Most changes concern no watcher. Therefore the rows are turned into events only when the events
-/// are needed.
+/// The rows are turned into events only when the events are needed: not on a node without live
+/// watchers, and not for keys that belong to no lock of the node.
 #[derive(Clone)]
 pub struct Change {
     revision: Revision,

@@ -32,8 +32,8 @@ use crate::model::{Event, EventKind, KeyValue, LeaseId, Revision};
 /// Values of at least this length are not copied for readers.
 pub(super) const SHARED_VALUE_BYTES: usize = 1 << 10;
 
-/// Memory in bytes of a version in addition to its own bytes: the reference counts, and its
-/// positions in the index and in the history.
+/// Estimated memory in bytes of a version in addition to its own bytes: the reference counts, and
+/// its positions in the index and in the history.
 pub(super) const ROW_BYTES: u64 = 48;
 
 const REVISION_AT: usize = 4;
@@ -349,7 +349,8 @@ impl Versions {
 
     pub(super) fn push(&mut self, row: StoredRow) {
         let before = std::mem::replace(&mut self.newest, row);
-        self.older.get_or_insert_default().push_back(before);
+        let older = self.older.get_or_insert_with(|| Box::new(VecDeque::with_capacity(1)));
+        older.push_back(before);
     }
 
     pub(super) fn len(&self) -> usize {

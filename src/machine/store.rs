@@ -294,11 +294,14 @@ impl RowStore {
             }
             let changes = history.get(revision).expect("every revision not forgotten");
             let row = changes.get(self.swept_rows);
-            // The first version of a key replaces nothing. A row that only the history contains
-            // was removed from the index before, and so were the older versions of its key.
+            // The first version of a key replaces nothing, or a tombstone, whose own row was swept
+            // before. A row that only the history contains was removed from the index before, and
+            // so were the older versions of its key.
             if row.meta().version != 1 && !row.is_unique() {
                 let before = versions_forgotten.len();
-                index.prune(row.key(), target, &mut versions_forgotten);
+                // A key may have millions of versions, so only those of the next revisions go too.
+                let until = target.min(Revision(revision.get().saturating_add(HOLD_KEYS as u64)));
+                index.prune(row.key(), until, &mut versions_forgotten);
                 let forgotten = versions_forgotten[before..].iter();
                 *bytes -= forgotten.map(|row| row.view().bytes()).sum::<u64>();
             }

@@ -147,6 +147,26 @@ fn row_corrupted_in_memory_is_named() {
 }
 
 #[test]
+fn one_step_of_the_sweep_frees_few_versions_of_a_hot_key() {
+    let mut world = World::with(MachineOptions { sweep_rows: 0, ..MachineOptions::default() });
+    for number in 0..5_000 {
+        world.put("hot", &number.to_string());
+    }
+    let newest = world.reader.revision();
+    world.run(Command::Compact(newest)).unwrap();
+    let versions = |world: &World| {
+        world.machine.store.shared().state().index.get(b"hot").expect("it exists").len()
+    };
+    let mut before = versions(&world);
+    while world.machine.sweep(1) {
+        let now = versions(&world);
+        assert!(before - now <= 1_024, "{} versions in one step", before - now);
+        before = now;
+    }
+    assert_eq!(versions(&world), 1);
+}
+
+#[test]
 fn the_scrub_visits_every_version_of_every_key() {
     let mut world = World::new();
     for number in 0..30 {

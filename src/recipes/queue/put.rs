@@ -105,8 +105,8 @@ impl Queue {
     /// queue is not checked. Use the operation in only one transaction, because it always puts the
     /// item with the same id.
     ///
-    /// The key is complete: use the operation in transactions without a
-    /// [prefix](Client::with_prefix).
+    /// The key is complete: if the client of the transaction has a
+    /// [prefix](Client::with_prefix), use [`TxnCall::then_complete`](crate::TxnCall::then_complete).
     ///
     /// ```
     /// # use bowline::{Blocking, Compare, Config, Node, Op};

@@ -305,9 +305,17 @@ fn operations_of_objects_with_a_prefix_have_complete_keys() {
     assert_eq!((version, lens), (3, [3, 3]));
     let outside = ["results/", "texts/", "numbers/", "app/app/"];
     assert_eq!(outside.map(|prefix| count(&kv, prefix)), [0; 4]);
-    // A client with a prefix takes complete compares separately.
-    let passed = app.txn().when_complete([all().1]).then(Op::get("fence"));
-    assert!(passed.commit().block().unwrap().succeeded);
+    // A client with a prefix takes complete compares and operations separately.
+    let (ops, condition) = all();
+    let mixed = app.txn().when_complete([condition]).then_complete(ops).then(Op::get("fence"));
+    let reply = mixed.commit().block().unwrap();
+    assert!(reply.succeeded);
+    assert_eq!(reply.results[0].rows().unwrap()[0].key, "fence", "complete operations run last");
+    assert_eq!(app.get("results/1").block().unwrap().unwrap().version, 4);
+    assert_eq!(app.queue("texts").len().block().unwrap(), 4);
+    let refused = app.txn().when(Compare::missing("fence")).then_complete(all().0);
+    assert!(!refused.or_else(Op::get("fence")).commit().block().unwrap().succeeded);
+    assert_eq!(outside.map(|prefix| count(&kv, prefix)), [0; 4]);
 }
 
 #[test]
