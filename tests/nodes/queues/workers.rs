@@ -310,7 +310,7 @@ fn operations_of_objects_with_a_prefix_have_complete_keys() {
     let mixed = app.txn().when_complete([condition]).then_complete(ops).then(Op::get("fence"));
     let reply = mixed.commit().block().unwrap();
     assert!(reply.succeeded);
-    assert_eq!(reply.results[0].rows().unwrap()[0].key, "fence", "complete operations run last");
+    assert_eq!(reply.results[0].rows()[0].key, "fence", "complete operations run last");
     assert_eq!(app.get("results/1").block().unwrap().unwrap().version, 4);
     assert_eq!(app.queue("texts").len().block().unwrap(), 4);
     let refused = app.txn().when(Compare::missing("fence")).then_complete(all().0);
