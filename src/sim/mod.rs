@@ -51,7 +51,7 @@
 //! of its drawn faults it needs:
 //!     0    6.85 s Blackout { down: 371.697416ms }
 //!  ...
-//!    10   37.68 s PauseAll { time: 3.428674473s }
+//!    14   46.86 s PowerLoss { who: Leader, down: 1.936597683s }
 //! run it again with run_without(15, &[11, 12, 13, 15, 16, 17])
 //! ```
 //!
