@@ -62,7 +62,7 @@ func compactNow(t *testing.T) {
 	}
 }
 
-// The error for an expired token has a new one, which continues at the newest revision.
+// The error for an expired continue token contains a new token, which continues at the newest revision.
 func TestExpiredTokenIsReplaced(t *testing.T) {
 	o := secrets(t)
 	names := o.fill(t, 100)
