@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use super::row::StoredRow;
+use super::row::{StoredRow, StoredRows};
 use crate::model::{Event, LeaseId, Revision};
 
 /// The changes of one revision.
@@ -76,12 +76,23 @@ impl Change {
         }
     }
 
+    /// Returns the rows as the history stores them.
+    pub(super) fn stored_rows(&self) -> StoredRows {
+        match &self.rows {
+            Rows::One(row) => StoredRows::one(row.row.clone()),
+            Rows::Many(rows) => {
+                StoredRows::collect(rows.iter().map(|row| row.row.clone()).collect())
+            }
+            Rows::Events => unreachable!("the writer asks for its rows"),
+        }
+    }
+
     /// Returns the revision.
     pub fn revision(&self) -> Revision {
         self.revision
     }
 
-    /// Returns the number of changes: a request may change a key several times.
+    /// Returns the number of written rows.
     pub(super) fn row_count(&self) -> usize {
         match &self.rows {
             Rows::One(_) => 1,

@@ -304,16 +304,6 @@ impl StoredRows {
         StoredRows::Many(Box::new(rows))
     }
 
-    pub(super) fn push(&mut self, row: StoredRow) {
-        match self {
-            StoredRows::One(first) => {
-                let first = StoredRow::Packed(Arc::clone(first));
-                *self = StoredRows::Many(Box::new(vec![first, row]));
-            }
-            StoredRows::Many(rows) => rows.push(row),
-        }
-    }
-
     pub(super) fn len(&self) -> usize {
         match self {
             StoredRows::One(_) => 1,

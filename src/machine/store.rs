@@ -21,7 +21,7 @@ use super::change::{Change, WrittenRow};
 use super::digest::mix;
 use super::history::EventHistory;
 use super::index::Index;
-use super::row::{Meta, RowRef, StoredRow, StoredRows};
+use super::row::{Meta, RowRef, StoredRow};
 use super::shared::{HOLD_KEYS, MachineShared, MachineState, Published, ReadHold};
 use crate::model::{Fault, LeaseId, Revision};
 
@@ -29,7 +29,7 @@ use crate::model::{Fault, LeaseId, Revision};
 pub(super) struct Mutation {
     revision: Revision,
     /// `None` if nothing has changed yet.
-    changed: Option<(StoredRows, Change)>,
+    change: Option<Change>,
 }
 
 impl Mutation {
@@ -39,25 +39,18 @@ impl Mutation {
     }
 
     fn is_empty(&self) -> bool {
-        self.changed.is_none()
+        self.change.is_none()
     }
 
-    fn push(&mut self, row: StoredRow, prev: Option<StoredRow>) {
-        let written = WrittenRow { row: row.clone(), prev };
-        match &mut self.changed {
-            None => {
-                let change = Change::of_row(self.revision, written);
-                self.changed = Some((StoredRows::one(row), change));
-            }
-            Some((rows, change)) => {
-                rows.push(row);
-                change.push(written);
-            }
+    fn push(&mut self, written: WrittenRow) {
+        match &mut self.change {
+            None => self.change = Some(Change::of_row(self.revision, written)),
+            Some(change) => change.push(written),
         }
     }
 
     fn last(&self) -> Option<&WrittenRow> {
-        self.changed.as_ref().map(|(_, change)| change.last())
+        self.change.as_ref().map(Change::last)
     }
 }
 
@@ -159,7 +152,7 @@ impl RowStore {
     }
 
     pub(super) fn begin(&self) -> Mutation {
-        Mutation { revision: self.revision.next(), changed: None }
+        Mutation { revision: self.revision.next(), change: None }
     }
 
     /// Writes a key and returns the row.
@@ -228,16 +221,16 @@ impl RowStore {
             self.live = self.live.wrapping_add(fingerprint);
         }
         self.past = mix(self.past.wrapping_add(fingerprint));
-        mutation.push(row, prev);
+        mutation.push(WrittenRow { row, prev });
         Ok(true)
     }
 
     /// Makes the changes the next revision, if there are any.
     pub(super) fn commit(&mut self, hold: &mut ReadHold<'_>, mutation: Mutation) -> Option<Change> {
         assert_eq!(mutation.revision, self.revision.next(), "one request at a time");
-        let Mutation { revision, changed } = mutation;
-        let (rows, change) = changed?;
-        hold.take().history.push(revision, rows);
+        let Mutation { revision, change } = mutation;
+        let change = change?;
+        hold.take().history.push(revision, change.stored_rows());
         self.revision = revision;
         Some(change)
     }
