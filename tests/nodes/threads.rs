@@ -252,3 +252,47 @@ fn put_of_one_caller_wakes_few_threads() {
     assert!(woken >= 2 * PUTS, "{woken} wake-ups for {PUTS} puts cannot be right");
     assert!(woken <= WAKEUPS_PER_PUT_MAX * PUTS, "{woken} wake-ups for {PUTS} puts");
 }
+
+/// Maximum number of voluntary context switches of three members and their caller for one put, if nothing else runs.
+const SWITCHES_PER_PUT_MAX: u64 = 40;
+
+/// Returns the voluntary context switches of all threads of this process.
+#[cfg(target_os = "linux")]
+fn context_switches() -> u64 {
+    let of = |status: String| {
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.and_then(|count| count.trim().parse::<u64>().ok())
+    };
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    threads
+        .map(|thread| thread.unwrap().path().join("status"))
+        .filter_map(|path| std::fs::read_to_string(path).ok().and_then(of))
+        .sum()
+}
+
+/// Counts in a process of its own, because other tests run in this one.
+#[cfg(target_os = "linux")]
+#[test]
+fn put_of_one_caller_switches_few_contexts() {
+    const PUTS: u64 = 500;
+    const ALONE: &str = "BOWLINE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let name = "threads::put_of_one_caller_switches_few_contexts";
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        let status = alone.args(["--exact", name, "--nocapture"]).env(ALONE, "1").status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    let cluster = Cluster::start(3).block().unwrap();
+    let leader = cluster.leader().block().unwrap();
+    let kv = cluster.node(leader).client();
+    kv.put("k", "v").block().unwrap();
+    let before = context_switches();
+    for _ in 0..PUTS {
+        kv.put("k", "v").block().unwrap();
+    }
+    let switches = context_switches() - before;
+    println!("{switches} context switches for {PUTS} puts");
+    assert!(switches >= 4 * PUTS, "{switches} context switches for {PUTS} puts cannot be right");
+    assert!(switches <= SWITCHES_PER_PUT_MAX * PUTS, "{switches} context switches for {PUTS} puts");
+}
