@@ -327,7 +327,7 @@ impl Shared {
         // Log the line in the read's span. If reads are not traced, this is the span of the caller.
         let _inside = span.enter();
         let status = self.state.status.borrow().clone();
-        let (kind, outcome, leader) = (kind.as_str(), end.as_str(), status.leader);
+        let (kind, outcome, leader) = (kind.as_str(), end.as_str(), status.leader_name());
         let unapplied = status.commit.get().saturating_sub(status.applied.get());
         let node = status.name;
         match result {
@@ -344,7 +344,7 @@ impl Shared {
                     ?took,
                     ?asking,
                     ?applying,
-                    ?leader,
+                    leader,
                     suppressed,
                     "slow request (read): took {took:.1?}, mostly {most}"
                 );
@@ -354,7 +354,7 @@ impl Shared {
                 kind,
                 outcome,
                 ?took,
-                ?leader,
+                leader,
                 unapplied,
                 suppressed,
                 "slow request (read): given up after {took:.1?}"

@@ -93,7 +93,11 @@ impl Driver {
         if consensus.process_ended(peer) {
             let delay = self.shared.env.entropy.below(EARLY_DELAY_MAX_MICROS);
             self.contact.campaign_at = Some(now + Duration::from_micros(delay));
-            tracing::info!(node = self.my_name(), leader = %peer, "the leader's process has ended");
+            tracing::info!(
+                node = self.my_name(),
+                leader = self.membership.roster.name_of(peer),
+                "the leader's process has ended"
+            );
         }
     }
 

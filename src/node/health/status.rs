@@ -63,6 +63,17 @@ pub struct NodeStatus {
     pub digest: (LogIndex, u64),
 }
 
+impl NodeStatus {
+    /// Returns the name of the leader of the consensus, for log lines.
+    pub(crate) fn leader_name(&self) -> Option<String> {
+        let name = |id: NodeId| match self.members.iter().find(|member| member.id == id) {
+            Some(member) if !member.name.is_empty() => member.name.clone(),
+            _ => format!("member {id}"),
+        };
+        self.leader.map(name)
+    }
+}
+
 /// A member of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]

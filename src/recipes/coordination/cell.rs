@@ -109,7 +109,7 @@ impl Cell {
 
     /// Computes a new value from the old value (`None` if the key does not exist), and writes it.
     /// If the value was changed meanwhile, retries with the changed value. Returns the written
-    /// value. A key with a lease keeps its lease.
+    /// value. A key with a lease keeps its lease. A missing key is created without a lease.
     ///
     /// `change` is called once per attempt and must have no side effects. The old value comes from
     /// the local replica. If another member has just changed the cell, `change` may first get an
@@ -146,11 +146,13 @@ impl Cell {
 
     /// Calls `change` with the old value (`None` if the key does not exist), which decides whether a
     /// new value is written, and returns the result of `change`. If the value was changed meanwhile,
-    /// calls `change` again with the changed value. A key with a lease keeps its lease.
+    /// calls `change` again with the changed value. A key with a lease keeps its lease. A missing key
+    /// is created without a lease.
     ///
     /// `change` may be called several times and must have no side effects. As in [`Cell::update`],
-    /// a call may get an earlier value, or `None`. Only the result of the last call is returned:
-    /// its new value was written, or a linearizable read confirmed that the kept value was current.
+    /// a call may get an earlier value, or `None`. Only the result of the last call is returned. That
+    /// call got the current value: its new value was written, or a linearizable read confirmed the
+    /// value that it kept.
     /// As in [`Cell::update`], a write costs one commit per attempt and is unfair under contention.
     /// Keeping the value costs one linearizable read, and no commit.
     ///

@@ -94,6 +94,13 @@ impl From<Revision> for Expected {
     }
 }
 
+/// The revision of the row that was read, or `None` if there was no row.
+impl From<Option<Revision>> for Expected {
+    fn from(revision: Option<Revision>) -> Self {
+        revision.map_or(Expected::Missing, Expected::Revision)
+    }
+}
+
 impl Client {
     /// Writes `value` to `key` if the key does not exist. With [`PutIfAbsent::ttl`] the key
     /// expires.
@@ -130,6 +137,11 @@ impl Client {
     /// Writes `value` to `key` if the key is in the expected state: `kv.compare_and_set("k",
     /// row.mod_revision, "v")`. A key with a lease keeps its lease, unless [`CompareAndSet::ttl`]
     /// sets a new TTL.
+    ///
+    /// If the outcome of a call is unknown, it is safe to repeat the call with the same revision of
+    /// an existing row: at most one of the calls writes. If the repeated call returns
+    /// [`CasOutcome::Lost`] with a row that only the first call can have written, that call has
+    /// succeeded.
     ///
     /// ```
     /// # use bowline::{Blocking, Config, Node, coordination::Expected};
@@ -323,7 +335,8 @@ pub struct PutIfAbsent {
 
 impl PutIfAbsent {
     /// Sets a TTL, at least 1 ms. The call grants a lease for the key, which is not renewed. The
-    /// lease is revoked if the key already exists, or if the call fails or is dropped.
+    /// lease is revoked if the key already exists, or if the call fails or is dropped. The
+    /// revocation also deletes the key if this call wrote it, so no key of a failed call stays.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.life = Life::Ttl(ttl);
         self

@@ -122,7 +122,8 @@ impl Counter {
     }
 
     /// Adds a number, which may be negative, exactly once, and returns the sum. If several callers
-    /// add 1 to one counter, they all get different sums. A key with a lease keeps its lease.
+    /// add 1 to one counter, they all get different sums. A key with a lease keeps its lease. If
+    /// the key does not exist, the call creates it without a lease.
     ///
     /// Without contention the call costs one commit. Under contention it retries until its
     /// deadline.

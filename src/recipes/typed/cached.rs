@@ -58,7 +58,10 @@ impl<T: Send + Sync + 'static> IntoFuture for TypedCachedCall<T> {
 /// a [`Stream`].
 ///
 /// A row that cannot be decoded does not stop the view and is not logged. [`TypedCached::get`]
-/// returns an error for its key only, and [`TypedView::undecodable`] lists all such rows:
+/// returns an error for its key only, and [`TypedView::undecodable`] lists all such rows. A program
+/// that must keep the last good value of such a row follows the rows itself, with
+/// [`Typed::range`](super::keys::Typed::range) and then a
+/// [watch](super::keys::Typed::watch) [after](super::watch::TypedWatchCall::after) its revision.
 ///
 /// ```
 /// # use bowline::{Blocking, Config, Node};

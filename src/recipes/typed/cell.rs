@@ -13,7 +13,7 @@ use crate::model::Revision;
 use super::codec::Json;
 use super::codec::{Codec, RowCodec};
 use crate::recipes::call::Call;
-use crate::recipes::{CasOutcome, Cell, CellUpdate, CellValue, Expected};
+use crate::recipes::{CasOutcome, Cell, CellUpdate, CellValue, CompareAndSet, Expected};
 
 /// A shared value, like [`Cell`]. Created by [`Typed::cell`](super::keys::Typed::cell).
 ///
@@ -87,12 +87,11 @@ impl<T: Send + 'static, C: Codec<T>> TypedCell<T, C> {
         &self,
         expected: impl Into<Expected>,
         value: impl Borrow<T>,
-    ) -> Call<'static, CasOutcome> {
-        let (cell, value) = (self.cell(), self.codec.encode(&self.key, value.borrow()));
-        let expected = expected.into();
-        Call::new(&self.client, move |until| async move {
-            cell.compare_and_set(expected, value?).deadline(until.left()).await
-        })
+    ) -> CompareAndSet {
+        match self.codec.encode(&self.key, value.borrow()) {
+            Ok(value) => self.cell().compare_and_set(expected, value),
+            Err(error) => self.cell().compare_and_set(expected, Bytes::new()).failed(error),
+        }
     }
 
     /// Computes a new value from the old value (`None` if the key does not exist), and writes it;

@@ -374,6 +374,12 @@ pub struct TypedGetCall<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature 
 }
 
 impl<T, C> TypedGetCall<T, C> {
+    /// Reads the key at an earlier revision, like [`GetCall::revision`].
+    pub fn revision(mut self, revision: Revision) -> Self {
+        self.call = self.call.revision(revision);
+        self
+    }
+
     /// Reads the local replica without contacting the leader; see [`GetCall::local`].
     pub fn local(mut self) -> Self {
         self.call = self.call.local();

@@ -11,7 +11,7 @@ use futures_core::Stream;
 
 use crate::api::{Error, Watch, WatchCall, timeout_option};
 use crate::model::{DecodeError, Event, EventKind, Revision, decode_key_text};
-use crate::watch::{WatchBatch, WatchError};
+use crate::watch::{Filter, WatchBatch, WatchError};
 
 #[cfg(feature = "json")]
 use super::codec::Json;
@@ -41,6 +41,12 @@ impl<T, C> TypedWatchCall<T, C> {
     /// Starts the watch after `revision`, like [`WatchCall::after`].
     pub fn after(mut self, revision: Revision) -> Self {
         self.call = self.call.after(revision);
+        self
+    }
+
+    /// Excludes some kinds of events, like [`WatchCall::filter`].
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.call = self.call.filter(filter);
         self
     }
 
