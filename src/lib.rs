@@ -54,7 +54,7 @@
 //! | `clap` | settings as flags: [`config::PartialConfig`] |
 //! | `tls` | mutual TLS between members: `Config::peer_tls` |
 //! | `testing` | clusters inside one process for tests (`testing-tls`: with certificates) |
-//! | `json` | values of your own types: `Client::typed` |
+//! | `json` | values of your own types: `Client::typed`; includes `serde` |
 //! | `serde` | `Serialize` for rows, replies, health, status, metrics and locks, `Deserialize` for rows, replies and ids |
 //! | `metrics` | metrics for recorders of the crate `metrics`: `Metrics::export_to` |
 //! | `tower` | layers that admit requests on the leader, and that check fencing tokens: `bowline::tower` |

@@ -36,7 +36,20 @@ pub enum Effect {
     Applied,
 }
 
-/// The error of a failed call. [`Error::effect`] states whether the call changed anything.
+/// The error of a failed call. [`Error::effect`] states whether the call changed anything, and
+/// [`Error::is_transient`] whether the same call may succeed later.
+///
+/// A service that returns the error to its own callers can use these HTTP statuses, in this order:
+///
+/// | error | status |
+/// |---|---|
+/// | [`Effect::Applied`] | 200: read the result from the store |
+/// | [`Effect::Unknown`] | 504 |
+/// | [`Error::Rejected`] with [`Rejection::KeyTooLarge`], `ValueTooLarge`, `RequestTooLarge`, `TooManyOps` | 413 |
+/// | [`Error::Rejected`] with [`Rejection::Alarm`]; [`Error::QuotaExceeded`], [`Error::NoSpace`] | 507 |
+/// | [`Error::Rejected`] with another reason | 400 |
+/// | [`Error::Decode`], [`Error::Encode`] | 500 |
+/// | others: no leader, no quorum, too many requests, or the node is stopping | 503 |
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {

@@ -288,6 +288,11 @@ impl LeaseTable {
         })
     }
 
+    pub(super) fn session_node(&self, id: LeaseId) -> Option<NodeId> {
+        let (node, ..) = self.leases.get(&id)?.session.as_deref()?;
+        Some(*node)
+    }
+
     pub(super) fn ids(&self) -> impl Iterator<Item = (LeaseId, Duration)> {
         let forgotten = |lease: &Lease| mutant!(B37) && lease.keys.is_empty();
         let all = self.leases.iter();

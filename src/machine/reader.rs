@@ -17,8 +17,8 @@ use super::shared::{HOLD_KEYS, MachineShared, Published, Replaced, Snapshot};
 use super::txn::{TxnPath, Unfit, only_reads, ranges};
 use super::{Change, access};
 use crate::model::{
-    Access, Alarms, AuthError, Caller, Command, KeyRange, KeyValue, LeaseId, Members, Op, Range,
-    RangeReply, Rejection, Revision, Txn, TxnReply, TxnResult,
+    Access, Alarms, AuthError, Caller, Command, KeyRange, KeyValue, LeaseId, Members, NodeId, Op,
+    Range, RangeReply, Rejection, Revision, Txn, TxnReply, TxnResult,
 };
 
 /// Maximum number of row changes that one page of history visits. A single revision may have more.
@@ -351,6 +351,11 @@ impl Reader {
     /// the order of their ids.
     pub fn sessions(&self) -> Vec<(LeaseId, Duration, SessionOf)> {
         self.shared.leases().sessions().collect()
+    }
+
+    /// Returns the node of a session. Returns `None` if no session has this lease.
+    pub fn session_node(&self, lease: LeaseId) -> Option<NodeId> {
+        self.shared.leases().session_node(lease)
     }
 
     /// Returns the number of keys as of the last applied entry.

@@ -52,8 +52,7 @@ pub struct NotLeader {
     /// [endpoint](crate::Config::endpoints).
     ///
     /// `None` if there is no leader, or its location is unknown. The value comes from the local
-    /// replica, which may lag behind. Shortly after an election, this may be the location of this
-    /// process.
+    /// replica, which may lag behind. It is never a location at which this node campaigned.
     pub leader: Option<Bytes>,
 }
 
@@ -90,7 +89,7 @@ impl LeaderKind {
         match self {
             LeaderKind::Elected(view) if view.is_leader() => Ok(()),
             LeaderKind::Elected(view) => {
-                Err(NotLeader { leader: view.leader().map(|leader| leader.value) })
+                Err(NotLeader { leader: view.leader_elsewhere().map(|leader| leader.value) })
             }
             LeaderKind::Consensus(client) => {
                 let status = client.shared.state.status.borrow();

@@ -87,8 +87,11 @@ fn cut_off_leader_rejects_before_the_next_leader_admits() {
     cluster.partition(&[0]);
     let second = second.block().unwrap();
     assert!(second.is_leader());
-    // The old leader is partitioned and does not know the new leader, so it names itself.
-    assert_eq!((ask(&old, 7), ask(&new, 7)), (Err("at 0".to_owned()), Ok(7)));
+    // The old leader is partitioned and does not know the new leader. It must not name itself.
+    assert_eq!((ask(&old, 7), ask(&new, 7)), (Err("no leader".to_owned()), Ok(7)));
+    let view = cluster.node(0).election_view("jobs");
+    assert_eq!(view.leader().unwrap().value, "at 0");
+    assert_eq!(view.leader_elsewhere(), None);
     drop(first);
 }
 

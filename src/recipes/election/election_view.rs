@@ -102,12 +102,24 @@ impl ElectionView {
 
     /// Returns the leader that the local replica knows, or `None` if there is no candidate. The
     /// replica may lag behind the cluster, and a leader that has crashed is returned until its
-    /// session expires. For a linearizable read, use [`Election::leader`](crate::Election::leader).
+    /// session expires. A node without a quorum does not learn of new leaders. So it may return
+    /// itself although its leadership is lost: see [`ElectionView::leader_elsewhere`]. For a
+    /// linearizable read, use [`Election::leader`](crate::Election::leader).
     pub fn leader(&self) -> Option<Leader> {
         let prefix = prefix_of(&self.name);
         let rows = view::rows(&self.client.shared, &prefix);
         candidates(rows, &prefix).into_iter().next().map(Candidate::into_leader)
     }
+
+    /// Returns the leader to which a request can be redirected, like [`ElectionView::leader`], but
+    /// `None` if its session is one of this node. So a request that this node cannot serve is never
+    /// redirected to this node.
+    pub fn leader_elsewhere(&self) -> Option<Leader> {
+        let shared = &self.client.shared;
+        let (leader, me) = (self.leader()?, shared.state.status.borrow().id);
+        (shared.reader.session_node(leader.lease) != Some(me)).then_some(leader)
+    }
+
     /// Observes the leadership: first the leader that the local replica knows, at once, then every
     /// change. The last item is always the current state of the replica. Unlike
     /// [`Election::observe`](crate::Election::observe), the stream needs no session, and begins

@@ -105,6 +105,10 @@ fn loss_text(why: &LockError) -> String {
 ///   passed to other tasks become lost.
 /// - If the leadership ends before the work has started, the work is not started.
 ///
+/// After a loss the task logs a warning and campaigns again. When the work ends by itself, also with
+/// an error, the task ends and returns the result of the work. So work that should go on retries
+/// its errors itself.
+///
 /// Limits: work that does not reach an await point cannot be stopped. After a pause such work may
 /// continue although the leadership is lost. So it should write with
 /// [`Hold::txn`](crate::lock::Hold::txn), or pass its [`Hold::token`](crate::lock::Hold::token) to
@@ -308,7 +312,13 @@ impl LeaderTask {
                 elected = campaigning => SharedLeadership(Arc::new(elected?)),
             };
             let working = work.clone()(Arc::clone(&leadership.0));
-            match self.term(&leadership.0, stop.as_mut(), grace, working).await {
+            let ended = self.term(&leadership.0, stop.as_mut(), grace, working).await;
+            if let TermEnd::Lost(loss) = &ended {
+                let node = leadership.0.session().shared().state.status.borrow().name.clone();
+                let election = self.stands.election().escape_ascii();
+                tracing::warn!(node, %election, "leadership lost: {loss}");
+            }
+            match ended {
                 TermEnd::Lost(loss) if self.is_once => return Err(LeadError::Lost(loss)),
                 // A stopped node has ended its sessions. A new campaign would leave a session
                 // behind.
@@ -397,6 +407,14 @@ impl Stands {
     /// Reports whether the task continues with a new session after this error.
     fn survives(&self, why: &LockError) -> bool {
         matches!((self, why), (Stands::ByNode(..), LockError::SessionEnded(_))) && !mutant!(B64)
+    }
+
+    /// Returns the name of the election.
+    fn election(&self) -> &Bytes {
+        match self {
+            Stands::With(election) => election.name(),
+            Stands::ByNode(_, name) => name,
+        }
     }
 
     fn shared(&self) -> &NodeShared {
