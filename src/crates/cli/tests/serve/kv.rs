@@ -379,6 +379,7 @@ async fn calls_are_counted_under_the_metric_names_of_go_servers() {
         format!("{} 2", of("OK", "Put", "KV", "unary")),
         format!("{} 1", of("InvalidArgument", "Put", "KV", "unary")),
         format!("{} 0", of("OK", "Compact", "KV", "unary")),
+        format!("{} 0", of("Unavailable", "LeaseKeepAlive", "Lease", "bidi_stream")),
     ];
     let (_, body) = server.http("GET", "/metrics", "");
     for line in wanted {

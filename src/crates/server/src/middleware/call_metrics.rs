@@ -325,18 +325,18 @@ impl CallMetrics {
         }
     }
 
-    /// Returns labels and counts of started and of completed calls. Codes without calls are omitted, except for OK.
+    /// Returns labels and counts of started and of completed calls. Codes without calls have the count 0, because
+    /// Prometheus does not see the first increment of a series that did not exist before.
     pub(crate) fn samples(&self) -> (Samples, Samples) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let begun =
             self.methods.values().map(|method| (method.labels.clone(), read(&method.begun)));
         let ended = self.methods.values().flat_map(|method| {
-            let codes = CODES.iter().zip(&method.ended).map(move |(code, count)| {
-                (format!("grpc_code=\"{code}\",{}", method.labels), *code, read(count))
-            });
-            codes.filter(|(_, code, count)| *count > 0 || *code == CODES[0])
+            CODES.iter().zip(&method.ended).map(move |(code, count)| {
+                (format!("grpc_code=\"{code}\",{}", method.labels), read(count))
+            })
         });
-        (begun.collect(), ended.map(|(labels, _, count)| (labels, count)).collect())
+        (begun.collect(), ended.collect())
     }
 }
 
