@@ -238,7 +238,7 @@ pub mod lock {
 ///
 /// | to | call |
 /// |---|---|
-/// | put items, with a priority or a delay | [`Queue::put`](queue::Queue::put), [`Queue::put_many`](queue::Queue::put_many), in your own transaction [`Queue::put_op`](queue::Queue::put_op) |
+/// | put items, with a priority or a delay | [`Queue::put`](queue::Queue::put), [`Queue::put_many`](queue::Queue::put_many); in your own transaction, without a delay, [`Queue::put_op`](queue::Queue::put_op) |
 /// | run a handler for each item | [`Node::queue_worker`], which takes, acknowledges and retries. The handler adds effects and conditions: [`WorkItem::then`](queue::WorkItem::then), [`WorkItem::when`](queue::WorkItem::when) |
 /// | take an item yourself | [`QueueTaker::take`](queue::QueueTaker::take) of a session, which waits for an item, or [`QueueTaker::try_take`](queue::QueueTaker::try_take) |
 /// | finish it | [`Delivery::ack`](queue::Delivery::ack), or [`Delivery::ack_with`](queue::Delivery::ack_with) together with the result |
@@ -247,6 +247,7 @@ pub mod lock {
 /// | give up at once | [`Delivery::dead_letter`](queue::Delivery::dead_letter) |
 /// | inspect | [`Queue::items`](queue::Queue::items), [`Queue::dead_letters`](queue::Queue::dead_letters) |
 /// | put a dead letter back | [`Queue::requeue`](queue::Queue::requeue) |
+/// | delete a dead letter or a waiting item | [`Queue::remove`](queue::Queue::remove) |
 ///
 /// A worker with retries and dead letters:
 ///
@@ -292,6 +293,8 @@ pub mod lock {
 ///   item. An effect is applied exactly once if it is in the same transaction as the
 ///   acknowledgement: `ack_with`, `WorkItem::then`, or [`GuardTxn::ack`](lock::GuardTxn::ack) under
 ///   a lock. For effects outside the store, use [`Delivery::token`](queue::Delivery::token) as a fencing token.
+/// - **A claim is never extended.** The item belongs to its taker as long as the session lives,
+///   however long the work takes.
 /// - **Each delivery is an attempt, even if the taker crashes.** If a program is restarted
 ///   while it has an item, the item has used an attempt. So let a worker finish its items before a
 ///   rolling restart, or choose a limit that leaves room for restarts.

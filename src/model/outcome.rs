@@ -67,7 +67,7 @@ impl Reply {
     }
 }
 
-/// The rows of a range.
+/// The rows of a range. Iterates over its rows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -75,7 +75,8 @@ pub struct RangeReply {
     /// The store's revision when the range was read. The revision that the request asked for may be
     /// an older one.
     pub revision: Revision,
-    /// The rows.
+    /// The rows. The name is etcd's.
+    #[doc(alias = "rows")]
     pub kvs: Vec<KeyValue>,
     /// Whether the range contains more rows than the limit allowed.
     pub more: bool,
@@ -83,6 +84,24 @@ pub struct RangeReply {
     /// [`RangeCall::skip_count`](crate::kv::RangeCall::skip_count), only the rows that were visited are
     /// counted.
     pub count: u64,
+}
+
+impl IntoIterator for RangeReply {
+    type Item = KeyValue;
+    type IntoIter = std::vec::IntoIter<KeyValue>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.kvs.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a RangeReply {
+    type Item = &'a KeyValue;
+    type IntoIter = std::slice::Iter<'a, KeyValue>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.kvs.iter()
+    }
 }
 
 /// The reply to a put.

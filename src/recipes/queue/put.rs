@@ -103,7 +103,7 @@ impl Queue {
     /// that makes it safe to repeat, or with [`Delivery::ack_with`](super::Delivery::ack_with),
     /// which moves an item from queue to queue without losing or duplicating it. The limit of the
     /// queue is not checked. Use the operation in only one transaction, because it always puts the
-    /// item with the same id.
+    /// item with the same id. So a handler that is retried calls this method in every attempt.
     ///
     /// The key is complete: if the client of the transaction has a
     /// [prefix](Client::with_prefix), use [`TxnCall::then_complete`](crate::TxnCall::then_complete).

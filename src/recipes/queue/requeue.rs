@@ -1,4 +1,5 @@
-//! [`Queue::requeue`]: moves a chosen dead letter back into its queue.
+//! What an operator does with a chosen item: [`Queue::requeue`] moves a dead letter back into its
+//! queue, and [`Queue::remove`] deletes an item.
 
 use crate::model::{Compare, Op, TxnResult};
 use crate::recipes::call::Call;
@@ -100,6 +101,52 @@ impl Queue {
                     return Ok(true);
                 }
             }
+        })
+    }
+
+    /// Deletes an item that no taker has. Returns whether it was deleted. Call it on
+    /// [`Queue::dead_letters`] to delete a dead letter with its reason.
+    ///
+    /// Returns `false`, and changes nothing, if the queue has no item with this id or if a taker has
+    /// the item. After an error with unknown effect, repeat the call.
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Config, Node};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let node = Node::start(Config::new(dir.path(), "solo")).block()?;
+    /// # let jobs = node.session().block()?.queue("jobs");
+    /// jobs.put("1.png").block()?;
+    /// jobs.take().block()?.dead_letter("not an image").block()?;
+    /// let dead = jobs.dead_letters();
+    /// for item in dead.items().block()? {
+    ///     assert!(dead.remove(&item.id).block()?);
+    /// }
+    /// assert_eq!(dead.len().block()?, 0);
+    /// # node.shutdown().block();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// - [`QueueError::EmptyName`]: the name of the queue is empty. Nothing was changed.
+    /// - [`QueueError::Store`]: [`QueueError::effect`] states whether the item was deleted.
+    #[doc(alias = "delete", alias = "discard", alias = "purge")]
+    pub fn remove(&self, id: &ItemId) -> Call<'static, bool, QueueError> {
+        let (queue, id) = (self.clone(), id.0.clone());
+        Call::new(&self.client, move |until| async move {
+            queue.check()?;
+            if !ItemId::is_valid(&id) {
+                return Ok(false);
+            }
+            let item = queue.keys.key(KeyPart::Item, &id);
+            let remove = queue
+                .client
+                .txn()
+                .when(Compare::exists(item.clone()))
+                .when(Compare::missing(queue.keys.key(KeyPart::Claim, &id)))
+                .then(Op::delete(item))
+                .then(Op::delete(queue.keys.key(KeyPart::Delay, &id)))
+                .then(Op::delete(queue.keys.key(KeyPart::Reason, &id)));
+            Ok(remove.deadline(until.left()).commit().await?.succeeded)
         })
     }
 }

@@ -53,7 +53,7 @@ const SETTLE_WAIT_MIN: Duration = Duration::from_secs(1);
 /// | returns `Ok`, but a condition of [`WorkItem::when`] does not hold | as after an error |
 /// | returns an error | retried after the delay of the error or of [`QueueWorker::retry_after`]. On the last attempt ([`QueueWorker::attempts_max`]), and with [`WorkFailure::dead_letter`], moved to the dead letters with the reason |
 /// | panics | like an error, with the text of the panic as its reason |
-/// | is dropped after the grace period | released at once |
+/// | is dropped after the grace period | released at once; the delivery counts as an attempt |
 /// | loses its item | belongs to another taker; nothing is changed |
 ///
 /// Guarantees:
@@ -479,19 +479,25 @@ impl WorkerRun {
 
     async fn fail(&self, delivery: Delivery, failure: WorkFailure) -> Result<(), QueueError> {
         let WorkFailure { reason, retry } = failure;
+        let delay = match retry {
+            Retry::Default => Some(self.worker.retry_delay.after(&delivery)),
+            Retry::After(delay) => Some(delay),
+            Retry::Never => None,
+        };
+        let retry_in = delay.filter(|_| !delivery.is_last_attempt());
+        let next = if retry_in.is_some() { "it is retried" } else { "it becomes a dead letter" };
         tracing::warn!(
             queue = %self.name(),
             item = %delivery.id(),
             attempt = delivery.attempt(),
             reason,
-            "handler failed"
+            retry_in = retry_in.map(tracing::field::debug),
+            "handler of an item failed: {next}"
         );
-        let delay = match retry {
-            Retry::Default => self.worker.retry_delay.after(&delivery),
-            Retry::After(delay) => delay,
-            Retry::Never => return delivery.dead_letter(reason).await,
-        };
-        delivery.fail(reason).retry_after(delay).await.map(drop)
+        match delay {
+            Some(delay) => delivery.fail(reason).retry_after(delay).await.map(drop),
+            None => delivery.dead_letter(reason).await,
+        }
     }
 
     /// Waits for the end of a pause, or until no more items are taken.

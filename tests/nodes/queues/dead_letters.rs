@@ -139,6 +139,29 @@ fn requeue_skips_a_taken_dead_letter_and_ends_a_delay() {
 }
 
 #[test]
+fn remove_deletes_items_that_no_taker_has() {
+    let cluster = quick(1);
+    let (taker, kv) = (taker(&cluster, 0, "jobs"), cluster.client(0));
+    let (id, dead) = (bury(&taker, "x"), taker.dead_letters());
+    assert!(!taker.remove(&id).block().unwrap(), "an item of another queue");
+    let undertaker = self::taker(&cluster, 0, "jobs/dead");
+    let held = undertaker.take().block().unwrap();
+    let before = kv.revision();
+    assert!(!dead.remove(&id).block().unwrap(), "a taker has it");
+    assert_eq!(kv.revision(), before, "nothing is changed");
+    held.nack_after(Duration::from_secs(3600)).block().unwrap();
+    assert!(dead.remove(&id).block().unwrap());
+    assert!(!dead.remove(&id).block().unwrap());
+    assert_eq!(count(&kv, "jobs/"), 0, "its reason and its delay are deleted");
+
+    let waiting = taker.put("y").block().unwrap();
+    assert!(taker.remove(&waiting).block().unwrap());
+    assert!(taker.try_take().block().unwrap().is_none());
+    assert_eq!(kv.queue("").remove(&waiting).block(), Err(QueueError::EmptyName));
+    assert_eq!(count(&kv, "jobs/item/"), 0);
+}
+
+#[test]
 fn requeue_respects_the_limit_of_its_queue() {
     let cluster = quick(1);
     let taker = taker(&cluster, 0, "jobs");
