@@ -22,20 +22,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Exit code if the arguments, or the files and settings that they name, cannot be used.
 const EXIT_USAGE: u8 = 2;
 
-/// Commands that contact no server.
-const LOCAL: [&str; 10] = [
-    "recover",
-    "inspect",
-    "check",
-    "demo",
-    "serve",
-    "up",
-    "completion",
-    "man",
-    "options",
-    "version",
-];
-
 /// Examples for new users, shown in the help.
 const BEGINNING: &str = "\
 To begin:
@@ -166,7 +152,7 @@ fn command() -> clap::Command {
     command.build();
     let names: Vec<_> = command.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     for name in names {
-        let asks = !LOCAL.contains(&name.as_str());
+        let asks = client::Command::has_subcommand(&name);
         command = command.mut_subcommand(name, |command| focused(command, asks));
     }
     command

@@ -1,6 +1,7 @@
-//! Parses Boolean values, and replaces clap's messages for wrong arguments with clearer ones.
+//! Parses Boolean values and durations, and replaces clap's messages for wrong arguments with clearer ones.
 
 use std::num::{IntErrorKind, ParseIntError};
+use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -32,6 +33,33 @@ pub(crate) fn parse_bool(text: &str) -> Result<bool, String> {
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
         _ => Err("expected true or false".to_owned()),
     }
+}
+
+/// Parses a duration in Go's format, in which only 0 needs no unit.
+pub(crate) fn go_duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|char: char| !char.is_ascii_digit() && char != '.')?;
+        let count: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let letters = rest.find(|char: char| char.is_ascii_digit()).unwrap_or(rest.len());
+        let seconds = match &rest[..letters] {
+            "ns" => 1e-9,
+            "us" | "µs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::try_from_secs_f64(count * seconds).ok()?)?;
+        rest = &rest[letters..];
+    }
+    (!text.is_empty()).then_some(total)
 }
 
 /// Replaces clap's message if the message uses Rust's terms or suggests the wrong option.

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bowline::Token;
 use bowline_check::{KvCall, KvReply, Recorder};
 use bowline_fleet::moment;
 use serde_json::{Value, json};
 
-use crate::ledger::{Entry, Fence, Ledger};
+use crate::ledger::{Entry, Ledger};
 use crate::proof::Evidence;
 use crate::stage::DemoError;
 use crate::timeline::{Timeline, ms, rounded, spread};
@@ -47,7 +48,7 @@ pub(crate) struct Account {
     /// The process whose next lock holder must pause, and the point at which it must pause.
     pub(crate) linger: Option<(usize, Point)>,
     /// The increment and the token of a worker that pauses.
-    pub(crate) lingering: Option<(String, Fence)>,
+    pub(crate) lingering: Option<(String, Token)>,
     /// Time since which no increment has been started and acknowledged.
     pub(crate) idle_since: Option<u64>,
     pub(crate) recovered_after: Option<Duration>,
@@ -140,13 +141,13 @@ impl Shared {
     }
 
     /// Writes to the ledger.
-    pub(crate) fn write(&self, op: &str, token: Fence) -> Result<Entry, DemoError> {
+    pub(crate) fn write(&self, op: &str, token: Token) -> Result<Entry, DemoError> {
         let written = self.ledger().append(op, token);
         written.map_err(DemoError::environment("the ledger cannot write its file"))
     }
 
     /// Pauses a lock holder of this process at this point if that was requested, until it may continue.
-    pub(crate) fn stay(&self, seat: usize, at: Point, op: &str, token: Fence) {
+    pub(crate) fn stay(&self, seat: usize, at: Point, op: &str, token: Token) {
         let mut account = self.lock();
         if account.linger == Some((seat, at)) {
             account.linger = None;

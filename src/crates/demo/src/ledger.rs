@@ -6,37 +6,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-use bowline::{Revision, Token};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-/// A fencing token that can be serialized.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Fence(pub(crate) Token);
-
-impl From<(u64, u64)> for Fence {
-    fn from((revision, handoff): (u64, u64)) -> Self {
-        Self(Token::new(Revision(revision), handoff))
-    }
-}
-
-impl std::fmt::Display for Fence {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Serialize for Fence {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Fence {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map(Fence).map_err(serde::de::Error::custom)
-    }
-}
+use bowline::Token;
+use serde::{Deserialize, Serialize};
 
 /// A line of the file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -44,10 +15,10 @@ pub(crate) struct Entry {
     /// The increment.
     pub(crate) op: String,
     /// Its fencing token.
-    pub(crate) token: Fence,
+    pub(crate) token: Token,
     pub(crate) accepted: bool,
     /// Highest token seen, including this one.
-    pub(crate) highest: Fence,
+    pub(crate) highest: Token,
 }
 
 /// The open ledger.
@@ -55,7 +26,7 @@ pub(crate) struct Entry {
 pub(crate) struct Ledger {
     path: PathBuf,
     file: File,
-    highest: Option<Fence>,
+    highest: Option<Token>,
 }
 
 impl Ledger {
@@ -65,12 +36,12 @@ impl Ledger {
     }
 
     /// Returns the highest token seen.
-    pub(crate) fn highest(&self) -> Option<Fence> {
+    pub(crate) fn highest(&self) -> Option<Token> {
         self.highest
     }
 
     /// Checks the token, records the write, and returns the record, in this order.
-    pub(crate) fn append(&mut self, op: &str, token: Fence) -> io::Result<Entry> {
+    pub(crate) fn append(&mut self, op: &str, token: Token) -> io::Result<Entry> {
         let highest = self.highest.map_or(token, |highest| highest.max(token));
         let entry = Entry { op: op.to_owned(), token, accepted: token >= highest, highest };
         let mut line = serde_json::to_string(&entry)?;
@@ -89,6 +60,8 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
+    use bowline::Revision;
+
     use super::*;
     use crate::workplace::Workplace;
 
@@ -104,13 +77,14 @@ mod tests {
             ((9, 1), true),
             ((10, 0), true),
         ];
-        for (token, accepted) in writes {
-            assert_eq!(ledger.append("op", token.into()).unwrap().accepted, accepted, "{token:?}");
+        for ((revision, handoff), accepted) in writes {
+            let token = Token::new(Revision(revision), handoff);
+            assert_eq!(ledger.append("op", token).unwrap().accepted, accepted, "{token}");
         }
         let entries = ledger.read_back().unwrap();
         let accepted: Vec<_> = entries.iter().map(|entry| entry.accepted).collect();
         assert_eq!(accepted, writes.map(|(_, accepted)| accepted));
-        assert_eq!(entries[2].highest, Fence::from((9, 1)));
-        assert_eq!(ledger.highest(), Some(Fence::from((10, 0))));
+        assert_eq!(entries[2].highest, Token::new(Revision(9), 1));
+        assert_eq!(ledger.highest(), Some(Token::new(Revision(10), 0)));
     }
 }

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bowline::Token;
 use bowline_check::intervals::{HoldCall, HoldKind, HoldReply, Holds, holds};
 use bowline_check::{History, KvCall, KvReply, Operation, Outcome, Seen, Total, total};
 
 use serde::Serialize;
 
-use crate::ledger::{Entry, Fence};
+use crate::ledger::Entry;
 
 /// Maximum number of examples for a disproven claim.
 const EXAMPLES_MAX: usize = 5;
@@ -53,7 +54,7 @@ pub(crate) struct Row {
     /// Value of the counter that it wrote.
     pub(crate) count: i64,
     /// Its fencing token.
-    pub(crate) token: Fence,
+    pub(crate) token: Token,
     /// Its revision.
     pub(crate) revision: u64,
     /// Number of puts of its key.
@@ -268,8 +269,8 @@ fn decreased_tokens(Evidence { ledger, .. }: &Evidence) -> Vec<String> {
     let accepted: Vec<&Entry> = ledger.iter().filter(|entry| entry.accepted).collect();
     // Every hold writes to the ledger once, so an accepted entry is a moment of a hold. The checker compares numbers, so
     // each token is replaced by its rank.
-    let tokens: BTreeSet<Fence> = accepted.iter().map(|entry| entry.token).collect();
-    let ranks: BTreeMap<Fence, u64> = tokens.into_iter().zip(1..).collect();
+    let tokens: BTreeSet<Token> = accepted.iter().map(|entry| entry.token).collect();
+    let ranks: BTreeMap<Token, u64> = tokens.into_iter().zip(1..).collect();
     let hold = |(at, entry): (u64, &&Entry)| {
         let (owner, token) = (entry.op.as_str().into(), Some(ranks[&entry.token]));
         let call = HoldCall::Hold { owner, kind: HoldKind::Write, token };
@@ -283,7 +284,7 @@ fn decreased_tokens(Evidence { ledger, .. }: &Evidence) -> Vec<String> {
         let (Entry { op, token, .. }, last) = (accepted[after], accepted[before].token);
         against.push(format!("{op} was accepted with token {token} after {last}"));
     }
-    let mut highest: Option<Fence> = None;
+    let mut highest: Option<Token> = None;
     for Entry { op, token, accepted, .. } in ledger {
         if *accepted {
             highest = highest.max(Some(*token));
@@ -353,14 +354,16 @@ fn in_order(rows: &[Row]) -> Vec<&Row> {
 
 #[cfg(test)]
 mod tests {
+    use bowline::Revision;
+
     use super::*;
 
     fn op(number: u64) -> String {
         format!("n1.1.w1.{number}")
     }
 
-    fn fence(revision: u64) -> Fence {
-        Fence(format!("{revision}.0").parse().unwrap())
+    fn fence(revision: u64) -> Token {
+        Token::new(Revision(revision), 0)
     }
 
     fn entry(number: u64, token: u64, accepted: bool) -> Entry {

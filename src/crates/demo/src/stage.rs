@@ -9,6 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use bowline::Token;
 use bowline_check::{KvCall, KvReply, Seen};
 use bowline_fleet::calls::{self, Call, Reply};
 use bowline_fleet::{Answer, Order, Process, Signals, moment};
@@ -17,7 +18,6 @@ use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::account::{Point, Shared};
-use crate::ledger::Fence;
 use crate::proof::{Row, Store};
 use crate::worker::{COUNT, OPS, Worker};
 use crate::workplace::Workplace;
@@ -292,7 +292,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Waits until a worker of this process holds the lock and pauses at this point. Returns its increment and token.
-    pub(crate) fn linger(&mut self, seat: usize, at: Point) -> Result<(String, Fence), DemoError> {
+    pub(crate) fn linger(&mut self, seat: usize, at: Point) -> Result<(String, Token), DemoError> {
         self.shared.lock().linger = Some((seat, at));
         let lingering = |stage: &Self| stage.shared.lock().lingering.clone();
         self.until_some("a worker to hold the lock", lingering)
@@ -421,7 +421,7 @@ fn increment(row: &calls::Row) -> Option<Row> {
     Some(Row {
         op: row.key.strip_prefix(OPS)?.to_owned(),
         count: count.parse().ok()?,
-        token: Fence(token.parse().ok()?),
+        token: token.parse().ok()?,
         revision: row.modified,
         version: row.version,
     })

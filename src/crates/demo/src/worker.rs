@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use bowline::{Revision, Token};
 use bowline_check::{KvCall, KvReply, Seen};
 use bowline_fleet::calls::{Call, Kind, Reply};
 use bowline_fleet::{Answer, Order, Process, moment};
 use serde_json::{Value, json};
 
 use crate::account::{Point, Shared};
-use crate::ledger::Fence;
 use crate::stage::DemoError;
 use crate::timeline::ms;
 
@@ -113,7 +113,9 @@ impl Worker {
         let (lock, kind, wait_ms) = (LOCK.to_owned(), Kind::Mutex, ms(LOCK_PATIENCE));
         let acquire = Call::Acquire { slot: slot.clone(), lock, kind, wait_ms };
         let token = match self.call("acquire the lock", acquire)? {
-            Reply::Granted { token } => Fence::from(token),
+            Reply::Granted { token: (revision, handoff) } => {
+                Token::new(Revision(revision), handoff)
+            }
             reply => return Err(nonsense(&reply)),
         };
         self.shared.change(|account| account.granted(&self.name));
@@ -128,7 +130,7 @@ impl Worker {
     }
 
     /// Makes one increment under the lock: reads the counter, writes to the ledger, then to the store.
-    fn increment(&self, op: &str, token: Fence) -> Result<(), Stop> {
+    fn increment(&self, op: &str, token: Token) -> Result<(), Stop> {
         let begun = self.shared.history.begin(0, "", KvCall::Get { key: COUNT.into() });
         let get = Call::Get { key: COUNT.to_owned(), local: false };
         let Reply::Rows { revision, rows } = self.call("read the counter", get)? else {
@@ -153,7 +155,7 @@ impl Worker {
     }
 
     /// Pauses at this point if the demo has requested it. Returns an error if the process was killed meanwhile.
-    fn stay(&self, at: Point, op: &str, token: Fence) -> Result<(), Stop> {
+    fn stay(&self, at: Point, op: &str, token: Token) -> Result<(), Stop> {
         self.shared.stay(self.seat, at, op, token);
         if self.process.is_over() { Err(Stop::Gone) } else { Ok(()) }
     }
@@ -163,7 +165,7 @@ impl Worker {
     fn commit(
         &self,
         op: &str,
-        token: Fence,
+        token: Token,
         count: i64,
         modified: Option<u64>,
     ) -> Result<(), Stop> {

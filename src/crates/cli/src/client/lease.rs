@@ -11,7 +11,8 @@ use super::connect::{CallKind, Client, Link};
 use super::failure::{EXIT_CODES, Failure, passes};
 use super::options::{Format, ttl};
 use super::print::Output;
-use super::print::leases::{Life, Revoked};
+use super::print::leases::Life;
+use super::print::users::Done;
 use bowline_proto::etcdserverpb as pb;
 
 /// The lease is renewed at intervals of its TTL divided by this number.
@@ -84,7 +85,7 @@ pub(crate) async fn run(
             let call =
                 async |link: Link| link.lease().lease_revoke(pb::LeaseRevokeRequest { id }).await;
             let answer = client.ask(CallKind::Change, call).await?;
-            output.show(&Revoked { lease: id, answer })
+            output.show(&Done { words: format!("lease {id:016x} revoked"), header: answer.header })
         }
         LeaseCommand::Timetolive { id, keys } => {
             let request = pb::LeaseTimeToLiveRequest { id, keys };

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use bowline_client::Tls;
 
 use super::failure::Failure;
-use crate::usage::parse_bool;
+use crate::usage::{self, parse_bool};
 
 const ENDPOINT_DEFAULT: &str = "127.0.0.1:2379";
 
@@ -232,29 +232,8 @@ fn wrong(name: &str, text: &str, why: &str) -> Failure {
 /// Parses a duration in Go's format: `500ms`, `5s`, `1m30s`. A bare number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("invalid duration {text:?}: use, for example, 500ms, 5s or 1m30s");
-    if let Ok(seconds) = text.parse::<u64>() {
-        return Ok(Duration::from_secs(seconds));
-    }
-    let (mut rest, mut sum) = (text, Duration::ZERO);
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
-        let (number, tail) = rest.split_at(end);
-        let next = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(next);
-        let seconds = match unit {
-            "ns" => 1e-9,
-            "us" | "µs" => 1e-6,
-            "ms" => 1e-3,
-            "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3600.0,
-            _ => return Err(wrong()),
-        };
-        let number: f64 = number.parse().map_err(|_| wrong())?;
-        sum += Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())?;
-        rest = tail;
-    }
-    if text.is_empty() { Err(wrong()) } else { Ok(sum) }
+    let seconds = text.parse().map(Duration::from_secs).ok();
+    seconds.or_else(|| usage::go_duration(text)).ok_or_else(wrong)
 }
 
 /// Parses the TTL of a lease: a number of seconds, or a duration in Go's format. The TTL must be a whole number of

@@ -9,133 +9,78 @@ use bowline::{
 };
 use tonic::{Code, Status};
 
-/// Rejections for which etcd has a text.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Reason {
-    EmptyKey,
-    KeyNotFound,
-    ValueProvided,
-    LeaseProvided,
-    TooManyOps,
-    DuplicateKey,
-    InvalidSortOption,
-    RequestTooLarge,
-    Compacted,
-    FutureRevision,
-    LeaseTtlTooLarge,
-    LeaseNotFound,
-    LeaseExists,
-    NoSpace,
-    TooManyRequests,
-    Corrupt,
-    NoLeader,
-    Stopped,
-    Timeout,
-    NotLeader,
-    BadTransferee,
-    MemberNotFound,
-    BadUrls,
-    NotEnoughStarted,
-    UrlsTaken,
-    LearnerNotReady,
-    NotLearner,
-    TooManyLearners,
-    Unhealthy,
-    NotForLearners,
-    AuthNotEnabled,
-    AuthFailed,
-    InvalidToken,
-    NoUser,
-    NoRole,
-    NoPermission,
-    InvalidAuth,
-    OldRevision,
-    Denied,
-    NoRoot,
-    RootWithoutRole,
-    UserExists,
-    UserNotFound,
-    RoleExists,
-    RoleNotFound,
-    RoleNotGranted,
-    NotGranted,
-    DowngradeFormat,
-    DowngradeTarget,
+/// Defines the enum of all reasons, each with its code and its text.
+macro_rules! reasons {
+    ($($name:ident: $code:ident, $text:literal;)+) => {
+        /// Rejections for which etcd has a text.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum Reason {
+            $($name,)+
+        }
+
+        impl Reason {
+            fn parts(self) -> (Code, &'static str) {
+                match self {
+                    $(Reason::$name => (Code::$code, $text),)+
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    EmptyKey: InvalidArgument, "key is not provided";
+    KeyNotFound: InvalidArgument, "key not found";
+    ValueProvided: InvalidArgument, "value is provided";
+    LeaseProvided: InvalidArgument, "lease is provided";
+    TooManyOps: InvalidArgument, "too many operations in txn request";
+    DuplicateKey: InvalidArgument, "duplicate key given in txn request";
+    InvalidSortOption: InvalidArgument, "invalid sort option";
+    RequestTooLarge: InvalidArgument, "request is too large";
+    Compacted: OutOfRange, "mvcc: required revision has been compacted";
+    FutureRevision: OutOfRange, "mvcc: required revision is a future revision";
+    LeaseTtlTooLarge: OutOfRange, "too large lease TTL";
+    LeaseNotFound: NotFound, "requested lease not found";
+    LeaseExists: FailedPrecondition, "lease already exists";
+    NoSpace: ResourceExhausted, "mvcc: database space exceeded";
+    TooManyRequests: ResourceExhausted, "too many requests";
+    Corrupt: DataLoss, "corrupt cluster";
+    NoLeader: Unavailable, "no leader";
+    Stopped: Unavailable, "server stopped";
+    Timeout: Unavailable, "request timed out";
+    NotLeader: FailedPrecondition, "not leader";
+    BadTransferee: FailedPrecondition, "bad leader transferee";
+    MemberNotFound: NotFound, "member not found";
+    BadUrls: InvalidArgument, "given member URLs are invalid";
+    NotEnoughStarted: FailedPrecondition, "re-configuration failed due to not enough started members";
+    UrlsTaken: FailedPrecondition, "Peer URLs already exists";
+    LearnerNotReady: FailedPrecondition, "can only promote a learner member which is in sync with leader";
+    NotLearner: FailedPrecondition, "can only promote a learner member";
+    TooManyLearners: FailedPrecondition, "too many learner members in cluster";
+    Unhealthy: Unavailable, "unhealthy cluster";
+    NotForLearners: FailedPrecondition, "rpc not supported for learner";
+    AuthNotEnabled: FailedPrecondition, "authentication is not enabled";
+    AuthFailed: InvalidArgument, "authentication failed, invalid user ID or password";
+    InvalidToken: Unauthenticated, "invalid auth token";
+    NoUser: InvalidArgument, "user name is empty";
+    NoRole: InvalidArgument, "role name is empty";
+    NoPermission: InvalidArgument, "permission not given";
+    InvalidAuth: InvalidArgument, "invalid auth management";
+    OldRevision: InvalidArgument, "revision of auth store is old";
+    Denied: PermissionDenied, "permission denied";
+    NoRoot: FailedPrecondition, "root user does not exist";
+    RootWithoutRole: FailedPrecondition, "root user does not have root role";
+    UserExists: FailedPrecondition, "user name already exists";
+    UserNotFound: FailedPrecondition, "user name not found";
+    RoleExists: FailedPrecondition, "role name already exists";
+    RoleNotFound: FailedPrecondition, "role name not found";
+    RoleNotGranted: FailedPrecondition, "role is not granted to the user";
+    NotGranted: FailedPrecondition, "permission is not granted to the role";
+    DowngradeFormat: InvalidArgument, "wrong downgrade target version format";
+    DowngradeTarget: InvalidArgument, "invalid downgrade target version";
 }
 
 impl Reason {
-    fn parts(self) -> (Code, &'static str) {
-        match self {
-            Reason::EmptyKey => (Code::InvalidArgument, "key is not provided"),
-            Reason::KeyNotFound => (Code::InvalidArgument, "key not found"),
-            Reason::ValueProvided => (Code::InvalidArgument, "value is provided"),
-            Reason::LeaseProvided => (Code::InvalidArgument, "lease is provided"),
-            Reason::TooManyOps => (Code::InvalidArgument, "too many operations in txn request"),
-            Reason::DuplicateKey => (Code::InvalidArgument, "duplicate key given in txn request"),
-            Reason::InvalidSortOption => (Code::InvalidArgument, "invalid sort option"),
-            Reason::RequestTooLarge => (Code::InvalidArgument, "request is too large"),
-            Reason::DowngradeFormat => {
-                (Code::InvalidArgument, "wrong downgrade target version format")
-            }
-            Reason::DowngradeTarget => (Code::InvalidArgument, "invalid downgrade target version"),
-            Reason::Compacted => (Code::OutOfRange, "mvcc: required revision has been compacted"),
-            Reason::FutureRevision => {
-                (Code::OutOfRange, "mvcc: required revision is a future revision")
-            }
-            Reason::LeaseTtlTooLarge => (Code::OutOfRange, "too large lease TTL"),
-            Reason::LeaseNotFound => (Code::NotFound, "requested lease not found"),
-            Reason::MemberNotFound => (Code::NotFound, "member not found"),
-            Reason::BadUrls => (Code::InvalidArgument, "given member URLs are invalid"),
-            Reason::NotEnoughStarted => (
-                Code::FailedPrecondition,
-                "re-configuration failed due to not enough started members",
-            ),
-            Reason::UrlsTaken => (Code::FailedPrecondition, "Peer URLs already exists"),
-            Reason::LeaseExists => (Code::FailedPrecondition, "lease already exists"),
-            Reason::NotLeader => (Code::FailedPrecondition, "not leader"),
-            Reason::BadTransferee => (Code::FailedPrecondition, "bad leader transferee"),
-            Reason::LearnerNotReady => (
-                Code::FailedPrecondition,
-                "can only promote a learner member which is in sync with leader",
-            ),
-            Reason::NotLearner => (Code::FailedPrecondition, "can only promote a learner member"),
-            Reason::TooManyLearners => {
-                (Code::FailedPrecondition, "too many learner members in cluster")
-            }
-            Reason::NotForLearners => (Code::FailedPrecondition, "rpc not supported for learner"),
-            Reason::AuthNotEnabled => (Code::FailedPrecondition, "authentication is not enabled"),
-            Reason::AuthFailed => {
-                (Code::InvalidArgument, "authentication failed, invalid user ID or password")
-            }
-            Reason::InvalidToken => (Code::Unauthenticated, "invalid auth token"),
-            Reason::NoUser => (Code::InvalidArgument, "user name is empty"),
-            Reason::NoRole => (Code::InvalidArgument, "role name is empty"),
-            Reason::NoPermission => (Code::InvalidArgument, "permission not given"),
-            Reason::InvalidAuth => (Code::InvalidArgument, "invalid auth management"),
-            Reason::OldRevision => (Code::InvalidArgument, "revision of auth store is old"),
-            Reason::Denied => (Code::PermissionDenied, "permission denied"),
-            Reason::NoRoot => (Code::FailedPrecondition, "root user does not exist"),
-            Reason::RootWithoutRole => {
-                (Code::FailedPrecondition, "root user does not have root role")
-            }
-            Reason::UserExists => (Code::FailedPrecondition, "user name already exists"),
-            Reason::UserNotFound => (Code::FailedPrecondition, "user name not found"),
-            Reason::RoleExists => (Code::FailedPrecondition, "role name already exists"),
-            Reason::RoleNotFound => (Code::FailedPrecondition, "role name not found"),
-            Reason::RoleNotGranted => (Code::FailedPrecondition, "role is not granted to the user"),
-            Reason::NotGranted => {
-                (Code::FailedPrecondition, "permission is not granted to the role")
-            }
-            Reason::NoSpace => (Code::ResourceExhausted, "mvcc: database space exceeded"),
-            Reason::TooManyRequests => (Code::ResourceExhausted, "too many requests"),
-            Reason::Corrupt => (Code::DataLoss, "corrupt cluster"),
-            Reason::NoLeader => (Code::Unavailable, "no leader"),
-            Reason::Stopped => (Code::Unavailable, "server stopped"),
-            Reason::Timeout => (Code::Unavailable, "request timed out"),
-            Reason::Unhealthy => (Code::Unavailable, "unhealthy cluster"),
-        }
-    }
-
     /// Returns etcd's text without a code, for errors that do not end a call.
     pub(crate) fn text(self) -> String {
         format!("etcdserver: {}", self.parts().1)

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bowline::{Client, Compare, KeyRange, LeaseId, Node, Op, Session};
+use bowline_fleet::Dice;
 use tokio::task::JoinSet;
 
 use super::{Measured, Trace, Trade, together};
@@ -196,7 +197,7 @@ impl Site {
     ) -> Measured {
         let mut measured = Measured::new(Duration::ZERO);
         let kv = self.node.client();
-        let mut random = Random::new(number);
+        let mut random = Dice::new(number);
         for turn in 0_u64.. {
             let begun = Instant::now();
             if begun >= until {
@@ -297,7 +298,7 @@ impl Site {
         for number in 0..callers {
             let site = Arc::clone(self);
             tasks.spawn(async move {
-                let (mut trace, mut random) = (Trace::default(), Random::new(number));
+                let (mut trace, mut random) = (Trace::default(), Dice::new(number));
                 let kv = site.node.client();
                 while Instant::now() < until {
                     put(&kv, random.below(site.keys())).await;
@@ -351,20 +352,4 @@ fn key(number: u64) -> String {
 
 fn value() -> Vec<u8> {
     vec![b'v'; VALUE_BYTES]
-}
-
-/// A random number generator (xorshift), with a sequence for each caller.
-struct Random(u64);
-
-impl Random {
-    fn new(caller: u64) -> Self {
-        Self((caller + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
 }

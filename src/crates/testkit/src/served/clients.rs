@@ -9,6 +9,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
+use bowline_fleet::Dice;
 use bowline_proto::{etcdserverpb as pb, v3lockpb};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
@@ -158,9 +159,9 @@ pub async fn trace(channels: Vec<Channel>, clients: usize, keys: u64, time: Dura
     for at in 0..clients {
         let mut kv = KvClient::new(channels[at % channels.len()].clone());
         tasks.spawn(async move {
-            let (mut dice, mut trace) = (Dice::new(at as u64, keys), Trace::default());
+            let (mut keys, mut trace) = (Keys::new(at as u64, keys), Trace::default());
             while Instant::now() < until {
-                match tokio::time::timeout(WAIT_MAX, kv.put(put(dice.key()))).await {
+                match tokio::time::timeout(WAIT_MAX, kv.put(put(keys.key()))).await {
                     Ok(Ok(_)) => trace.add_now(),
                     // A failed attempt must not turn into a busy loop.
                     Ok(Err(_)) => tokio::time::sleep(AGAIN).await,
@@ -217,10 +218,10 @@ async fn client(
 
 /// The state of a client.
 enum Own {
-    Put(KvClient<Channel>, Dice),
-    Range(KvClient<Channel>, Dice, bool),
-    Txn(KvClient<Channel>, Dice),
-    CompareAndSet(KvClient<Channel>, Dice),
+    Put(KvClient<Channel>, Keys),
+    Range(KvClient<Channel>, Keys, bool),
+    Txn(KvClient<Channel>, Keys),
+    CompareAndSet(KvClient<Channel>, Keys),
     Watch(Streaming<pb::WatchResponse>),
     KeepAlive(mpsc::Sender<pb::LeaseKeepAliveRequest>, Streaming<pb::LeaseKeepAliveResponse>, i64),
     Lock(LockClient<Channel>, String, i64),
@@ -228,14 +229,14 @@ enum Own {
 
 impl Own {
     async fn prepared(load: Load, number: u64, channel: Channel) -> Self {
-        let dice = Dice::new(number, load.keys);
+        let keys = Keys::new(number, load.keys);
         let kv = KvClient::new(channel.clone());
         match load.work {
-            Work::Put => Self::Put(kv, dice),
-            Work::Range => Self::Range(kv, dice, false),
-            Work::SerializableRange => Self::Range(kv, dice, true),
-            Work::Txn => Self::Txn(kv, dice),
-            Work::CompareAndSet => Self::CompareAndSet(kv, dice),
+            Work::Put => Self::Put(kv, keys),
+            Work::Range => Self::Range(kv, keys, false),
+            Work::SerializableRange => Self::Range(kv, keys, true),
+            Work::Txn => Self::Txn(kv, keys),
+            Work::CompareAndSet => Self::CompareAndSet(kv, keys),
             Work::Watch => {
                 let (sender, requests) = mpsc::channel(1);
                 let create = pb::WatchCreateRequest { key: WATCHED.into(), ..Default::default() };
@@ -268,19 +269,19 @@ impl Own {
 
     async fn once(&mut self) -> Result<(), Status> {
         match self {
-            Self::Put(kv, dice) => drop(kv.put(put(dice.key())).await?),
-            Self::Range(kv, dice, serializable) => {
+            Self::Put(kv, keys) => drop(kv.put(put(keys.key())).await?),
+            Self::Range(kv, keys, serializable) => {
                 let serializable = *serializable;
-                let key = dice.key().into();
+                let key = keys.key().into();
                 let request = pb::RangeRequest { key, serializable, ..Default::default() };
                 assert_eq!(kv.range(request).await?.into_inner().kvs.len(), 1);
             }
-            Self::Txn(kv, dice) => {
-                let reply = kv.txn(txn(dice.key(), dice.key())).await?.into_inner();
+            Self::Txn(kv, keys) => {
+                let reply = kv.txn(txn(keys.key(), keys.key())).await?.into_inner();
                 assert!(reply.succeeded);
             }
-            Self::CompareAndSet(kv, dice) => {
-                let key = dice.key();
+            Self::CompareAndSet(kv, keys) => {
+                let key = keys.key();
                 let request = pb::RangeRequest {
                     key: key.clone().into(),
                     serializable: true,
@@ -390,21 +391,18 @@ fn compare_and_set(key: String, revision: i64) -> pb::TxnRequest {
     pb::TxnRequest { compare: vec![compare], success: vec![put], failure: Vec::new() }
 }
 
-/// A pseudorandom generator of keys, with the same sequence in each run.
-struct Dice {
-    state: u64,
+/// Random keys, the same in each run.
+struct Keys {
+    dice: Dice,
     keys: u64,
 }
 
-impl Dice {
+impl Keys {
     fn new(client: u64, keys: u64) -> Self {
-        Self { state: client.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, keys }
+        Self { dice: Dice::new(client), keys }
     }
 
     fn key(&mut self) -> String {
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        key(self.state % self.keys)
+        key(self.dice.below(self.keys))
     }
 }

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bowline_fleet::Dice;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -143,7 +144,7 @@ struct Client {
     connection: Connection,
     number: u64,
     keys: u64,
-    dice: u64,
+    dice: Dice,
     /// Hashes by which the server identifies the scripts.
     unlock: Vec<u8>,
     compare_and_set: Vec<u8>,
@@ -159,15 +160,12 @@ impl Client {
             other => panic!("SCRIPT LOAD: {other:?}"),
         };
         let (unlock, compare_and_set) = (load(UNLOCK).await, load(COMPARE_AND_SET).await);
-        let dice = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let dice = Dice::new(number);
         Self { connection, number, keys, dice, unlock, compare_and_set }
     }
 
     fn key(&mut self) -> String {
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
-        key(self.dice % self.keys)
+        key(self.dice.below(self.keys))
     }
 
     async fn once(&mut self, work: Work) {

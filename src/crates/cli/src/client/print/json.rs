@@ -1,6 +1,9 @@
 //! JSON as Go's etcdctl writes it: fields in the protocol's order, zero values omitted by default, integers as numbers,
 //! bytes as base64.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+
 use crate::client::quote;
 
 /// A JSON object under construction.
@@ -66,34 +69,12 @@ pub(crate) fn list(items: impl IntoIterator<Item = String>) -> String {
 
 /// Encodes bytes as base64, in quotes.
 pub(crate) fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len() * 4 / 3 + 6);
-    text.push('"');
-    for three in bytes.chunks(3) {
-        let [one, two, last] = [0, 1, 2].map(|at| three.get(at).copied().unwrap_or_default());
-        let bits = u32::from_be_bytes([0, one, two, last]);
-        for place in 0..4 {
-            let letter = LETTERS[(bits >> (18 - 6 * place)) as usize & 63];
-            text.push(if place > three.len() { '=' } else { char::from(letter) });
-        }
-    }
-    text.push('"');
-    text
+    format!("\"{}\"", BASE64_STANDARD.encode(bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn base64_matches_the_standard() {
-        let table =
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg==")];
-        for (text, encoded) in table {
-            assert_eq!(base64(text.as_bytes()), format!("\"{encoded}\""));
-        }
-        assert_eq!(base64(&[0xfb, 0xff, 0xbf]), "\"+/+/\"");
-    }
 
     #[test]
     fn zero_fields_are_omitted_from_json() {

@@ -1,7 +1,7 @@
 //! Output of responses about leases.
 
 use super::json::{Object, base64, list};
-use super::{Page, Show, header_into, header_json};
+use super::{Page, Show, header_into};
 use crate::client::quote;
 use bowline_proto::etcdserverpb as pb;
 
@@ -24,26 +24,6 @@ impl Show for pb::LeaseGrantResponse {
     fn json(&self) -> String {
         let object = headed(&self.header).raw("ID", self.id).raw("TTL", self.ttl);
         object.raw("Error", quote::json(&self.error)).end()
-    }
-}
-
-/// Reports that a lease was revoked.
-pub(crate) struct Revoked {
-    pub(crate) lease: i64,
-    pub(crate) answer: pb::LeaseRevokeResponse,
-}
-
-impl Show for Revoked {
-    fn simple(&self, page: &mut Page) {
-        page.line(format!("lease {:016x} revoked", self.lease));
-    }
-
-    fn fields(&self, page: &mut Page) {
-        page.header(&self.answer.header);
-    }
-
-    fn json(&self) -> String {
-        Object::default().object("header", header_json(&self.answer.header)).end()
     }
 }
 

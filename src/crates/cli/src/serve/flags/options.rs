@@ -15,11 +15,12 @@ use bowline_server::{
 use super::error::FlagError;
 use super::gates;
 use super::log::LogOptions;
-use super::parse::{capped, duration, go_duration, number, split, switch, switch_or, wrong};
+use super::parse::{capped, duration, number, split, switch, switch_or, wrong};
 use super::secure::{client_tls, peer_tls};
 use super::tokens::TokenKind;
 use super::urls::{Door, Url, addresses, urls};
 use super::values::Values;
+use crate::usage::go_duration;
 
 /// Largest `--max-request-bytes` that the library accepts. Larger requests would delay all others.
 const REQUEST_BYTES_CEILING: usize = 3 << 20;

@@ -6,7 +6,7 @@ use super::error::FlagError;
 use super::values::Values;
 pub(super) use super::values::split;
 use super::yaml::whole;
-use crate::usage::parse_bool;
+use crate::usage::{go_duration, parse_bool};
 
 pub(super) fn wrong(name: &'static str, value: &str, must: &'static str) -> FlagError {
     FlagError::Value { name, value: value.to_owned(), must }
@@ -84,33 +84,6 @@ pub(super) fn duration(
     nanos
         .or_else(|| go_duration(value))
         .ok_or_else(|| wrong(name, value, "a duration such as 300ms, 5s, 10m or 1h30m"))
-}
-
-/// Parses a duration in Go's format, in which only 0 needs no unit.
-pub(super) fn go_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let mut rest = text;
-    let mut total = Duration::ZERO;
-    while !rest.is_empty() {
-        let digits = rest.find(|char: char| !char.is_ascii_digit() && char != '.')?;
-        let count: f64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let letters = rest.find(|char: char| char.is_ascii_digit()).unwrap_or(rest.len());
-        let seconds = match &rest[..letters] {
-            "ns" => 1e-9,
-            "us" | "µs" => 1e-6,
-            "ms" => 1e-3,
-            "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3600.0,
-            _ => return None,
-        };
-        total = total.checked_add(Duration::try_from_secs_f64(count * seconds).ok()?)?;
-        rest = &rest[letters..];
-    }
-    (!text.is_empty()).then_some(total)
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use std::time::Duration;
 use bowline_server::{Algorithm, JwtSettings};
 
 use super::error::FlagError;
-use super::parse::{go_duration, number, wrong};
+use super::parse::{number, wrong};
 use super::values::Values;
+use crate::usage::go_duration;
 
 /// Default lifetime of a JWT.
 const JWT_TTL: Duration = Duration::from_secs(300);
