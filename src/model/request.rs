@@ -116,6 +116,11 @@ impl Put {
         }
     }
 
+    /// Creates a put that keeps the current value of the key, which must exist.
+    pub(crate) fn keeping_value(key: impl IntoBytes) -> Self {
+        Self { value: PutValue::Keep, ..Self::new(key, "") }
+    }
+
     /// Attaches the key to a lease, for example that of a session. The key is deleted when the
     /// lease ends.
     ///
@@ -134,6 +139,12 @@ impl Put {
     #[must_use]
     pub fn lease(mut self, lease: LeaseId) -> Self {
         self.lease = PutLease::Attach(lease);
+        self
+    }
+
+    /// Keeps the current lease of the key, which must exist.
+    pub(crate) fn keep_lease(mut self) -> Self {
+        self.lease = PutLease::Keep;
         self
     }
 }
@@ -192,6 +203,11 @@ pub struct Txn {
 }
 
 impl Txn {
+    /// Creates a transaction that executes the operations if all conditions hold.
+    pub(crate) fn if_all(compares: impl Into<Vec<Compare>>, ops: impl Into<Vec<Op>>) -> Self {
+        Self { compares: compares.into(), success: ops.into(), failure: Vec::new() }
+    }
+
     /// Returns whether the transaction can change anything, in either branch.
     pub fn writes(&self) -> bool {
         self.success.iter().chain(&self.failure).any(|op| match op {

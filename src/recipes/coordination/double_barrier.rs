@@ -443,24 +443,17 @@ fn deletion(key: &Bytes, since: Revision) -> Command {
     let Command::Txn(mut txn) = delete_of(key, since) else {
         unreachable!("delete_of returns a transaction")
     };
-    txn.success.push(Op::Txn(Txn {
-        compares: vec![
-            Compare::missing(KeyRange::between(prefix.clone(), key.clone())),
-            Compare::missing(KeyRange::between(behind, ready_of(&prefix))),
-        ],
-        success: vec![Op::delete(ready_of(&prefix))],
-        failure: Vec::new(),
-    }));
+    let is_last = [
+        Compare::missing(KeyRange::between(prefix.clone(), key.clone())),
+        Compare::missing(KeyRange::between(behind, ready_of(&prefix))),
+    ];
+    txn.success.push(Op::Txn(Txn::if_all(is_last, [Op::delete(ready_of(&prefix))])));
     Command::Txn(txn)
 }
 
 /// Returns the transaction that deletes the ready row if there are no entries.
 fn tidying(prefix: &Bytes) -> Txn {
-    Txn {
-        compares: vec![Compare::missing(places_of(prefix))],
-        success: vec![Op::delete(ready_of(prefix))],
-        failure: Vec::new(),
-    }
+    Txn::if_all([Compare::missing(places_of(prefix))], [Op::delete(ready_of(prefix))])
 }
 
 #[cfg(test)]

@@ -16,8 +16,7 @@ use thiserror::Error as ThisError;
 use crate::api::{Client, Effect, Error, Session};
 use crate::lock_format::is_entry;
 use crate::model::{
-    Compare, Event, EventKind, IntoBytes, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue,
-    Revision, readable,
+    Compare, Event, EventKind, IntoBytes, KeyRange, KeyValue, LeaseId, Put, Revision, readable,
 };
 
 use super::cas_branches::branch_is_unknown;
@@ -225,10 +224,9 @@ impl Membership {
         let (key, since, meta) = (self.key().clone(), self.since(), meta.into_bytes());
         let client = self.client.clone();
         Call::new(&self.client, move |until| async move {
-            let value = PutValue::Set(meta);
-            let put = Put { key: key.clone(), value, lease: PutLease::Keep, prev_kv: false };
+            let put = Put::new(key.clone(), meta).keep_lease();
             let txn = client.txn().when(Compare::create_revision(key).eq(since));
-            let call = txn.then(Op::Put(put)).deadline(until.left());
+            let call = txn.then(put).deadline(until.left());
             match call.commit().await.map_err(branch_is_unknown)?.succeeded {
                 true => Ok(()),
                 false => Err(GroupError::NotAMember),

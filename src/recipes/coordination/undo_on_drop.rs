@@ -5,9 +5,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::api::{Effect, Error, Session, UndoOnDrop};
-use crate::model::{
-    Command, Compare, Op, Put, PutLease, PutValue, Rejection, Reply, Revision, Txn,
-};
+use crate::model::{Command, Compare, Op, Put, Rejection, Reply, Revision, Txn};
 use crate::node::{ReplyTo, SessionEndReason};
 
 use crate::recipes::call::Until;
@@ -45,11 +43,8 @@ pub(crate) async fn run_undoable_within(
 
 /// Returns the command that deletes a key if it is still the one created at `since`.
 pub(crate) fn delete_of(key: &Bytes, since: Revision) -> Command {
-    Command::Txn(Txn {
-        compares: vec![Compare::create_revision(key.clone()).eq(since)],
-        success: vec![Op::delete(key.clone())],
-        failure: Vec::new(),
-    })
+    let is_same = Compare::create_revision(key.clone()).eq(since);
+    Command::Txn(Txn::if_all([is_same], [Op::delete(key.clone())]))
 }
 
 /// A key of a session that is deleted in the background when this value is dropped.
@@ -78,17 +73,9 @@ impl SessionKey {
         until: &Until,
         deletion: Deletion,
     ) -> Result<Option<SessionKey>, Error> {
-        let put = Put {
-            key: key.clone(),
-            value: PutValue::Set(value),
-            lease: PutLease::Attach(session.lease()),
-            prev_kv: false,
-        };
-        let command = Command::Txn(Txn {
-            compares: vec![Compare::missing(key.clone())],
-            success: vec![Op::Put(put)],
-            failure: Vec::new(),
-        });
+        let put = Put::new(key.clone(), value).lease(session.lease());
+        let txn = Txn::if_all([Compare::missing(key.clone())], [Op::Put(put)]);
+        let command = Command::Txn(txn);
         let made = key.clone();
         let undo = move |reply: &Reply| match reply {
             Reply::Txn(reply) if !reply.succeeded => None,

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::api::{Client, Error, Session, timeout_option};
 use crate::lock_format::{MARK, prefix_of};
-use crate::model::{IntoBytes, KeyRange, Op, Put, PutLease, PutValue};
+use crate::model::{IntoBytes, KeyRange, Put};
 
 pub(crate) mod candidacy;
 pub(crate) mod election_view;
@@ -217,13 +217,8 @@ impl Leadership {
         if value.starts_with(MARK) {
             return Err(GuardError::ReservedValue);
         }
-        let put = Put {
-            key: self.0.key().clone(),
-            value: PutValue::Set(value),
-            lease: PutLease::Keep,
-            prev_kv: false,
-        };
-        self.0.txn().then(Op::Put(put)).commit().await.map(drop)
+        let put = Put::new(self.0.key().clone(), value).keep_lease();
+        self.0.txn().then(put).commit().await.map(drop)
     }
 
     /// Transfers the leadership to another candidate ([`Election::candidates`]). Candidates ahead

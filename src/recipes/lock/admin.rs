@@ -10,8 +10,7 @@ use crate::lock_format::{
     AdminAction, AdminRequest, QueuePosition, ReleaseRequest, admin_request_key, parent, prefix_of,
 };
 use crate::model::{
-    Command, IntoBytes, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Range, Reply,
-    Revision, Txn,
+    Command, IntoBytes, KeyRange, KeyValue, LeaseId, Op, Put, Range, Reply, Revision, Txn,
 };
 use crate::node::Shared;
 
@@ -245,12 +244,8 @@ impl Locks {
                 };
             let (LockEntry { key, since, lease, .. }, by) = (&entry, &locks.label);
             tracing::warn!(by, why, lock = %key.escape_ascii(), "force-releasing lock immediately");
-            let order = admin_request_key(key);
-            let txn = Txn {
-                compares: still_mine(key, *since, *lease).to_vec(),
-                success: vec![Op::delete(key.clone()), Op::delete(order)],
-                failure: Vec::new(),
-            };
+            let deletions = [Op::delete(key.clone()), Op::delete(admin_request_key(key))];
+            let txn = Txn::if_all(still_mine(key, *since, *lease), deletions);
             loop {
                 let breaking = Command::Txn(txn.clone());
                 match locks.client.propose(breaking, Some(until.left())).await {
@@ -319,17 +314,9 @@ impl Locks {
             "sending admin request to lock holder"
         );
         let request = ReleaseRequest { by: self.label.clone(), reason: why };
-        let put = Put {
-            key: admin_request_key(key),
-            value: PutValue::Set(AdminRequest { action, since: *since, request }.to_value()),
-            lease: PutLease::Attach(*lease),
-            prev_kv: false,
-        };
-        let txn = Txn {
-            compares: still_mine(key, *since, *lease).to_vec(),
-            success: vec![Op::Put(put)],
-            failure: Vec::new(),
-        };
+        let value = AdminRequest { action, since: *since, request }.to_value();
+        let put = Put::new(admin_request_key(key), value).lease(*lease);
+        let txn = Txn::if_all(still_mine(key, *since, *lease), [Op::Put(put)]);
         match self.client.propose(Command::Txn(txn), Some(until.left())).await? {
             Reply::Txn(reply) if reply.succeeded => Ok(reply.revision),
             _ => Err(LockAdminError::Gone),

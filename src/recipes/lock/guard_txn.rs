@@ -8,9 +8,7 @@ use std::time::Duration;
 use thiserror::Error as ThisError;
 
 use crate::api::{Client, Effect, Error, Scope, timeout_option};
-use crate::model::{
-    Compare, DecodeError, IntoBytes, Op, Put, PutLease, PutValue, Reply, Txn, TxnReply, TxnResult,
-};
+use crate::model::{Compare, DecodeError, IntoBytes, Op, Put, Reply, Txn, TxnReply, TxnResult};
 use crate::node::{CallError, CallResult, ReplyTo};
 
 use super::core::bound::{BoundKey, Load};
@@ -104,8 +102,8 @@ impl Items {
         // Append these operations after the caller's own, so that the results of the caller's
         // operations keep their indices.
         txn.success.extend(self.deliveries.iter().flat_map(Delivery::done));
-        let compares = self.deliveries.iter().map(Delivery::still_claimed).collect();
-        Txn { compares, success: vec![Op::Txn(txn)], failure: Vec::new() }
+        let compares: Vec<Compare> = self.deliveries.iter().map(Delivery::still_claimed).collect();
+        Txn::if_all(compares, [Op::Txn(txn)])
     }
 
     /// Returns the reply of the inner transaction, or `None` if an item belonged to another taker.
@@ -235,12 +233,8 @@ impl GuardTxn {
         let (key, value) = (key.into_bytes(), value.into_bytes());
         // The keys of the transaction get the prefix when it is committed.
         let bound = self.scope.key(key.clone());
-        self.txn.success.push(Op::Put(Put {
-            key,
-            value: PutValue::Set(value.clone()),
-            lease: PutLease::Attach(self.holding.entry.session.lease),
-            prev_kv: false,
-        }));
+        let put = Put::new(key, value.clone()).lease(self.holding.entry.session.lease);
+        self.txn.success.push(Op::Put(put));
         self.bound.push(BoundKey { key: bound, value, is_sure: true });
         self
     }
@@ -308,7 +302,7 @@ impl GuardTxn {
         let mut still_held = holding.still_held();
         mutant!(B27, still_held.clear());
         let Holding { table, entry, waiter, .. } = holding;
-        let txn = Txn { compares: still_held, success: vec![Op::Txn(txn)], failure: Vec::new() };
+        let txn = Txn::if_all(still_held, [Op::Txn(txn)]);
         if leaving.is_empty() && !txn.writes() {
             let call = txn.success.into_iter().fold(client.txn(), crate::api::TxnCall::then);
             let mut call = txn.compares.into_iter().fold(call, crate::api::TxnCall::when);

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::api::{Effect, Error, Session};
 use crate::lock_format::{EntryMetadata, LockMode, QueuePosition, ReleaseRequest, parent};
-use crate::model::{Compare, KeyValue, Moment, Op, Put, PutLease, PutValue, Reply, Revision, Txn};
+use crate::model::{Compare, KeyValue, Moment, Op, Put, Reply, Revision, Txn};
 use crate::node::{CallResult, ReplyTo, SessionState, Shared};
 
 use super::admin::{LockAdminError, check_all_bowline, check_successor};
@@ -259,14 +259,9 @@ impl Hold {
     /// Returns the transaction that writes another lock mode into the row, if this is still the
     /// holder.
     pub(crate) fn mode_change(&self, mode: LockMode) -> Txn {
-        let put = Put {
-            key: self.key().clone(),
-            value: PutValue::Set(self.value_with_mode(mode)),
-            lease: PutLease::Attach(self.holding.entry.session.lease),
-            prev_kv: false,
-        };
-        let (compares, failure) = (self.conditions(), Vec::new());
-        Txn { compares, success: vec![Op::Put(put)], failure }
+        let put = Put::new(self.key().clone(), self.value_with_mode(mode));
+        let put = put.lease(self.holding.entry.session.lease);
+        Txn::if_all(self.conditions(), [Op::Put(put)])
     }
 
     /// Records that the row states the write mode since this revision. A writer has more rights

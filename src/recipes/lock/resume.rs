@@ -22,9 +22,7 @@ use crate::api::{Effect, Error, Session};
 use crate::lock_format::{
     AdminRequest, EntryMetadata, LockMode, MARK, admin_request_target, parent, prefix_of,
 };
-use crate::model::{
-    Command, KeyValue, LeaseId, NodeId, Op, Put, PutLease, PutValue, Reply, Revision, Txn,
-};
+use crate::model::{Command, KeyValue, LeaseId, NodeId, Op, Put, Reply, Revision, Txn};
 use crate::node::{CallError, CallResult, ReplyTo, Shared, SharedSession, StopReason};
 use crate::watch::waking;
 
@@ -238,17 +236,9 @@ async fn resume<G: OfHold + 'static>(
     if !fits(&row) {
         return Err(ResumeError::AnotherLock { key: key.clone() });
     }
-    let take = Put {
-        key: key.clone(),
-        value: PutValue::Keep,
-        lease: PutLease::Attach(session.lease()),
-        prev_kv: false,
-    };
-    let command = Command::Txn(Txn {
-        compares: still_mine(key, *since, *lease).to_vec(),
-        success: vec![Op::Put(take)],
-        failure: Vec::new(),
-    });
+    let take = Put::keeping_value(key.clone()).lease(session.lease());
+    let txn = Txn::if_all(still_mine(key, *since, *lease), [Op::Put(take)]);
+    let command = Command::Txn(txn);
     let (sender, receiver) = oneshot::channel();
     let (by, ticket) = (Arc::clone(session.shared_session()), ticket.clone());
     let (taken, taker) = (Arc::clone(&table), session.clone());

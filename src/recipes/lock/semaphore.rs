@@ -8,8 +8,7 @@ use bytes::Bytes;
 use crate::api::{Client, Effect, Error, Session};
 use crate::lock_format::{EntryMetadata, LockKind, LockMode, is_entry, lock_of, prefix_of};
 use crate::model::{
-    Command, Compare, CompareOp, CompareTarget, IntoBytes, KeyRange, KeyValue, Op, Put, PutLease,
-    PutValue, Txn,
+    Command, Compare, CompareOp, CompareTarget, IntoBytes, KeyRange, KeyValue, Op, Put, Txn,
 };
 
 use super::guard::guard;
@@ -217,14 +216,9 @@ fn resized(row: &KeyValue, new: u32) -> Option<Op> {
         LockMode::Permits { limit, .. } if *limit != new => *limit = new,
         _ => return None,
     }
-    let put = Put {
-        key: row.key.clone(),
-        value: PutValue::Set(metadata.to_value()),
-        lease: PutLease::Keep,
-        prev_kv: false,
-    };
-    let compares = vec![Compare::mod_revision(row.key.clone()).eq(row.mod_revision)];
-    Some(Op::Txn(Txn { compares, success: vec![Op::Put(put)], failure: Vec::new() }))
+    let put = Put::new(row.key.clone(), metadata.to_value()).keep_lease();
+    let is_unchanged = Compare::mod_revision(row.key.clone()).eq(row.mod_revision);
+    Some(Op::Txn(Txn::if_all([is_unchanged], [Op::Put(put)])))
 }
 
 guard! {

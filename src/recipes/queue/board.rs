@@ -21,10 +21,7 @@ use futures_core::Stream;
 use tokio::sync::oneshot;
 
 use crate::api::{Client, Error, Session, Watch};
-use crate::model::{
-    Command, Compare, Op, Put, PutLease, PutValue, Range, Rejection, Reply, Revision, Txn,
-    TxnResult,
-};
+use crate::model::{Command, Compare, Op, Put, Range, Rejection, Reply, Revision, Txn, TxnResult};
 use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEndReason};
 use crate::watch::waking;
 
@@ -417,18 +414,14 @@ impl Board {
 
     /// Returns the operation that puts the board at the end of the queue of waiting boards.
     fn stand(&self) -> Op {
-        let mut put = Put::new(self.idle_key(), Bytes::new());
-        put.lease = PutLease::Attach(self.session.lease());
-        put.into()
+        Put::new(self.idle_key(), "").lease(self.session.lease()).into()
     }
 
     /// Returns the transaction that claims an item if it is available, and counts the attempt.
     fn claim(&self, id: &[u8]) -> Txn {
         let (item, claim) = (self.keys.key(KeyPart::Item, id), self.keys.key(KeyPart::Claim, id));
-        let mut taken = Put::new(claim.clone(), self.idle.clone());
-        taken.lease = PutLease::Attach(self.session.lease());
-        let mut counted = Put::new(item.clone(), Bytes::new());
-        (counted.value, counted.lease) = (PutValue::Keep, PutLease::Keep);
+        let taken = Put::new(claim.clone(), self.idle.clone()).lease(self.session.lease());
+        let counted = Put::keeping_value(item.clone()).keep_lease();
         let free = [
             Compare::exists(item),
             Compare::missing(claim),
@@ -436,17 +429,15 @@ impl Board {
         ];
         let mut compares = Vec::from(free);
         mutant!(B13, drop(compares.remove(1)));
-        Txn { compares, success: vec![taken.into(), counted.into()], failure: vec![] }
+        Txn::if_all(compares, [Op::Put(taken), Op::Put(counted)])
     }
 
     /// Returns the transaction that releases an item if this board has claimed it after `known`.
     fn unclaim(&self, id: &[u8], known: Revision) -> Txn {
         let claim = self.keys.key(KeyPart::Claim, id);
-        let compares = vec![
-            Compare::value(claim.clone()).eq(self.idle.clone()),
-            Compare::create_revision(claim.clone()).gt(known),
-        ];
-        Txn { compares, success: vec![Op::delete(claim)], failure: vec![] }
+        let is_mine = Compare::value(claim.clone()).eq(self.idle.clone());
+        let is_newer = Compare::create_revision(claim.clone()).gt(known);
+        Txn::if_all([is_mine, is_newer], [Op::delete(claim)])
     }
 
     /// Returns the operation that moves an item to the dead-letter queue.
@@ -467,7 +458,7 @@ impl Board {
             success.push(Op::delete(self.keys.key(KeyPart::Reason, id)));
         }
         success.extend(DeadLetter::new(attempts, reason).put(&self.keys, id, row.value));
-        Some(Txn { compares, success, failure: vec![] }.into())
+        Some(Txn::if_all(compares, success).into())
     }
 
     fn propose(self: &Arc<Self>, txn: Txn, proposed: ProposedTake) {

@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 
 use crate::api::{Client, Effect, Error, Granted, Session};
 use crate::model::{
-    Command, Compare, DecodeError, KeyValue, Limits, Moment, Op, Put, PutLease, Rejection, Reply,
-    Revision, Txn, TxnReply, TxnResult, decode_parse, decode_text,
+    Command, Compare, DecodeError, KeyValue, Limits, Moment, Op, Put, Rejection, Reply, Revision,
+    Txn, TxnReply, TxnResult, decode_parse, decode_text,
 };
 use crate::node::{CallError, CallResult, ReplyTo, SessionEndReason};
 use crate::recipes::call::Until;
@@ -68,8 +68,7 @@ impl DeliveryClaim {
 
     /// Releases the item, retrying until it succeeds.
     pub(super) fn give_back(&self, reply: ReplyTo<Reply>) {
-        let compares = vec![self.is_claimed()];
-        let mut txn = Txn { compares, success: vec![Op::delete(self.key())], failure: vec![] };
+        let mut txn = Txn::if_all([self.is_claimed()], [Op::delete(self.key())]);
         mutant!(B11, txn.success = self.done().into());
         self.session.shared().propose_until_applied(Command::Txn(txn), reply);
     }
@@ -349,8 +348,7 @@ impl Delivery {
     ) -> Result<Option<TxnReply>, QueueError> {
         let acknowledges_only = effects == Txn::default();
         let conditions = std::mem::take(&mut effects.compares);
-        let mut txn =
-            Txn { compares: vec![self.claim.is_claimed()], success: self.done(), failure: vec![] };
+        let mut txn = Txn::if_all([self.claim.is_claimed()], self.done());
         mutant!(B10, txn.compares.clear());
         if !conditions.is_empty() {
             // This tells a condition that does not hold from a lost claim.
@@ -481,13 +479,10 @@ impl Delivery {
         // revoked.
         let granted = Granted::of(&client, delay, &Until::by(shared, deadline)).await?;
         let lease = granted.lease();
-        let mut delayed = Put::new(self.claim.keys.key(KeyPart::Delay, &self.claim.id.0), "");
-        delayed.lease = PutLease::Attach(lease);
-        let command = Command::Txn(Txn {
-            compares: vec![self.claim.is_claimed()],
-            success: vec![Op::Put(delayed), Op::delete(self.claim.key())],
-            failure: vec![],
-        });
+        let delay_key = self.claim.keys.key(KeyPart::Delay, &self.claim.id.0);
+        let delayed = Put::new(delay_key, "").lease(lease);
+        let ops = [Op::Put(delayed), Op::delete(self.claim.key())];
+        let command = Command::Txn(Txn::if_all([self.claim.is_claimed()], ops));
         let outcome = self.propose(&command, deadline).await?;
         self.open = false;
         // The transaction may now use the lease, so do not revoke it any more. The lease expires by

@@ -79,8 +79,7 @@ pub(crate) fn delete_bound(lease: LeaseId, bound: &[BoundKey]) -> Vec<Op> {
         if !is_sure {
             compares.push(Compare::value(key.clone()).eq(value.clone()));
         }
-        let success = vec![Op::delete(key.clone())];
-        Op::Txn(Txn { compares, success, failure: Vec::new() })
+        Op::Txn(Txn::if_all(compares, [Op::delete(key.clone())]))
     };
     bound.iter().map(unbind).collect()
 }

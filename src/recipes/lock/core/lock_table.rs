@@ -18,8 +18,8 @@ use bytes::Bytes;
 use crate::lock_format::{LockKind, QueuePosition, ReleaseRequest, prefix_of};
 use crate::machine::Change;
 use crate::model::{
-    Command, Compare, LeaseId, Moment, Op, Put, PutLease, PutValue, Rejection, Reply, Revision,
-    Txn, TxnReply, TxnResult,
+    Command, Compare, LeaseId, Moment, Op, Put, Rejection, Reply, Revision, Txn, TxnReply,
+    TxnResult,
 };
 use crate::node::{
     CallError, CallResult, Follower, ReplyTo, SessionEndReason, Shared, SharedSession, StopReason,
@@ -321,15 +321,12 @@ impl LockTable {
         why: LockError,
     ) {
         let (lease, value) = (entry.session.lease, entry.value());
-        let mine = |key: &Bytes| Txn {
-            compares: vec![
-                Compare::lease(key.clone()).eq(lease.get()),
-                Compare::value(key.clone()).eq(value.clone()),
-            ],
-            success: vec![Op::delete(key.clone())],
-            failure: Vec::new(),
+        let delete_mine = |key: &Bytes| {
+            let has_lease = Compare::lease(key.clone()).eq(lease.get());
+            let has_value = Compare::value(key.clone()).eq(value.clone());
+            Op::Txn(Txn::if_all([has_lease, has_value], [Op::delete(key.clone())]))
         };
-        let success = keys.iter().map(|key| Op::Txn(mine(key))).collect();
+        let success = keys.iter().map(delete_mine).collect();
         let txn = Txn { success, ..Txn::default() };
         let (table, entry, keys) = (Arc::clone(self), Arc::clone(entry), Arc::clone(keys));
         let reply = ReplyTo::Call(Box::new(move |_| {
@@ -545,15 +542,8 @@ impl Follower for LockTable {
 /// Returns the transaction that creates the keys of an entry if none of them exists. `before` is
 /// applied in either case.
 fn enqueue_txn(entry: &QueueEntry, keys: &[Bytes], before: Option<Txn>) -> Txn {
-    let value = entry.value();
-    let put = |key: &Bytes| {
-        Op::Put(Put {
-            key: key.clone(),
-            value: PutValue::Set(value.clone()),
-            lease: PutLease::Attach(entry.session.lease),
-            prev_kv: false,
-        })
-    };
+    let (lease, value) = (entry.session.lease, entry.value());
+    let put = |key: &Bytes| Op::Put(Put::new(key.clone(), value.clone()).lease(lease));
     Txn {
         compares: keys.iter().map(|key| Compare::missing(key.clone())).collect(),
         success: before.clone().map(Op::Txn).into_iter().chain(keys.iter().map(put)).collect(),

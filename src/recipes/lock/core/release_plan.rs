@@ -6,9 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::lock_format::{EntryMetadata, LockMode, LockQueue, QueuePosition, parent};
-use crate::model::{
-    Compare, KeyRange, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision, Txn,
-};
+use crate::model::{Compare, KeyRange, KeyValue, LeaseId, Op, Put, Revision, Txn};
 use crate::node::Shared;
 
 use super::bound::{BoundKey, delete_bound};
@@ -77,12 +75,7 @@ impl ReleasePlan {
         if !mutant!(B66) {
             compares.extend(barred);
         }
-        let taken = Put {
-            key: key.clone(),
-            value: PutValue::Set(row.value),
-            lease: PutLease::Attach(successor_lease),
-            prev_kv: false,
-        };
+        let taken = Put::new(key.clone(), row.value).lease(successor_lease);
         let mut success = vec![Op::Put(taken), Op::delete(successor.clone())];
         success.extend(delete_bound(lease, &self.bound));
         Txn { compares, success, failure: vec![Op::Txn(leaving)] }
@@ -102,8 +95,7 @@ impl ReleasePlan {
                     deletion =
                         Op::delete(KeyRange::prefix(parent(key).unwrap_or_default().to_vec()))
                 );
-                let compares = still_mine(key, self.since, lease).to_vec();
-                Txn { compares, success: vec![deletion], failure: Vec::new() }
+                Txn::if_all(still_mine(key, self.since, lease), [deletion])
             })
             .collect();
         // Delete only keys with the lease of the hold. A key with another lease belongs to another
