@@ -17,8 +17,13 @@ use super::{Client, Effect, Error, Granted, Until};
 /// Declares the option `deadline` of a call, which has a field `deadline: Option<Duration>`.
 macro_rules! deadline_option {
     () => {
-        /// Limits how long the call may take. Default:
-        /// [`Config::call_deadline`](crate::Config::call_deadline).
+        $crate::api::deadline_option! {
+            /// Limits how long the call may take. Default:
+            /// [`Config::call_deadline`](crate::Config::call_deadline).
+        }
+    };
+    ($(#[$about:meta])+) => {
+        $(#[$about])+
         pub fn deadline(mut self, timeout: ::std::time::Duration) -> Self {
             self.deadline = Some(timeout);
             self

@@ -36,8 +36,8 @@ pub use alarms::AlarmReply;
 pub use blocking::Blocking;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use blocking::simulate;
-pub(crate) use call::timeout_option;
 pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
+pub(crate) use call::{deadline_option, timeout_option};
 pub(crate) use checked::StartMode;
 pub use client::Client;
 pub use config::{Config, ConfigError};

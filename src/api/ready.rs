@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::node::Shared;
 
 use super::Error;
-use super::call::{Answer, timeout_option};
+use super::call::{Answer, deadline_option};
 
 /// A call that waits until a node serves linearizable calls; see
 /// [`Node::ready`](super::Node::ready).
@@ -23,13 +23,9 @@ impl ReadyCall {
         Self { shared: Arc::clone(shared), deadline: None }
     }
 
-    /// Sets the maximum time to wait. `Duration::MAX` waits until the node serves or stops.
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
+    deadline_option! {
+        /// Sets the maximum time to wait. `Duration::MAX` waits until the node serves or stops.
     }
-
-    timeout_option!();
 }
 
 impl std::fmt::Debug for ReadyCall {

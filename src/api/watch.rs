@@ -10,7 +10,7 @@ use futures_core::Stream;
 use crate::model::{KeyRange, Revision};
 use crate::watch::{Filter, WatchBatch, WatchError, WatchRequest, Watcher};
 
-use super::call::{Answer, Consistency, timeout_option};
+use super::call::{Answer, Consistency, deadline_option};
 use super::{Client, Error};
 
 /// A call that starts a watch; see [`Client::watch`].
@@ -68,15 +68,11 @@ impl WatchCall {
         self
     }
 
-    /// Limits the wait for the start of the watch. A watch that starts after the current revision
-    /// must wait if this member has not received the state of its cluster yet. A watch with
-    /// [`WatchCall::from`] never waits.
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
+    deadline_option! {
+        /// Limits the wait for the start of the watch. A watch that starts after the current revision
+        /// must wait if this member has not received the state of its cluster yet. A watch with
+        /// [`WatchCall::from`] never waits.
     }
-
-    timeout_option!();
 }
 
 impl WatchCall {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::{Client, Error, timeout_option};
+use crate::api::{Client, Error, deadline_option};
 use crate::node::Shared;
 
 pub(crate) use crate::api::{Until, after_pause, pause};
@@ -48,16 +48,12 @@ impl<'a, T, E> Call<'a, T, E> {
         Self { shared, deadline: None, run: Box::new(|until| Box::pin(run(until))) }
     }
 
-    /// Limits how long the call may take. After `timeout` the call fails with [`Error::Deadline`].
-    /// The node checks deadlines only four times per heartbeat. So the call may end up to 25 ms
-    /// after the deadline, with the default [`Config::heartbeat`](crate::Config::heartbeat). If the
-    /// result arrives after the deadline but before the next check, the call returns the result.
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
+    deadline_option! {
+        /// Limits how long the call may take. After `timeout` the call fails with [`Error::Deadline`].
+        /// The node checks deadlines only four times per heartbeat. So the call may end up to 25 ms
+        /// after the deadline, with the default [`Config::heartbeat`](crate::Config::heartbeat). If the
+        /// result arrives after the deadline but before the next check, the call returns the result.
     }
-
-    timeout_option!();
 }
 
 impl<'a, T, E> IntoFuture for Call<'a, T, E> {

@@ -27,7 +27,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use tokio::sync::watch;
 
-use crate::api::{Client, Error, Watch, timeout_option};
+use crate::api::{Client, Error, Watch, deadline_option};
 use crate::model::{EventKind, IntoBytes, KeyRange, KeyValue, Revision};
 use crate::node::{CallError, StopReason};
 use crate::watch::WatchError;
@@ -96,14 +96,7 @@ pub struct CachedCall<T> {
 }
 
 impl<T> CachedCall<T> {
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
-
-    timeout_option!();
+    deadline_option!();
 }
 
 impl<T> std::fmt::Debug for CachedCall<T> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Effect, Error, Granted, TxnCall, timeout_option};
+use crate::api::{Client, Effect, Error, Granted, TxnCall, deadline_option};
 use crate::model::{
     Command, Compare, IntoBytes, KeyValue, LeaseId, Op, Put, PutLease, PutValue, Revision, TxnReply,
 };
@@ -251,14 +251,7 @@ impl CompareAndSet {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
-
-    timeout_option!();
+    deadline_option!();
 
     /// Lets the call fail with this error.
     pub(crate) fn failed(mut self, error: Error) -> Self {
@@ -348,14 +341,7 @@ impl PutIfAbsent {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
-
-    timeout_option!();
+    deadline_option!();
 
     /// Lets the call fail with this error.
     pub(crate) fn failed(mut self, error: Error) -> Self {

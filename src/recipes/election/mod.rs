@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Error, Session, timeout_option};
+use crate::api::{Client, Error, Session, deadline_option};
 use crate::lock_format::{MARK, prefix_of};
 use crate::model::{IntoBytes, KeyRange, Put};
 
@@ -138,14 +138,10 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// Limits the wait. By default the campaign waits as long as the session lives. See
-    /// [`LockCall::deadline`](crate::lock::LockCall::deadline) for the precision of the deadline.
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
+    deadline_option! {
+        /// Limits the wait. By default the campaign waits as long as the session lives. See
+        /// [`LockCall::deadline`](crate::lock::LockCall::deadline) for the precision of the deadline.
     }
-
-    timeout_option!();
 }
 
 impl Campaign {

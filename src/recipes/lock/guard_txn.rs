@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error as ThisError;
 
-use crate::api::{Client, Effect, Error, Scope, timeout_option};
+use crate::api::{Client, Effect, Error, Scope, deadline_option};
 use crate::model::{Compare, DecodeError, IntoBytes, Op, Put, Reply, Txn, TxnReply, TxnResult};
 use crate::node::{CallError, CallResult, ReplyTo};
 
@@ -271,14 +271,7 @@ impl GuardTxn {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
-
-    timeout_option!();
+    deadline_option!();
 
     /// Runs the transaction.
     ///

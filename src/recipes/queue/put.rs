@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Effect, Error, Granted, timeout_option};
+use crate::api::{Client, Effect, Error, Granted, deadline_option, timeout_option};
 use crate::model::{
     Command, IntoBytes, LeaseId, Op, Put, PutLease, Range, Rejection, Revision, Txn, TxnResult,
     readable,
@@ -375,14 +375,7 @@ impl PutMany {
         self
     }
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
-    }
-
-    timeout_option!();
+    deadline_option!();
 
     /// Checks that one transaction can put all items. A delay is an operation of its own.
     fn check_count(&self) -> Result<(), QueueError> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Session, timeout_option};
+use crate::api::{Client, Session, deadline_option};
 use crate::model::IntoBytes;
 use crate::node::SessionEndReason;
 
@@ -185,16 +185,12 @@ pub struct TakeCall {
 }
 
 impl TakeCall {
-    /// Limits the wait. By default the call waits as long as the session lives. The node checks
-    /// deadlines at its ticks, like [`LockCall::deadline`](crate::lock::LockCall::deadline). If an
-    /// item arrives before the check, the call returns it. For a call that does not wait, use
-    /// [`QueueTaker::try_take`] and not a deadline of zero.
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.deadline = Some(timeout);
-        self
+    deadline_option! {
+        /// Limits the wait. By default the call waits as long as the session lives. The node checks
+        /// deadlines at its ticks, like [`LockCall::deadline`](crate::lock::LockCall::deadline). If an
+        /// item arrives before the check, the call returns it. For a call that does not wait, use
+        /// [`QueueTaker::try_take`] and not a deadline of zero.
     }
-
-    timeout_option!();
 }
 
 impl IntoFuture for TakeCall {
