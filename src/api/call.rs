@@ -1,7 +1,5 @@
 //! The calls of a [`Client`] on keys. Each call is a builder that runs when it is awaited.
 
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -43,11 +41,24 @@ macro_rules! timeout_option {
     };
 }
 
+/// Makes a call awaitable: `.await` runs its method `run`.
+macro_rules! awaited {
+    ($call:ident -> $output:ty) => {
+        impl ::std::future::IntoFuture for $call {
+            type Output = $output;
+            type IntoFuture =
+                ::std::pin::Pin<Box<dyn ::std::future::Future<Output = $output> + Send>>;
+
+            fn into_future(self) -> Self::IntoFuture {
+                Box::pin(self.run())
+            }
+        }
+    };
+}
+
+pub(crate) use awaited;
 pub(crate) use deadline_option;
 pub(crate) use timeout_option;
-
-/// The future of a call.
-pub(crate) type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 /// Freshness of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,47 +158,42 @@ impl PutCall {
     }
 
     deadline_option!();
-}
 
-impl IntoFuture for PutCall {
-    type Output = Result<PutReply, Error>;
-    type IntoFuture = Answer<PutReply>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { client, mut put, ttl, deadline: timeout, failed } = self;
-            if let Some(error) = failed {
-                return Err(error);
-            }
-            let reply = match ttl {
-                None => client.propose(Command::Put(put), timeout).await,
-                Some(ttl) => {
-                    // Check the request first, so that no lease is granted for an invalid request.
-                    client.shared.settings.limits.check(&Command::Put(put.clone()))?;
-                    let deadline = client.shared.deadline(timeout);
-                    let until = Until::by(&client.shared, deadline);
-                    let lease = Granted::of(&client, ttl, &until).await?.keep();
-                    put.lease = PutLease::Attach(lease);
-                    let reply = client.propose(Command::Put(put), Some(until.left())).await;
-                    if let Err(error) = &reply
-                        && error.effect() == Effect::NotApplied
-                    {
-                        let revoke = Command::Revoke(lease);
-                        client.shared.propose_until_applied(revoke, ReplyTo::Discard);
-                    }
-                    reply
+    async fn run(self) -> Result<PutReply, Error> {
+        let Self { client, mut put, ttl, deadline: timeout, failed } = self;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let reply = match ttl {
+            None => client.propose(Command::Put(put), timeout).await,
+            Some(ttl) => {
+                // Check the request first, so that no lease is granted for an invalid request.
+                client.shared.settings.limits.check(&Command::Put(put.clone()))?;
+                let deadline = client.shared.deadline(timeout);
+                let until = Until::by(&client.shared, deadline);
+                let lease = Granted::of(&client, ttl, &until).await?.keep();
+                put.lease = PutLease::Attach(lease);
+                let reply = client.propose(Command::Put(put), Some(until.left())).await;
+                if let Err(error) = &reply
+                    && error.effect() == Effect::NotApplied
+                {
+                    let revoke = Command::Revoke(lease);
+                    client.shared.propose_until_applied(revoke, ReplyTo::Discard);
                 }
-            };
-            match reply? {
-                Reply::Put(mut reply) => {
-                    client.scope.strip_all(&mut reply.prev);
-                    Ok(reply)
-                }
-                other => unreachable!("unexpected reply to a put: {other:?}"),
+                reply
             }
-        })
+        };
+        match reply? {
+            Reply::Put(mut reply) => {
+                client.scope.strip_all(&mut reply.prev);
+                Ok(reply)
+            }
+            other => unreachable!("unexpected reply to a put: {other:?}"),
+        }
     }
 }
+
+awaited!(PutCall -> Result<PutReply, Error>);
 
 /// A call that deletes keys; see [`Client::delete`].
 #[derive(Clone, Debug)]
@@ -211,24 +217,19 @@ impl DeleteCall {
     }
 
     deadline_option!();
-}
 
-impl IntoFuture for DeleteCall {
-    type Output = Result<DeleteReply, Error>;
-    type IntoFuture = Answer<DeleteReply>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            match self.client.propose(Command::Delete(self.delete), self.deadline).await? {
-                Reply::Delete(mut reply) => {
-                    self.client.scope.strip_all(&mut reply.prev_kvs);
-                    Ok(reply)
-                }
-                other => unreachable!("unexpected reply to a delete: {other:?}"),
+    async fn run(self) -> Result<DeleteReply, Error> {
+        match self.client.propose(Command::Delete(self.delete), self.deadline).await? {
+            Reply::Delete(mut reply) => {
+                self.client.scope.strip_all(&mut reply.prev_kvs);
+                Ok(reply)
             }
-        })
+            other => unreachable!("unexpected reply to a delete: {other:?}"),
+        }
     }
 }
+
+awaited!(DeleteCall -> Result<DeleteReply, Error>);
 
 /// A call that reads one key; see [`Client::get`].
 #[derive(Clone, Debug)]
@@ -270,28 +271,23 @@ impl GetCall {
     }
 
     deadline_option!();
-}
 
-impl IntoFuture for GetCall {
-    type Output = Result<Option<KeyValue>, Error>;
-    type IntoFuture = Answer<Option<KeyValue>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { client, key, revision, consistency, deadline: timeout } = self;
-            let mut range = Range::new(KeyRange::key(key));
-            range.revision = revision;
-            client.shared.settings.limits.check_range(&range)?;
-            client.may_read(&range.range)?;
-            client.wait_until_current(consistency, client.shared.deadline(timeout)).await?;
-            client.shared.meters.ranges_total.one();
-            let mut row = client.shared.reader.range(&range)?.kvs.pop();
-            client.may_read(&range.range)?;
-            client.scope.strip_all(&mut row);
-            Ok(row)
-        })
+    async fn run(self) -> Result<Option<KeyValue>, Error> {
+        let Self { client, key, revision, consistency, deadline: timeout } = self;
+        let mut range = Range::new(KeyRange::key(key));
+        range.revision = revision;
+        client.shared.settings.limits.check_range(&range)?;
+        client.may_read(&range.range)?;
+        client.wait_until_current(consistency, client.shared.deadline(timeout)).await?;
+        client.shared.meters.ranges_total.one();
+        let mut row = client.shared.reader.range(&range)?.kvs.pop();
+        client.may_read(&range.range)?;
+        client.scope.strip_all(&mut row);
+        Ok(row)
     }
 }
+
+awaited!(GetCall -> Result<Option<KeyValue>, Error>);
 
 /// A call that reads a range of keys; see [`Client::range`].
 #[derive(Clone, Debug)]
@@ -412,22 +408,17 @@ impl RangeCall {
     }
 
     deadline_option!();
-}
 
-impl IntoFuture for RangeCall {
-    type Output = Result<RangeReply, Error>;
-    type IntoFuture = Answer<RangeReply>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { client, range, page_bytes, consistency, deadline: timeout } = self;
-            client.shared.settings.limits.check_range(&range)?;
-            client.may_read(&range.range)?;
-            client.wait_until_current(consistency, client.shared.deadline(timeout)).await?;
-            let reply = client.shared.range(&range, page_bytes)?;
-            // Check the permission again: the access table is now at least as new as the rows.
-            client.may_read(&range.range)?;
-            Ok(client.scope.strip_range(reply))
-        })
+    async fn run(self) -> Result<RangeReply, Error> {
+        let Self { client, range, page_bytes, consistency, deadline: timeout } = self;
+        client.shared.settings.limits.check_range(&range)?;
+        client.may_read(&range.range)?;
+        client.wait_until_current(consistency, client.shared.deadline(timeout)).await?;
+        let reply = client.shared.range(&range, page_bytes)?;
+        // Check the permission again: the access table is now at least as new as the rows.
+        client.may_read(&range.range)?;
+        Ok(client.scope.strip_range(reply))
     }
 }
+
+awaited!(RangeCall -> Result<RangeReply, Error>);

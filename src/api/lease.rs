@@ -1,6 +1,5 @@
 //! Leases that are not renewed automatically.
 
-use std::future::IntoFuture;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,7 +7,7 @@ use bytes::Bytes;
 use crate::machine::{LeaseHead, LeaseInfo};
 use crate::model::{Command, GrantReply, LeaseId, NodeId, Reply};
 
-use super::call::{Answer, Consistency, deadline_option};
+use super::call::{Consistency, awaited, deadline_option};
 use super::{Client, Error};
 
 /// A granted lease.
@@ -37,22 +36,17 @@ impl GrantCall {
     }
 
     deadline_option!();
-}
 
-impl IntoFuture for GrantCall {
-    type Output = Result<Lease, Error>;
-    type IntoFuture = Answer<Lease>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let command = Command::Grant { id: self.id, ttl: self.ttl, session: None };
-            match self.client.propose(command, self.deadline).await? {
-                Reply::Grant(reply) => Ok(reply),
-                other => unreachable!("unexpected reply to a grant: {other:?}"),
-            }
-        })
+    async fn run(self) -> Result<Lease, Error> {
+        let command = Command::Grant { id: self.id, ttl: self.ttl, session: None };
+        match self.client.propose(command, self.deadline).await? {
+            Reply::Grant(reply) => Ok(reply),
+            other => unreachable!("unexpected reply to a grant: {other:?}"),
+        }
     }
 }
+
+awaited!(GrantCall -> Result<Lease, Error>);
 
 /// A call that reads a lease; see [`Client::lease_info`].
 #[derive(Clone, Debug)]
@@ -73,28 +67,24 @@ impl LeaseInfoCall {
         self.with_keys = true;
         self
     }
-}
 
-impl IntoFuture for LeaseInfoCall {
-    type Output = Result<Option<LeaseStatus>, Error>;
-    type IntoFuture = Answer<Option<LeaseStatus>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { client, lease, with_keys } = self;
-            let shared = &client.shared;
-            client.wait_until_current(Consistency::Linearizable, shared.deadline(None)).await?;
-            let info = match with_keys {
-                true => shared.reader.lease(lease),
-                false => shared
-                    .reader
-                    .lease_head(lease)
-                    .map(|LeaseHead { ttl, session }| LeaseInfo { ttl, keys: Vec::new(), session }),
-            };
-            Ok(info.map(|info| LeaseStatus::new(lease, info)))
-        })
+    async fn run(self) -> Result<Option<LeaseStatus>, Error> {
+        let Self { client, lease, with_keys } = self;
+        let shared = &client.shared;
+        client.wait_until_current(Consistency::Linearizable, shared.deadline(None)).await?;
+        let info = match with_keys {
+            true => shared.reader.lease(lease),
+            false => shared.reader.lease_head(lease).map(|LeaseHead { ttl, session }| LeaseInfo {
+                ttl,
+                keys: Vec::new(),
+                session,
+            }),
+        };
+        Ok(info.map(|info| LeaseStatus::new(lease, info)))
     }
 }
+
+awaited!(LeaseInfoCall -> Result<Option<LeaseStatus>, Error>);
 
 /// State of a lease.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,13 +1,12 @@
 //! Waiting until a node serves linearizable calls.
 
-use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::node::Shared;
 
 use super::Error;
-use super::call::{Answer, deadline_option};
+use super::call::{awaited, deadline_option};
 
 /// A call that waits until a node serves linearizable calls; see
 /// [`Node::ready`](super::Node::ready).
@@ -26,6 +25,11 @@ impl ReadyCall {
     deadline_option! {
         /// Sets the maximum time to wait. `Duration::MAX` waits until the node serves or stops.
     }
+
+    async fn run(self) -> Result<(), Error> {
+        let deadline = self.shared.deadline(self.deadline);
+        Ok(self.shared.read_barrier(deadline).await?)
+    }
 }
 
 impl std::fmt::Debug for ReadyCall {
@@ -34,14 +38,4 @@ impl std::fmt::Debug for ReadyCall {
     }
 }
 
-impl IntoFuture for ReadyCall {
-    type Output = Result<(), Error>;
-    type IntoFuture = Answer<()>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let deadline = self.shared.deadline(self.deadline);
-            Ok(self.shared.read_barrier(deadline).await?)
-        })
-    }
-}
+awaited!(ReadyCall -> Result<(), Error>);

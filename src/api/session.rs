@@ -1,6 +1,6 @@
 //! Sessions: leases that this node keeps alive.
 
-use std::future::{IntoFuture, pending, poll_fn};
+use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -12,7 +12,7 @@ use crate::node::{
 };
 
 use super::Client;
-use super::call::{Answer, deadline_option};
+use super::call::{awaited, deadline_option};
 use super::{Effect, Error, Node};
 
 /// A lease that this node renews from its own thread, independent of the program's async executor.
@@ -263,33 +263,28 @@ impl OpenSession {
     }
 
     deadline_option!();
-}
 
-impl IntoFuture for OpenSession {
-    type Output = Result<Session, Error>;
-    type IntoFuture = Answer<Session>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { client, ttl, delay, info, deadline: timeout } = self;
-            check_ttl(ttl)?;
-            check_delay(delay)?;
-            let session = Some(info.clone());
-            let command = Command::Grant { id: None, ttl, session };
-            let shared = client.shared;
-            shared.settings.limits.check(&command)?;
-            let deadline = shared.deadline(timeout);
-            loop {
-                let claim = shared.open_session(ttl, delay, info.clone(), deadline).await?;
-                // If opening took longer than the TTL, the session has ended before its first use.
-                // Open another one.
-                if claim.state.end(shared.now()).is_none() {
-                    return Ok(Session::new(claim));
-                }
+    async fn run(self) -> Result<Session, Error> {
+        let Self { client, ttl, delay, info, deadline: timeout } = self;
+        check_ttl(ttl)?;
+        check_delay(delay)?;
+        let session = Some(info.clone());
+        let command = Command::Grant { id: None, ttl, session };
+        let shared = client.shared;
+        shared.settings.limits.check(&command)?;
+        let deadline = shared.deadline(timeout);
+        loop {
+            let claim = shared.open_session(ttl, delay, info.clone(), deadline).await?;
+            // If opening took longer than the TTL, the session has ended before its first use.
+            // Open another one.
+            if claim.state.end(shared.now()).is_none() {
+                return Ok(Session::new(claim));
             }
-        })
+        }
     }
 }
+
+awaited!(OpenSession -> Result<Session, Error>);
 
 /// A call that resumes a session; see [`Node::resume_session`].
 #[derive(Clone, Debug)]
@@ -316,25 +311,20 @@ impl ResumeSession {
     }
 
     deadline_option!();
-}
 
-impl IntoFuture for ResumeSession {
-    type Output = Result<Session, Error>;
-    type IntoFuture = Answer<Session>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { client, lease, delay, deadline: timeout } = self;
-            check_delay(delay)?;
-            let deadline = client.shared.deadline(timeout);
-            let claim = client.shared.resume_session(lease, delay, deadline).await?;
-            match claim.state.end(client.shared.now()) {
-                None => Ok(Session::new(claim)),
-                Some(end) => Err(Error::ended(end, &client.shared)),
-            }
-        })
+    async fn run(self) -> Result<Session, Error> {
+        let Self { client, lease, delay, deadline: timeout } = self;
+        check_delay(delay)?;
+        let deadline = client.shared.deadline(timeout);
+        let claim = client.shared.resume_session(lease, delay, deadline).await?;
+        match claim.state.end(client.shared.now()) {
+            None => Ok(Session::new(claim)),
+            Some(end) => Err(Error::ended(end, &client.shared)),
+        }
     }
 }
+
+awaited!(ResumeSession -> Result<Session, Error>);
 
 fn check_ttl(asked: Duration) -> Result<(), Error> {
     let (min, max) = (Limits::SESSION_TTL_MIN, Limits::LEASE_TTL_MAX);

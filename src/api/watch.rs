@@ -1,6 +1,5 @@
 //! Watches: [`WatchCall`] starts one, and [`Watch`] delivers its events.
 
-use std::future::IntoFuture;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,7 +9,7 @@ use futures_core::Stream;
 use crate::model::{KeyRange, Revision};
 use crate::watch::{Filter, WatchBatch, WatchError, WatchRequest, Watcher};
 
-use super::call::{Answer, Consistency, deadline_option};
+use super::call::{Consistency, awaited, deadline_option};
 use super::{Client, Error};
 
 /// A call that starts a watch; see [`Client::watch`].
@@ -86,23 +85,18 @@ impl WatchCall {
         let watcher = client.shared.hub.watch(request);
         Ok(Watch { watcher, client, keys, denied: false })
     }
-}
 
-impl IntoFuture for WatchCall {
-    type Output = Result<Watch, Error>;
-    type IntoFuture = Answer<Watch>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            // Events after the current revision are defined only once the replica has a state.
-            if self.request.from.is_none() {
-                let deadline = self.client.shared.deadline(self.deadline);
-                self.client.wait_until_current(Consistency::Local, deadline).await?;
-            }
-            self.begin()
-        })
+    async fn run(self) -> Result<Watch, Error> {
+        // Events after the current revision are defined only once the replica has a state.
+        if self.request.from.is_none() {
+            let deadline = self.client.shared.deadline(self.deadline);
+            self.client.wait_until_current(Consistency::Local, deadline).await?;
+        }
+        self.begin()
     }
 }
+
+awaited!(WatchCall -> Result<Watch, Error>);
 
 /// A stream of changes to a range of keys, read from the local replica. A watch delivers every
 /// change once, in order, and all changes of one revision together.

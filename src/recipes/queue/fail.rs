@@ -1,8 +1,8 @@
 //! [`FailCall`]: releases an item for another attempt, or moves it to the dead letters.
 
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
 use std::time::Duration;
+
+use crate::api::awaited;
 
 use super::{Delivery, QueueError};
 
@@ -93,21 +93,16 @@ impl FailCall {
         self.delay = delay;
         self
     }
-}
 
-impl IntoFuture for FailCall {
-    type Output = Result<FailOutcome, QueueError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
+    async fn run(self) -> Result<FailOutcome, QueueError> {
         let Self { delivery, reason, delay } = self;
-        Box::pin(async move {
-            if delivery.is_last_attempt() {
-                delivery.dead_letter(reason).await?;
-                return Ok(FailOutcome::DeadLetter);
-            }
-            delivery.nack_after(delay).await?;
-            Ok(FailOutcome::Retry)
-        })
+        if delivery.is_last_attempt() {
+            delivery.dead_letter(reason).await?;
+            return Ok(FailOutcome::DeadLetter);
+        }
+        delivery.nack_after(delay).await?;
+        Ok(FailOutcome::Retry)
     }
 }
+
+awaited!(FailCall -> Result<FailOutcome, QueueError>);

@@ -1,13 +1,11 @@
 //! [`Queue`]: puts items into a queue, and inspects it.
 
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Effect, Error, Granted, deadline_option, timeout_option};
+use crate::api::{Client, Effect, Error, Granted, awaited, deadline_option, timeout_option};
 use crate::model::{
     Command, IntoBytes, LeaseId, Op, Put, PutLease, Range, Rejection, Revision, Txn, TxnResult,
     readable,
@@ -322,19 +320,14 @@ impl PutItem {
     }
 
     timeout_option!();
-}
 
-impl IntoFuture for PutItem {
-    type Output = Result<ItemId, QueueError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let mut ids = self.many.await?;
-            Ok(ids.pop().expect("one item was put"))
-        })
+    async fn run(self) -> Result<ItemId, QueueError> {
+        let mut ids = self.many.await?;
+        Ok(ids.pop().expect("one item was put"))
     }
 }
+
+awaited!(PutItem -> Result<ItemId, QueueError>);
 
 /// A call that puts several items; see [`Queue::put_many`]. Returns their ids.
 #[derive(Clone, Debug)]
@@ -387,74 +380,69 @@ impl PutMany {
             false => Ok(()),
         }
     }
-}
 
-impl IntoFuture for PutMany {
-    type Output = Result<Vec<ItemId>, QueueError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { queue: Queue { client, keys, .. }, priority, .. } = &self;
-            if let Some(error) = self.failed {
+    async fn run(self) -> Result<Vec<ItemId>, QueueError> {
+        let Self { queue: Queue { client, keys, .. }, priority, .. } = &self;
+        if let Some(error) = self.failed {
+            return Err(error.into());
+        }
+        self.queue.check()?;
+        if self.values.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.check_count()?;
+        self.queue.check_room(self.values.len()).await?;
+        let shared = Arc::clone(&client.shared);
+        let deadline = shared.deadline(self.deadline);
+        let unique = shared.env.entropy.next_u64();
+        let ids: Vec<Bytes> =
+            (0..self.values.len()).map(|n| item_id(*priority, unique, n)).collect();
+        let ops = |lease: Option<PutLease>| {
+            let mut ops = Vec::new();
+            for (id, value) in ids.iter().zip(&self.values) {
+                ops.push(Op::put(keys.key(KeyPart::Item, id), value.clone()));
+                ops.extend(lease.map(|lease| {
+                    let mut delay = Put::new(keys.key(KeyPart::Delay, id), Bytes::new());
+                    delay.lease = lease;
+                    Op::Put(delay)
+                }));
+            }
+            ops
+        };
+        let put = |lease: Option<LeaseId>| {
+            let ops = ops(lease.map(PutLease::Attach));
+            let call = ops.into_iter().fold(client.txn(), crate::TxnCall::then);
+            call.deadline(deadline.since(shared.now())).commit()
+        };
+        // Round up to whole milliseconds.
+        let millis = self.delay.as_nanos().div_ceil(1_000_000);
+        let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
+        let mut lease = None;
+        if delay > Duration::ZERO && !mutant!(B12) {
+            // Check the request first, so that no lease is granted for an invalid request.
+            let whole = Txn { success: ops(Some(PutLease::None)), ..Txn::default() };
+            let whole = Command::Txn(client.scope.txn(whole));
+            shared.settings.limits.check(&whole).map_err(Error::from)?;
+            let until = Until::by(&shared, deadline);
+            // If this future is dropped before the put, the lease is revoked. After the put,
+            // the lease expires by itself.
+            lease = Some(Granted::of(client, delay, &until).await?.keep());
+        }
+        match put(lease).await {
+            // The lease expired before the put was applied, so the delay has ended.
+            Err(Error::Rejected(Rejection::LeaseNotFound(_))) => put(None).await?,
+            Err(error) => {
+                // Revoke the lease only if the put was not applied. Otherwise the put could
+                // still be applied, without its delay.
+                if let Some(lease) = lease.filter(|_| error.effect() == Effect::NotApplied) {
+                    shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Discard);
+                }
                 return Err(error.into());
             }
-            self.queue.check()?;
-            if self.values.is_empty() {
-                return Ok(Vec::new());
-            }
-            self.check_count()?;
-            self.queue.check_room(self.values.len()).await?;
-            let shared = Arc::clone(&client.shared);
-            let deadline = shared.deadline(self.deadline);
-            let unique = shared.env.entropy.next_u64();
-            let ids: Vec<Bytes> =
-                (0..self.values.len()).map(|n| item_id(*priority, unique, n)).collect();
-            let ops = |lease: Option<PutLease>| {
-                let mut ops = Vec::new();
-                for (id, value) in ids.iter().zip(&self.values) {
-                    ops.push(Op::put(keys.key(KeyPart::Item, id), value.clone()));
-                    ops.extend(lease.map(|lease| {
-                        let mut delay = Put::new(keys.key(KeyPart::Delay, id), Bytes::new());
-                        delay.lease = lease;
-                        Op::Put(delay)
-                    }));
-                }
-                ops
-            };
-            let put = |lease: Option<LeaseId>| {
-                let ops = ops(lease.map(PutLease::Attach));
-                let call = ops.into_iter().fold(client.txn(), crate::TxnCall::then);
-                call.deadline(deadline.since(shared.now())).commit()
-            };
-            // Round up to whole milliseconds.
-            let millis = self.delay.as_nanos().div_ceil(1_000_000);
-            let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
-            let mut lease = None;
-            if delay > Duration::ZERO && !mutant!(B12) {
-                // Check the request first, so that no lease is granted for an invalid request.
-                let whole = Txn { success: ops(Some(PutLease::None)), ..Txn::default() };
-                let whole = Command::Txn(client.scope.txn(whole));
-                shared.settings.limits.check(&whole).map_err(Error::from)?;
-                let until = Until::by(&shared, deadline);
-                // If this future is dropped before the put, the lease is revoked. After the put,
-                // the lease expires by itself.
-                lease = Some(Granted::of(client, delay, &until).await?.keep());
-            }
-            match put(lease).await {
-                // The lease expired before the put was applied, so the delay has ended.
-                Err(Error::Rejected(Rejection::LeaseNotFound(_))) => put(None).await?,
-                Err(error) => {
-                    // Revoke the lease only if the put was not applied. Otherwise the put could
-                    // still be applied, without its delay.
-                    if let Some(lease) = lease.filter(|_| error.effect() == Effect::NotApplied) {
-                        shared.propose_until_applied(Command::Revoke(lease), ReplyTo::Discard);
-                    }
-                    return Err(error.into());
-                }
-                Ok(reply) => reply,
-            };
-            Ok(ids.into_iter().map(ItemId).collect())
-        })
+            Ok(reply) => reply,
+        };
+        Ok(ids.into_iter().map(ItemId).collect())
     }
 }
+
+awaited!(PutMany -> Result<Vec<ItemId>, QueueError>);

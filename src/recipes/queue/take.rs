@@ -1,16 +1,14 @@
 //! [`QueueTaker`]: takes items from a queue.
 
 use std::collections::BTreeSet;
-use std::future::{Future, IntoFuture};
 use std::ops::Deref;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Session, deadline_option};
+use crate::api::{Client, Session, awaited, deadline_option};
 use crate::model::IntoBytes;
 use crate::node::SessionEndReason;
 
@@ -191,23 +189,17 @@ impl TakeCall {
         /// item arrives before the check, the call returns it. For a call that does not wait, use
         /// [`QueueTaker::try_take`] and not a deadline of zero.
     }
-}
 
-impl IntoFuture for TakeCall {
-    type Output = Result<Delivery, QueueError>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let Self { taker, deadline: timeout } = self;
-            taker.queue.check()?;
-            let deadline =
-                timeout.map(|timeout| taker.inner.board.session().shared().now() + timeout);
-            let taken = taker.wait(false, deadline).await?;
-            Ok(taken.expect("only a try returns no item"))
-        })
+    async fn run(self) -> Result<Delivery, QueueError> {
+        let Self { taker, deadline: timeout } = self;
+        taker.queue.check()?;
+        let deadline = timeout.map(|timeout| taker.inner.board.session().shared().now() + timeout);
+        let taken = taker.wait(false, deadline).await?;
+        Ok(taken.expect("only a try returns no item"))
     }
 }
+
+awaited!(TakeCall -> Result<Delivery, QueueError>);
 
 /// The registration of a taker at the board. Dropping this value removes the registration.
 struct TakerEntry<'a> {
