@@ -271,6 +271,7 @@ fn context_switches() -> u64 {
 }
 
 /// Counts in a process of its own, because other tests run in this one.
+#[allow(clippy::print_stdout, reason = "the figures are worth reading")]
 #[cfg(target_os = "linux")]
 #[test]
 fn put_of_one_caller_switches_few_contexts() {
