@@ -120,6 +120,17 @@ pub struct Begun(Index);
 /// call and end it *after* the reply. If an operation is recorded as longer than it was, a violation may be hidden.
 /// If it is recorded as shorter, a false violation may be reported.
 ///
+/// How to record an error depends on what it says about the effect of the call:
+///
+/// | the call | to record |
+/// |---|---|
+/// | was certainly not applied, and never will be | [`failed`](Self::failed) |
+/// | may have been applied, or may be applied later: a timeout, a broken connection, a dead process | [`unknown`](Self::unknown) |
+/// | was applied, but its reply was lost | [`unknown`](Self::unknown); [`ok`](Self::ok) if the reply is always the same, as that of a write |
+/// | only reads, and returned no result | [`failed`](Self::failed) |
+///
+/// A wrong `failed` causes false violations. A wrong `unknown` may hide a violation and makes the checker slower.
+///
 /// ```
 /// use bowline_check::{Budget, Recorder, Register, RegisterCall, RegisterReply, linear};
 ///

@@ -32,7 +32,8 @@
 //!   that implement [`lines::Written`] can be read from a file and written to one.
 //! - The result is a [`Verdict`]. A violation is a [`Counterexample`]. It contains the broken `rule`, the indices of
 //!   the `operations` that break it, and a sentence `why` that refers to an operation as `#3`. It may contain `links`,
-//!   which are arrows from one operation to another.
+//!   which are arrows from one operation to another. As text, a verdict also shows the calls and replies, one operation
+//!   a line. The text is bounded, even if the counterexample is large.
 
 pub mod cycles;
 pub mod edn;
@@ -43,6 +44,7 @@ pub mod lines;
 mod model;
 pub mod models;
 pub mod page;
+mod table;
 pub mod total;
 mod value;
 pub mod verdict;
@@ -61,6 +63,7 @@ pub use models::{
     RegisterCall, RegisterReply, RegisterTxn, Seen, SemaphoreCall, SemaphoreModel, SemaphoreReply,
     TxnStep, WriteRead,
 };
+pub use table::{OPERATIONS_SHOWN, OperationText};
 pub use total::Total;
 pub use value::Value;
 pub use verdict::{Counterexample, DeadEnd, Link, Undecided, Verdict};

@@ -11,9 +11,9 @@ use super::value::Value;
 /// The step must be a pure function of its arguments.
 pub trait Model {
     /// A call on the object.
-    type Call: Clone + Eq + Hash;
+    type Call: Clone + Eq + Hash + Debug;
     /// The reply to a call.
-    type Reply: Clone;
+    type Reply: Clone + Debug;
     /// The state of the object. Equal states are interchangeable.
     type State: Clone + Eq + Hash + Debug;
 
@@ -47,6 +47,21 @@ pub trait Model {
     /// operation needs that value, the search need not try this one when its outcome is unknown.
     fn gives(&self, _call: &Self::Call) -> Option<Value> {
         None
+    }
+
+    /// Returns a call as text, for the report of a violation.
+    fn call_text(&self, call: &Self::Call) -> String {
+        format!("{call:?}")
+    }
+
+    /// Returns a reply as text, for the report of a violation.
+    fn reply_text(&self, _call: &Self::Call, reply: &Self::Reply) -> String {
+        format!("{reply:?}")
+    }
+
+    /// Returns a state as text, for the report of a violation.
+    fn state_text(&self, state: &Self::State) -> String {
+        format!("{state:?}")
     }
 }
 

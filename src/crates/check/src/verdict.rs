@@ -4,15 +4,19 @@
 //! [`Counterexample`] names operations by their indices in the history, connects them with arrows, and gives the
 //! reason as a sentence.
 
-use super::history::Index;
 use std::fmt;
+
+use super::history::Index;
+use super::page::shortened;
+use super::table::{self, OperationText};
 
 /// The result of a checker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Verdict {
     /// Some order explains the history. This includes a history without replies, which any object explains. So a test
-    /// must also check that enough operations were [answered](super::Operation::is_answered).
+    /// must also check that enough operations were [answered](super::Operation::is_answered). `bowline check` does so
+    /// itself, with [`Undecided::Nothing`].
     Ok,
     /// No order explains the history.
     Violation(Box<Counterexample>),
@@ -43,19 +47,29 @@ pub enum Undecided {
     /// Several operations of unknown outcome may have had the same effect, and the first choice led to a
     /// contradiction.
     Ambiguous,
-    /// No operation has a reply, so there is nothing to check.
+    /// No operation has a reply, so there is nothing to check. Only `bowline check` reports this; for the functions of
+    /// this crate, such a history is [`Verdict::Ok`].
     Nothing,
-    /// No read has a reply, and only reads can show a violation.
+    /// No read has a reply, and only reads can show a violation. Only `bowline check` reports this; for the functions
+    /// of this crate, such a history is [`Verdict::Ok`].
     Unread,
 }
 
-/// A few operations that contradict each other.
+/// Operations that contradict each other, few if possible.
 ///
-/// If [`is_minimal`](Self::is_minimal) is true, the operations contradict each other even if the outcome of every other
-/// operation of the object is treated as unknown. An operation with an unknown outcome may take effect at any time
-/// after its call, or never. Since the other operations are not removed, their writes still explain reads. Therefore a
-/// read of a value that was never written is a counterexample on its own. The counterexample of a stale read contains
-/// the read and the write that it missed.
+/// The operations keep their times and replies. All other operations are relaxed, in one of two ways:
+///
+/// - The operation is *let off*: it may take effect at any time after its call, or never, as if its outcome were unknown.
+///   Since it is not removed, its write still explains reads. Therefore a read of a value that was never written is a
+///   counterexample on its own. A stale read needs at least the write that it missed as well.
+/// - The operation is *silenced*: its reply is ignored, but it takes effect between its call and its end, unless the
+///   reply says that it changed nothing. [`linear`](super::linear) does so only if letting off is too expensive or
+///   leaves many operations, and says so in [`why`](Self::why): "whatever the other operations returned". Then a stale
+///   read is a counterexample on its own, and [`DeadEnd::state`] is what it should have seen.
+///
+/// An order of the whole history would also be an order of the relaxed history. So the violation is certain in any case.
+/// But if minimizing takes too long, it ends early: then [`is_minimal`](Self::is_minimal) is false, and there can be
+/// many operations.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Counterexample {
     /// The broken rule, as a short constant text.
@@ -65,13 +79,17 @@ pub struct Counterexample {
     /// The operations that contradict each other. [`linear`](super::linear) sorts them by the time of their calls,
     /// other checkers in the order of [`why`](Self::why).
     pub operations: Vec<Index>,
-    /// Whether the operations contradict each other regardless of all others, and each of them is needed. If false,
-    /// the operations show where the history has no explanation: fewer operations may be enough, or other
-    /// operations may be part of the contradiction.
+    /// Whether the operations contradict each other if all others are relaxed, and each of them is needed. If false,
+    /// the operations show where the history has no explanation: fewer operations may be enough. In the results of
+    /// checkers other than [`linear`](super::linear), other operations may also be part of the contradiction.
     pub is_minimal: bool,
     /// The reason, as a sentence in which `#3` is the operation with index 3 in the history.
     pub why: String,
-    /// Arrows between operations that illustrate the reason. If they form a cycle, no order exists.
+    /// The last [`OPERATIONS_SHOWN`](super::OPERATIONS_SHOWN) of the operations as text.
+    pub shown: Vec<OperationText>,
+    /// Arrows between operations that illustrate the reason. If they form a cycle, no order exists. The arrows of
+    /// [`linear`](super::linear) say which operations had ended when others were called. Large counterexamples have
+    /// none.
     pub links: Vec<Link>,
     /// The point where the search for an order got stuck, if there was a search.
     pub dead_end: Option<DeadEnd>,
@@ -91,11 +109,16 @@ pub struct Link {
 /// The point where a search for an order got stuck.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct DeadEnd {
-    /// Number of operations of the object that were relaxed, that is, treated as if their outcome were unknown.
+    /// Number of operations of the object that were let off, that is, treated as if their outcome were unknown.
     pub let_off: usize,
-    /// The longest order that was found. The order contains relaxed operations only where they are
-    /// needed.
+    /// Number of operations of the object whose replies were ignored. They took effect between their calls and their
+    /// ends, unless their replies say that they changed nothing.
+    pub silenced: usize,
+    /// The longest order that was found. The order contains operations that were let off only where they are needed.
     pub order: Vec<Index>,
+    /// The operations of the order that were let off or whose outcome is unknown. They may be placed long after they
+    /// had ended.
+    pub relaxed: Vec<Index>,
     /// The state of the object after that order.
     pub state: String,
     /// The candidates for the next operation, none of which was possible.
@@ -197,35 +220,75 @@ impl fmt::Display for Verdict {
     }
 }
 
+/// The first line names the object and the reason. Then each operation has a line with its times, its call and its
+/// reply. The text has at most about 60 lines, even if the counterexample is large.
 impl fmt::Display for Counterexample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rule, object, operations, is_minimal, why, links: _, dead_end } = self;
+        let Self { rule, object, operations, is_minimal, why, shown, links, dead_end } = self;
         let note = if *is_minimal { "" } else { " (may not be minimal)" };
-        let operations = Shortened(operations);
-        write!(f, "object {object:?}: {rule}: operations {operations}{note}: {why}")?;
-        if let Some(DeadEnd { let_off, order, state, blocked }) = dead_end {
-            let (order, blocked) = (Shortened(order), Shortened(blocked));
-            write!(
-                f,
-                "; with the other {let_off} operations relaxed: after {order} the object holds {state}, and none of \
-                 {blocked} can be next"
-            )?;
+        write!(f, "object {object:?}: {rule}{note}: {why}")?;
+        match operations.len().saturating_sub(shown.len()) {
+            0 => {}
+            _ if shown.is_empty() => write!(f, "\n  operations {}", Shortened(operations, &[]))?,
+            hidden => write!(f, "\n  {hidden} others, and the last {}:", shown.len())?,
         }
-        Ok(())
+        table::write(f, shown)?;
+        for Link { before, after, why } in links.iter().take(LINKS_MAX) {
+            write!(f, "\n  #{before} before #{after}: {why}")?;
+        }
+        if links.len() > LINKS_MAX {
+            write!(f, "\n  and {} others", links.len() - LINKS_MAX)?;
+        }
+        dead_end.as_ref().map_or(Ok(()), |dead_end| write!(f, "{dead_end}"))
     }
 }
 
-/// Maximum number of operations in a text. The fields of the counterexample contain all of them.
-const SHOWN_MAX: usize = 40;
+impl fmt::Display for DeadEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { let_off, silenced, order, relaxed, state, blocked } = self;
+        if *silenced > 0 {
+            write!(f, "\n  {silenced} other operations may have returned anything")?;
+        }
+        if *let_off > 0 {
+            write!(
+                f,
+                "\n  {let_off} other operations may take effect at any time after their calls, or never (relaxed)"
+            )?;
+        }
+        match order.len() {
+            0 => write!(f, "\n  at first")?,
+            _ => write!(f, "\n  after {}", Shortened(order, relaxed))?,
+        }
+        let (state, blocked) = (shortened(state, STATE_CHARS_MAX), Shortened(blocked, &[]));
+        write!(f, " the object holds {state}, and none of {blocked} can be next")
+    }
+}
 
-/// A list of operations as text. A long list is cut to its last operations, where the search got stuck.
-struct Shortened<'a>(&'a [Index]);
+/// Maximum number of operations in a list. The fields of the counterexample contain all of them.
+const LISTED_MAX: usize = 10;
+
+/// Maximum number of arrows in a text.
+const LINKS_MAX: usize = 32;
+
+/// Maximum length of a state in a text, in characters.
+const STATE_CHARS_MAX: usize = 300;
+
+/// A list of operations as text, in which some are marked as relaxed. A long list is cut to its last operations, where
+/// the search got stuck.
+struct Shortened<'a>(&'a [Index], &'a [Index]);
 
 impl fmt::Display for Shortened<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.len().saturating_sub(SHOWN_MAX) {
-            0 => write!(f, "{:?}", self.0),
-            hidden => write!(f, "{hidden} others and {:?}", &self.0[hidden..]),
+        let Self(all, relaxed) = self;
+        let hidden = all.len().saturating_sub(LISTED_MAX);
+        let names = all[hidden..].iter().map(|index| match relaxed.contains(index) {
+            true => format!("#{index} (relaxed)"),
+            false => format!("#{index}"),
+        });
+        let names = names.collect::<Vec<_>>().join(", ");
+        match hidden {
+            0 => write!(f, "{names}"),
+            hidden => write!(f, "{hidden} others and {names}"),
         }
     }
 }
@@ -245,10 +308,13 @@ mod tests {
 
     #[test]
     fn text_of_a_long_counterexample_shows_its_last_operations() {
-        let text = |length| Shortened(&(0..length).collect::<Vec<_>>()).to_string();
-        assert_eq!(text(3), "[0, 1, 2]");
+        let text = |length| Shortened(&(0..length).collect::<Vec<_>>(), &[1]).to_string();
+        assert_eq!(text(3), "#0, #1 (relaxed), #2");
         let long = text(4_000);
-        assert!(long.starts_with("3960 others and [3960, ") && long.ends_with("3999]"), "{long}");
+        assert!(long.starts_with("3990 others and #3990, ") && long.ends_with("#3999"), "{long}");
         assert!(long.len() < 400);
+        let operations = (0..4_000).collect();
+        let why = Counterexample { operations, ..Counterexample::default() };
+        assert!(why.to_string().len() < 400, "{why}");
     }
 }

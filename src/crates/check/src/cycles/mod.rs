@@ -136,7 +136,7 @@ impl TxnSteps for RegisterTxn {
 /// assert!(cycles::lists(&history, Level::SnapshotIsolation).is_ok());
 /// ```
 pub fn lists(history: &History<ListTxn, Vec<Vec<Value>>>, level: Level) -> Verdict {
-    check::<Lists<'_, '_>>(history, level)
+    check::<Lists<'_, '_>>(history, level).showing(history)
 }
 
 /// Checks whether transactions on registers keep the promises of a level, as far as a history of registers can show
@@ -158,7 +158,7 @@ pub fn lists(history: &History<ListTxn, Vec<Vec<Value>>>, level: Level) -> Verdi
 /// assert_eq!(verdict.violation().unwrap().rule, "lost update");
 /// ```
 pub fn registers(history: &History<RegisterTxn, Vec<Option<Value>>>, level: Level) -> Verdict {
-    check::<Registers<'_, '_>>(history, level)
+    check::<Registers<'_, '_>>(history, level).showing(history)
 }
 
 fn check<D: Database>(history: &Txns<D>, level: Level) -> Verdict {

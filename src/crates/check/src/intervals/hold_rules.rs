@@ -68,6 +68,10 @@ struct HoldInterval<'a> {
 /// assert!(holds(&Holds { slack: 2, ..Holds::default() }, &history).is_ok());
 /// ```
 pub fn holds(rules: &Holds, history: &History<HoldCall, HoldReply>) -> Verdict {
+    by_object(rules, history).showing(history)
+}
+
+fn by_object(rules: &Holds, history: &History<HoldCall, HoldReply>) -> Verdict {
     let mut objects: BTreeMap<&str, Vec<HoldInterval<'_>>> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
         let begin = operation.invoked.0;

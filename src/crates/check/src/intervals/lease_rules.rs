@@ -56,6 +56,10 @@ struct LeaseFact<'a> {
 /// assert!(leases(&Leases { drift_percent: 10, ..Leases::default() }, &history).is_ok());
 /// ```
 pub fn leases(rules: &Leases, history: &History<LeaseCall, LeaseReply>) -> Verdict {
+    by_lease(rules, history).showing(history)
+}
+
+fn by_lease(rules: &Leases, history: &History<LeaseCall, LeaseReply>) -> Verdict {
     let mut all: BTreeMap<(&str, &Value), CheckedLease<'_>> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
         let lease = all

@@ -60,9 +60,11 @@ impl std::fmt::Debug for Budget<'_> {
 
 /// Checks whether a history is linearizable.
 ///
-/// Failed operations are ignored. Operations of unknown outcome may have taken effect or not. A violation is certain
-/// and comes with a small counterexample. If one object has a violation and another is undecided, the violation is
-/// reported.
+/// Failed operations are ignored. Operations of unknown outcome may have taken effect or not. A violation is certain.
+/// Its counterexample is small in most cases, also if the history has thousands of operations that depend on each other.
+/// Minimizing has a budget of its own, so it may end early: then
+/// [`is_minimal`](super::Counterexample::is_minimal) is false. If one object has a violation and another is undecided,
+/// the violation is reported.
 ///
 /// Deterministic if [`Budget::stop`] is. Uses no clock and no thread.
 ///
@@ -78,6 +80,12 @@ impl std::fmt::Debug for Budget<'_> {
 /// let verdict = linear::check(&Register::default(), &history, Budget::default());
 /// // The write of 2 had ended, and no other operation can have restored the 1.
 /// assert_eq!(verdict.violation().unwrap().operations, [0, 1, 2]);
+/// let text = "
+///   #0  process 0  1 to 2  write 1  → ok
+///   #1  process 0  3 to 4  write 2  → ok
+///   #2  process 0  5 to 6  read     → 1
+/// ";
+/// assert!(verdict.to_string().contains(text), "{verdict}");
 /// ```
 pub fn check<M: Model>(
     model: &M,
@@ -117,6 +125,23 @@ pub(super) fn check_object<M: Model>(
             Verdict::Undecided { object: object.to_owned(), why, explored }
         }
     }
+}
+
+/// Returns the operations whose replies contradict each other, if the history has a violation, even if the
+/// counterexample has another form.
+#[cfg(test)]
+pub(super) fn replies<M: Model>(
+    model: &M,
+    history: &History<M::Call, M::Reply>,
+) -> Option<super::verdict::Counterexample> {
+    let members: Vec<Index> = (0..history.len()).collect();
+    let budget = Budget::default();
+    let mut meter = Meter::new(budget);
+    let Answer::DeadEnd(dead_end) = search::whole(model, history, &members).solve(&mut meter)
+    else {
+        return None;
+    };
+    Some(smaller::of_replies(model, history, &members, dead_end, budget, &meter))
 }
 
 /// Returns an order that explains the operations of a history with one object, if the search finds one. The order

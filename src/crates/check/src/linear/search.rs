@@ -1,4 +1,5 @@
-//! The search for a linearization. A *firm* operation must be placed; a *loose* one may be placed or left out.
+//! The search for a linearization. A *firm* operation must be placed; a *loose* one may be placed or left out. A
+//! *silent* operation is firm, but its reply is ignored.
 
 use std::collections::hash_map::{DefaultHasher, HashMap};
 use std::collections::{BTreeMap, HashSet};
@@ -8,6 +9,7 @@ use std::hash::BuildHasherDefault;
 use super::steps::Meter;
 use crate::history::{At, History, Index, Outcome};
 use crate::model::{Model, Needs};
+use crate::value::Value;
 use crate::verdict::{DeadEnd, Undecided};
 
 /// A hasher without a random seed, so that every run is the same.
@@ -28,8 +30,21 @@ struct Required<'a, M: Model> {
     /// The end of the operation. Operations that were invoked after this moment must be placed after this operation.
     due: At,
     call: &'a M::Call,
-    reply: &'a M::Reply,
+    /// `None` if the reply is ignored.
+    reply: Option<&'a M::Reply>,
     observes: bool,
+}
+
+/// How much of an answered operation the search takes into account.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    /// The times and the reply.
+    All,
+    /// The times: the operation took effect between its call and its end, whatever it returned. Whether it changed
+    /// anything is also taken into account, if the model knows it from the reply.
+    Effect,
+    /// The call: the operation takes effect at any moment after its call, or never.
+    Call,
 }
 
 /// Loose operations with the same call. They differ only in the time of their calls.
@@ -54,64 +69,52 @@ pub(super) fn whole<'a, M: Model>(
     history: &'a History<M::Call, M::Reply>,
     members: &[Index],
 ) -> SearchProblem<'a, M> {
-    SearchProblem::new(model, history, members.iter().map(|index| (*index, false)))
+    SearchProblem::new(model, history, members.iter().map(|index| (*index, Part::All)))
 }
 
 impl<'a, M: Model> SearchProblem<'a, M> {
-    /// Prepares a search over some operations. Each comes with a flag: if it is set, the operation is loose even
-    /// though its outcome is known.
+    /// Prepares a search over some operations. Each comes with the part of an answer that counts.
     pub(super) fn new(
         model: &'a M,
         history: &'a History<M::Call, M::Reply>,
-        members: impl Iterator<Item = (Index, bool)>,
+        members: impl Iterator<Item = (Index, Part)>,
     ) -> Self {
         let mut required = Vec::new();
         let mut uncertain = Vec::new();
-        let mut wanted = Some(HashSet::new());
-        for (index, is_let_off) in members {
+        let mut wanted = Wanted::default();
+        for (index, part) in members {
             let operation = &history[index];
-            let reply = match &operation.outcome {
+            let (call, invoked) = (&operation.call, operation.invoked);
+            let told = match &operation.outcome {
                 Outcome::Failed { .. } => continue,
-                Outcome::Ok { at, reply } if !is_let_off => Some((*at, reply)),
+                Outcome::Ok { at, reply } if part != Part::Call => Some((*at, reply)),
                 Outcome::Ok { .. } | Outcome::Unknown { .. } => None,
             };
-            let (call, invoked) = (&operation.call, operation.invoked);
-            let told = reply.map(|(_, reply)| reply);
-            let observes = model.observes(call, told);
-            // An operation without a reply that changes nothing cannot explain any other reply.
-            if told.is_none() && observes {
+            let Some((due, reply)) = told else {
+                // An operation without a reply that changes nothing cannot explain any other reply.
+                if !model.observes(call, None) {
+                    uncertain.push((invoked, index, call));
+                }
                 continue;
-            }
-            match model.needs(call, told) {
-                Needs::Anything => wanted = None,
-                Needs::Value(value) => drop(wanted.as_mut().map(|all| all.insert(value))),
-                Needs::Nothing => {}
-            }
-            match reply {
-                Some((due, reply)) => {
+            };
+            let observes = model.observes(call, Some(reply));
+            match part {
+                Part::Effect if observes => {}
+                Part::Effect => {
+                    // What it changes may depend on the state, so every other operation may matter to it.
+                    wanted.add(Needs::Anything);
+                    required.push(Required { index, invoked, due, call, reply: None, observes });
+                }
+                Part::All | Part::Call => {
+                    wanted.add(model.needs(call, Some(reply)));
+                    let reply = Some(reply);
                     required.push(Required { index, invoked, due, call, reply, observes });
                 }
-                None => uncertain.push((invoked, index, call)),
             }
         }
         required.sort_by_key(|required| (required.invoked, required.index));
         uncertain.sort_by_key(|(invoked, index, _)| (*invoked, *index));
-        let mut optional: Vec<CallGroup<'a, M>> = Vec::new();
-        let mut groups: HashMap<&M::Call, usize, Fixed> = HashMap::default();
-        for (invoked, index, call) in uncertain {
-            let given = model.gives(call);
-            let helps = match (&wanted, given) {
-                (Some(wanted), Some(value)) => wanted.contains(&value),
-                _ => true,
-            };
-            if helps {
-                let group = *groups.entry(call).or_insert_with(|| {
-                    optional.push(CallGroup { call, members: Vec::new() });
-                    optional.len() - 1
-                });
-                optional[group].members.push((invoked, index));
-            }
-        }
+        let optional = wanted.helpful(model, uncertain);
         Self { model, required, optional }
     }
 
@@ -132,6 +135,74 @@ impl<'a, M: Model> SearchProblem<'a, M> {
     }
 }
 
+/// The values that operations need from loose ones, or all values.
+struct Wanted {
+    values: HashSet<Value, Fixed>,
+    everything: bool,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self { values: HashSet::default(), everything: false }
+    }
+}
+
+impl Wanted {
+    fn add(&mut self, needs: Needs) {
+        match needs {
+            Needs::Anything => self.everything = true,
+            Needs::Value(value) => drop(self.values.insert(value)),
+            Needs::Nothing => {}
+        }
+    }
+
+    /// Groups the loose operations that provide a wanted value, and those that these need in turn.
+    fn helpful<'a, M: Model>(
+        mut self,
+        model: &M,
+        uncertain: Vec<(At, Index, &'a M::Call)>,
+    ) -> Vec<CallGroup<'a, M>> {
+        let mut groups: Vec<CallGroup<'a, M>> = Vec::new();
+        let mut numbers: HashMap<&M::Call, usize, Fixed> = HashMap::default();
+        for (invoked, index, call) in uncertain {
+            let number = *numbers.entry(call).or_insert_with(|| {
+                groups.push(CallGroup { call, members: Vec::new() });
+                groups.len() - 1
+            });
+            groups[number].members.push((invoked, index));
+        }
+        let given: Vec<Option<Value>> =
+            groups.iter().map(|group| model.gives(group.call)).collect();
+        let mut givers: HashMap<&Value, Vec<usize>, Fixed> = HashMap::default();
+        for (number, value) in given.iter().enumerate() {
+            if let Some(value) = value {
+                givers.entry(value).or_default().push(number);
+            }
+        }
+        let mut helps = vec![false; groups.len()];
+        let mut found: Vec<usize> =
+            (0..groups.len()).filter(|number| given[*number].is_none()).collect();
+        for value in &self.values {
+            found.extend(givers.get(value).into_iter().flatten());
+        }
+        while let Some(number) = found.pop() {
+            if std::mem::replace(&mut helps[number], true) {
+                continue;
+            }
+            let needs = model.needs(groups[number].call, None);
+            if let Needs::Value(value) = &needs
+                && let Some(numbers) = givers.get(value)
+            {
+                found.extend(numbers);
+            }
+            self.add(needs);
+        }
+        let mut helps = helps.into_iter();
+        groups.retain(|_| helps.next() == Some(true) || self.everything);
+        groups
+    }
+}
+
 /// A placed operation: a firm one, or the next of a group.
 #[derive(Clone, Copy)]
 enum PlacedCall {
@@ -146,10 +217,22 @@ type Place<S> = (usize, Box<[usize]>, S);
 /// Number of placed operations for each group that has any.
 type Used = Box<[(usize, usize)]>;
 
-/// The remaining choices at a configuration, the best one last, and the length of the trail to return to.
+/// The remaining choices at a configuration, the best one last, and the state and the length of the trail to return
+/// to.
 struct Choices<S> {
     trail: usize,
+    state: S,
     left: Vec<(PlacedCall, S)>,
+}
+
+/// The choice that led to a configuration.
+struct Chosen<S> {
+    trail: usize,
+    placed: PlacedCall,
+    /// The state before.
+    before: S,
+    /// The state after.
+    after: S,
 }
 
 struct LinearSearch<'p, 'a, 'm, 'b, M: Model> {
@@ -179,37 +262,42 @@ where
     fn run(mut self) -> Result<Answer, Undecided> {
         let mut stack: Vec<Choices<M::State>> = Vec::new();
         let mut state = self.problem.model.initial();
+        // The state before the last operation, if that was a loose one.
+        let mut before: Option<M::State> = None;
         loop {
+            let placed = self.trail.len();
             let candidates = self.place_observers(&state)?;
             if self.base == self.problem.required.len() {
                 return Ok(Answer::Order(self.order()));
             }
             if self.is_new(&state)? {
-                let left = self.choices(&state, &candidates)?;
+                let before = before.as_ref().filter(|_| self.trail.len() == placed);
+                let left = self.choices(&state, before, &candidates)?;
                 if left.is_empty() {
                     self.dead_end(&state, &candidates);
                 } else {
-                    stack.push(Choices { trail: self.trail.len(), left });
+                    stack.push(Choices { trail: self.trail.len(), state, left });
                 }
             }
-            let Some((trail, (placed, next))) = Self::next_choice(&mut stack) else {
+            let Some(chosen) = Self::next_choice(&mut stack) else {
                 return Ok(Answer::DeadEnd(self.deepest));
             };
-            self.take_back(trail);
-            self.place(placed);
-            state = next;
+            self.take_back(chosen.trail);
+            self.place(chosen.placed);
+            state = chosen.after;
+            before = matches!(chosen.placed, PlacedCall::Loose(_)).then_some(chosen.before);
         }
     }
 
-    /// Returns the best remaining choice and the length of its trail.
-    fn next_choice(stack: &mut Vec<Choices<M::State>>) -> Option<(usize, (PlacedCall, M::State))> {
+    /// Returns the best remaining choice.
+    fn next_choice(stack: &mut Vec<Choices<M::State>>) -> Option<Chosen<M::State>> {
         let choices = stack.last_mut()?;
-        let trail = choices.trail;
-        let choice = choices.left.pop().expect("those without choices are not kept");
+        let (trail, before) = (choices.trail, choices.state.clone());
+        let (placed, after) = choices.left.pop().expect("those without choices are not kept");
         if choices.left.is_empty() {
             stack.pop();
         }
-        Some((trail, choice))
+        Some(Chosen { trail, placed, before, after })
     }
 
     /// Returns the firm operations that may be next, the most urgent first, and the latest time at which the next
@@ -242,7 +330,7 @@ where
                 let required = &self.problem.required[number];
                 if required.observes {
                     self.meter.step()?;
-                    self.problem.model.step(state, required.call, Some(required.reply), &mut next);
+                    self.problem.model.step(state, required.call, required.reply, &mut next);
                     assert!(next.iter().all(|next| next == state), "what observes changes nothing");
                     if next.drain(..).next().is_some() {
                         self.place(PlacedCall::Required(number));
@@ -272,20 +360,23 @@ where
         Ok(true)
     }
 
-    /// Returns each operation that fits now with the resulting state, the best one last.
+    /// Returns each operation that fits now with the resulting state, the best one last. `before` is the state before
+    /// the last operation, if that was a loose one.
     fn choices(
         &mut self,
         state: &M::State,
+        before: Option<&M::State>,
         (candidates, due): &(Vec<usize>, At),
     ) -> Result<Vec<(PlacedCall, M::State)>, Undecided> {
         let SearchProblem { model, required, optional } = self.problem;
         let mut left = Vec::new();
         let mut next = Vec::new();
+        let mut without = Vec::new();
         for number in candidates {
             let required = &required[*number];
             if !required.observes {
                 self.meter.step()?;
-                model.step(state, required.call, Some(required.reply), &mut next);
+                model.step(state, required.call, required.reply, &mut next);
                 left.extend(next.drain(..).map(|next| (PlacedCall::Required(*number), next)));
             }
         }
@@ -295,8 +386,19 @@ where
                 self.meter.step()?;
                 model.step(state, group.call, None, &mut next);
                 // Do not place a loose operation that changes nothing now: it may be needed later.
-                let changed = next.drain(..).filter(|next| next != state);
-                left.extend(changed.map(|next| (PlacedCall::Loose(number), next)));
+                let mut changed: Vec<M::State> =
+                    next.drain(..).filter(|next| next != state).collect();
+                if let Some(before) = before
+                    && !changed.is_empty()
+                {
+                    // Nothing has noticed the last loose operation. A state that is reached without it is a
+                    // configuration with fewer loose operations, which is searched as well.
+                    self.meter.step()?;
+                    model.step(before, group.call, None, &mut without);
+                    changed.retain(|next| next != before && !without.contains(next));
+                    without.clear();
+                }
+                left.extend(changed.into_iter().map(|next| (PlacedCall::Loose(number), next)));
             }
         }
         left.reverse();
@@ -356,13 +458,22 @@ where
         self.trail.iter().map(index).collect()
     }
 
+    /// Returns the placed loose operations as indices into the history.
+    fn relaxed(&self) -> Vec<Index> {
+        let order = self.order();
+        let is_loose = |placed: &PlacedCall| matches!(placed, PlacedCall::Loose(_));
+        let loose = order.iter().zip(&self.trail).filter(|(_, placed)| is_loose(placed));
+        loose.map(|(index, _)| *index).collect()
+    }
+
     fn dead_end(&mut self, state: &M::State, (candidates, _): &(Vec<usize>, At)) {
         let required = self.base + self.ahead;
         if self.deepest_required.is_none_or(|deepest| required > deepest) {
             self.deepest_required = Some(required);
             self.deepest = DeadEnd {
                 order: self.order(),
-                state: format!("{state:?}"),
+                relaxed: self.relaxed(),
+                state: self.problem.model.state_text(state),
                 blocked: candidates
                     .iter()
                     .map(|number| self.problem.required[*number].index)

@@ -19,6 +19,7 @@
 use super::mutex;
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
+use crate::table;
 use crate::value::Value;
 
 /// An election without a leader at first. By default there are no tokens.
@@ -215,6 +216,26 @@ impl Model for ElectionModel {
         // A token that was observed is part of the state.
         let is_leader = *call == ElectionCall::Leader;
         reply == Some(&ElectionReply::Refused) || is_leader && (!self.is_fenced || reply.is_none())
+    }
+
+    fn state_text(&self, state: &ElectionState) -> String {
+        match &state.leading {
+            None => "no leader".to_owned(),
+            Some(CurrentLeader { candidate, value, token: None }) => {
+                format!("leader {candidate} with value {value}")
+            }
+            Some(CurrentLeader { candidate, value, token: Some(token) }) => {
+                format!("leader {candidate} with value {value}, token {token}")
+            }
+        }
+    }
+
+    fn call_text(&self, call: &ElectionCall) -> String {
+        table::call_text(call)
+    }
+
+    fn reply_text(&self, call: &ElectionCall, reply: &ElectionReply) -> String {
+        table::reply_text(call, reply)
     }
 }
 

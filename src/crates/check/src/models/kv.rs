@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
+use crate::table;
 use crate::value::Value;
 
 /// A store without rows that starts at revision `first`.
@@ -187,6 +188,21 @@ impl Model for Kv {
     fn observes(&self, call: &KvCall, reply: Option<&KvReply>) -> bool {
         matches!(call, KvCall::Get { .. })
             || reply.is_some_and(|reply| reply.seen == Seen::Changed(false))
+    }
+
+    fn state_text(&self, state: &KvState) -> String {
+        let row =
+            |(key, row): (&Arc<str>, &Row)| format!("{key:?}: {} @{}", row.value, row.modified);
+        let rows: Vec<String> = state.rows.iter().map(row).collect();
+        format!("revision {}, rows {{{}}}", state.revision, rows.join(", "))
+    }
+
+    fn call_text(&self, call: &KvCall) -> String {
+        table::call_text(call)
+    }
+
+    fn reply_text(&self, call: &KvCall, reply: &KvReply) -> String {
+        table::reply_text(call, reply)
     }
 }
 

@@ -13,6 +13,7 @@
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
+use crate::table;
 use crate::value::Value;
 
 /// A lock that is held by at most one owner. By default the lock is not re-entrant and has no tokens.
@@ -171,6 +172,25 @@ impl Model for MutexModel {
 
     fn observes(&self, _call: &MutexCall, reply: Option<&MutexReply>) -> bool {
         reply == Some(&MutexReply::Refused)
+    }
+
+    fn state_text(&self, state: &MutexState) -> String {
+        match &state.held {
+            None => "no owner".to_owned(),
+            Some(Held { owner, times: 1, token: None }) => format!("owner {owner}"),
+            Some(Held { owner, times, token: None }) => format!("owner {owner}, {times} times"),
+            Some(Held { owner, times, token: Some(token) }) => {
+                format!("owner {owner}, {times} times, token {token}")
+            }
+        }
+    }
+
+    fn call_text(&self, call: &MutexCall) -> String {
+        table::call_text(call)
+    }
+
+    fn reply_text(&self, call: &MutexCall, reply: &MutexReply) -> String {
+        table::reply_text(call, reply)
     }
 }
 

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::{Model, Needs};
+use crate::table;
 use crate::value::Value;
 
 /// An unbounded queue, empty at first. `take` removes the value.
@@ -83,6 +84,14 @@ impl Model for QueueModel {
             QueueCall::Put(value) => Some(value.clone()),
             QueueCall::Take => None,
         }
+    }
+
+    fn call_text(&self, call: &QueueCall) -> String {
+        table::call_text(call)
+    }
+
+    fn reply_text(&self, call: &QueueCall, reply: &QueueReply) -> String {
+        table::reply_text(call, reply)
     }
 }
 

@@ -8,6 +8,7 @@
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::{Model, Needs};
+use crate::table;
 use crate::value::Value;
 
 /// A register with compare-and-set. By default the register is empty at first.
@@ -96,6 +97,18 @@ impl Model for Register {
             RegisterCall::Read => None,
             RegisterCall::Write(value) | RegisterCall::CompareAndSet { value, .. } => value.clone(),
         }
+    }
+
+    fn call_text(&self, call: &RegisterCall) -> String {
+        table::call_text(call)
+    }
+
+    fn reply_text(&self, call: &RegisterCall, reply: &RegisterReply) -> String {
+        table::reply_text(call, reply)
+    }
+
+    fn state_text(&self, state: &Self::State) -> String {
+        state.as_ref().map_or_else(|| "none".to_owned(), Value::to_string)
     }
 }
 

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
+use crate::table;
 use crate::value::Value;
 
 /// A semaphore whose permits have owners: an owner can release only the permits that it holds.
@@ -92,6 +93,14 @@ impl Model for SemaphoreModel {
 
     fn observes(&self, _call: &SemaphoreCall, reply: Option<&SemaphoreReply>) -> bool {
         reply == Some(&SemaphoreReply::Refused)
+    }
+
+    fn call_text(&self, call: &SemaphoreCall) -> String {
+        table::call_text(call)
+    }
+
+    fn reply_text(&self, call: &SemaphoreCall, reply: &SemaphoreReply) -> String {
+        table::reply_text(call, reply)
     }
 }
 

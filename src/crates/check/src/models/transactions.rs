@@ -17,6 +17,7 @@ use serde_json::Value as Json;
 
 use crate::lines::{self, FieldError, Fields, Written};
 use crate::model::Model;
+use crate::table;
 use crate::value::Value;
 
 /// A step of a transaction.
@@ -110,6 +111,14 @@ impl Model for ListAppend {
     fn observes(&self, call: &ListTxn, _reply: Option<&Self::Reply>) -> bool {
         only_reads(&call.0)
     }
+
+    fn call_text(&self, call: &ListTxn) -> String {
+        table::call_text(call)
+    }
+
+    fn reply_text(&self, call: &ListTxn, reply: &Self::Reply) -> String {
+        table::reply_text(call, reply)
+    }
 }
 
 impl Model for WriteRead {
@@ -133,6 +142,14 @@ impl Model for WriteRead {
 
     fn observes(&self, call: &RegisterTxn, _reply: Option<&Self::Reply>) -> bool {
         only_reads(&call.0)
+    }
+
+    fn call_text(&self, call: &RegisterTxn) -> String {
+        table::call_text(call)
+    }
+
+    fn reply_text(&self, call: &RegisterTxn, reply: &Self::Reply) -> String {
+        table::reply_text(call, reply)
     }
 }
 

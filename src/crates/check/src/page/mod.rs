@@ -4,8 +4,8 @@
 //! click reveals are also in the table, so that the page can be printed and read without its short script. The same
 //! history and reason always produce the same bytes.
 //!
-//! Of a long history, the page draws only the operations of the reason and those nearest to them. The page states
-//! how many operations are left out.
+//! Of a long history, the page draws only the operations of the reason and those nearest to them. Of a long reason, it
+//! draws the last operations. The page states how many operations are left out.
 //!
 //! ```text
 //! process 1  ├─ write 1 ─┤      ┌──────┐
@@ -23,15 +23,22 @@ use super::history::{History, Index, Operation, Outcome};
 use super::lines::{self, Written};
 use super::verdict::{Counterexample, DeadEnd};
 pub use text::escaped;
+pub(crate) use text::shortened;
 use text::{label, words};
 use timeline::{Bar, Mark, PageTimeline};
 use window::Window;
 
-/// Maximum number of drawn operations, in addition to those of the reason, which are always drawn.
+/// Maximum number of drawn operations, in addition to those of the reason.
 pub const OPERATIONS_DRAWN: usize = 160;
+
+/// Maximum number of drawn operations of the reason, counted from the last one.
+pub const REASON_DRAWN: usize = 100;
 
 /// Maximum number of operations of an order that are listed, counted from its end.
 const ORDER_SHOWN: usize = 40;
+
+/// Maximum length of a state, in characters.
+const STATE_CHARS_MAX: usize = 1_000;
 
 /// A builder for a page.
 ///
@@ -100,7 +107,11 @@ impl<'a> Page<'a> {
             "" => "the only object".to_owned(),
             object => format!("object <code>{}</code>", escaped(object)),
         };
+        let is_silenced = why.dead_end.as_ref().is_some_and(|dead_end| dead_end.silenced > 0);
         let minimal = match why.is_minimal {
+            true if is_silenced => {
+                "They contradict each other whatever the other operations returned, and each of them is needed."
+            }
             true => {
                 "They contradict each other regardless of all other operations, and each of them is needed."
             }
@@ -148,9 +159,13 @@ impl<'a> Page<'a> {
     }
 
     fn dead_end(&self, html: &mut String, dead_end: &DeadEnd) -> std::fmt::Result {
-        let DeadEnd { let_off, order, state, blocked } = dead_end;
+        let DeadEnd { let_off, silenced, order, relaxed, state, blocked } = dead_end;
         let left_out = order.len().saturating_sub(ORDER_SHOWN);
-        let shown: Vec<String> = order[left_out..].iter().map(|index| self.name(*index)).collect();
+        let name = |index: &Index| match relaxed.contains(index) {
+            true => format!("{} (relaxed)", self.name(*index)),
+            false => self.name(*index),
+        };
+        let shown: Vec<String> = order[left_out..].iter().map(name).collect();
         let more = match left_out {
             0 => String::new(),
             count => format!("{count} more, then "),
@@ -159,14 +174,30 @@ impl<'a> Page<'a> {
             0 => "At the beginning".to_owned(),
             _ => format!("The longest order found: {more}{}. After it", shown.join(" → ")),
         };
-        let blocked: Vec<String> = blocked.iter().map(|index| self.name(*index)).collect();
+        let left_out = blocked.len().saturating_sub(ORDER_SHOWN);
+        let mut stuck: Vec<String> = blocked.iter().map(|index| self.name(*index)).collect();
+        stuck.truncate(ORDER_SHOWN);
+        let more = match left_out {
+            0 => String::new(),
+            count => format!(" and {count} others"),
+        };
+        write!(
+            html,
+            "<p>{after} the object holds <code>{}</code>. One of these must be next, but none can be: {}{more}.",
+            escaped(&shortened(state, STATE_CHARS_MAX)),
+            stuck.join(", ")
+        )?;
+        if *silenced > 0 {
+            write!(
+                html,
+                " The replies of {silenced} other operations were ignored: each took effect between its call and its \
+                 end, unless its reply says that it changed nothing."
+            )?;
+        }
         writeln!(
             html,
-            "<p>{after} the object holds <code>{}</code>. One of these must be next, but none can be: {}. \
-             The other {let_off} operations were relaxed: each may take effect at any moment after its \
-             call, or never.</p>",
-            escaped(state),
-            blocked.join(", ")
+            " The other {let_off} operations were relaxed: each may take effect at any moment after its call, or \
+             never.</p>"
         )
     }
 

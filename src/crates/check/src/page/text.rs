@@ -74,7 +74,7 @@ pub(super) fn label<C: Written>(operation: &Operation<C, C::Reply>) -> String {
 }
 
 /// Returns the first characters of a text, with an ellipsis if it is longer.
-pub(super) fn shortened(text: &str, chars_max: usize) -> String {
+pub(crate) fn shortened(text: &str, chars_max: usize) -> String {
     match text.char_indices().nth(chars_max) {
         None => text.to_owned(),
         Some(_) => text.chars().take(chars_max.saturating_sub(1)).chain(['…']).collect(),

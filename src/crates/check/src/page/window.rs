@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::REASON_DRAWN;
 use crate::history::{At, History, Index, Operation};
 use crate::verdict::Counterexample;
 
@@ -17,12 +18,15 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Selects the operations that `why` names and up to `most` others of its object.
+    /// Selects the operations that `why` names, up to a limit, and up to `most` others of its object.
     pub(super) fn around<C, R>(history: &History<C, R>, why: &Counterexample, most: usize) -> Self {
-        let mut named: BTreeSet<Index> = why.operations.iter().copied().collect();
-        named.extend(why.links.iter().flat_map(|link| [link.before, link.after]));
+        // The last operations are those at which the search got stuck.
+        let last = why.operations.len().saturating_sub(REASON_DRAWN);
+        let mut named: BTreeSet<Index> = why.operations[last..].iter().copied().collect();
+        let links = why.links.iter().take(REASON_DRAWN);
+        named.extend(links.flat_map(|link| [link.before, link.after]));
         if let Some(dead_end) = &why.dead_end {
-            named.extend(&dead_end.blocked);
+            named.extend(dead_end.blocked.iter().take(REASON_DRAWN));
         }
         let spans: Vec<(u64, u64)> = named.iter().map(|index| span(&history[*index])).collect();
         let of_object = |index: &Index| *history[*index].object == *why.object;

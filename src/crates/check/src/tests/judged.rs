@@ -61,6 +61,90 @@ where
     }
 }
 
+/// A model that ignores some replies.
+#[derive(Debug)]
+pub(super) struct Silencing<'a, M>(pub(super) &'a M);
+
+impl<M: Model> Model for Silencing<'_, M> {
+    type Call = M::Call;
+    /// The reply, or `None` if it is ignored.
+    type Reply = Option<M::Reply>;
+    type State = M::State;
+
+    fn initial(&self) -> M::State {
+        self.0.initial()
+    }
+
+    fn step(
+        &self,
+        state: &M::State,
+        call: &M::Call,
+        reply: Option<&Option<M::Reply>>,
+        next: &mut Vec<M::State>,
+    ) {
+        self.0.step(state, call, reply.and_then(Option::as_ref), next);
+    }
+}
+
+/// Returns the history in which the replies of all operations are ignored except those of some. Operations that changed
+/// nothing are left out, and those that had not ended when the last of `kept` was called have an unknown outcome.
+pub(super) fn silenced<M: Model>(
+    model: &M,
+    history: &History<M::Call, M::Reply>,
+    kept: &[Index],
+) -> History<M::Call, Option<M::Reply>> {
+    let last = kept.iter().map(|index| history[*index].invoked).max();
+    let silence = |(index, operation): (Index, &Operation<M::Call, M::Reply>)| {
+        let call = operation.call.clone();
+        let invoked = operation.invoked.0;
+        match &operation.outcome {
+            Outcome::Ok { at, reply } if kept.contains(&index) => {
+                Operation::ok(invoked, at.0, call, Some(reply.clone()))
+            }
+            Outcome::Ok { at, .. } if Some(*at) >= last => Operation::unknown(invoked, call),
+            Outcome::Ok { reply, .. } if model.observes(&call, Some(reply)) => {
+                Operation::failed(invoked, call)
+            }
+            Outcome::Ok { at, .. } => Operation::ok(invoked, at.0, call, None),
+            Outcome::Failed { .. } => Operation::failed(invoked, call),
+            Outcome::Unknown { .. } => Operation::unknown(invoked, call),
+        }
+    };
+    history.iter().enumerate().map(silence).collect()
+}
+
+/// Compares the operations whose replies contradict each other with the oracle.
+fn judge_replies<M: Sample>(model: &M) {
+    let mut smaller = 0;
+    for seed in 0..HISTORIES {
+        let history = small::history(model, &mut Random(seed * 1_000_003), OPERATIONS_MAX);
+        let Some(reason) = linear::replies(model, &history) else { continue };
+        let kept = &reason.operations;
+        let excused =
+            |kept: &[Index]| oracle::explains(&Silencing(model), &silenced(model, &history, kept));
+        let told = || format!("seed {seed}: {reason}\n{history:#?}");
+        assert!(reason.is_minimal, "a small one: {}", told());
+        assert!(!excused(kept), "{kept:?} are no contradiction: {}", told());
+        for one in kept {
+            let fewer: Vec<Index> = kept.iter().copied().filter(|kept| kept != one).collect();
+            assert!(excused(&fewer), "{one} is not needed: {}", told());
+        }
+        let verdict = linear::check(model, &history, Budget::default());
+        let other = verdict.violation().expect("it has no order");
+        smaller += u64::from(kept.len() < other.operations.len());
+    }
+    assert!(smaller > 0, "replies alone contradict each other");
+}
+
+#[test]
+fn contradictory_replies_agree_with_the_oracle() {
+    judge_replies(&Register::default());
+    judge_replies(&MutexModel { holds_max: 2, is_fenced: true });
+    judge_replies(&SemaphoreModel { permits: 2 });
+    judge_replies(&QueueModel);
+    judge_replies(&Kv::default());
+}
+
 /// Returns the history with all outcomes unknown except those of some operations.
 pub(super) fn let_off<M: Model>(
     history: &History<M::Call, M::Reply>,

@@ -1,6 +1,7 @@
 //! Tests of the checkers: comparison with an exhaustive oracle on thousands of small histories, histories with a
 //! known verdict, and behavior at the limits.
 
+mod chains;
 mod cycles;
 mod edn;
 mod fixtures;

@@ -1,6 +1,6 @@
 //! Tests of the page of a violation: its bytes, the selection from a long history, and the escaping of texts.
 
-use crate::page::{OPERATIONS_DRAWN, Page};
+use crate::page::{OPERATIONS_DRAWN, Page, REASON_DRAWN};
 use crate::{
     Budget, Counterexample, History, Level, ListTxn, Operation, Register, RegisterCall,
     RegisterReply, TxnStep, cycles, linear,
@@ -136,7 +136,7 @@ fn long_history_is_drawn_as_a_window_with_a_note() {
     for index in &mut why.operations {
         *index = places[*index];
     }
-    why.dead_end = None;
+    (why.dead_end, why.links) = (None, Vec::new());
     let html = Page::new("long").of(&history, &why);
     assert_is_well_formed(&html);
     let bars = html.matches("class=\"bar ").count();
@@ -147,6 +147,19 @@ fn long_history_is_drawn_as_a_window_with_a_note() {
     let left_out = 5_001 - bars;
     assert!(html.contains(&format!("{left_out} more of this object are not drawn.")), "{left_out}");
     assert!(html.contains("operations of other objects are not drawn."));
+    assert!(html.len() < 200_000, "{} bytes", html.len());
+}
+
+#[test]
+fn long_reason_is_drawn_with_its_last_operations() {
+    let history: Registers =
+        (0..4_000).map(|n| Operation::ok(n, n + 1, write(7), RegisterReply::Written)).collect();
+    let why = Counterexample { operations: (0..4_000).collect(), ..Counterexample::default() };
+    let html = Page::new("long").of(&history, &why);
+    assert_is_well_formed(&html);
+    let bars = html.matches("class=\"bar ").count();
+    assert_eq!(bars, REASON_DRAWN + OPERATIONS_DRAWN);
+    assert!(html.contains("3740 more of this object are not drawn."));
     assert!(html.len() < 200_000, "{} bytes", html.len());
 }
 

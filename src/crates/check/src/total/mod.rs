@@ -94,6 +94,10 @@ const SEARCH_STEPS: u64 = 2_000_000;
 /// assert_eq!(verdict.violation().unwrap().operations, [2, 3]);
 /// ```
 pub fn check(rules: &Total, history: &History<KvCall, KvReply>) -> Verdict {
+    by_object(rules, history).showing(history)
+}
+
+fn by_object(rules: &Total, history: &History<KvCall, KvReply>) -> Verdict {
     let mut objects: BTreeMap<&str, Vec<Index>> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
         objects.entry(&operation.object).or_default().push(index);

@@ -83,6 +83,10 @@ pub struct WatchRecord {
 /// assert_eq!(verdict.violation().unwrap().operations, [2, 0, 3]);
 /// ```
 pub fn check(rules: &WatchRecord, history: &History<RecordedWatchCall, WatchReply>) -> Verdict {
+    by_object(rules, history).showing(history)
+}
+
+fn by_object(rules: &WatchRecord, history: &History<RecordedWatchCall, WatchReply>) -> Verdict {
     let mut objects: BTreeMap<&str, Vec<Index>> = BTreeMap::new();
     for (index, operation) in history.iter().enumerate() {
         objects.entry(&operation.object).or_default().push(index);

@@ -51,8 +51,7 @@ pub(super) fn details<C: Written>(
             ("do", more(*why).to_owned()),
         ],
         Verdict::Violation(why) => {
-            let Counterexample { rule, object, operations, is_minimal, why, links, dead_end } =
-                &**why;
+            let Counterexample { rule, object, operations, is_minimal, why, dead_end, .. } = &**why;
             let mut details =
                 vec![("violation", format!("object {object:?}: {rule}")), ("why", why.clone())];
             let line = |index: usize| {
@@ -63,9 +62,7 @@ pub(super) fn details<C: Written>(
                 )
             };
             details.extend(operations.iter().map(|index| ("operation", line(*index))));
-            if links.is_empty()
-                && let Some(dead_end) = dead_end
-            {
+            if let Some(dead_end) = dead_end {
                 let blocked: Vec<String> =
                     dead_end.blocked.iter().map(|index| format!("#{index}")).collect();
                 let (placed, state) = (dead_end.order.len(), &dead_end.state);
@@ -124,6 +121,8 @@ pub(super) fn to_json<C: Written>(
             let dead_end = why.dead_end.as_ref().map(|dead_end| {
                 json!({
                     "let_off": dead_end.let_off,
+                    "silenced": dead_end.silenced,
+                    "relaxed": dead_end.relaxed,
                     "order": dead_end.order,
                     "state": dead_end.state,
                     "stuck": dead_end.blocked,
