@@ -28,6 +28,9 @@ use search::Answer;
 use steps::Meter;
 
 /// Limits of the search for each object. If a limit is reached, the verdict is undecided.
+///
+/// Minimizing a violation takes up to four passes. The step limit of each is 100 times the steps of the search, but at
+/// least 500,000 and at most [`steps`](Self::steps). A larger budget does not make counterexamples smaller.
 #[derive(Clone, Copy)]
 pub struct Budget<'a> {
     /// Maximum number of steps of the model.

@@ -136,15 +136,10 @@ impl<'a, M: Model> SearchProblem<'a, M> {
 }
 
 /// The values that operations need from loose ones, or all values.
+#[derive(Default)]
 struct Wanted {
     values: HashSet<Value, Fixed>,
     everything: bool,
-}
-
-impl Default for Wanted {
-    fn default() -> Self {
-        Self { values: HashSet::default(), everything: false }
-    }
 }
 
 impl Wanted {

@@ -107,6 +107,17 @@ fn unobserved_unknown_writes_are_cheap() {
     let verdict = linear::check(&Register::default(), &history, budget);
     let reason = verdict.violation().expect("-1 was written once, and before 7 was read");
     assert_eq!(reason.operations, [500, 501, 502]);
+    let links: Vec<_> = reason.links.iter().map(|link| (link.before, link.after)).collect();
+    assert_eq!(links, [(500, 501), (501, 502)]);
+    let expected = r#"object "": no order: no order contains all of #500, #501, #502
+  #500  process 0  600 to 601  write -1  → ok
+  #501  process 0  602 to 603  read      → 7
+  #502  process 0  604 to 605  read      → -1
+  #500 before #501: had ended
+  #501 before #502: had ended
+  500 other operations may take effect at any time after their calls, or never (relaxed)
+  after #500, #7 (relaxed), #501 the object holds 7, and none of #502 can be next"#;
+    assert_eq!(reason.to_string(), expected);
 }
 
 #[test]
