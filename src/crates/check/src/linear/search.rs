@@ -101,7 +101,7 @@ impl<'a, M: Model> SearchProblem<'a, M> {
             match part {
                 Part::Effect if observes => {}
                 Part::Effect => {
-                    // What it changes may depend on the state, so every other operation may matter to it.
+                    // Its effect may depend on the state, so every other operation may matter to it.
                     wanted.add(Needs::Anything);
                     required.push(Required { index, invoked, due, call, reply: None, observes });
                 }

@@ -1,7 +1,10 @@
 //! Tests of the size of counterexamples in long histories whose operations depend on each other.
 
+use std::sync::Arc;
+
 use super::judged::{Silencing, let_off, silenced};
 use super::small::Random;
+use crate::models::CurrentLeader;
 use crate::{
     Budget, Counterexample, ElectionCall, ElectionModel, ElectionReply, History, Kv, KvCall,
     KvReply, Model, MutexCall, MutexModel, MutexReply, Operation, Process, QueueCall, QueueModel,
@@ -154,152 +157,115 @@ fn stale_read_among_concurrent_compare_and_sets_needs_few_operations() {
     }
 }
 
+fn value(number: u64) -> Value {
+    Value::Number(number as i64)
+}
+
+/// Returns a lock that is acquired, refused and released in turn. At the end it is held twice, or has an old token.
+fn locks(n: u64, is_fenced: bool) -> History<MutexCall, MutexReply> {
+    let mut all = Sequence::new();
+    let acquire = |owner: u64| MutexCall::Acquire { owner: value(owner % 5) };
+    let acquired = |token: u64| MutexReply::Acquired { token: is_fenced.then_some(token) };
+    for i in 1..n {
+        all.push(acquire(i), acquired(i));
+        all.push(acquire(i + 1), MutexReply::Refused);
+        all.push(MutexCall::Release { owner: value(i % 5) }, MutexReply::Released);
+    }
+    all.push(acquire(2), acquired(n / 2));
+    if !is_fenced {
+        all.push(acquire(3), acquired(0));
+    }
+    all.history
+}
+
+/// Returns a semaphore of two permits, of which three are held at the end.
+fn permits(n: u64) -> History<SemaphoreCall, SemaphoreReply> {
+    let mut all = Sequence::new();
+    let acquire = |owner| SemaphoreCall::Acquire { owner: value(owner), permits: 1 };
+    for i in 1..n {
+        all.push(acquire(i % 5), SemaphoreReply::Done);
+        if i > 1 {
+            let owner = value((i - 1) % 5);
+            all.push(SemaphoreCall::Release { owner, permits: 1 }, SemaphoreReply::Done);
+        }
+    }
+    all.push(acquire(9), SemaphoreReply::Done);
+    all.push(acquire(8), SemaphoreReply::Done);
+    all.history
+}
+
+/// Returns a queue that delivers `last` at the end, which is not its first value.
+fn queue(n: u64, last: u64) -> History<QueueCall, QueueReply> {
+    let mut all = Sequence::new();
+    for i in 1..n {
+        all.push(QueueCall::Put(value(i)), QueueReply::Put);
+        if i > 2 {
+            all.push(QueueCall::Take, QueueReply::Taken(Some(value(i - 2))));
+        }
+    }
+    all.push(QueueCall::Take, QueueReply::Taken(Some(value(last))));
+    all.history
+}
+
+/// Returns a store with compare-and-sets and a stale read at the end.
+fn store(n: u64, with_revisions: bool) -> History<KvCall, KvReply> {
+    let mut all = Sequence::new();
+    let mut revision = 1;
+    let cas = |key, expect, value| KvCall::CompareAndSet { key, expect: Some(expect), value };
+    for i in 1..n {
+        let key: Arc<str> = ["a", "b", "c"][(i % 3) as usize].into();
+        let mut push = |call: KvCall, seen: Seen, now: u64| {
+            all.push(call, KvReply { seen, revision: with_revisions.then_some(now) });
+        };
+        let put = revision + 1;
+        revision += 2;
+        push(KvCall::Put { key: key.clone(), value: value(i) }, Seen::Written, put);
+        push(cas(key.clone(), put, value(i + 1_000)), Seen::Changed(true), revision);
+        push(cas(key.clone(), put, value(i + 2_000)), Seen::Changed(false), revision);
+        let seen = Seen::Read { value: Some(value(i + 1_000)), modified: None };
+        push(KvCall::Get { key }, seen, revision);
+    }
+    let stale = value(1_000 + n / 6 * 3);
+    let seen = Seen::Read { value: Some(stale), modified: None };
+    all.push(KvCall::Get { key: "a".into() }, KvReply { seen, revision: None });
+    all.history
+}
+
+/// Returns an election with an observation of an old leader at the end.
+fn election(n: u64, is_fenced: bool) -> History<ElectionCall, ElectionReply> {
+    let mut all = Sequence::new();
+    let token = |i: u64| is_fenced.then_some(i);
+    let leader = |i: u64| {
+        let (candidate, value) = (value(i % 5), value(i));
+        ElectionReply::Leader(Some(CurrentLeader { candidate, value, token: token(i) }))
+    };
+    for i in 1..n {
+        let (candidate, other) = (value(i % 5), value((i + 1) % 5));
+        let campaign = ElectionCall::Campaign { candidate: candidate.clone(), value: value(i) };
+        all.push(campaign, ElectionReply::Elected { token: token(i) });
+        all.push(ElectionCall::Leader, leader(i));
+        let proclaim = ElectionCall::Proclaim { candidate: other, value: value(1) };
+        all.push(proclaim, ElectionReply::Refused);
+        if i + 1 < n {
+            all.push(ElectionCall::Resign { candidate }, ElectionReply::Done);
+        }
+    }
+    all.push(ElectionCall::Leader, leader(n / 2));
+    all.history
+}
+
 #[test]
 fn long_histories_of_each_model_need_few_operations() {
-    let value = |n: u64| Value::Number(n as i64);
     for n in [10, 100, 400] {
-        // A lock.
-        for is_fenced in [false, true] {
-            let mut all = Sequence::new();
-            let token = |n: u64| is_fenced.then_some(n);
-            for i in 1..n {
-                let owner = value(i % 5);
-                all.push(
-                    MutexCall::Acquire { owner: owner.clone() },
-                    MutexReply::Acquired { token: token(i) },
-                );
-                all.push(MutexCall::Acquire { owner: value((i + 1) % 5) }, MutexReply::Refused);
-                all.push(MutexCall::Release { owner }, MutexReply::Released);
-            }
-            if is_fenced {
-                let token = token(n / 2);
-                all.push(MutexCall::Acquire { owner: value(2) }, MutexReply::Acquired { token });
-            } else {
-                all.push(
-                    MutexCall::Acquire { owner: value(2) },
-                    MutexReply::Acquired { token: None },
-                );
-                all.push(
-                    MutexCall::Acquire { owner: value(3) },
-                    MutexReply::Acquired { token: None },
-                );
-            }
-            reason(
-                &MutexModel { holds_max: 1, is_fenced },
-                &format!("mutex {is_fenced} {n}"),
-                &all.history,
-            );
+        for flag in [false, true] {
+            let model = MutexModel { holds_max: 1, is_fenced: flag };
+            reason(&model, &format!("mutex {flag} {n}"), &locks(n, flag));
+            reason(&Kv::default(), &format!("store {flag} {n}"), &store(n, flag));
+            let model = ElectionModel { is_fenced: flag };
+            reason(&model, &format!("election {flag} {n}"), &election(n, flag));
         }
-        // A semaphore.
-        let mut all = Sequence::new();
-        for i in 1..n {
-            let owner = value(i % 5);
-            all.push(
-                SemaphoreCall::Acquire { owner: owner.clone(), permits: 1 },
-                SemaphoreReply::Done,
-            );
-            if i > 1 {
-                all.push(
-                    SemaphoreCall::Release { owner: value((i - 1) % 5), permits: 1 },
-                    SemaphoreReply::Done,
-                );
-            }
-        }
-        all.push(SemaphoreCall::Acquire { owner: value(9), permits: 1 }, SemaphoreReply::Done);
-        all.push(SemaphoreCall::Acquire { owner: value(8), permits: 1 }, SemaphoreReply::Done);
-        reason(&SemaphoreModel { permits: 2 }, &format!("semaphore {n}"), &all.history);
-        // A queue.
-        for kind in ["again", "order"] {
-            let mut all = Sequence::new();
-            for i in 1..n {
-                all.push(QueueCall::Put(value(i)), QueueReply::Put);
-                if i > 2 && !(kind == "order" && i + 2 > n) {
-                    all.push(QueueCall::Take, QueueReply::Taken(Some(value(i - 2))));
-                }
-            }
-            let last = if kind == "again" { n / 2 } else { n - 2 };
-            all.push(QueueCall::Take, QueueReply::Taken(Some(value(last))));
-            reason(&QueueModel, &format!("queue {kind} {n}"), &all.history);
-        }
-        // A store.
-        for with in [false, true] {
-            let mut all = Sequence::new();
-            let mut revision = 1;
-            for i in 1..n {
-                let key = |i: u64| ["a", "b", "c"][(i % 3) as usize].into();
-                revision += 1;
-                let shown = |revision| with.then_some(revision);
-                all.push(
-                    KvCall::Put { key: key(i), value: value(i) },
-                    KvReply { seen: Seen::Written, revision: shown(revision) },
-                );
-                revision += 1;
-                all.push(
-                    KvCall::CompareAndSet {
-                        key: key(i),
-                        expect: Some(revision - 1),
-                        value: value(i + 1000),
-                    },
-                    KvReply { seen: Seen::Changed(true), revision: shown(revision) },
-                );
-                all.push(
-                    KvCall::CompareAndSet {
-                        key: key(i),
-                        expect: Some(revision - 1),
-                        value: value(i + 2000),
-                    },
-                    KvReply { seen: Seen::Changed(false), revision: shown(revision) },
-                );
-                all.push(
-                    KvCall::Get { key: key(i) },
-                    KvReply {
-                        seen: Seen::Read { value: Some(value(i + 1000)), modified: None },
-                        revision: shown(revision),
-                    },
-                );
-            }
-            let stale = 1000 + n / 2 / 3 * 3;
-            all.push(
-                KvCall::Get { key: "a".into() },
-                KvReply {
-                    seen: Seen::Read { value: Some(value(stale)), modified: None },
-                    revision: None,
-                },
-            );
-            reason(&Kv::default(), &format!("kv {with} {n}"), &all.history);
-        }
-        // An election.
-        for is_fenced in [false, true] {
-            let mut all = Sequence::new();
-            let token = |i: u64| is_fenced.then_some(i);
-            let leader = |i: u64| {
-                ElectionReply::Leader(Some(crate::models::CurrentLeader {
-                    candidate: value(i % 5),
-                    value: value(i),
-                    token: token(i),
-                }))
-            };
-            for i in 1..n {
-                let candidate = value(i % 5);
-                all.push(
-                    ElectionCall::Campaign { candidate: candidate.clone(), value: value(i) },
-                    ElectionReply::Elected { token: token(i) },
-                );
-                all.push(ElectionCall::Leader, leader(i));
-                all.push(
-                    ElectionCall::Proclaim { candidate: value((i + 1) % 5), value: value(1) },
-                    ElectionReply::Refused,
-                );
-                if i + 1 < n {
-                    all.push(ElectionCall::Resign { candidate }, ElectionReply::Done);
-                }
-            }
-            all.push(ElectionCall::Leader, leader(n / 2));
-            reason(
-                &ElectionModel { is_fenced },
-                &format!("election {is_fenced} {n}"),
-                &all.history,
-            );
-        }
+        reason(&SemaphoreModel { permits: 2 }, &format!("semaphore {n}"), &permits(n));
+        reason(&QueueModel, &format!("queue, delivered again, {n}"), &queue(n, n / 2));
+        reason(&QueueModel, &format!("queue, not the first, {n}"), &queue(n, n - 1));
     }
 }
