@@ -202,6 +202,9 @@ impl Cluster {
     /// leadership. Data that was written but not synced may survive, because the operating system's
     /// cache survives. Waits until the threads of the member have ended and its directory is free,
     /// at most for the [limit](ClusterOptions::wait_limit).
+    ///
+    /// Handles on the killed member stay stopped, also after [`Cluster::restart`]: clients, sessions,
+    /// guards and those of [`Cluster::shared_node`].
     pub async fn kill(&mut self, member: usize) {
         if let Some(node) = self.nodes[member].take() {
             node.abort();
@@ -220,6 +223,21 @@ impl Cluster {
 
     /// Restarts a stopped member on its existing data. Does nothing if the member is running. Does
     /// not wait until the member has caught up.
+    ///
+    /// The restarted member is a new [`Node`]. Clients of the old one do not work again: get a new
+    /// one with [`Cluster::client`].
+    ///
+    /// ```
+    /// # use bowline::{Blocking, Error, testing::Cluster};
+    /// # let mut cluster = Cluster::start(1).block()?;
+    /// let old = cluster.client(0);
+    /// old.put("k", "v").block()?;
+    /// cluster.kill(0).block();
+    /// cluster.restart(0).block()?;
+    /// assert!(matches!(old.get("k").block(), Err(Error::Stopped { .. })));
+    /// assert_eq!(cluster.client(0).get("k").block()?.unwrap().value, "v");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// See [`StartError`].
