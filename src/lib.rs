@@ -31,7 +31,7 @@
 //! | start a member, shut it down | [`Config`], [`Node::start`], [`Node::ready`], [`Node::shutdown`] |
 //! | read, write, transactions | [`Node::client`], [`Client::get`], [`Client::put`], [`Client::txn`] |
 //! | react to changes | [`Client::watch`], [`Client::cached_prefix`] |
-//! | keys that expire | [`PutCall::ttl`], [`Client::grant`], [`Session::lease`] |
+//! | keys that expire | [`kv::PutCall::ttl`], [`Client::grant`], [`Session::lease`] |
 //! | locks | [`Node::session`], [`Session::mutex`], [`Session::rw_lock`], [`Session::semaphore`] |
 //! | one leader among processes | [`Node::leader_task`], [`Session::election`] |
 //! | queues and other coordination | [`queue`], [`coordination`] |

@@ -19,6 +19,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::locking::{Player, Release};
+use super::member_config::MemberConfig;
 use super::net::{LossRule, NetConditions, SimNet};
 use super::plan::{SESSION_TTL, index};
 use super::rng::Rng;
@@ -147,6 +148,7 @@ pub fn run_cancellation(case: Cancellation) -> Result<Endings, Box<Failure>> {
         net: NetConditions::default(),
         sync_min: Duration::from_micros(100),
         sync_max: Duration::from_millis(2),
+        config: MemberConfig::default(),
         verbose: true,
     };
     let mut world = World::new(case.seed, options);

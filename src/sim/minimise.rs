@@ -5,6 +5,35 @@
 
 /// Returns the numbers of the parts that can be left out together, in ascending order: without them, the case
 /// `still_fails`. If `still_fails` returns `None`, the search ends.
+///
+/// The parts have the numbers from 0 to `parts - 1`, and `still_fails` gets the numbers of those to leave out.
+/// [`Scenario::run_all`](super::Scenario::run_all) calls this function for a failure. This program calls it itself:
+///
+/// ```
+/// use bowline::sim::{FaultTarget, Scenario, ScriptedFault, minimise};
+/// use std::time::Duration;
+///
+/// let scenario = Scenario::new(|host| async move {
+///     while !host.is_closing() {
+///         host.sleep(Duration::from_millis(100)).await;
+///         let get = host.client().get("k").deadline(Duration::from_secs(3)).await;
+///         host.expect(get.is_ok() || host.id().get() != 2, "SERVES", || format!("{get:?}"));
+///     }
+/// });
+/// let cut = |id, time| ScriptedFault::Isolate {
+///     who: FaultTarget::Node(id),
+///     time: Duration::from_secs(time),
+/// };
+/// let scenario = scenario
+///     .nodes(3)
+///     .quiet()
+///     .at(Duration::from_secs(10), cut(1, 6))
+///     .at(Duration::from_secs(20), cut(2, 6));
+/// let parts = scenario.parts(1);
+/// let without = minimise(parts.len(), |without| Some(scenario.run_without(1, without).is_err()));
+/// assert_eq!(without, [0]);
+/// assert!(parts[1].contains("who: Node(2)"));
+/// ```
 pub fn minimise(parts: usize, mut still_fails: impl FnMut(&[usize]) -> Option<bool>) -> Vec<usize> {
     let mut kept: Vec<usize> = (0..parts).collect();
     let mut pieces = 2;

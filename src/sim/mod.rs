@@ -38,9 +38,9 @@
 //!     .run_all(1..=2);
 //! ```
 //!
-//! If a seed fails, `run_all` minimizes the failure and panics. With `host.client().put(..)` in place of
-//! `guard.txn().then(put)`, the program has a bug that seed 15 finds. The message contains the end of the timeline (here
-//! shortened), the broken invariant, and the faults that the failure needs:
+//! [`Scenario`] describes the phases of a run. If a seed fails, `run_all` minimizes the failure and panics. With
+//! `host.client().put(..)` in place of `guard.txn().then(put)`, the program has a bug that seed 15 finds. The message
+//! contains the end of the timeline (here shortened), the broken invariant, and the faults that the failure needs:
 //!
 //! ```text
 //!  37.679939 fault: PauseAll { time: 3.428674473s }
@@ -48,23 +48,29 @@
 //!  37.679939 n2 stands still for 3.251321207s
 //!  ...
 //! seed 15 at 41.770779 s: ONE-BY-ONE is broken: at r119: 33 after 34 puts
-//! of its drawn faults it needs:
+//! of its faults it needs:
 //!     0    6.85 s Blackout { down: 371.697416ms }
 //!  ...
-//!    14   46.86 s PowerLoss { who: Leader, down: 1.936597683s }
-//! run it again with run_without(15, &[11, 12, 13, 15, 16, 17])
+//!    18   10.00 s scripted Kill { who: Leader, down: 2s }
+//! run it again with run_without(15, &[11, 12, 13, 14, 15, 16, 19])
 //! ```
+//!
+//! The numbers are those of [`Scenario::parts`]. Faults of [`Scenario::at`] are listed as `scripted`. [`Host::note`]
+//! writes a line of your program into the timeline.
 //!
 //! The invariant is one of Bowline's (`docs/assurance/invariants.md`), one of your own, or `PANIC` if your program or
 //! the library has panicked. `docs/assurance/simulator.md` is the guide for users, with the list of the faults.
 //! `bowline::testing::Cluster` tests a program with real nodes in real time instead.
 //!
+//! To check the replies that your program gets, record its calls: [`Scenario::with_state`] has an example with a
+//! recorder and a checker of the crate `bowline-check`.
+//!
 //! # What a program may do
 //!
 //! - It must sleep ([`Host::sleep`]) before it retries a call. Simulated time advances only while all programs wait, so a
 //!   loop of local reads without a sleep does not end.
-//! - It must not use `tokio::spawn` or `tokio::time`, which need a runtime. `tokio::join!`, channels and locks of tokio
-//!   work, as does `tokio::select!` with `biased`.
+//! - It must not use `tokio::spawn` or `tokio::time`, which need a runtime. Use [`Host::spawn`] and [`Host::sleep`].
+//!   `tokio::join!`, channels and locks of tokio work, as does `tokio::select!` with `biased`.
 //! - It must `.await` calls: [`block`](crate::Blocking::block) panics.
 //! - It must take time and randomness from the host ([`Host::now`], [`Host::random`]) and start no threads. Otherwise a
 //!   seed does not repeat its run.
@@ -97,6 +103,8 @@
 //! Invariant: uses no thread, socket, file or clock other than its own.
 
 mod cancellation;
+mod host;
+mod member_config;
 mod minimise;
 mod plan;
 mod run;
@@ -132,10 +140,11 @@ mod rot;
 
 pub use cancellation::{Break, Cancellation, Endings, LockAttemptKind, run_cancellation};
 pub use disk::SimDisk;
+pub use host::Host;
 pub use minimise::minimise;
 pub use quota::QuotaDisk;
 pub use rng::Rng;
 pub use run::{Failure, Report, parts_of_seed, run_seed, run_seed_without, run_steady};
-pub use scenario::{Host, Rows, Scenario};
+pub use scenario::{Rows, Scenario};
 pub use script::{FaultTarget, ScriptedFault};
 pub use violation::Violation;

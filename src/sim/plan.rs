@@ -326,12 +326,15 @@ impl Plan {
         }
     }
 
+    /// Describes the faults.
+    pub(crate) fn fault_parts(&self) -> impl Iterator<Item = String> + '_ {
+        self.faults.iter().map(|(at, fault)| format!("{:>6.2} s {fault:?}", at.as_secs_f64()))
+    }
+
     /// Describes the parts that can be left out of a run: the faults, then the programs.
     pub(crate) fn parts(&self) -> Vec<String> {
-        let faults =
-            self.faults.iter().map(|(at, fault)| format!("{:>6.2} s {fault:?}", at.as_secs_f64()));
         let programs = self.programs.iter().map(|program| format!("program {program:?}"));
-        faults.chain(programs).collect()
+        self.fault_parts().chain(programs).collect()
     }
 
     /// Leaves out the parts with these numbers.

@@ -12,14 +12,15 @@ use tokio::sync::oneshot;
 
 use super::caller::SimCaller;
 use super::judge::Judge;
+use super::member_config::MemberConfig;
 use super::net::SimNetwork;
 use crate::api::Client;
 use crate::consensus::member_change;
 use crate::env::Env;
 use crate::machine::Change;
 use crate::model::{
-    ClusterId, Hello, JoinAsk, KeyRange, LeaseId, Limits, LogIndex, MemberChange, Members, Moment,
-    NodeId, PeerMessage, Rejection, Revision, Term,
+    ClusterId, Hello, JoinAsk, KeyRange, LeaseId, LogIndex, MemberChange, Members, Moment, NodeId,
+    PeerMessage, Rejection, Revision, Term,
 };
 use crate::node::{
     Assembled, Assembly, CallResult, Contact, Drift, History, Input, Joined, LogTurn, Look, Next,
@@ -67,6 +68,7 @@ impl Wakes {
 /// The arguments for starting a process.
 pub(crate) struct ProcessParts {
     pub(crate) id: NodeId,
+    pub(crate) config: MemberConfig,
     pub(crate) start_mode: SimBeginning,
     pub(crate) env: Env,
     pub(crate) network: SimNetwork,
@@ -116,12 +118,12 @@ pub(crate) struct SimProcess {
 impl SimProcess {
     /// Opens the directory of the node and assembles the node.
     pub(crate) fn start(parts: ProcessParts) -> Result<Self, StartError> {
-        let ProcessParts { id, start_mode, env, network, wakes, judge } = parts;
+        let ProcessParts { id, config, start_mode, env, network, wakes, judge } = parts;
         let (settings, joined) = match start_mode {
-            SimBeginning::Founder { nodes } => (settings(id, nodes), None),
+            SimBeginning::Founder { nodes } => (settings(id, config, nodes), None),
             SimBeginning::Newcomer { contact, members, joined } => {
                 let label = contact.name.clone();
-                let settings = settings(id, 0);
+                let settings = settings(id, config, 0);
                 (Settings { contact, members, label, founds: false, ..settings }, joined)
             }
         };
@@ -389,7 +391,7 @@ impl SimProcess {
     }
 }
 
-fn settings(id: NodeId, nodes: u64) -> Settings {
+fn settings(id: NodeId, config: MemberConfig, nodes: u64) -> Settings {
     let member = |id: u64| Contact { name: format!("n{id}"), address: format!("n{id}:1") };
     let members = (1..=nodes).filter_map(|id| Some((NodeId::new(id)?, member(id)))).collect();
     Settings {
@@ -406,15 +408,15 @@ fn settings(id: NodeId, nodes: u64) -> Settings {
         heartbeat: Duration::from_millis(100),
         election_timeout: Duration::from_millis(500),
         drift: Drift::percent(DRIFT_PERCENT),
-        session_ttl: Duration::from_secs(5),
-        call_deadline: Duration::from_secs(5),
-        lock_waiters_max: 1000,
+        session_ttl: config.session_ttl,
+        call_deadline: config.call_deadline,
+        lock_waiters_max: config.lock_waiters_max,
         label: format!("n{id}"),
-        limits: Limits::default(),
-        open_writes_max: 4096,
-        open_bytes_max: 64 << 20,
-        open_reads_max: 4096,
-        quota_bytes: 2 << 30,
+        limits: config.limits,
+        open_writes_max: config.open_writes_max,
+        open_bytes_max: config.open_bytes_max,
+        open_reads_max: config.open_reads_max,
+        quota_bytes: config.quota_bytes,
         history: History::default(),
         snapshot_log_bytes: SNAPSHOT_LOG_BYTES,
         log_segment_bytes: SEGMENT_BYTES,

@@ -11,11 +11,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::caller::SimCaller;
+use super::host::Host;
 use super::judge::JudgeTally;
 use super::net::NetConditions;
-use super::plan::{CALM_START, Plan, PlanFault, Who, one_in};
+use super::plan::{CALM_START, Plan, PlanFault, one_in};
 use super::rng::Rng;
-use super::scenario::{Host, Scenario};
+use super::scenario::{Rows, ScenarioRun};
 use super::script::ScriptedFault;
 use super::violation::Violation;
 use super::workload::{self, Scene};
@@ -25,7 +26,7 @@ use crate::env::Entropy;
 use crate::model::NodeId;
 
 /// Default duration of the storm.
-const STORM: Duration = Duration::from_secs(55);
+pub(super) const STORM: Duration = Duration::from_secs(55);
 
 /// Duration of the calm phase, after which the core must have converged.
 const CALM: Duration = Duration::from_secs(30);
@@ -44,7 +45,7 @@ const GRANTS_MIN: u64 = 5;
 const REQUIRED_EVENTS: [&str; 2] = ["lease end", "log cut behind a snapshot"];
 
 /// The result of a seed. `acknowledged` and `grants_min` describe the simulator's own programs, which do not run in a
-/// [`Scenario`]. Use [`Host::count`] and [`Scenario::at_least`] there.
+/// [`Scenario`](super::Scenario). Use [`Host::count`] and [`Scenario::at_least`](super::Scenario::at_least) there.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The seed.
@@ -55,7 +56,7 @@ pub struct Report {
     pub simulated: Duration,
     /// The hash of all events.
     pub trace: u64,
-    /// Number of acknowledged operations of the simulator's own programs. Always 0 in a [`Scenario`].
+    /// Number of acknowledged operations of the simulator's own programs. Always 0 in a [`Scenario`](super::Scenario).
     pub acknowledged: u64,
     /// Number of leader changes.
     pub leader_changes: u64,
@@ -65,7 +66,7 @@ pub struct Report {
     /// tolerates, and the last round was skipped.
     pub recoverable: bool,
     /// Number of grants of the lock that the simulator's own programs were granted least. Without such locks, and in a
-    /// [`Scenario`], always 5.
+    /// [`Scenario`](super::Scenario), always 5.
     pub grants_min: u64,
     /// Counts of operations and events, by name.
     pub counts: BTreeMap<&'static str, u64>,
@@ -75,8 +76,9 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns whether enough happened for the seed to count. In a [`Scenario`], returns whether the run was
-    /// [`recoverable`](Self::recoverable). Only [`Scenario::at_least`] can tell whether your program did enough.
+    /// Returns whether enough happened for the seed to count. In a [`Scenario`](super::Scenario), returns whether the
+    /// run was [`recoverable`](Self::recoverable). Only [`Scenario::at_least`](super::Scenario::at_least) can tell
+    /// whether your program did enough.
     pub fn is_valid(&self) -> bool {
         if self.is_scenario {
             return self.recoverable;
@@ -127,7 +129,8 @@ pub fn run_seed(seed: u64, verbose: bool) -> Result<Report, Box<Failure>> {
     run_seed_without(seed, &[], verbose)
 }
 
-/// Runs one seed without the parts of its plan with these numbers; see [`parts_of_seed`].
+/// Runs one seed of the simulator's own programs without the parts of its plan with these numbers; see
+/// [`parts_of_seed`]. For a program of your own, use [`Scenario::run_without`](super::Scenario::run_without).
 ///
 /// # Errors
 /// Returns the broken invariant.
@@ -150,7 +153,9 @@ pub fn run_steady(seed: u64, storm: Duration) -> Result<Report, Box<Failure>> {
     Run::of(seed, rng, plan, false, None).finish()
 }
 
-/// Describes the parts of a seed's plan that can be left out, in order: faults, then programs.
+/// Describes the parts of a seed's plan that [`run_seed_without`] can leave out, in the order of their numbers: the
+/// faults, and then those of the simulator's own programs that the seed draws. These programs do not run in a
+/// [`Scenario`](super::Scenario), which lists its parts with [`Scenario::parts`](super::Scenario::parts).
 pub fn parts_of_seed(seed: u64) -> Vec<String> {
     Plan::draw(&Rng::new(seed), STORM).parts()
 }
@@ -167,8 +172,8 @@ fn explained(text: String) -> String {
     match text.contains("there is no reactor running") {
         true => {
             format!(
-                "{text} (in the simulator, use `sleep` of the host instead of timers of tokio, and `join!` instead of \
-                 `tokio::spawn`)"
+                "{text} (in the simulator, use `sleep` of the host instead of timers of tokio, and `spawn` of the host \
+                 instead of `tokio::spawn`)"
             )
         }
         false => text,
@@ -198,7 +203,7 @@ pub(super) struct Run {
     /// Whether the nodes whose machines still exist can form a quorum once everything has healed.
     recoverable: bool,
     /// The user's scenario that replaces our own programs.
-    foreign: Option<Scenario>,
+    foreign: Option<ScenarioRun>,
 }
 
 impl Run {
@@ -206,12 +211,11 @@ impl Run {
         seed: u64,
         without: &[usize],
         verbose: bool,
-        foreign: Option<&Scenario>,
+        mut foreign: Option<ScenarioRun>,
     ) -> Self {
         let rng = Rng::new(seed);
         let mut plan = Plan::draw(&rng, STORM);
-        plan.leave_out(without);
-        if let Some(scenario) = foreign {
+        if let Some(scenario) = &mut foreign {
             plan.nodes = scenario.nodes.unwrap_or(plan.nodes);
             plan.programs.clear();
             if scenario.is_quiet {
@@ -219,7 +223,9 @@ impl Run {
                 plan.net = NetConditions::default();
                 plan.members_change = false;
             }
+            scenario.leave_out(plan.faults.len(), without);
         }
+        plan.leave_out(without);
         Self::of(seed, rng, plan, verbose, foreign)
     }
 
@@ -228,13 +234,15 @@ impl Run {
         rng: Rng,
         plan: Plan,
         verbose: bool,
-        foreign: Option<&Scenario>,
+        foreign: Option<ScenarioRun>,
     ) -> Self {
+        let config = foreign.as_ref().map(|scenario| scenario.config.clone());
         let options = WorldOptions {
             nodes: plan.nodes,
             net: plan.net.clone(),
             sync_min: plan.sync_min,
             sync_max: plan.sync_max,
+            config: config.unwrap_or_default(),
             verbose,
         };
         let mut world = World::new(rng.next_u64(), options);
@@ -248,16 +256,15 @@ impl Run {
         );
         let (of_starts, work) = (Rng::new(rng.next_u64()), scene.clone());
         let (clients, programs) = (plan.clients, plan.programs.clone());
-        let foreign = foreign.cloned();
         if let Some(scenario) = &foreign {
             world.judge().borrow_mut().judge_rows(scenario.always.clone());
         }
-        let theirs = foreign.clone();
+        let (theirs, lines) = (foreign.clone(), world.trace().lines());
         world.on_start(Rc::new(move |started| {
             let Started { place, id, process } = *started;
             if let Some(scenario) = &theirs {
                 let rng = Rng::new(of_starts.next_u64());
-                let host = Host::new(work.clone(), process.caller(), id, rng);
+                let host = Host::new(work.clone(), lines.clone(), process.caller(), id, rng);
                 return work.spawner.spawn(Some(place), (scenario.program)(host));
             }
             workload::start(&work, &process.caller(), id, place, clients, &programs, &of_starts);
@@ -292,8 +299,8 @@ impl Run {
     /// Runs the world with faults until the storm is over.
     fn storm(&mut self) -> Result<(), Violation> {
         let script = self.foreign.as_ref().map(|scenario| scenario.script.clone());
+        let script_end = self.foreign.as_ref().map(|scenario| scenario.script_end);
         let script = script.unwrap_or_default();
-        let last = script.iter().map(|(at, fault)| *at + fault.duration()).max();
         let drawn = std::mem::take(&mut self.plan.faults).into_iter();
         let mut faults: Vec<(Duration, StormFault)> =
             drawn.map(|(at, fault)| (at, StormFault::Drawn(fault))).collect();
@@ -308,7 +315,7 @@ impl Run {
         }
         // A run without drawn faults lasts as long as a run with them.
         let least = if self.is_quiet() { STORM } else { CALM_START };
-        self.world.run_until(last.unwrap_or_default().max(least))
+        self.world.run_until(script_end.unwrap_or_default().max(least))
     }
 
     /// Reports whether no fault is drawn.
@@ -321,7 +328,8 @@ impl Run {
     fn calm(&mut self) -> Result<(), Violation> {
         if !self.world.is_recoverable() {
             self.recoverable = false;
-            return self.nobody_to_ask("too many machines are lost for the others to decide");
+            self.nobody_to_ask("too many machines are lost for the others to decide")?;
+            return self.check_end();
         }
         let mut core = self.world.members();
         let is_founding = !self.plan.members_change && self.world.is_as_founded();
@@ -343,8 +351,8 @@ impl Run {
         self.world.run_until(end - CALM * 7 / 10)?;
         let down = Duration::from_millis(self.rng.below(1_000));
         self.world.judge().borrow_mut().quiet(false);
-        if !self.is_quiet() {
-            self.world.inject(PlanFault::Kill { who: Who::Holder, down });
+        if self.foreign.as_ref().is_none_or(|scenario| scenario.has_last_crash) {
+            self.world.crash_after_storm(down);
         }
         self.world.run_until(end - CALM * 17 / 30)?;
         self.world.judge().borrow_mut().quiet(true);
@@ -414,7 +422,7 @@ impl Run {
     /// Runs the final check of the user's scenario on one node after the other.
     fn last_words(
         &mut self,
-        scenario: &Scenario,
+        scenario: &ScenarioRun,
         callers: &[(usize, NodeId, SimCaller)],
     ) -> Result<(), Violation> {
         if callers.is_empty() {
@@ -422,7 +430,8 @@ impl Run {
         }
         for (at, node, caller) in callers {
             let Some(finally) = &scenario.finally else { break };
-            let host = Host::new(self.scene.clone(), caller.clone(), *node, Rng::new(node.get()));
+            let (lines, rng) = (self.world.trace().lines(), Rng::new(node.get()));
+            let host = Host::new(self.scene.clone(), lines, caller.clone(), *node, rng);
             let check = finally(host);
             let answer: Rc<RefCell<Option<Result<(), String>>>> = Rc::default();
             let told = answer.clone();
@@ -437,7 +446,21 @@ impl Run {
                 return Violation::found("FINALLY", format!("on {node:?}: {why}"));
             }
         }
-        self.world.compare_rest()
+        self.world.compare_rest()?;
+        self.check_end()
+    }
+
+    /// Ends the programs of the user's scenario, and runs its checks of the whole run.
+    fn check_end(&mut self) -> Result<(), Violation> {
+        let Some(scenario) = &self.foreign else { return Ok(()) };
+        self.world.end_programs();
+        let judge = self.world.judge().borrow();
+        for (name, check) in &scenario.at_end {
+            if let Err(why) = check(&Rows::newest(judge.truth())) {
+                return Violation::found(name, why);
+            }
+        }
+        Ok(())
     }
 
     /// Reports a violation if the scenario has a final check, because the check cannot run and the run would prove
@@ -489,19 +512,20 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::Scenario;
 
     #[test]
     fn unreachable_nodes_fail_only_runs_with_a_final_check() {
         let asks_nothing = Scenario::new(|_| async {}).nodes(3);
         let asks = asks_nothing.clone().finally(|_| async { Ok(()) });
-        let run = |scenario: &Scenario| Run::new(1, &[], false, Some(scenario));
+        let run = |scenario: &Scenario| Run::new(1, &[], false, Some(scenario.begin()));
         assert_eq!(run(&asks_nothing).nobody_to_ask("all are gone"), Ok(()));
         let said = run(&asks).nobody_to_ask("all are gone").unwrap_err();
         assert_eq!(said.invariant, "FINALLY");
         assert!(
             said.detail.contains("nobody could be asked") && said.detail.contains("all are gone")
         );
-        let said = run(&asks).last_words(&asks, &[]).unwrap_err();
+        let said = run(&asks).last_words(&asks.begin(), &[]).unwrap_err();
         assert!(said.detail.contains("no node of the core runs"), "{said}");
     }
 }

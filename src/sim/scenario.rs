@@ -5,18 +5,16 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::sync::Mutex;
-
-use super::caller::SimCaller;
+use super::host::Host;
+use super::member_config::MemberConfig;
 use super::minimise::minimise;
+use super::plan::Plan;
 use super::rng::Rng;
-use super::run::{Failure, Report, Run, parts_of_seed};
+use super::run::{Failure, Report, Run, STORM};
 use super::script::ScriptedFault;
 use super::truth::Truth;
-use super::workload::Scene;
-use crate::api::{Client, Error, OpenSession, Session};
-use crate::env::Entropy;
-use crate::model::{KeyRange, KeyValue, Moment, NodeId, Revision};
+use crate::api::Config;
+use crate::model::{KeyRange, KeyValue, Revision};
 
 /// Maximum number of runs for minimizing a failure.
 const TRIES_MAX: u32 = 60;
@@ -27,48 +25,214 @@ type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 /// A function that starts a program on a node.
 type Start<T> = Rc<dyn Fn(Host) -> LocalFuture<T>>;
 
+/// A function that starts a program with the state of its run.
+type StartWith<S> = Rc<dyn Fn(Host, Rc<S>) -> LocalFuture<()>>;
+
 /// An invariant on the rows of any revision.
 pub(super) type RowsCheck = Rc<dyn Fn(&Rows<'_>) -> Result<(), String>>;
 
+/// A check of the state and the last rows of a run.
+type EndCheck<S> = Rc<dyn Fn(&S, &Rows<'_>) -> Result<(), String>>;
+
 /// A program of your own with its invariants. The [module](crate::sim) has an example.
+///
+/// A run has these phases:
+///
+/// 1. The nodes start. After 3 s the faults begin: those that the seed draws, for about 55 s, and those of
+///    [`Scenario::at`].
+/// 2. All faults end. In a third of the seeds in which the members do not change, the machines beyond a quorum are lost
+///    for good at this time.
+/// 3. 9 s later, one more process is killed, and starts again about a second later. The timeline calls this the "crash after
+///    the storm". It shows whether your program recovers while everything else works.
+/// 4. 6 s later, [`Host::is_closing`] becomes true. After another 5 s, the programs are dropped.
+/// 5. The check of [`Scenario::finally`] runs on each node, and those of [`Scenario::at_end`] run once.
+///
+/// [`Scenario::quiet`] switches off everything except the faults of [`Scenario::at`].
+///
+/// Calls retry until their deadline, which is 5 s by default. So a partition, a pause or a change of the leader that ends
+/// before the deadline only delays calls: it causes no error and no unknown outcome. To test how your program handles
+/// both, set a shorter deadline with [`Scenario::configure`], or use longer faults.
+///
+/// The type parameter is the state of a run; see [`Scenario::with_state`].
+pub struct Scenario<S = ()> {
+    /// Creates the state of a run.
+    state: Rc<dyn Fn() -> S>,
+    program: StartWith<S>,
+    at_end: Vec<(&'static str, EndCheck<S>)>,
+    options: ScenarioOptions,
+}
+
+/// The parts of a scenario that do not depend on its state.
 #[derive(Clone)]
-pub struct Scenario {
+struct ScenarioOptions {
+    nodes: Option<u64>,
+    config: MemberConfig,
+    always: Vec<(&'static str, RowsCheck)>,
+    finally: Option<Start<Result<(), String>>>,
+    /// Faults with their times.
+    script: Vec<(Duration, ScriptedFault)>,
+    /// Whether no fault is drawn from the seed.
+    is_quiet: bool,
+    /// Names, each with the minimum number of times that [`Host::count`] must have counted it, in total over all seeds.
+    floors: Vec<(&'static str, u64)>,
+}
+
+/// A scenario with the state of one run.
+#[derive(Clone)]
+pub(super) struct ScenarioRun {
     pub(super) nodes: Option<u64>,
+    pub(super) config: MemberConfig,
     pub(super) program: Start<()>,
     pub(super) always: Vec<(&'static str, RowsCheck)>,
     pub(super) finally: Option<Start<Result<(), String>>>,
-    /// Faults with their times.
+    pub(super) at_end: Vec<(&'static str, RowsCheck)>,
     pub(super) script: Vec<(Duration, ScriptedFault)>,
-    /// Whether no fault is drawn from the seed.
+    /// Time at which the last scripted fault has ended, including those that are left out.
+    pub(super) script_end: Duration,
     pub(super) is_quiet: bool,
-    /// Names, each with the minimum number of times that [`Host::count`] must have counted it, in total over all seeds.
-    floors: Vec<(&'static str, u64)>,
+    /// Whether a process crashes after the storm.
+    pub(super) has_last_crash: bool,
+}
+
+impl ScenarioRun {
+    /// Leaves out the scripted faults and the crash after the storm if their numbers are listed. The first one has
+    /// the number `first`.
+    pub(super) fn leave_out(&mut self, first: usize, without: &[usize]) {
+        let mut number = first..;
+        let mut stays = || !without.contains(&number.next().expect("there is no last number"));
+        self.script.retain(|_| stays());
+        self.has_last_crash &= stays();
+    }
 }
 
 impl Scenario {
     /// Creates a scenario for a program, which is started on each node whenever its process starts. The program ends
     /// with its process, at any await point. In the calm phase after the faults, the program should observe
     /// [`Host::is_closing`] and end within five seconds. Then it is dropped.
+    ///
+    /// Values that the closure captures are shared by all runs, also by those with which
+    /// [`run_all`](Self::run_all) minimizes a failure. For a value that belongs to one run, such as the
+    /// record of all calls, use [`Scenario::with_state`].
     pub fn new<F>(program: impl Fn(Host) -> F + 'static) -> Self
     where
         F: Future<Output = ()> + 'static,
     {
-        let program = Rc::new(move |host| Box::pin(program(host)) as LocalFuture<()>);
-        Self {
+        Self::with_state(|| (), move |host, _| program(host))
+    }
+}
+
+impl<S: 'static> Scenario<S> {
+    /// Creates a scenario whose runs have a state: `state` is called once at the start of each run, and the program
+    /// gets its value on every node, whenever the process starts. [`at_end`](Self::at_end) checks the state. Otherwise
+    /// the scenario is like that of [`Scenario::new`].
+    ///
+    /// The state is memory outside the cluster: crashes do not erase it, and using it takes no time. It is meant for
+    /// recording what the program observes. A program that keeps its own data there has no crashes to survive.
+    ///
+    /// This example records all calls, and checks with the crate `bowline-check` that they are linearizable:
+    ///
+    /// ```
+    /// use bowline::Effect;
+    /// use bowline::sim::{Host, Scenario};
+    /// use bowline_check::{Budget, Recorder, Register, RegisterCall, RegisterReply, linear};
+    /// use std::rc::Rc;
+    /// use std::time::Duration;
+    ///
+    /// type Log = Recorder<RegisterCall, RegisterReply>;
+    ///
+    /// async fn write_and_read(host: Host, log: Rc<Log>) {
+    ///     let kv = host.client();
+    ///     while !host.is_closing() {
+    ///         host.sleep(Duration::from_millis(host.random(400))).await;
+    ///         let value = host.random(1 << 40) as i64;
+    ///         let write = log.begin(host.id().get(), "x", RegisterCall::Write(Some(value.into())));
+    ///         match kv.put("x", value.to_string()).await {
+    ///             Ok(_) => log.ok(write, RegisterReply::Written),
+    ///             Err(error) if error.effect() == Effect::NotApplied => log.failed(write),
+    ///             Err(_) => log.unknown(write),
+    ///         }
+    ///         let read = log.begin(host.id().get(), "x", RegisterCall::Read);
+    ///         match kv.get("x").await {
+    ///             Ok(row) => {
+    ///                 let value = row.map(|row| row.parse::<i64>().unwrap().into());
+    ///                 log.ok(read, RegisterReply::Read(value));
+    ///             }
+    ///             Err(_) => log.failed(read),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// Scenario::with_state(Log::new, write_and_read)
+    ///     .nodes(3)
+    ///     .configure(|config| config.call_deadline(Duration::from_millis(500)))
+    ///     .at_end("LINEARIZABLE", |log, _| {
+    ///         let verdict = linear::check(&Register::default(), &log.history(), Budget::default());
+    ///         if verdict.is_ok() { Ok(()) } else { Err(verdict.to_string()) }
+    ///     })
+    ///     .run_all(1..=2);
+    /// ```
+    ///
+    /// If the process of a node ends during a call, the program is dropped, and the recorder keeps the call with an
+    /// unknown outcome.
+    pub fn with_state<F>(
+        state: impl Fn() -> S + 'static,
+        program: impl Fn(Host, Rc<S>) -> F + 'static,
+    ) -> Self
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let program = Rc::new(move |host, state| Box::pin(program(host, state)) as LocalFuture<()>);
+        let options = ScenarioOptions {
             nodes: None,
-            program,
+            config: MemberConfig::default(),
             always: Vec::new(),
             finally: None,
             script: Vec::new(),
             is_quiet: false,
             floors: Vec::new(),
-        }
+        };
+        Self { state: Rc::new(state), program, at_end: Vec::new(), options }
     }
 
     /// Sets the number of founding nodes, 1 to 7. By default the seed decides.
     #[must_use]
     pub fn nodes(mut self, nodes: u64) -> Self {
-        self.nodes = Some(nodes.clamp(1, 7));
+        self.options.nodes = Some(nodes.clamp(1, 7));
+        self
+    }
+
+    /// Changes the configuration of all members, like `testing::ClusterOptions::configure`. These settings can be
+    /// changed: [`call_deadline`](Config::call_deadline), [`session_ttl`](Config::session_ttl),
+    /// [`limits`](Config::limits), [`lock_waiters_max`](Config::lock_waiters_max),
+    /// [`open_writes_max`](Config::open_writes_max), [`open_reads_max`](Config::open_reads_max) and
+    /// [`quota_bytes`](Config::quota_bytes). The simulator determines all others.
+    ///
+    /// # Panics
+    /// Panics if a value is out of range, or if another setting is changed.
+    ///
+    /// ```
+    /// use bowline::sim::{FaultTarget, Scenario, ScriptedFault};
+    /// use std::time::Duration;
+    ///
+    /// let scenario = Scenario::new(|host| async move {
+    ///     while !host.is_closing() {
+    ///         host.sleep(Duration::from_millis(100)).await;
+    ///         let put = host.client().put("k", "v").await;
+    ///         host.count(if put.is_ok() { "put" } else { "no reply in time" });
+    ///     }
+    /// });
+    /// let cut = ScriptedFault::Isolate { who: FaultTarget::Leader, time: Duration::from_secs(3) };
+    /// let scenario = scenario.nodes(3).quiet().at(Duration::from_secs(10), cut);
+    /// let report = scenario.run(1).unwrap();
+    /// assert!(!report.counts.contains_key("no reply in time"));
+    ///
+    /// let scenario = scenario.configure(|config| config.call_deadline(Duration::from_millis(500)));
+    /// let report = scenario.run(1).unwrap();
+    /// assert!(report.counts["no reply in time"] > 0);
+    /// ```
+    #[must_use]
+    pub fn configure(mut self, with: impl FnOnce(Config) -> Config) -> Self {
+        self.options.config = self.options.config.changed(with);
         self
     }
 
@@ -97,16 +261,16 @@ impl Scenario {
     /// ```
     #[must_use]
     pub fn at(mut self, at: Duration, fault: ScriptedFault) -> Self {
-        self.script.push((at, fault));
+        self.options.script.push((at, fault));
         self
     }
 
-    /// Switches off the faults that the seed draws, including lost, repeated and late messages and the crash after the
-    /// storm. Only the faults of [`at`](Self::at) happen. The seed still decides the delays of messages and disks and
-    /// the rates of the clocks.
+    /// Switches off the faults that the seed draws, including lost, repeated and late messages, lost machines and the
+    /// crash after the storm. Only the faults of [`at`](Self::at) happen. The seed still decides the delays of messages
+    /// and disks and the rates of the clocks.
     #[must_use]
     pub fn quiet(mut self) -> Self {
-        self.is_quiet = true;
+        self.options.is_quiet = true;
         self
     }
 
@@ -118,18 +282,33 @@ impl Scenario {
         name: &'static str,
         check: impl Fn(&Rows<'_>) -> Result<(), String> + 'static,
     ) -> Self {
-        self.always.push((name, Rc::new(check)));
+        self.options.always.push((name, Rc::new(check)));
         self
     }
 
     /// Sets a check that must complete on every remaining node, one after the other, once everything has healed and
-    /// the programs have ended. The check has one minute of simulated time.
+    /// the programs have ended. The check has one minute of simulated time. It can make calls. For a check that runs
+    /// only once in a run, use [`at_end`](Self::at_end).
     #[must_use]
     pub fn finally<F>(mut self, check: impl Fn(Host) -> F + 'static) -> Self
     where
         F: Future<Output = Result<(), String>> + 'static,
     {
-        self.finally = Some(Rc::new(move |host| Box::pin(check(host)) as LocalFuture<_>));
+        self.options.finally = Some(Rc::new(move |host| Box::pin(check(host)) as LocalFuture<_>));
+        self
+    }
+
+    /// Adds a named check that runs once at the end of each run, after [`finally`](Self::finally): on the state of the
+    /// run ([`with_state`](Self::with_state)) and the last rows of the store. The programs have ended. The check also
+    /// runs if the cluster has lost so many machines that it cannot recover, so it should not require that something
+    /// has happened.
+    #[must_use]
+    pub fn at_end(
+        mut self,
+        name: &'static str,
+        check: impl Fn(&S, &Rows<'_>) -> Result<(), String> + 'static,
+    ) -> Self {
+        self.at_end.push((name, Rc::new(check)));
         self
     }
 
@@ -137,7 +316,7 @@ impl Scenario {
     /// all of its seeds. This detects runs in which too little happens.
     #[must_use]
     pub fn at_least(mut self, what: &'static str, times: u64) -> Self {
-        self.floors.push((what, times));
+        self.options.floors.push((what, times));
         self
     }
 
@@ -150,17 +329,22 @@ impl Scenario {
         self.run_without(seed, &[])
     }
 
-    /// Runs one seed. The drawn faults whose numbers are in `without` do not happen. One process always crashes after
-    /// the storm, unless the scenario is [`quiet`](Self::quiet).
+    /// Runs one seed. The faults whose numbers are in `without` do not happen. [`parts`](Self::parts) lists the faults
+    /// in the order of their numbers, and [`run_all`](Self::run_all) prints the numbers that it has left out. To
+    /// minimize a failure yourself, call this function from [`minimise`].
+    ///
+    /// The calm phase begins after the last drawn fault that is not left out, and ends all faults. So a failure may need
+    /// a late fault only because it keeps an earlier one going.
     ///
     /// # Errors
     /// Returns the violation with the end of the timeline.
     pub fn run_without(&self, seed: u64, without: &[usize]) -> Result<Report, Box<Failure>> {
-        Run::new(seed, without, true, Some(self)).finish()
+        Run::new(seed, without, true, Some(self.begin())).finish()
     }
 
     /// Runs many seeds and returns their reports. Minimizes the first failure: repeats the run without the faults
-    /// that it does not need.
+    /// that it does not need. These may be faults that the seed draws, faults of [`at`](Self::at), and the crash after
+    /// the storm.
     ///
     /// # Panics
     /// Panics if a seed fails. The message contains the timeline of the failure, the faults that it needs, and the
@@ -173,7 +357,7 @@ impl Scenario {
                 Err(failure) => panic!("{}", self.small(&failure)),
             }
         }
-        for (what, times) in &self.floors {
+        for (what, times) in &self.options.floors {
             let counts = reports.iter().filter_map(|report| report.counts.get(what));
             let counted: u64 = counts.sum();
             let seeds = reports.len();
@@ -183,6 +367,51 @@ impl Scenario {
             );
         }
         reports
+    }
+
+    /// Describes the faults of a seed that [`run_without`](Self::run_without) can leave out. The index of a fault is
+    /// its number there: first the faults that the seed draws, then those of [`at`](Self::at), in the order in which
+    /// they were added, and last the crash after the storm. A [`quiet`](Self::quiet) scenario has only those of `at`.
+    pub fn parts(&self, seed: u64) -> Vec<String> {
+        let ScenarioOptions { script, is_quiet, .. } = &self.options;
+        let mut parts = Vec::new();
+        if !is_quiet {
+            parts.extend(Plan::draw(&Rng::new(seed), STORM).fault_parts());
+        }
+        let scripted = script.iter();
+        parts.extend(
+            scripted.map(|(at, fault)| format!("{:>6.2} s scripted {fault:?}", at.as_secs_f64())),
+        );
+        if !is_quiet {
+            parts.push("crash after the storm".to_owned());
+        }
+        parts
+    }
+
+    /// Creates the state of a run.
+    pub(super) fn begin(&self) -> ScenarioRun {
+        let state = Rc::new((self.state)());
+        let (start, of_program) = (Rc::clone(&self.program), Rc::clone(&state));
+        let at_end = self.at_end.iter().map(|(name, check)| {
+            let (check, state) = (Rc::clone(check), Rc::clone(&state));
+            let check = move |rows: &Rows<'_>| check(&state, rows);
+            (*name, Rc::new(check) as RowsCheck)
+        });
+        let ScenarioOptions { nodes, config, always, finally, script, is_quiet, .. } =
+            self.options.clone();
+        let ends = script.iter().map(|(at, fault)| *at + fault.duration());
+        ScenarioRun {
+            nodes,
+            config,
+            program: Rc::new(move |host| start(host, Rc::clone(&of_program))),
+            always,
+            finally,
+            at_end: at_end.collect(),
+            script_end: ends.max().unwrap_or_default(),
+            script,
+            is_quiet,
+            has_last_crash: !is_quiet,
+        }
     }
 
     fn small(&self, failure: &Failure) -> String {
@@ -199,109 +428,31 @@ impl Scenario {
         let words = again.map_or_else(|| failure.to_string(), |failure| failure.to_string());
         let left = parts.iter().enumerate().filter(|(part, _)| !without.contains(part));
         let left: String = left.map(|(part, words)| format!("  {part:>3}  {words}\n")).collect();
-        let needs = match left.is_empty() {
-            true => "it needs none of its drawn faults\n".to_owned(),
-            false => format!("of its drawn faults it needs:\n{left}"),
+        let needs = match (left.is_empty(), tries > TRIES_MAX) {
+            (true, _) => "it needs none of its faults\n".to_owned(),
+            (false, false) => format!("of its faults it needs:\n{left}"),
+            (false, true) => format!(
+                "of its faults it needs at most these (minimizing has stopped after {TRIES_MAX} runs):\n{left}"
+            ),
         };
         format!("{words}\n{needs}run it again with run_without({seed}, &{without:?})")
     }
+}
 
-    /// Describes the faults that a seed draws.
-    fn parts(&self, seed: u64) -> Vec<String> {
-        if self.is_quiet {
-            return Vec::new();
+impl<S> Clone for Scenario<S> {
+    fn clone(&self) -> Self {
+        Self {
+            state: Rc::clone(&self.state),
+            program: Rc::clone(&self.program),
+            at_end: self.at_end.clone(),
+            options: self.options.clone(),
         }
-        let mut parts = parts_of_seed(seed);
-        parts.retain(|part| !part.starts_with("program"));
-        parts
     }
 }
 
-impl std::fmt::Debug for Scenario {
+impl<S> std::fmt::Debug for Scenario<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scenario").field("nodes", &self.nodes).finish_non_exhaustive()
-    }
-}
-
-/// The environment of a program: it replaces the [`Node`](crate::Node), the clock and the random numbers of a real
-/// process. [What a program may do](crate::sim#what-a-program-may-do) lists the rules.
-pub struct Host {
-    caller: SimCaller,
-    scene: Scene,
-    node: NodeId,
-    rng: Rng,
-    session: Mutex<Option<Session>>,
-}
-
-impl Host {
-    pub(super) fn new(scene: Scene, caller: SimCaller, node: NodeId, rng: Rng) -> Self {
-        Self { caller, scene, node, rng, session: Mutex::new(None) }
-    }
-
-    /// Returns a client of this node.
-    pub fn client(&self) -> Client {
-        self.caller.client().clone()
-    }
-
-    /// Returns the id of this member.
-    pub fn id(&self) -> NodeId {
-        self.node
-    }
-
-    /// Returns the session of the process, like [`Node::session`](crate::Node::session).
-    ///
-    /// # Errors
-    /// See [`Error`].
-    pub async fn session(&self) -> Result<Session, Error> {
-        let mut session = self.session.lock().await;
-        if let Some(session) = session.as_ref().filter(|session| session.end().is_none()) {
-            return Ok(session.clone());
-        }
-        let opened = OpenSession::on(self.client(), true).await?;
-        *session = Some(opened.clone());
-        Ok(opened)
-    }
-
-    /// Opens an additional session, like [`Node::open_session`](crate::Node::open_session).
-    pub fn open_session(&self) -> OpenSession {
-        OpenSession::on(self.client(), false)
-    }
-
-    /// Returns the time of this process's clock, like [`Node::now`](crate::Node::now). Compare it with
-    /// [`Hold::valid_until`](crate::lock::Hold::valid_until).
-    pub fn now(&self) -> Moment {
-        self.caller.client().shared.now()
-    }
-
-    /// Sleeps in simulated time. Timers of tokio do not work in the simulator: they need a runtime.
-    pub async fn sleep(&self, time: Duration) {
-        self.scene.timers.sleep(time).await;
-    }
-
-    /// Returns a random number below `bound`, which must not be 0. The number depends only on the seed.
-    pub fn random(&self, bound: u64) -> u64 {
-        self.rng.below(bound)
-    }
-
-    /// Returns whether the faults have ended and the program should end.
-    pub fn is_closing(&self) -> bool {
-        self.scene.closing.get()
-    }
-
-    /// Checks a condition on something that only the program observes. If it is false, the run fails under this name.
-    pub fn expect(&self, so: bool, name: &'static str, detail: impl FnOnce() -> String) {
-        self.scene.judge.borrow_mut().expect(so, name, detail);
-    }
-
-    /// Counts an event for [`Report::counts`] and [`Scenario::at_least`].
-    pub fn count(&self, what: &'static str) {
-        self.scene.judge.borrow_mut().count(what);
-    }
-}
-
-impl std::fmt::Debug for Host {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Host").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("Scenario").field("nodes", &self.options.nodes).finish_non_exhaustive()
     }
 }
 
@@ -345,167 +496,4 @@ impl std::fmt::Debug for Rows<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-
-    use super::*;
-    use crate::api::Blocking;
-    use crate::sim::FaultTarget;
-
-    #[test]
-    fn panicking_program_is_reported_with_its_timeline() {
-        let scenario = Scenario::new(|host| async move {
-            host.sleep(Duration::from_secs(5)).await;
-            panic!("no way out");
-        });
-        let failure = scenario.run(1).unwrap_err();
-        assert_eq!(
-            (failure.violation.invariant, &failure.violation.detail[..]),
-            ("PANIC", "no way out")
-        );
-        assert!(failure.at >= Duration::from_secs(5) && !failure.trace.is_empty(), "{failure}");
-    }
-
-    #[test]
-    fn timer_of_tokio_is_explained() {
-        let scenario = Scenario::new(|host| async move {
-            assert!(host.now() > Moment::default());
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        });
-        let failure = scenario.run(1).unwrap_err();
-        assert!(failure.violation.detail.contains("use `sleep` of the host"), "{failure}");
-        assert_eq!(format!("{failure:?}"), failure.to_string());
-    }
-
-    #[test]
-    fn blocking_call_is_explained() {
-        let scenario = Scenario::new(|host| async move {
-            drop(host.client().put("k", "v").block());
-        });
-        let failure = scenario.run(1).unwrap_err();
-        assert_eq!(failure.violation.invariant, "PANIC");
-        assert!(failure.violation.detail.contains("use `.await` instead"), "{failure}");
-        // Afterwards the thread may block again.
-        assert_eq!(async { 1 }.block(), 1);
-    }
-
-    #[test]
-    #[should_panic(
-        expected = "no way out\nit needs none of its drawn faults\nrun it again with run_without(1, "
-    )]
-    fn failure_that_needs_no_fault_says_so() {
-        Scenario::new(|_| async { panic!("no way out") }).run_all(1..=1);
-    }
-
-    #[test]
-    fn timeline_names_nodes_by_their_ids() {
-        let idle = Scenario::new(|host| async move { host.sleep(ms(1)).await });
-        let scenario = idle.nodes(3).quiet().finally(|_| async { Err("never".to_owned()) });
-        let failure = scenario.run(1).unwrap_err();
-        assert!(failure.trace.contains("everything heals around [n1, n2, n3]"), "{failure}");
-        assert_eq!(failure.violation.detail, "on n1: never");
-    }
-
-    #[test]
-    fn panic_in_drop_does_not_hide_the_first_panic() {
-        struct InUse;
-        impl Drop for InUse {
-            fn drop(&mut self) {
-                assert!(std::thread::panicking(), "it is in use");
-            }
-        }
-        let scenario = Scenario::new(|host| async move {
-            let _in_use = InUse;
-            host.sleep(Duration::from_secs(host.id().get())).await;
-            assert!(host.id().get() < 2, "no way out");
-            std::future::pending().await
-        });
-        let failure = scenario.nodes(3).run(1).unwrap_err();
-        assert_eq!(failure.violation.detail, "no way out");
-    }
-
-    fn ms(ms: u64) -> Duration {
-        Duration::from_millis(ms)
-    }
-
-    #[test]
-    fn scripted_faults_happen_at_their_times_only() {
-        let (starts, failures) =
-            (Rc::new(RefCell::new(Vec::new())), Rc::new(RefCell::new(Vec::new())));
-        let (seen_starts, seen_failures) = (Rc::clone(&starts), Rc::clone(&failures));
-        let program = move |host: Host| {
-            let (starts, failures) = (Rc::clone(&starts), Rc::clone(&failures));
-            async move {
-                let elapsed = || host.scene.timeline.now();
-                starts.borrow_mut().push((host.id().get(), elapsed()));
-                while !host.is_closing() {
-                    host.sleep(ms(100)).await;
-                    let begun = elapsed();
-                    if host.client().get("x").deadline(ms(400)).await.is_err() {
-                        failures.borrow_mut().push((host.id().get(), begun));
-                    }
-                }
-            }
-        };
-        let kill = ScriptedFault::Kill { who: FaultTarget::Node(2), down: ms(4_000) };
-        let power_loss = ScriptedFault::PowerLoss { who: FaultTarget::Node(1), down: ms(250) };
-        let isolate = ScriptedFault::Isolate { who: FaultTarget::Node(3), time: ms(5_000) };
-        let unknown = ScriptedFault::Kill { who: FaultTarget::Node(9), down: ms(1) };
-        let scenario = Scenario::new(program).nodes(3).quiet();
-        // The faults are added out of order. One is before the time at which drawn faults begin, and two are after the
-        // usual end of the storm.
-        let scenario = scenario.at(ms(20_000), isolate).at(ms(2_000), kill);
-        let report = scenario.at(ms(70_000), power_loss).at(ms(71_000), unknown).run(5).unwrap();
-        let starts = seen_starts.take();
-        let (first, later) = starts.split_at(3);
-        let mut founding: Vec<u64> = first.iter().map(|(id, _)| *id).collect();
-        founding.sort_unstable();
-        assert_eq!(founding, [1, 2, 3]);
-        assert_eq!(later, [(2, ms(6_000)), (1, ms(70_250))]);
-        let cut_off =
-            |(id, at): &&(u64, Duration)| *id == 3 && (ms(8_000)..ms(69_000)).contains(at);
-        let failures = seen_failures.take();
-        let failed: Vec<Duration> = failures.iter().filter(cut_off).map(|(_, at)| *at).collect();
-        assert!(failed.len() > 5, "{failures:?}");
-        // A call may begin just before the partition, and a leader may be found shortly after it.
-        let window = ms(19_600)..ms(27_000);
-        assert!(failed.iter().all(|at| window.contains(at)), "{failed:?}");
-        let faults = report.counts.iter().filter(|(name, _)| name.starts_with("fault: "));
-        let faults: Vec<(&str, u64)> = faults.map(|(name, count)| (*name, *count)).collect();
-        assert_eq!(faults, [("fault: kill", 1), ("fault: partition", 1), ("fault: power loss", 1)]);
-        assert_eq!(report.crashes, 2);
-    }
-
-    #[test]
-    fn scripted_runs_of_one_seed_have_the_same_trace() {
-        let idle = Scenario::new(|host| async move {
-            while !host.is_closing() {
-                host.sleep(ms(200)).await;
-                drop(host.client().put("x", "y").await);
-            }
-        });
-        let pause = |at| {
-            let fault = ScriptedFault::Pause { who: FaultTarget::Leader, time: ms(3_000) };
-            idle.clone().at(ms(at), fault)
-        };
-        let trace = |scenario: &Scenario| scenario.run(3).unwrap().trace;
-        assert_eq!(trace(&pause(9_000)), trace(&pause(9_000)));
-        assert_ne!(trace(&pause(9_000)), trace(&pause(9_001)));
-        assert_ne!(trace(&pause(9_000)), trace(&idle));
-        let quiet = pause(9_000).quiet().nodes(3);
-        assert_eq!(trace(&quiet), trace(&quiet));
-        let (quiet, silent) =
-            (quiet.run(3).unwrap(), idle.clone().nodes(3).quiet().run(3).unwrap());
-        assert_eq!((quiet.crashes, quiet.counts["fault: pause"]), (0, 1));
-        assert!(quiet.leader_changes > silent.leader_changes, "the leader was paused");
-        assert!(silent.counts.keys().all(|name| !name.starts_with("fault: ")), "{silent:?}");
-        assert!(silent.is_valid() && !Report { recoverable: false, ..silent }.is_valid());
-    }
-
-    #[test]
-    #[should_panic(expected = "\"sold\" was counted 0 times in 1 seeds, not 1")]
-    fn runs_without_enough_activity_fail() {
-        let idle = Scenario::new(|host| async move { host.sleep(Duration::from_secs(1)).await });
-        idle.at_least("sold", 1).run_all(1..=1);
-    }
-}
+mod tests;

@@ -1,8 +1,10 @@
 //! The trace of a world: a running hash of all events, and the last ones as text. Two runs of one seed have the same
 //! hash unless some code is not deterministic.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Number of lines that are kept for the report of a failure.
@@ -13,14 +15,21 @@ const LINES_KEPT: usize = 400;
 pub(crate) struct Trace {
     hash: u64,
     events: u64,
-    lines: VecDeque<String>,
+    lines: TraceLines,
+}
+
+/// The last lines of a trace. All clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct TraceLines {
+    kept: Rc<RefCell<VecDeque<String>>>,
     /// Whether lines are formatted. Formatting costs more than most events.
     verbose: bool,
 }
 
 impl Trace {
     pub(crate) fn new(verbose: bool) -> Self {
-        Self { hash: 0xcbf2_9ce4_8422_2325, events: 0, lines: VecDeque::new(), verbose }
+        let lines = TraceLines { kept: Rc::default(), verbose };
+        Self { hash: 0xcbf2_9ce4_8422_2325, events: 0, lines }
     }
 
     /// Adds an event to the hash: its time, its kind, and data that distinguishes it from others of that kind.
@@ -37,14 +46,13 @@ impl Trace {
     }
 
     /// Adds a line for the report of a failure. `line` is called only if lines are kept.
-    pub(crate) fn line(&mut self, at: Duration, line: impl FnOnce() -> String) {
-        if !self.verbose {
-            return;
-        }
-        if self.lines.len() == LINES_KEPT {
-            self.lines.pop_front();
-        }
-        self.lines.push_back(format!("{:>10.6} {}", at.as_secs_f64(), line()));
+    pub(crate) fn line(&self, at: Duration, line: impl FnOnce() -> String) {
+        self.lines.add(at, line);
+    }
+
+    /// Returns a handle with which programs can add lines.
+    pub(crate) fn lines(&self) -> TraceLines {
+        self.lines.clone()
     }
 
     /// Returns the hash so far.
@@ -62,9 +70,24 @@ impl Trace {
     }
 }
 
+impl TraceLines {
+    /// Adds a line. `line` is called only if lines are kept.
+    pub(crate) fn add(&self, at: Duration, line: impl FnOnce() -> String) {
+        if !self.verbose {
+            return;
+        }
+        let line = format!("{:>10.6} {}", at.as_secs_f64(), line());
+        let mut kept = self.kept.borrow_mut();
+        if kept.len() == LINES_KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(line);
+    }
+}
+
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for line in &self.lines {
+        for line in self.lines.kept.borrow().iter() {
             writeln!(f, "{line}")?;
         }
         Ok(())

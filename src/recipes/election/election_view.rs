@@ -41,11 +41,16 @@ impl Node {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn election_view(&self, name: impl IntoBytes) -> ElectionView {
-        ElectionView { client: self.client(), name: name.into_bytes() }
+        ElectionView::on(self.client(), name.into_bytes())
     }
 }
 
 impl ElectionView {
+    /// Creates a view on the client's node.
+    pub(crate) fn on(client: Client, name: Bytes) -> Self {
+        Self { client, name }
+    }
+
     /// Returns the name of the election.
     pub fn name(&self) -> &Bytes {
         &self.name

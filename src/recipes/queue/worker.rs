@@ -152,18 +152,23 @@ impl Node {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn queue_worker(&self, name: impl IntoBytes) -> QueueWorker {
-        QueueWorker {
-            client: self.client(),
-            name: name.into_bytes(),
+        QueueWorker::on(self.client(), name.into_bytes())
+    }
+}
+
+impl QueueWorker {
+    /// Creates a worker on the client's node.
+    pub(crate) fn on(client: Client, name: Bytes) -> Self {
+        Self {
+            client,
+            name,
             concurrency: 1,
             attempts_max: None,
             retry_delay: RetryDelay::constant(RETRY_AFTER),
             may_finish: false,
         }
     }
-}
 
-impl QueueWorker {
     /// Sets how many items the worker has at a time, and so how many handlers run concurrently. The
     /// minimum is 1. Default 1.
     pub fn concurrency(mut self, items: usize) -> Self {

@@ -22,6 +22,18 @@ impl World {
     /// Starts a fault.
     pub(crate) fn inject(&mut self, fault: PlanFault) {
         self.note(11, &[], || format!("fault: {fault:?}"));
+        self.strike(fault);
+    }
+
+    /// Kills a process in the calm phase: a holder of a lock, if the judge knows one.
+    pub(crate) fn crash_after_storm(&mut self, down: Duration) {
+        self.note(11, &[], || {
+            format!("crash after the storm: a process is killed, and starts again after {down:?}")
+        });
+        self.strike(PlanFault::Kill { who: Who::Holder, down });
+    }
+
+    fn strike(&mut self, fault: PlanFault) {
         self.judge.borrow_mut().count(fault.name());
         match fault {
             PlanFault::Kill { who, down } => self.down(who, Ending::Killed, down),

@@ -68,6 +68,7 @@ impl World {
         let node = &self.nodes[at];
         let parts = ProcessParts {
             id,
+            config: self.options.config.clone(),
             start_mode,
             env: self.env_of(&node.disk, &node.entropy, clock, points),
             network: self.net.network_of(id),

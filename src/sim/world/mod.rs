@@ -39,6 +39,7 @@ use super::clock::{DriftPpm, SimClock, Timeline};
 use super::disk::SimDisk;
 use super::executor::{Executor, Owner, Spawner, Timers};
 use super::judge::{CallId, Judge};
+use super::member_config::MemberConfig;
 use super::net::{Flight, NetConditions, SimNet};
 use super::plan::{DRIFT_PPM_MAX, Split, between};
 use super::point::SimPoints;
@@ -86,6 +87,8 @@ pub(crate) struct WorldOptions {
     pub(crate) net: NetConditions,
     pub(crate) sync_min: Duration,
     pub(crate) sync_max: Duration,
+    /// The settings of the members.
+    pub(crate) config: MemberConfig,
     /// Whether lines for the report of a failure are kept.
     pub(crate) verbose: bool,
 }

@@ -200,6 +200,7 @@ impl World {
 mod tests {
     use super::*;
     use crate::model::{Command, Put};
+    use crate::sim::member_config::MemberConfig;
     use crate::sim::net::NetConditions;
     use crate::sim::plan::Who;
     use crate::sim::world::{WorldOptions, WorldRestoredFrom, new_node};
@@ -210,8 +211,14 @@ mod tests {
     /// the index of that leader.
     fn a_leader_that_is_left_alone() -> (World, usize) {
         let net = NetConditions::default();
-        let options =
-            WorldOptions { nodes: 3, net, sync_min: MS, sync_max: MS * 2, verbose: false };
+        let options = WorldOptions {
+            nodes: 3,
+            net,
+            sync_min: MS,
+            sync_max: MS * 2,
+            config: MemberConfig::default(),
+            verbose: false,
+        };
         let mut world = World::new(1, options);
         world.start_all().unwrap();
         world.run_until(MS * 3_000).unwrap();
