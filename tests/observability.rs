@@ -322,6 +322,10 @@ fn holds_and_waiters_are_counted_and_handoffs_timed() {
     // Hand the lock from session to session, through the lock queue of the cluster.
     let waiter = wait();
     becomes(1, 1);
+    // A task waits before its session has a key in the queue. A lock that is released in between is not handed over.
+    let are_queued =
+        |_: &[NodeStatus]| kv.range(KeyRange::prefix("m/")).local().block().unwrap().count == 2;
+    cluster.wait_until("two sessions are not in the queue", are_queued).block().unwrap();
     guard.release().block().unwrap();
     let guard = waiter.join().unwrap();
     was_handed(1);
