@@ -1,5 +1,5 @@
-//! What an operator does with a chosen item: [`Queue::requeue`] moves a dead letter back into its
-//! queue, and [`Queue::remove`] deletes an item.
+//! Calls of operators for a chosen item: [`Queue::requeue`] moves a dead letter back into its queue,
+//! and [`Queue::remove`] deletes an item.
 
 use crate::model::{Compare, Op, TxnResult};
 use crate::recipes::call::Call;
