@@ -165,7 +165,7 @@ async fn paused_leader_rejects_requests_when_its_time_is_over() {
     cluster.pause(leader);
     let others: Vec<usize> = (0..3).filter(|member| *member != leader).collect();
     leader_among(&instances, &others).await;
-    assert_eq!(get(instances[leader].at("/sweeper")).await.status, 421);
+    assert_eq!(get(instances[leader].at("/sweeper")).await.status, 503);
     cluster.resume(leader);
 }
 
@@ -178,7 +178,7 @@ async fn cut_off_leader_is_not_ready_and_stops_the_job() {
     let next = leader_among(&instances, &others).await;
 
     let cut_off = &instances[leader];
-    assert_eq!(get(cut_off.at("/sweeper")).await.status, 421);
+    assert_eq!(get(cut_off.at("/sweeper")).await.status, 503);
     assert_eq!(get(cut_off.at("/readyz")).await.status, 503);
     assert_eq!(get(cut_off.at("/healthz")).await.status, 200, "a restart would not help");
     assert_eq!(get(cut_off.at("/flags")).await.status, 503);
