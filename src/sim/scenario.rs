@@ -127,7 +127,8 @@ impl<S: 'static> Scenario<S> {
     /// the scenario is like that of [`Scenario::new`].
     ///
     /// The state is memory outside the cluster: crashes do not erase it, and using it takes no time. It is meant for
-    /// recording what the program observes. A program that keeps its own data there has no crashes to survive.
+    /// recording what the program observes. Keep the data of the program itself in the cluster: otherwise the run does
+    /// not test that a crash loses none of it.
     ///
     /// This example records all calls, and checks with the crate `bowline-check` that they are linearizable:
     ///

@@ -140,7 +140,7 @@ impl Client {
     ///
     /// If the outcome of a call is unknown, it is safe to repeat the call with the same revision of
     /// an existing row: at most one of the calls writes. If the repeated call returns
-    /// [`CasOutcome::Lost`] with a row that only the first call can have written, that call has
+    /// [`CasOutcome::Lost`] with a row that only the first call can have written, the first call has
     /// succeeded.
     ///
     /// ```

@@ -116,9 +116,9 @@ impl ElectionView {
         candidates(rows, &prefix).into_iter().next().map(Candidate::into_leader)
     }
 
-    /// Returns the leader to which a request can be redirected, like [`ElectionView::leader`], but
-    /// `None` if its session is one of this node. So a request that this node cannot serve is never
-    /// redirected to this node.
+    /// Returns the leader to which a request can be redirected: like [`ElectionView::leader`], but
+    /// `None` if the session of that leader belongs to this node. So a request that this node cannot
+    /// serve is never redirected to this node.
     pub fn leader_elsewhere(&self) -> Option<Leader> {
         let shared = &self.client.shared;
         let (leader, me) = (self.leader()?, shared.state.status.borrow().id);

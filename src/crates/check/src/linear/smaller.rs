@@ -45,7 +45,7 @@ const SEARCH_SHARE: u64 = 25;
 /// Maximum number of searches of a pass that exhaust their share. Such a search learns nothing.
 const EXHAUSTED_MAX: usize = 8;
 
-/// Maximum number of operations of a counterexample that is not compared with one of silenced operations.
+/// A certain counterexample with at most this many operations is small enough: no other is searched for.
 const SMALL_MAX: usize = 8;
 
 /// Operations that contradict each other if all others are relaxed.
