@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::{Body as _, Frame};
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tracing::Span;
 
+use crate::middleware::body::polled_body;
 use crate::middleware::traffic::{Direction, Messages, Traffic};
 use crate::middleware::{Middleware, replace_body};
 use crate::protocol::methods;
@@ -350,15 +350,13 @@ impl Middleware for Arc<CallMetrics> {
             request.extensions_mut().insert(call.mark());
         }
         let (traffic, span) = (Arc::clone(&self.traffic), self.traffic.span(request.uri().path()));
-        replace_body(request, |body| {
-            CountedBody::new(body, Direction::In, &traffic, span.clone(), None)
-        });
+        replace_body(request, |body| counted(body, Direction::In, &traffic, span.clone(), None));
         Ok((call, traffic, span))
     }
 
     fn response((call, traffic, span): Self::State, response: Response<Body>) -> Response<Body> {
         let call = call.and_then(|call| call.record_unless_stream(response.headers()));
-        response.map(|body| Body::new(CountedBody::new(body, Direction::Out, &traffic, span, call)))
+        response.map(|body| counted(body, Direction::Out, &traffic, span, call))
     }
 
     fn span((_, _, span): &Self::State) -> Option<&Span> {
@@ -417,46 +415,23 @@ impl Drop for Call {
     }
 }
 
-/// The body of a request or of a response, whose messages are counted. A streaming call ends with its response.
-struct CountedBody {
+/// Returns a body whose messages are counted. A streaming call ends with the body of its response.
+fn counted(
     body: Body,
     direction: Direction,
-    traffic: Arc<Traffic>,
-    /// Span in which the body is polled.
+    traffic: &Arc<Traffic>,
     span: Span,
-    messages: Messages,
-    call: Option<Call>,
-}
-
-impl CountedBody {
-    fn new(
-        body: Body,
-        direction: Direction,
-        traffic: &Arc<Traffic>,
-        span: Span,
-        call: Option<Call>,
-    ) -> Self {
-        let (traffic, messages) = (Arc::clone(traffic), Messages::default());
-        Self { body, direction, traffic, span, messages, call }
-    }
-}
-
-impl HttpBody for CountedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        let _within = this.span.enter();
-        let frame = ready!(Pin::new(&mut this.body).poll_frame(context));
+    mut call: Option<Call>,
+) -> Body {
+    let (traffic, mut messages) = (Arc::clone(traffic), Messages::default());
+    polled_body(body, move |body, context| {
+        let _within = span.enter();
+        let frame = ready!(Pin::new(body).poll_frame(context));
         let read = frame.as_ref().map(Result::as_ref);
         if let Some(Ok(Some(data))) = read.map(|frame| frame.map(Frame::data_ref)) {
-            this.traffic.count(this.direction, this.messages.count(data));
+            traffic.count(direction, messages.count(data));
         }
-        if let Some(call) = &mut this.call {
+        if let Some(call) = &mut call {
             match read {
                 Some(Ok(frame)) => frame.trailers_ref().into_iter().for_each(|t| call.ends_with(t)),
                 Some(Err(status)) => call.ends(status.code()),
@@ -464,15 +439,7 @@ impl HttpBody for CountedBody {
             }
         }
         Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    })
 }
 
 #[cfg(test)]

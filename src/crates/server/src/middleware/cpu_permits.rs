@@ -13,15 +13,15 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use http::{Request, Response};
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::Body as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::block_in_place;
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::middleware::Middleware;
+use crate::middleware::body::polled_body;
 use crate::middleware::compression::is_compressed;
 
 /// Size from which a message counts as large, in bytes.
@@ -108,7 +108,7 @@ impl Middleware for EncodeUnderPermit {
     fn response((is_large, permits): Self::State, response: Response<Body>) -> Response<Body> {
         let is_large = is_large || response.extensions().get::<LargeResponse>().is_some();
         response.map(|body| match permits.filter(|_| is_large) {
-            Some(permits) => Body::new(PermittedBody::new(body, &permits)),
+            Some(permits) => encoded_under_permit(body, &permits),
             None => body,
         })
     }
@@ -140,38 +140,13 @@ pub(crate) fn json_aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     if bytes >= LARGE_JSON_BYTES { block_in_place(work) } else { work() }
 }
 
-/// A body whose messages are encoded under a permit.
-pub(crate) struct PermittedBody {
-    body: Body,
-    next: Next,
-}
-
-impl PermittedBody {
-    pub(crate) fn new(body: Body, permits: &CpuPermits) -> Self {
-        Self { body, next: Next::new(permits) }
-    }
-}
-
-impl HttpBody for PermittedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        let _permit = ready!(this.next.poll(context));
-        block_in_place(|| Pin::new(&mut this.body).poll_frame(context))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+/// Returns a body whose messages are encoded under a permit.
+fn encoded_under_permit(body: Body, permits: &CpuPermits) -> Body {
+    let mut next = Next::new(permits);
+    polled_body(body, move |body, context| {
+        let _permit = ready!(next.poll(context));
+        block_in_place(|| Pin::new(body).poll_frame(context))
+    })
 }
 
 #[cfg(test)]
@@ -180,6 +155,8 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::time::{Duration, Instant};
 
+    use bytes::Bytes;
+    use http_body::{Body as HttpBody, Frame};
     use http_body_util::BodyExt as _;
     use tokio::runtime::Builder;
     use tokio::task::JoinSet;
@@ -228,7 +205,7 @@ mod tests {
             sender.send(()).unwrap()
         });
         let (sender, signal) = channel();
-        let body = PermittedBody::new(Body::new(Holds(signal)), &CpuPermits::new());
+        let body = encoded_under_permit(Body::new(Holds(signal)), &CpuPermits::new());
         beside(async move { body.collect().await.map(drop) }, move || sender.send(()).unwrap());
     }
 

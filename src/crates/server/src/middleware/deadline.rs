@@ -5,14 +5,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::{Body as _, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::middleware::Middleware;
+use crate::middleware::body::polled_body;
 
 pub(crate) const HEADER: &str = "grpc-timeout";
 
@@ -74,49 +74,28 @@ impl Middleware for Deadlines {
 
     fn response(end: Self::State, response: Response<Body>) -> Response<Body> {
         response.map(|body| match end {
-            Some(end) => Body::new(Ending { body: Some(body), end }),
+            Some(end) => ending(body, end),
             None => body,
         })
     }
 }
 
-/// A response that ends at a deadline.
-struct Ending {
-    /// `None` after the deadline.
-    body: Option<Body>,
-    end: Pin<Box<Sleep>>,
-}
-
-impl HttpBody for Ending {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        let Some(body) = &mut this.body else { return Poll::Ready(None) };
-        if body.is_end_stream() || this.end.as_mut().poll(context).is_pending() {
+/// Returns the body of a response that ends at a deadline.
+fn ending(body: Body, mut end: Pin<Box<Sleep>>) -> Body {
+    polled_body(body, move |body, context| {
+        if body.is_end_stream() || end.as_mut().poll(context).is_pending() {
             return Pin::new(body).poll_frame(context);
         }
         // Dropping the body also drops the work that produces it.
-        this.body = None;
+        *body = Body::empty();
         let mut trailers = HeaderMap::new();
         Poll::Ready(Some(over().add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::default()
-    }
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use std::convert::Infallible;
     use std::sync::Arc;
 

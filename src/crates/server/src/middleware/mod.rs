@@ -4,6 +4,7 @@
 pub(crate) mod anonymous_limit;
 pub(crate) mod authorization;
 pub(crate) mod availability;
+pub(crate) mod body;
 pub(crate) mod call_metrics;
 pub(crate) mod compression;
 pub(crate) mod connection;
@@ -126,11 +127,7 @@ where
 }
 
 /// Replaces the body of a request.
-pub(crate) fn replace_body<B>(request: &mut Request<Body>, new: impl FnOnce(Body) -> B)
-where
-    B: http_body::Body<Data = bytes::Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
+pub(crate) fn replace_body(request: &mut Request<Body>, new: impl FnOnce(Body) -> Body) {
     let body = std::mem::take(request.body_mut());
-    *request.body_mut() = Body::new(new(body));
+    *request.body_mut() = new(body);
 }

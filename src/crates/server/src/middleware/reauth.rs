@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use http::Request;
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body::Body as _;
 use tokio::time::Sleep;
 use tonic::Status;
 use tonic::body::Body;
 
 use crate::identity::Identity;
 use crate::member::Member;
+use crate::middleware::body::polled_body;
 use crate::middleware::{Middleware, replace_body};
 use crate::permission::Permission;
 use crate::protocol::has_request_stream;
@@ -42,17 +42,9 @@ impl Middleware for Reauthorization {
             true => BodyTimeout::Endless,
             false => BodyTimeout::Of(MESSAGE_TIME_MAX),
         };
-        replace_body(request, |body| RecheckedBody::new(body, recheck, timeout));
+        replace_body(request, |body| rechecked(body, recheck, timeout));
         Ok(())
     }
-}
-
-/// The body of a request whose headers were admitted.
-pub(crate) struct RecheckedBody {
-    body: Body,
-    /// The pending checks, or `None` if the service checks every message itself.
-    recheck: Option<AuthRecheck>,
-    timeout: BodyTimeout,
 }
 
 /// Time limit for a body.
@@ -118,43 +110,31 @@ impl AuthRecheck {
     }
 }
 
-impl RecheckedBody {
-    pub(crate) fn new(body: Body, recheck: Option<AuthRecheck>, timeout: BodyTimeout) -> Self {
-        Self { body, recheck, timeout }
-    }
-}
-
-impl HttpBody for RecheckedBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
-            return match self.timeout.has_ended(context) {
+/// Returns the body of a request whose headers were admitted. `recheck` has the pending checks, or is `None` if the
+/// service checks every message itself.
+pub(crate) fn rechecked(
+    body: Body,
+    mut recheck: Option<AuthRecheck>,
+    mut timeout: BodyTimeout,
+) -> Body {
+    polled_body(body, move |body, context| {
+        let Poll::Ready(frame) = Pin::new(body).poll_frame(context) else {
+            return match timeout.has_ended(context) {
                 true => Poll::Ready(Some(Err(too_slow()))),
                 false => Poll::Pending,
             };
         };
-        match self.recheck.as_mut().map(AuthRecheck::look) {
+        match recheck.as_mut().map(AuthRecheck::look) {
             Some(Err(status)) => Poll::Ready(Some(Err(status))),
             _ => Poll::Ready(frame),
         }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http_body::{Body as HttpBody, Frame};
     use http_body_util::BodyExt;
 
     use super::*;
@@ -182,7 +162,7 @@ mod tests {
     #[tokio::test]
     async fn slowly_dripping_message_times_out() {
         let timeout = BodyTimeout::Of(Duration::from_millis(100));
-        let body = RecheckedBody::new(Body::new(Drip(None)), None, timeout);
+        let body = rechecked(Body::new(Drip(None)), None, timeout);
         let collected = tokio::time::timeout(Duration::from_secs(20), body.collect()).await;
         let refused = collected.expect("the body is waited for").unwrap_err();
         assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused:?}");
