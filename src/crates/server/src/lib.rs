@@ -50,6 +50,7 @@
 //! `docs/etcd-compatibility.md` lists the differences from etcd.
 
 mod alarms;
+mod calls;
 #[doc(hidden)]
 pub mod crypto;
 mod dispatch;

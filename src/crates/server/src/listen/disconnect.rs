@@ -15,6 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
+use crate::calls::Output;
+use crate::listen::collected::Collected;
 use crate::listen::socket::Socket;
 
 /// Interval between checks. A client counts as disconnected after two consecutive checks, so that everything that it
@@ -54,7 +56,7 @@ impl<W: ClientStream> PolledStream<W> {
 
     /// Completes when the client has disconnected.
     pub(crate) fn disconnected(&self) -> impl Future<Output = ()> + Send + use<W> {
-        let wire = Self(Arc::clone(&self.0));
+        let wire = self.handle();
         async move {
             let mut seen = false;
             loop {
@@ -68,9 +70,24 @@ impl<W: ClientStream> PolledStream<W> {
         }
     }
 
+    /// Returns another handle of the connection.
+    pub(crate) fn handle(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+
     /// Locks the connection. The lock is held only for the duration of one system call.
     fn lock(&self) -> MutexGuard<'_, W> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<W: ClientStream> Output for PolledStream<Collected<W>> {
+    fn hold(&self) {
+        self.lock().hold();
+    }
+
+    fn poll_release(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.lock().poll_release(context)
     }
 }
 

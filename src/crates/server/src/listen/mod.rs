@@ -4,6 +4,7 @@
 //! reserves some of the process's file descriptors, so that client connections cannot use up the descriptors that the
 //! log needs.
 
+mod collected;
 mod disconnect;
 mod handshake;
 mod pending_connections;
@@ -15,7 +16,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use rustix::process::{Resource, getrlimit};
 use socket2::{Domain, SockRef, TcpKeepalive, Type};
@@ -23,8 +24,10 @@ use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use crate::calls::{Calls, NewCalls};
 use crate::dispatch::Dispatch;
 use crate::endpoint::{Address, Endpoint, ListenerScope};
+use crate::listen::collected::Collected;
 use crate::listen::disconnect::{ClientStream, PolledStream};
 use crate::listen::handshake::{Accepted, CertificateRecheck, handshake};
 use crate::listen::pending_connections::{PendingConnection, PendingConnections};
@@ -94,7 +97,7 @@ struct ListenerMode {
 
 /// State shared by all connections.
 struct ConnectionContext {
-    builder: Builder<TokioExecutor>,
+    settings: Settings,
     dispatch: Dispatch,
     tls: Option<Arc<ServerTls>>,
     pending: Arc<PendingConnections>,
@@ -171,7 +174,7 @@ impl Accepting {
         stop: watch::Receiver<bool>,
     ) {
         let context = Arc::new(ConnectionContext {
-            builder: builder(settings),
+            settings: settings.clone(),
             dispatch: dispatch.clone(),
             tls,
             pending: Arc::default(),
@@ -245,8 +248,8 @@ fn connections_max() -> usize {
     all.saturating_sub(DESCRIPTORS_KEPT).max(all / 2)
 }
 
-fn builder(settings: &Settings) -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
+fn builder(settings: &Settings, calls: NewCalls) -> Builder<NewCalls> {
+    let mut builder = Builder::new(calls);
     builder
         .http2()
         .timer(TokioTimer::new())
@@ -366,17 +369,19 @@ async fn serve(
     recheck: CertificateRecheck,
     mut stop: watch::Receiver<bool>,
 ) {
-    let wire = PolledStream::new(wire);
-    let gone = wire.disconnected();
+    let wire = PolledStream::new(Collected::new(wire));
+    let (gone, output) = (wire.disconnected(), wire.handle());
     let upgraded = dispatch.upgraded();
-    let http = context.builder.serve_connection_with_upgrades(TokioIo::new(wire), dispatch);
+    let new_calls = NewCalls::default();
+    let builder = builder(&context.settings, new_calls.clone());
+    let http = builder.serve_connection_with_upgrades(TokioIo::new(wire), dispatch);
     let served = async {
-        let mut http = pin!(http);
+        let (mut http, mut calls) = (pin!(http), Calls::new(new_calls, output));
         tokio::select! {
-            ended = http.as_mut() => ended?,
+            ended = calls.run(http.as_mut()) => ended?,
             () = stop_requested(&mut stop) => {
                 http.as_mut().graceful_shutdown();
-                http.await?;
+                calls.run(http).await?;
             }
         }
         match upgraded.take() {

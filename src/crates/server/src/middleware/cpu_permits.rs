@@ -20,6 +20,7 @@ use tokio::task::block_in_place;
 use tonic::Status;
 use tonic::body::Body;
 
+use crate::calls::poll_own_task;
 use crate::middleware::Middleware;
 use crate::middleware::body::polled_body;
 use crate::middleware::compression::is_compressed;
@@ -126,6 +127,7 @@ impl Next {
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<CpuPermit>> {
+        ready!(poll_own_task());
         let permits = &self.permits;
         let asked = self.asked.get_or_insert_with(|| Box::pin(permits.clone().take()));
         let permit = ready!(asked.as_mut().poll(context));

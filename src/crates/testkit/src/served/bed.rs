@@ -5,12 +5,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tonic::transport::{Channel, Endpoint};
 
 use bowline_proto::etcdserverpb as pb;
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
 
+use super::connection::Connection;
 use crate::ports::reserved_ports;
 use crate::process::{bowline, cpu_time, flags};
 
@@ -59,7 +59,6 @@ pub struct Bed {
     servers: Vec<Child>,
     peers: Vec<u16>,
     clients: Vec<u16>,
-    endpoints: Vec<Endpoint>,
     leader: usize,
     dir: TempDir,
 }
@@ -69,11 +68,8 @@ impl Bed {
     pub async fn start(system: &System, nodes: usize, dir: &Path) -> Result<Self, String> {
         let dir = tempfile::tempdir_in(dir).map_err(|error| error.to_string())?;
         let (peers, clients) = (reserved_ports(nodes), reserved_ports(nodes));
-        let endpoint =
-            |port: &u16| Endpoint::from_shared(format!("http://127.0.0.1:{port}")).unwrap();
-        let endpoints = clients.iter().map(endpoint).collect();
         let (system, servers) = (system.clone(), Vec::new());
-        let mut bed = Self { system, servers, peers, clients, endpoints, leader: 0, dir };
+        let mut bed = Self { system, servers, peers, clients, leader: 0, dir };
         for at in 0..nodes {
             let server = bed.server(at)?;
             bed.servers.push(server);
@@ -115,7 +111,7 @@ impl Bed {
 
     /// Returns whether a member leads, or `None` if it does not answer.
     async fn leads(&self, at: usize) -> Option<bool> {
-        let channel = self.endpoints[at].connect().await.ok()?;
+        let channel = Connection::open(self.clients[at]).await.ok()?;
         let range = pb::RangeRequest { key: "any".into(), ..Default::default() };
         KvClient::new(channel.clone()).range(range).await.ok()?;
         let status = MaintenanceClient::new(channel).status(pb::StatusRequest {}).await.ok()?;
@@ -124,21 +120,21 @@ impl Bed {
     }
 
     /// Returns connections for the clients, spread over all servers, starting with the leader.
-    pub(super) async fn connections(&self, clients: usize) -> Vec<Channel> {
+    pub(super) async fn connections(&self, clients: usize) -> Vec<Connection> {
         let mut channels = Vec::new();
         for at in 0..clients.div_ceil(CLIENTS_PER_CONNECTION) {
-            let member = (self.leader + at) % self.endpoints.len();
-            channels.push(self.endpoints[member].connect().await.unwrap());
+            let member = (self.leader + at) % self.clients.len();
+            channels.push(Connection::open(self.clients[member]).await.unwrap());
         }
         channels
     }
 
     /// Returns a connection to each member except the leader.
-    pub async fn followers(&self) -> Vec<Channel> {
+    pub async fn followers(&self) -> Vec<Connection> {
         let mut channels = Vec::new();
-        for (at, endpoint) in self.endpoints.iter().enumerate() {
+        for (at, port) in self.clients.iter().enumerate() {
             if at != self.leader {
-                channels.push(endpoint.connect().await.unwrap());
+                channels.push(Connection::open(*port).await.unwrap());
             }
         }
         channels

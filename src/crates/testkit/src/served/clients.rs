@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Barrier, mpsc};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use bowline_fleet::Dice;
@@ -17,6 +16,7 @@ use pb::watch_client::WatchClient;
 use v3lockpb::lock_client::LockClient;
 
 use super::Bed;
+use super::connection::Connection;
 use crate::crew::{Measured, Trace};
 
 const VALUE_BYTES: usize = 256;
@@ -132,7 +132,7 @@ pub async fn run(bed: &Bed, load: Load) -> (Measured, Duration) {
 
 /// Returns the time until the cluster acknowledges a write that is sent now to the members of `channels`. A member can
 /// lose a request when the leader changes, so every [`AGAIN`] another copy is sent, and the first reply counts.
-pub async fn next_write(channels: &[Channel]) -> Duration {
+pub async fn next_write(channels: &[Connection]) -> Duration {
     let begun = Instant::now();
     let mut attempts = JoinSet::new();
     for at in 0.. {
@@ -153,7 +153,7 @@ pub async fn next_write(channels: &[Channel]) -> Duration {
 
 /// Puts random keys for `time`, and records when each put is acknowledged. Attempts that take longer than [`WAIT_MAX`]
 /// are abandoned.
-pub async fn trace(channels: Vec<Channel>, clients: usize, keys: u64, time: Duration) -> Trace {
+pub async fn trace(channels: Vec<Connection>, clients: usize, keys: u64, time: Duration) -> Trace {
     let until = Instant::now() + time;
     let mut tasks = JoinSet::new();
     for at in 0..clients {
@@ -177,7 +177,7 @@ pub async fn trace(channels: Vec<Channel>, clients: usize, keys: u64, time: Dura
 }
 
 /// Discards the history, so that earlier rows do not affect the measurement.
-async fn compact(channel: &Channel) {
+async fn compact(channel: &Connection) {
     let mut kv = KvClient::new(channel.clone());
     let any = pb::RangeRequest { key: "any".into(), ..Default::default() };
     let revision = kv.range(any).await.unwrap().into_inner().header.unwrap().revision;
@@ -190,7 +190,7 @@ type SpanReceiver = tokio::sync::watch::Receiver<Option<Span>>;
 async fn client(
     load: Load,
     number: u64,
-    channel: Channel,
+    channel: Connection,
     ready: Arc<Barrier>,
     mut span: SpanReceiver,
 ) -> Measured {
@@ -218,17 +218,17 @@ async fn client(
 
 /// The state of a client.
 enum Own {
-    Put(KvClient<Channel>, Keys),
-    Range(KvClient<Channel>, Keys, bool),
-    Txn(KvClient<Channel>, Keys),
-    CompareAndSet(KvClient<Channel>, Keys),
+    Put(KvClient<Connection>, Keys),
+    Range(KvClient<Connection>, Keys, bool),
+    Txn(KvClient<Connection>, Keys),
+    CompareAndSet(KvClient<Connection>, Keys),
     Watch(Streaming<pb::WatchResponse>),
     KeepAlive(mpsc::Sender<pb::LeaseKeepAliveRequest>, Streaming<pb::LeaseKeepAliveResponse>, i64),
-    Lock(LockClient<Channel>, String, i64),
+    Lock(LockClient<Connection>, String, i64),
 }
 
 impl Own {
-    async fn prepared(load: Load, number: u64, channel: Channel) -> Self {
+    async fn prepared(load: Load, number: u64, channel: Connection) -> Self {
         let keys = Keys::new(number, load.keys);
         let kv = KvClient::new(channel.clone());
         match load.work {
@@ -318,7 +318,7 @@ fn since_base() -> u64 {
 }
 
 /// Puts the watched key with the current time until stopped.
-async fn write(channel: Channel, ready: Arc<Barrier>) {
+async fn write(channel: Connection, ready: Arc<Barrier>) {
     let mut kv = KvClient::new(channel);
     ready.wait().await;
     loop {
@@ -347,7 +347,7 @@ async fn watch_until(
     }
 }
 
-async fn grant(channel: &Channel) -> i64 {
+async fn grant(channel: &Connection) -> i64 {
     let request = pb::LeaseGrantRequest { ttl: LEASE_SECONDS, id: 0 };
     LeaseClient::new(channel.clone()).lease_grant(request).await.unwrap().into_inner().id
 }

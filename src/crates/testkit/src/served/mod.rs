@@ -2,6 +2,7 @@
 
 mod bed;
 mod clients;
+mod connection;
 
 pub use bed::{Bed, System};
 pub use clients::{Load, Work, fill, next_write, run, trace};
