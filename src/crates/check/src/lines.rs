@@ -16,7 +16,11 @@
 //! | `outcome` | `ok`, `failed` (never takes effect) or `unknown` (may take effect at any later moment) | an error |
 //! | `call` | a call of the model, with its fields | an error |
 //!
-//! Each model documents its calls and their fields. An unknown field is an error, and so is a field that occurs twice
+//! The type of the calls documents their names and fields in JSON: [`RegisterCall`](super::RegisterCall),
+//! [`KvCall`](super::KvCall), [`MutexCall`](super::MutexCall), [`SemaphoreCall`](super::SemaphoreCall),
+//! [`QueueCall`](super::QueueCall), [`ElectionCall`](super::ElectionCall), [`ListTxn`](super::ListTxn),
+//! [`RegisterTxn`](super::RegisterTxn), [`RecordedWatchCall`](super::watch::RecordedWatchCall),
+//! [`HoldCall`](super::intervals::HoldCall) and [`LeaseCall`](super::intervals::LeaseCall). An unknown field is an error, and so is a field that occurs twice
 //! in an object, so that a typing error never drops a part of a history. Every error names its line.
 
 use std::collections::BTreeSet;

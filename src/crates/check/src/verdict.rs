@@ -259,8 +259,21 @@ impl fmt::Display for DeadEnd {
             0 => write!(f, "\n  at first")?,
             _ => write!(f, "\n  after {}", Shortened(order, relaxed))?,
         }
-        let (state, blocked) = (shortened(state, STATE_CHARS_MAX), Shortened(blocked, &[]));
-        write!(f, " the object holds {state}, and none of {blocked} can be next")
+        let state = shortened(state, STATE_CHARS_MAX);
+        write!(f, " the object holds {state}, and {}", Blocked(blocked))
+    }
+}
+
+/// The candidates for the next operation, as a sentence that says that none of them is possible.
+struct Blocked<'a>(&'a [Index]);
+
+impl fmt::Display for Blocked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => write!(f, "no operation can be next"),
+            [one] => write!(f, "#{one} cannot be next"),
+            several => write!(f, "none of {} can be next", Shortened(several, &[])),
+        }
     }
 }
 
@@ -304,6 +317,16 @@ mod tests {
         let violation = Verdict::from(Counterexample::default());
         let answers = [Verdict::Ok, violation, undecided].map(|it| (it.is_ok(), it.is_violation()));
         assert_eq!(answers, [(true, false), (false, true), (false, false)]);
+    }
+
+    #[test]
+    fn dead_end_says_which_operations_cannot_be_next() {
+        let text = |blocked: &[Index]| {
+            let state = "nothing".to_owned();
+            DeadEnd { state, blocked: blocked.to_vec(), ..DeadEnd::default() }.to_string()
+        };
+        assert_eq!(text(&[9]), "\n  at first the object holds nothing, and #9 cannot be next");
+        assert!(text(&[4, 7]).ends_with("holds nothing, and none of #4, #7 can be next"));
     }
 
     #[test]

@@ -1,18 +1,18 @@
 //! The notation of lock holds in a history.
-//!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `hold` | `owner`: a value; `kind`: `write` (default), `read` or `permits`; `permits`: a number, with that kind, default 1; `token`: a number, if there are tokens | `lost`: true if the hold was not released by its owner, default false |
-//!
-//! `invoke` is the first moment at which the owner believed that it held the lock, and `complete` the last. The outcome
-//! `unknown` means that the owner crashed: it believed that it held the lock at least until `complete`. If `complete`
-//! is missing, the hold counts only for the single moment `invoke`. The outcome `failed` means that the owner never
-//! believed that it held the lock.
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::value::Value;
 
 /// The time in which an owner believed that it held a lock.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `hold` | `owner`: a value; `kind`: `write` (default), `read` or `permits`; `permits`: a number, with that kind, default 1; `token`: a number, if there are tokens | `lost`: true if the hold was not released by its owner, default false |
+///
+/// `invoke` is the first moment at which the owner believed that it held the lock, and `complete` the last. The outcome
+/// `unknown` means that the owner crashed: it believed that it held the lock at least until `complete`. If `complete`
+/// is missing, the hold counts only for the single moment `invoke`. The outcome `failed` means that the owner never
+/// believed that it held the lock.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum HoldCall {
     /// A hold from one moment to another.

@@ -1,16 +1,16 @@
 //! The notation of leases in a history.
-//!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `grant` | `lease`: a value; `ttl`: a number, in the unit of the moments | |
-//! | `renew` | `lease` | `there`: true (default), or false if the lease does not exist; `ttl`: a number, if the TTL has changed |
-//! | `revoke` | `lease` | `there`: whether the lease existed before the revocation, default true |
-//! | `look` | `lease` | `there`: whether the lease exists, default true. Any proof counts, such as a row attached to the lease |
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::value::Value;
 
 /// A call on a lease.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `grant` | `lease`: a value; `ttl`: a number, in the unit of the moments | |
+/// | `renew` | `lease` | `there`: true (default), or false if the lease does not exist; `ttl`: a number, if the TTL has changed |
+/// | `revoke` | `lease` | `there`: whether the lease existed before the revocation, default true |
+/// | `look` | `lease` | `there`: whether the lease exists, default true. Any proof counts, such as a row attached to the lease |
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum LeaseCall {
     /// Grants a lease.

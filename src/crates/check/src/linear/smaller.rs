@@ -116,9 +116,9 @@ impl Reason {
         let (let_off, silenced) = (relaxed - self.silenced, self.silenced);
         let dead_end = DeadEnd { let_off, silenced, ..self.dead_end };
         let object = kept.first().map_or("", |index| &history[*index].object);
-        let why = sentence(kept, silenced > 0);
+        let why = sentence(kept, silenced > 0) + &failed_writers(model, history, members, kept);
         let links = links(history, kept);
-        let reason = Counterexample::new("no order", object, self.kept, why)
+        let reason = Counterexample::new("not linearizable", object, self.kept, why)
             .with_minimality(self.is_minimal);
         let call = |call: &M::Call| model.call_text(call);
         let reply = |call: &M::Call, reply: &M::Reply| model.reply_text(call, reply);
@@ -141,6 +141,40 @@ fn sentence(kept: &[Index], is_silenced: bool) -> String {
             format!("no order contains all of {others} operations and {names}{whatever}")
         }
     }
+}
+
+/// Names the operations that are recorded as failed, but are the only ones that could have provided a value that a kept
+/// operation needs. Such a record may be wrong.
+fn failed_writers<M: Model>(
+    model: &M,
+    history: &History<M::Call, M::Reply>,
+    members: &[Index],
+    kept: &[Index],
+) -> String {
+    let mut text = String::new();
+    for index in &kept[kept.len().saturating_sub(NAMED_MAX)..] {
+        let Operation { call, outcome: Outcome::Ok { reply, .. }, .. } = &history[*index] else {
+            continue;
+        };
+        let Needs::Value(value) = model.needs(call, Some(reply)) else { continue };
+        // The value may be there before the first operation.
+        let mut next = Vec::new();
+        model.step(&model.initial(), call, Some(reply), &mut next);
+        let gives = |other: &&Index| {
+            *other != index && model.gives(&history[**other].call).as_ref() == Some(&value)
+        };
+        let writers: Vec<Index> = members.iter().filter(gives).copied().collect();
+        let is_failed = |writer: &Index| matches!(history[*writer].outcome, Outcome::Failed { .. });
+        if !next.is_empty() || !writers.iter().all(is_failed) {
+            continue;
+        }
+        if let Some(writer) = writers.last() {
+            text += &format!(
+                "; #{writer} wrote the value that #{index} needs, but is recorded as failed"
+            );
+        }
+    }
+    text
 }
 
 /// Maximum number of operations of a counterexample that are linked.

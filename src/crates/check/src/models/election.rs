@@ -1,20 +1,4 @@
 //! A model of an election: one candidate leads at a time, with a value that all can observe.
-//!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `campaign` | `candidate` and `value`: values | `elected`: true (default), or false if another candidate leads; `token`: a number, required if there are tokens |
-//! | `proclaim` | `candidate`, `value` | `leads`: true (default), or false if the candidate does not lead |
-//! | `resign` | `candidate` | `leads`: as above |
-//! | `expire` | `candidate` | |
-//! | `leader` | | `candidate`: a value, or null if there is no leader; `value`; `token` |
-//!
-//! A `campaign` that waited and gave up is `failed`. A leader that campaigns again proclaims its value.
-//!
-//! If leadership expires, another candidate can lead although the old leader made no call. To record the expiry, add an
-//! `expire` of unknown outcome for the old leader, invoked at the last moment at which it certainly led. The leadership
-//! may have ended at any later time. An election is one object, because the replies of `leader` and of campaigns must
-//! agree on one order. Use [`intervals::holds`](crate::intervals::holds) to check whether two candidates *believed* to
-//! lead at one time.
 
 use super::mutex;
 use crate::lines::{FieldError, Fields, Written};
@@ -31,6 +15,22 @@ pub struct ElectionModel {
 }
 
 /// A call on an election.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `campaign` | `candidate` and `value`: values | `elected`: true (default), or false if another candidate leads; `token`: a number, required if there are tokens |
+/// | `proclaim` | `candidate`, `value` | `leads`: true (default), or false if the candidate does not lead |
+/// | `resign` | `candidate` | `leads`: as above |
+/// | `expire` | `candidate` | |
+/// | `leader` | | `candidate`: a value, or null if there is no leader; `value`; `token` |
+///
+/// A `campaign` that waited and gave up is `failed`. A leader that campaigns again proclaims its value.
+///
+/// If leadership expires, another candidate can lead although the old leader made no call. To record the expiry, add an
+/// `expire` of unknown outcome for the old leader, invoked at the last moment at which it certainly led. The leadership
+/// may have ended at any later time. An election is one object, because the replies of `leader` and of campaigns must
+/// agree on one order. Use [`intervals::holds`](crate::intervals::holds) to check whether two candidates *believed* to
+/// lead at one time.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum ElectionCall {
     /// Makes the candidate the leader.

@@ -1,14 +1,5 @@
 //! A model of a key-value store with one revision, as in etcd and Bowline: each change increments it.
 //!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `put` | `key`: a string; `value`: a value | |
-//! | `get` | `key` | `result`: a value or null; `modified` (optional): a number, the revision of its last change |
-//! | `delete` | `key` | `deleted`: true or false; deleting a missing key makes no revision |
-//! | `cas` | `key`; `expect`: a number, the revision of the last change, or null for a missing key; `value` | `swapped`: true or false |
-//!
-//! Every reply may contain `revision`, a number: the revision of the store right after the call took effect.
-//!
 //! All rows of an object are checked together because the revisions order them together. For a store without
 //! revisions, use one register per key instead.
 
@@ -36,6 +27,15 @@ impl Default for Kv {
 }
 
 /// A call on a store.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `put` | `key`: a string; `value`: a value | |
+/// | `get` | `key` | `result`: a value or null; `modified` (optional): a number, the revision of its last change |
+/// | `delete` | `key` | `deleted`: true or false; deleting a missing key makes no revision |
+/// | `cas` | `key`; `expect`: a number, the revision of the last change, or null for a missing key; `value` | `swapped`: true or false |
+///
+/// Every reply may contain `revision`, a number: the revision of the store right after the call took effect.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum KvCall {
     /// Writes a row.

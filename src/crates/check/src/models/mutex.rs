@@ -1,14 +1,5 @@
 //! A model of a lock that one owner holds at a time, optionally re-entrant and with rising tokens.
 //!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `acquire` | `owner`: a value | `acquired`: true (default) or false; `token`: a number, required if there are tokens |
-//! | `release` | `owner`: a value | `released`: true (default) or false |
-//!
-//! A call that waited and gave up is `failed`. `acquired: false` is the reply to a call that does not wait, and
-//! `released: false` the reply to a caller that does not hold the lock. Both replies are observations of the
-//! current holder.
-//!
 //! This model does not support holds that expire, as with a lease, because they end without a call.
 
 use crate::lines::{FieldError, Fields, Written};
@@ -28,6 +19,15 @@ pub struct MutexModel {
 }
 
 /// A call on a lock.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `acquire` | `owner`: a value | `acquired`: true (default) or false; `token`: a number, required if there are tokens |
+/// | `release` | `owner`: a value | `released`: true (default) or false |
+///
+/// A call that waited and gave up is `failed`. `acquired: false` is the reply to a call that does not wait, and
+/// `released: false` the reply to a caller that does not hold the lock. Both replies are observations of the
+/// current holder.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum MutexCall {
     /// Acquires the lock.

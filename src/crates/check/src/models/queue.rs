@@ -1,9 +1,4 @@
 //! A model of a first-in, first-out queue.
-//!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `put` | `value`: a value | |
-//! | `take` | | `result`: the value, or null if the queue was empty |
 
 use std::collections::VecDeque;
 
@@ -17,6 +12,11 @@ use crate::value::Value;
 pub struct QueueModel;
 
 /// A call on a queue.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `put` | `value`: a value | |
+/// | `take` | | `result`: the value, or null if the queue was empty |
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum QueueCall {
     /// Appends a value.

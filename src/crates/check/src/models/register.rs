@@ -1,10 +1,4 @@
 //! A model of a register with read, write and compare-and-set.
-//!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `read` | | `result`: a value, or null if the register is empty |
-//! | `write` | `value`: a value, or null to empty the register | |
-//! | `cas` | `expect` and `value`: values or null | `swapped`: true or false |
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::{Model, Needs};
@@ -19,6 +13,12 @@ pub struct Register {
 }
 
 /// A call on a register.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `read` | | `result`: a value, or null if the register is empty |
+/// | `write` | `value`: a value, or null to empty the register | |
+/// | `cas` | `expect` and `value`: values or null | `swapped`: true or false |
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum RegisterCall {
     /// Reads the value.
@@ -108,7 +108,7 @@ impl Model for Register {
     }
 
     fn state_text(&self, state: &Self::State) -> String {
-        state.as_ref().map_or_else(|| "none".to_owned(), Value::to_string)
+        state.as_ref().map_or_else(|| "nothing".to_owned(), Value::to_string)
     }
 }
 

@@ -1,12 +1,4 @@
 //! A model of a semaphore whose permits are held by owners.
-//!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `acquire` | `owner`: a value; `permits`: a number, default 1 | `acquired`: true (default) or false |
-//! | `release` | `owner`: a value; `permits`: a number, default 1 | `released`: true (default) or false |
-//!
-//! A call that waited for permits and gave up is recorded as `failed`. `acquired: false` is the reply to a call that
-//! does not wait.
 
 use std::collections::BTreeMap;
 
@@ -23,6 +15,14 @@ pub struct SemaphoreModel {
 }
 
 /// A call on a semaphore.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `acquire` | `owner`: a value; `permits`: a number, default 1 | `acquired`: true (default) or false |
+/// | `release` | `owner`: a value; `permits`: a number, default 1 | `released`: true (default) or false |
+///
+/// A call that waited for permits and gave up is recorded as `failed`. `acquired: false` is the reply to a call that
+/// does not wait.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum SemaphoreCall {
     /// Acquires permits, all or none.

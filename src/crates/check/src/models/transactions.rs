@@ -1,10 +1,5 @@
 //! Transactions on append-only lists and on registers, which [`cycles`](crate::cycles) checks.
 //!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `txn`, of `list-append` | `steps`: an array of `["append", key, value]` and `["read", key]` | `results`: an array with the list that each read saw, in order; a list is an array of values |
-//! | `txn`, of `write-read` | `steps`: an array of `["write", key, value]` and `["read", key]` | `results`: an array with the value that each read saw, in order, or null for none |
-//!
 //! A key is a string. Among the transactions that may have taken effect, only one may write a given value to a key:
 //! the checker matches reads with writers by value.
 //!
@@ -30,10 +25,18 @@ pub enum TxnStep {
 }
 
 /// A transaction on lists: its steps, in order.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `txn` | `steps`: an array of `["append", key, value]` and `["read", key]` | `results`: an array with the list that each read saw, in order; a list is an array of values |
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ListTxn(pub Vec<TxnStep>);
 
 /// A transaction on registers: its steps, in order.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `txn` | `steps`: an array of `["write", key, value]` and `["read", key]` | `results`: an array with the value that each read saw, in order, or null for none |
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct RegisterTxn(pub Vec<TxnStep>);
 

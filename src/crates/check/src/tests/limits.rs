@@ -109,15 +109,34 @@ fn unobserved_unknown_writes_are_cheap() {
     assert_eq!(reason.operations, [500, 501, 502]);
     let links: Vec<_> = reason.links.iter().map(|link| (link.before, link.after)).collect();
     assert_eq!(links, [(500, 501), (501, 502)]);
-    let expected = r#"object "": no order: no order contains all of #500, #501, #502
+    let expected = r#"object "": not linearizable: no order contains all of #500, #501, #502
   #500  process 0  600 to 601  write -1  → ok
   #501  process 0  602 to 603  read      → 7
   #502  process 0  604 to 605  read      → -1
   #500 before #501: had ended
   #501 before #502: had ended
   500 other operations may take effect at any time after their calls, or never (relaxed)
-  after #500, #7 (relaxed), #501 the object holds 7, and none of #502 can be next"#;
+  after #500, #7 (relaxed), #501 the object holds 7, and #502 cannot be next"#;
     assert_eq!(reason.to_string(), expected);
+}
+
+#[test]
+fn failed_write_that_was_read_is_named() {
+    let read = |at, value| Operation::ok(at, at + 1, RegisterCall::Read, saw(value));
+    let failed = Operation::failed(1, write(7));
+    let why = |history: Registers| {
+        let verdict = linear::check(&Register::default(), &history, Budget::default());
+        verdict.violation().expect("nobody wrote the value").why.clone()
+    };
+    let said = why(vec![failed.clone(), read(3, 7)]);
+    let expected =
+        "no order contains #1; #0 wrote the value that #1 needs, but is recorded as failed";
+    assert_eq!(said, expected);
+    let said = why(vec![failed.clone(), read(3, 8)]);
+    assert_eq!(said, "no order contains #1");
+    // The value may also come from a write of unknown outcome.
+    let history = vec![failed, Operation::unknown(2, write(7)), read(3, 7), read(5, 8)];
+    assert_eq!(why(history), "no order contains #3");
 }
 
 #[test]

@@ -1,21 +1,4 @@
 //! The notation of changes to a store and of watch streams in a history.
-//!
-//! | call | its fields | fields of an `ok` reply |
-//! |---|---|---|
-//! | `change` | `rows`: a list of `key` and `value` (a value, or null for a deletion) | `revision`: a number, shared by all these rows |
-//! | `compact` | `revision`: a number | |
-//! | `watch` | `stream`: a string; `key`: a string; `end`: a string for the rows from `key` up to it, null for all rows from `key`, missing for one row; `start`: a number, missing for "from now on"; `only`: `puts` or `deletes`, missing for both | `at` (optional): a number, the revision of the store when the stream began |
-//! | `receive` | `stream` | one of: `events`, with `more`: true if more events of its last revision follow; `progress`: a number; `compacted`: a number |
-//!
-//! An event is an object with `revision`, `key` and `value` (a value, or null for a deletion). If they were received,
-//! it also has `previous` (the value of the row before, or null) and `created` (a number: the revision at which the row
-//! was created).
-//!
-//! A `receive` happens at one moment, so its `invoke` and `complete` are equal. A `watch` with the name of an earlier
-//! stream ends that stream and begins a new one.
-//!
-//! Lines with different times may be in any order. Among lines with the same time, changes, compactions and the first
-//! `watch` of each stream come first. Messages and restarted streams come after them, in the order of their lines.
 
 use std::sync::Arc;
 
@@ -25,6 +8,23 @@ use crate::models::{KvCall, KvReply, Seen};
 use crate::value::Value;
 
 /// A call on a store, or a message of a stream.
+///
+/// | call | its fields | fields of an `ok` reply |
+/// |---|---|---|
+/// | `change` | `rows`: a list of `key` and `value` (a value, or null for a deletion) | `revision`: a number, shared by all these rows |
+/// | `compact` | `revision`: a number | |
+/// | `watch` | `stream`: a string; `key`: a string; `end`: a string for the rows from `key` up to it, null for all rows from `key`, missing for one row; `start`: a number, missing for "from now on"; `only`: `puts` or `deletes`, missing for both | `at` (optional): a number, the revision of the store when the stream began |
+/// | `receive` | `stream` | one of: `events`, with `more`: true if more events of its last revision follow; `progress`: a number; `compacted`: a number |
+///
+/// An event is an object with `revision`, `key` and `value` (a value, or null for a deletion). If they were received,
+/// it also has `previous` (the value of the row before, or null) and `created` (a number: the revision at which the row
+/// was created).
+///
+/// A `receive` happens at one moment, so its `invoke` and `complete` are equal. A `watch` with the name of an earlier
+/// stream ends that stream and begins a new one.
+///
+/// Lines with different times may be in any order. Among lines with the same time, changes, compactions and the first
+/// `watch` of each stream come first. Messages and restarted streams come after them, in the order of their lines.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum RecordedWatchCall {
     /// Changes the store in one revision.

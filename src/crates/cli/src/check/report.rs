@@ -65,11 +65,13 @@ pub(super) fn details<C: Written>(
             if let Some(dead_end) = dead_end {
                 let blocked: Vec<String> =
                     dead_end.blocked.iter().map(|index| format!("#{index}")).collect();
+                let blocked = match blocked.as_slice() {
+                    [one] => format!("{one} cannot be next"),
+                    several => format!("none of {} can be next", several.join(", ")),
+                };
                 let (placed, state) = (dead_end.order.len(), &dead_end.state);
                 let words = format!(
-                    "the longest possible order has {placed} operations; the state is then {state}, and none of {} \
-                     can be next",
-                    blocked.join(", ")
+                    "the longest possible order has {placed} operations; the state is then {state}, and {blocked}"
                 );
                 details.push(("stuck", words));
             }
