@@ -160,7 +160,7 @@ const OFTEN: &[(&str, u64)] = &[
     ("fault: slow disk", 10),
     ("fault: slow snapshots", 10),
     ("fault: failing disk", 10),
-    ("fault: clocks' rates", 10),
+    ("fault: clock drift", 10),
     ("fault: returning leader", 10),
     ("fault: leadership transfer", 10),
     ("fault: damaged log", 10),

@@ -107,7 +107,7 @@ pub(crate) enum PlanFault {
     /// A sync fails, or all writes do. The node must stop and is restarted.
     DiskError { who: Who, down: Duration },
     /// All clocks change their rates.
-    Drift,
+    ClockDrift,
     /// A follower with a slow disk gets entries, their replacements by another leader, and the first entries again.
     ReturningLeader,
     /// The leader is asked to transfer leadership.
@@ -155,7 +155,7 @@ impl PlanFault {
             PlanFault::SlowDisk { .. } => "fault: slow disk",
             PlanFault::SlowSnapshots { .. } => "fault: slow snapshots",
             PlanFault::DiskError { .. } => "fault: failing disk",
-            PlanFault::Drift => "fault: clocks' rates",
+            PlanFault::ClockDrift => "fault: clock drift",
             PlanFault::ReturningLeader => "fault: returning leader",
             PlanFault::Transfer => "fault: leadership transfer",
             PlanFault::Rot { .. } => "fault: damaged log",
@@ -191,7 +191,7 @@ const MENU: [(PlanKind, u64); 22] = [
     (PlanKind::SlowDisk, 4),
     (PlanKind::SlowSnapshots, 4),
     (PlanKind::DiskError, 2),
-    (PlanKind::Drift, 3),
+    (PlanKind::ClockDrift, 3),
     (PlanKind::ReturningLeader, 3),
     (PlanKind::Transfer, 2),
     (PlanKind::Stop, 3),
@@ -217,7 +217,7 @@ enum PlanKind {
     SlowDisk,
     SlowSnapshots,
     DiskError,
-    Drift,
+    ClockDrift,
     ReturningLeader,
     Transfer,
     Stop,
@@ -436,7 +436,7 @@ fn draw(kind: PlanKind, rng: &Rng) -> PlanFault {
             PlanFault::SlowSnapshots { who, extra: ms(500, 4_000), time: ms(4_000, 12_000) }
         }
         PlanKind::DiskError => PlanFault::DiskError { who, down },
-        PlanKind::Drift => PlanFault::Drift,
+        PlanKind::ClockDrift => PlanFault::ClockDrift,
         PlanKind::ReturningLeader => PlanFault::ReturningLeader,
         PlanKind::Transfer => PlanFault::Transfer,
         PlanKind::Stop => PlanFault::Stop { who, down },

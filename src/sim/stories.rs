@@ -297,7 +297,7 @@ fn clocks_may_drift_up_to_the_bound() {
     let alone = |who, millis| part(Split::Isolate(who), millis);
     SimStory::of(3, &[Program::Mutex, Program::Election, Program::Permits])
         .every(3.0, 48.0, 6.0, alone(Who::Holder, 4_500))
-        .every(5.9, 48.0, 6.0, PlanFault::Drift)
+        .every(5.9, 48.0, 6.0, PlanFault::ClockDrift)
         .holds(&["lock lost", "lease end"])
         .falls(Mutant::B39, &["K-LOCAL", "K-PERMITS", "L-EARLY"])
         .falls(Mutant::B40, &["K-LOCAL", "K-PERMITS", "L-EARLY", "L-EPOCH"]);

@@ -7,6 +7,7 @@ use tokio::sync::oneshot::error::TryRecvError;
 
 use super::{DIR, Ending, Happening, Transfer, World, drift, place};
 use crate::env::Entropy;
+use crate::model::NodeId;
 use crate::node::CallError;
 use crate::sim::net::NetConditions;
 use crate::sim::plan::{PlanFault, Split, Who, between, index, one_in};
@@ -46,7 +47,7 @@ impl World {
                 }
             }
             PlanFault::PointCrash { who, point, down } => {
-                let Some(at) = self.find(who) else { return };
+                let Some(at) = self.hit(who) else { return };
                 self.nodes[at].armed_down = down;
                 self.nodes[at].points.arm(point);
                 let life = self.nodes[at].life;
@@ -80,21 +81,23 @@ impl World {
                     let from = index(&self.rng, many);
                     let to = (from + 1 + index(&self.rng, many - 1)) % many;
                     let until = self.timeline.now() + time;
-                    self.net.delay_messages(self.nodes[from].id, self.nodes[to].id, until);
+                    let (from, to) = (self.nodes[from].id, self.nodes[to].id);
+                    self.explain(|| format!("messages from {from:?} to {to:?} are delayed"));
+                    self.net.delay_messages(from, to, until);
                 }
             }
             PlanFault::SlowDisk { who, extra, time } => {
-                let Some(at) = self.find(who) else { return };
+                let Some(at) = self.hit(who) else { return };
                 self.nodes[at].slow_disk = extra;
                 self.disk_recovers_in(at, time);
             }
             PlanFault::SlowSnapshots { who, extra, time } => {
-                let Some(at) = self.find(who) else { return };
+                let Some(at) = self.hit(who) else { return };
                 self.nodes[at].slow_snapshots = extra;
                 self.disk_recovers_in(at, time);
             }
             PlanFault::DiskError { who, down } => {
-                let Some(at) = self.find(who) else { return };
+                let Some(at) = self.hit(who) else { return };
                 self.nodes[at].armed_down = down;
                 self.nodes[at].may_stop = true;
                 let disk = &self.nodes[at].disk;
@@ -103,7 +106,7 @@ impl World {
                     false => disk.fail_next_sync(),
                 }
             }
-            PlanFault::Drift => {
+            PlanFault::ClockDrift => {
                 for node in &self.nodes {
                     node.clock.set_drift(drift(&self.rng));
                 }
@@ -111,7 +114,7 @@ impl World {
             PlanFault::Reset { who, reach, time } => self.reset(who, reach, time),
             PlanFault::ReturningLeader => self.begin_returning_leader(),
             PlanFault::Transfer => {
-                if let Some(at) = self.find(Who::Leader) {
+                if let Some(at) = self.hit(Who::Leader) {
                     self.transfer(at);
                 }
             }
@@ -121,7 +124,7 @@ impl World {
                 }
             }
             PlanFault::Full { who, room_bytes, time } => {
-                let Some(at) = self.find(who) else { return };
+                let Some(at) = self.hit(who) else { return };
                 let node = &mut self.nodes[at];
                 node.disk.limit(Some(node.disk.used() + room_bytes));
                 node.full = true;
@@ -176,6 +179,7 @@ impl World {
                 self.partition += 1;
                 self.counts.partitions += 1;
                 self.block_links(|a, b| a == at || b == at);
+                self.explain(|| format!("{:?} is isolated", self.nodes[at].id));
                 let partition = self.partition;
                 self.schedule_in(time, Happening::Heal { partition });
                 "fault: partition"
@@ -308,6 +312,10 @@ impl World {
             Split::Halves => {
                 let sides: Vec<bool> = (0..count).map(|_| one_in(&self.rng, 2)).collect();
                 self.block_links(|a, b| sides[a] != sides[b]);
+                self.explain(|| {
+                    let [one, other] = self.sides(&sides, None);
+                    format!("{one:?} and {other:?} are separated")
+                });
                 (Vec::new(), Vec::new())
             }
             Split::Isolate(who) => {
@@ -321,17 +329,62 @@ impl World {
                 let bridge = index(&self.rng, count);
                 let sides: Vec<bool> = (0..count).map(|_| one_in(&self.rng, 2)).collect();
                 self.block_links(|a, b| a != bridge && b != bridge && sides[a] != sides[b]);
+                self.explain(|| {
+                    let [one, other] = self.sides(&sides, Some(bridge));
+                    let bridge = self.nodes[bridge].id;
+                    format!("{one:?} and {other:?} are separated, and {bridge:?} reaches both")
+                });
                 (Vec::new(), Vec::new())
             }
             Split::Random => {
                 let cuts: Vec<bool> = (0..count * count).map(|_| one_in(&self.rng, 3)).collect();
                 self.block_links(|a, b| cuts[a * count + b]);
+                self.explain(|| {
+                    let id = |at: usize| self.nodes[at].id;
+                    let links =
+                        (0..count * count).filter(|at| cuts[*at] && at / count != at % count);
+                    let links =
+                        links.map(|at| format!("{:?} to {:?}", id(at / count), id(at % count)));
+                    match links.collect::<Vec<_>>().as_slice() {
+                        [] => "no link is cut".to_owned(),
+                        links => format!("cut links: {}", links.join(", ")),
+                    }
+                });
                 (Vec::new(), Vec::new())
             }
         };
         self.block_links(|a, b| cut_out.contains(&a) || cut_in.contains(&b));
+        if let Some(at) = cut_out.first().or(cut_in.first()) {
+            let id = self.nodes[*at].id;
+            self.explain(|| match (cut_out.is_empty(), cut_in.is_empty()) {
+                (false, false) => format!("{id:?} is isolated"),
+                (false, true) => format!("messages from {id:?} are lost"),
+                _ => format!("messages to {id:?} are lost"),
+            });
+        }
         let partition = self.partition;
         self.schedule_in(time, Happening::Heal { partition });
+    }
+
+    /// Returns the ids of the nodes of each side of a partition, without the node that reaches both.
+    fn sides(&self, sides: &[bool], bridge: Option<usize>) -> [Vec<NodeId>; 2] {
+        [true, false].map(|side| {
+            let places = (0..sides.len()).filter(|at| sides[*at] == side && Some(*at) != bridge);
+            self.ids(&places.collect::<Vec<_>>())
+        })
+    }
+
+    /// Finds the node that a fault affects, and names it in the timeline. Not needed for faults whose effect adds a line
+    /// with the node.
+    pub(super) fn hit(&self, who: Who) -> Option<usize> {
+        let at = self.find(who)?;
+        self.explain(|| format!("the fault affects {:?}", self.nodes[at].id));
+        Some(at)
+    }
+
+    /// Adds a line that explains the last fault to the timeline. The trace hash does not change.
+    pub(super) fn explain(&self, line: impl FnOnce() -> String) {
+        self.trace.line(self.timeline.now(), line);
     }
 
     pub(super) fn block_links(&self, cut: impl Fn(usize, usize) -> bool) {
@@ -385,5 +438,44 @@ impl World {
             Who::Holder if holder.is_some_and(|at| running.contains(&at)) => holder,
             Who::Leader | Who::Holder | Who::Any => Some(running[index(&self.rng, running.len())]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::member_config::MemberConfig;
+    use crate::sim::world::WorldOptions;
+
+    #[test]
+    fn timeline_names_the_nodes_that_a_fault_affects() {
+        let second = Duration::from_secs(1);
+        let options = WorldOptions {
+            nodes: 3,
+            net: NetConditions::default(),
+            sync_min: second / 1_000,
+            sync_max: second / 500,
+            config: MemberConfig::default(),
+            verbose: true,
+        };
+        let mut world = World::new(1, options);
+        world.start_all().unwrap();
+        world.run_until(second * 3).unwrap();
+        let leader = world.nodes[world.find(Who::Leader).unwrap()].id;
+        let mut line = |fault| {
+            world.inject(fault);
+            let text = world.trace().to_string();
+            text.lines().last().unwrap().split_once("3.000000 ").unwrap().1.to_owned()
+        };
+        let mut cut = |split| line(PlanFault::Partition { split, time: second });
+        assert_eq!(cut(Split::Isolate(Who::Leader)), format!("{leader:?} is isolated"));
+        assert_eq!(cut(Split::Mute(Who::Leader)), format!("messages from {leader:?} are lost"));
+        assert_eq!(cut(Split::Deaf(Who::Leader)), format!("messages to {leader:?} are lost"));
+        assert!(cut(Split::Halves).ends_with(" are separated"));
+        assert!(cut(Split::Bridge).ends_with(" reaches both"));
+        assert!(cut(Split::Random).starts_with("cut links: n"));
+        let slow = line(PlanFault::SlowDisk { who: Who::Leader, extra: second, time: second });
+        assert_eq!(slow, format!("the fault affects {leader:?}"));
+        assert!(line(PlanFault::Clog { time: second }).starts_with("messages from n"));
     }
 }

@@ -79,6 +79,8 @@ impl World {
             let other = index(&self.rng, others.len().max(1));
             others = others.get(other).copied().into_iter().collect();
         }
+        let peers = self.ids(&others);
+        self.explain(|| format!("connections of {:?} with {peers:?} are reset", self.nodes[at].id));
         for other in others {
             let time = between(&self.rng, Duration::ZERO, time);
             let (a, b) = (at.min(other), at.max(other));

@@ -74,6 +74,10 @@ impl World {
             act: ReturningLeaderStep::Together,
             partition,
         });
+        self.explain(|| {
+            let [leader, follower] = [leader, follower].map(|at| self.nodes[at].id);
+            format!("the leader {leader:?} reaches only {follower:?}, whose disk is slow")
+        });
         self.schedule_in(TOGETHER, Happening::ReturningLeader { partition });
     }
 
