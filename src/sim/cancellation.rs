@@ -157,8 +157,9 @@ pub fn run_cancellation(case: Cancellation) -> Result<Endings, Box<Failure>> {
     let mut endings = endings.take();
     endings.trace = world.trace().hash();
     told.map(|()| endings).map_err(|violation| {
-        let (at, trace) = (world.timeline().now(), world.trace().to_string());
-        Box::new(Failure { seed: case.seed, at, violation, trace })
+        let (at, trace_hash) = (world.timeline().now(), world.trace().hash());
+        let trace = world.trace().to_string();
+        Box::new(Failure { seed: case.seed, at, violation, trace, trace_hash })
     })
 }
 

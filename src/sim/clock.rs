@@ -1,17 +1,28 @@
 //! Simulated time: one true timeline, and for each node a clock with an arbitrary start that runs slightly too fast
 //! or too slow. This module reads no real clock.
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use crate::env::Clock;
 use crate::model::Moment;
 
+/// Maximum number of steps at one point of time. A step is a reading of a clock, as in each call, or a use of a host. A
+/// program that exceeds the limit loops without sleeping: time would never advance.
+const STEPS_MAX: u64 = 500_000;
+
+/// The payload of the panic that ends a run in which a task has taken too many steps at one point of time.
+pub(crate) struct TooManySteps;
+
 /// The true time of a world, which no node can read.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     nanos: AtomicU64,
+    /// Number of steps since time has last advanced.
+    steps: AtomicU64,
 }
 
 impl Timeline {
@@ -28,6 +39,19 @@ impl Timeline {
         let before = self.nanos.load(Ordering::Relaxed);
         self.nanos.store(to, Ordering::Relaxed);
         assert!(before <= to, "true time went back from {before} to {to} ns");
+        if before < to {
+            self.steps.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a step of a task. Panics with [`TooManySteps`] if there are too many at this time.
+    pub(crate) fn step(&self) {
+        let steps = self.steps.load(Ordering::Relaxed) + 1;
+        self.steps.store(steps, Ordering::Relaxed);
+        // Destructors of a task that has panicked may read the clock as well.
+        if steps > STEPS_MAX && !thread::panicking() {
+            resume_unwind(Box::new(TooManySteps));
+        }
     }
 }
 
@@ -100,6 +124,7 @@ impl SimClock {
 
 impl Clock for SimClock {
     fn now(&self) -> Moment {
+        self.timeline.step();
         Moment::since_boot(Duration::from_nanos(self.line().at(self.timeline.nanos())))
     }
 }

@@ -79,6 +79,8 @@ pub(crate) struct Executor {
     ready: Ready,
     newborn: Newborn,
     next: u64,
+    /// The owner of the task that was polled last.
+    last_polled: Owner,
 }
 
 impl Executor {
@@ -88,7 +90,13 @@ impl Executor {
             ready: Ready::default(),
             newborn: Newborn::default(),
             next: 0,
+            last_polled: None,
         }
+    }
+
+    /// Returns the owner of the task that was polled last.
+    pub(crate) fn last_polled(&self) -> Owner {
+        self.last_polled
     }
 
     pub(crate) fn spawner(&self) -> Spawner {
@@ -104,6 +112,7 @@ impl Executor {
         self.admit();
         let Some(id) = self.pick(entropy, may_run) else { return false };
         let Some(task) = self.tasks.get_mut(&id) else { return true };
+        self.last_polled = task.owner;
         task.wake.queued.store(false, Ordering::Relaxed);
         let waker = Waker::from(task.wake.clone());
         if task.future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {

@@ -42,6 +42,7 @@ impl Host {
 
     /// Returns a client of this node.
     pub fn client(&self) -> Client {
+        self.scene.timeline.step();
         self.caller.client().clone()
     }
 
@@ -113,16 +114,19 @@ impl Host {
 
     /// Sleeps in simulated time. Timers of tokio do not work in the simulator: they need a runtime.
     pub async fn sleep(&self, time: Duration) {
+        self.scene.timeline.step();
         self.scene.timers.sleep(time).await;
     }
 
     /// Returns a random number below `bound`, which must not be 0. The number depends only on the seed.
     pub fn random(&self, bound: u64) -> u64 {
+        self.scene.timeline.step();
         self.rng.below(bound)
     }
 
     /// Returns whether the faults have ended and the program should end.
     pub fn is_closing(&self) -> bool {
+        self.scene.timeline.step();
         self.scene.closing.get()
     }
 

@@ -59,16 +59,31 @@
 //! writes a line of your program into the timeline.
 //!
 //! The invariant is one of Bowline's (`docs/assurance/invariants.md`), one of your own, or `PANIC` if your program or
-//! the library has panicked. `docs/assurance/simulator.md` is the guide for users, with the list of the faults.
+//! the library has panicked. `docs/assurance/simulator.md` is the guide for users.
 //! `bowline::testing::Cluster` tests a program with real nodes in real time instead.
 //!
 //! To check the replies that your program gets, record its calls: [`Scenario::with_state`] has an example with a
 //! recorder and a checker of the crate `bowline-check`.
 //!
+//! # Faults
+//!
+//! Each seed draws faults of about two thirds of these kinds. [`Scenario::parts`] lists those of a seed.
+//!
+//! - Processes and machines: `Kill`, `PowerLoss`, `Blackout` (all machines lose power), `PointCrash` (power loss at a
+//!   named point of the code), `Pause`, `PauseAll`, `PauseThenIsolation`, `ResumePauseThenIsolation` (while a session is
+//!   resumed), `Stop` (orderly shutdown), `Rolling` (a restart of all nodes, one after the other).
+//! - Network: `Partition`, `Clog` (a link delays messages), `Reset` (connections are reset and refused). Most seeds also
+//!   lose, repeat, delay, reorder or damage single messages.
+//! - Disks: `SlowDisk`, `SlowSnapshots`, `DiskError` (a failed sync or write), `Full`, `Rot` (a damaged log or snapshot).
+//! - Clocks: each clock starts at a random value, with a rate between 0.901 and 1.099 of true time, which is within the
+//!   drift bound of 10 % ([`Config::drift_percent`](crate::Config::drift_percent)). `ClockDrift` changes all rates.
+//! - Leadership: `Transfer`, `ReturningLeader`.
+//! - Members, in half of the seeds: `Join`, `Promote`, `Replace`, `Remove`.
+//!
 //! # What a program may do
 //!
-//! - It must sleep ([`Host::sleep`]) before it retries a call. Simulated time advances only while all programs wait, so a
-//!   loop of local reads without a sleep does not end.
+//! - It must sleep ([`Host::sleep`]) before it retries a call. Simulated time advances only while all programs wait. A
+//!   loop without a sleep, for example of calls on a stopped node, ends the run with the violation `C-SPIN`.
 //! - It must not use `tokio::spawn` or `tokio::time`, which need a runtime. Use [`Host::spawn`] and [`Host::sleep`].
 //!   `tokio::join!`, channels and locks of tokio work, as does `tokio::select!` with `biased`.
 //! - It must `.await` calls: [`block`](crate::Blocking::block) panics.

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::caller::SimCaller;
+use super::clock::TooManySteps;
 use super::host::Host;
 use super::judge::JudgeTally;
 use super::net::NetConditions;
@@ -104,6 +105,16 @@ pub struct Failure {
     pub violation: Violation,
     /// The end of the trace. Empty for [`run_seed`] without `verbose`.
     pub trace: String,
+    /// The hash of all events.
+    pub(super) trace_hash: u64,
+}
+
+impl Failure {
+    /// Returns whether another run has failed in the same way after the same events.
+    pub(super) fn is_repeated_by(&self, other: &Failure) -> bool {
+        let events = |failure: &Failure| (failure.at, failure.trace_hash);
+        events(self) == events(other) && self.violation.invariant == other.violation.invariant
+    }
 }
 
 impl fmt::Display for Failure {
@@ -278,6 +289,7 @@ impl Run {
         let (violation, has_panicked) = match gone {
             Ok(Ok(())) => return Ok(self.report()),
             Ok(Err(violation)) => (violation, false),
+            Err(panic) if panic.is::<TooManySteps>() => (self.world.endless_loop(), true),
             Err(panic) => (Violation::new("PANIC", explained(panic_message(panic.as_ref()))), true),
         };
         let failure = self.failure(violation);
@@ -505,7 +517,9 @@ impl Run {
 
     fn failure(&self, violation: Violation) -> Failure {
         let at = self.world.timeline().now();
-        Failure { seed: self.seed, at, violation, trace: self.world.trace().to_string() }
+        let trace = self.world.trace();
+        let (trace, trace_hash) = (trace.to_string(), trace.hash());
+        Failure { seed: self.seed, at, violation, trace, trace_hash }
     }
 }
 

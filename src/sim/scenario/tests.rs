@@ -2,6 +2,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::SystemTime;
 
 use super::*;
 use crate::api::{Blocking, Effect};
@@ -167,6 +170,81 @@ fn failure_of<S: 'static>(scenario: &Scenario<S>, seed: u64) -> String {
     let run = || scenario.run_all([seed]);
     let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("the run fails");
     panic.downcast_ref::<String>().expect("a text").clone()
+}
+
+#[test]
+fn loop_without_a_sleep_is_reported_with_its_node() {
+    type Program = fn(Host) -> LocalFuture<()>;
+    let local_reads: Program = |host| {
+        Box::pin(async move {
+            let kv = host.client();
+            host.sleep(ms(5_000)).await;
+            while host.id().get() == 2 {
+                drop(kv.get("k").local().await);
+            }
+        })
+    };
+    let no_sleep: Program = |host| {
+        Box::pin(async move {
+            while host.id().get() == 2 {
+                host.sleep(Duration::ZERO).await;
+            }
+        })
+    };
+    let self_wakes: Program = |host| {
+        Box::pin(std::future::poll_fn(move |context| {
+            context.waker().wake_by_ref();
+            if host.id().get() == 2 { Poll::Pending } else { Poll::Ready(()) }
+        }))
+    };
+    for program in [local_reads, no_sleep, self_wakes] {
+        let failure = Scenario::new(program).nodes(3).quiet().run(1).unwrap_err();
+        assert_eq!(failure.violation.invariant, "C-SPIN");
+        let expected =
+            "a program on n2 loops, and no simulated time passes: sleep between attempts";
+        assert!(failure.violation.detail.starts_with(expected), "{failure}");
+    }
+}
+
+#[test]
+fn loop_on_a_stopped_node_is_reported() {
+    let scenario = Scenario::new(|host| async move {
+        while !host.is_closing() {
+            let Ok(_session) = host.session().await else { continue };
+            host.sleep(ms(100)).await;
+        }
+    });
+    // A node whose disk fails stops, and its program runs until the process ends.
+    let fails = |seed: &u64| scenario.parts(*seed).iter().any(|part| part.contains("DiskError"));
+    let mut failures = (1..=60).filter(fails).filter_map(|seed| scenario.run(seed).err());
+    let failure = failures.next().expect("a node stops");
+    assert_eq!(failure.violation.invariant, "C-SPIN", "{failure}");
+    let (_, node) = failure.violation.detail.split_once("a program on ").unwrap();
+    let stopped = format!("{} has stopped", &node[..2]);
+    assert!(failure.trace.contains(&stopped), "{failure}");
+}
+
+#[test]
+fn failure_that_does_not_repeat_is_not_minimized() {
+    static STARTS: AtomicU64 = AtomicU64::new(0);
+    let counts = Scenario::new(|host| async move {
+        host.sleep(ms(1_000 + STARTS.fetch_add(1, Ordering::Relaxed))).await;
+        panic!("no way out");
+    });
+    let reads_the_clock = Scenario::new(|host| async move {
+        host.sleep(ms(4_000)).await;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        drop(host.client().put("k", format!("{:040}", now.as_nanos())).await);
+        panic!("no way out");
+    });
+    for scenario in [counts, reads_the_clock] {
+        let message = failure_of(&scenario.nodes(3).quiet(), 1);
+        let (first, note) = message.rsplit_once("\nseed 1 does ").expect(&message);
+        assert!(first.ends_with("PANIC is broken: no way out"), "{message}");
+        let expected = "not repeat: the program uses time or randomness that is not the host's";
+        assert!(note.starts_with(expected), "{message}");
+        assert!(!message.contains("run_without"), "{message}");
+    }
 }
 
 #[test]

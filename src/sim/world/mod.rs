@@ -464,10 +464,7 @@ impl World {
     fn settle(&mut self) -> Result<(), Violation> {
         for polls in 0.. {
             if polls == POLLS_MAX {
-                return Violation::found(
-                    "C-SPIN",
-                    format!("{polls} polls, and no time has passed"),
-                );
+                return Err(self.endless_loop());
             }
             self.collect();
             let nodes = &self.nodes;
@@ -477,6 +474,19 @@ impl World {
             }
         }
         self.judge.borrow_mut().verdict()
+    }
+
+    /// Returns the violation of the task that was polled last, if that task loops while no time passes.
+    pub(crate) fn endless_loop(&self) -> Violation {
+        let who = match self.executor.last_polled() {
+            Some(at) => format!("a program on {:?}", self.nodes[at].id),
+            None => "a task".to_owned(),
+        };
+        let detail = format!(
+            "{who} loops, and no simulated time passes: sleep between attempts (`Host::sleep`), because calls on a \
+             stopped node and local reads return at once"
+        );
+        Violation::new("C-SPIN", detail)
     }
 
     /// Collects sent messages, replies to newcomers, and wake-ups.
