@@ -483,7 +483,7 @@ impl World {
             None => "a task".to_owned(),
         };
         let detail = format!(
-            "{who} loops, and no simulated time passes: sleep between attempts (`Host::sleep`), because calls on a \
+            "{who} loops, and no simulated time passes: sleep between attempts with `sleep` of the host, because calls on a \
              stopped node and local reads return at once"
         );
         Violation::new("C-SPIN", detail)
