@@ -293,6 +293,8 @@ pub mod lock {
 ///   item. An effect is applied exactly once if it is in the same transaction as the
 ///   acknowledgement: `ack_with`, `WorkItem::then`, or [`GuardTxn::ack`](lock::GuardTxn::ack) under
 ///   a lock. For effects outside the store, use [`Delivery::token`](queue::Delivery::token) as a fencing token.
+/// - **A put that must happen once** is a transaction: a marker key that must be missing, the put of
+///   that key, and [`Queue::put_op`](queue::Queue::put_op).
 /// - **A claim is never extended.** The item belongs to its taker as long as the session lives,
 ///   however long the work takes.
 /// - **Each delivery is an attempt, even if the taker crashes.** If a program is restarted

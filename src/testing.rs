@@ -39,8 +39,8 @@
 //!
 //! After [`Cluster::kill`] of the leader, the other members elect a new one only after an election
 //! timeout, because no reset connection reports the death as with a process. A [`Config::session_ttl`]
-//! for quick tests must be at least four election timeouts (2 s by default), or the change of the
-//! leader can end the sessions of other members.
+//! for quick tests must be at least four election timeouts, which are 2 s in total by default, or
+//! the change of the leader can end the sessions of other members.
 //!
 //! The functions of this module never sleep for a fixed time. The functions wait for a condition,
 //! up to a time limit ([`ClusterOptions::wait_limit`]). To stop a node that does not belong to a

@@ -38,18 +38,7 @@ pub enum Effect {
 
 /// The error of a failed call. [`Error::effect`] states whether the call changed anything, and
 /// [`Error::is_transient`] whether the same call may succeed later.
-///
-/// A service that returns the error to its own callers can use these HTTP statuses, in this order:
-///
-/// | error | status |
-/// |---|---|
-/// | [`Effect::Applied`] | 200: read the result from the store |
-/// | [`Effect::Unknown`] | 504 |
-/// | [`Error::Rejected`] with [`Rejection::KeyTooLarge`], `ValueTooLarge`, `RequestTooLarge`, `TooManyOps` | 413 |
-/// | [`Error::Rejected`] with [`Rejection::Alarm`]; [`Error::QuotaExceeded`], [`Error::NoSpace`] | 507 |
-/// | [`Error::Rejected`] with another reason | 400 |
-/// | [`Error::Decode`], [`Error::Encode`] | 500 |
-/// | others: no leader, no quorum, too many requests, or the node is stopping | 503 |
+/// [`Error::http_status`] suits services that return the error to their own callers.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {
@@ -204,6 +193,35 @@ impl Error {
             | Error::Decode(_)
             | Error::Encode { .. }
             | Error::NoTransferee => Effect::NotApplied,
+        }
+    }
+
+    /// Returns the status code with which an HTTP service may respond:
+    ///
+    /// | error | status |
+    /// |---|---|
+    /// | [`Effect::Applied`]: only the reply was lost, so the service reads the store | 200 |
+    /// | [`Effect::Unknown`] | 504 |
+    /// | [`Error::Rejected`] because of a size or a number of operations | 413 |
+    /// | [`Rejection::Alarm`], [`Error::QuotaExceeded`], [`Error::NoSpace`] | 507 |
+    /// | [`Error::Rejected`] for another reason | 400 |
+    /// | [`Error::Decode`], [`Error::Encode`] | 500 |
+    /// | others: no leader or quorum, too many calls, or the node is stopping | 503 |
+    pub fn http_status(&self) -> u16 {
+        match (self.effect(), self) {
+            (Effect::Applied, _) => 200,
+            (Effect::Unknown, _) => 504,
+            (Effect::NotApplied, Error::Rejected(rejection)) => match rejection {
+                Rejection::KeyTooLarge { .. }
+                | Rejection::ValueTooLarge { .. }
+                | Rejection::RequestTooLarge { .. }
+                | Rejection::TooManyOps { .. } => 413,
+                Rejection::Alarm(_) => 507,
+                _ => 400,
+            },
+            (Effect::NotApplied, Error::QuotaExceeded { .. } | Error::NoSpace) => 507,
+            (Effect::NotApplied, Error::Decode(_) | Error::Encode { .. }) => 500,
+            (Effect::NotApplied, _) => 503,
         }
     }
 
@@ -374,5 +392,31 @@ impl From<JoinError> for StartError {
 impl From<crate::node::StartError> for StartError {
     fn from(error: crate::node::StartError) -> Self {
         StartError::Data { kind: DataErrorKind::of(&error), why: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::AlarmKind;
+
+    #[test]
+    fn http_status_depends_first_on_the_effect() {
+        let deadline = |effect| Error::Deadline { effect };
+        let rejected = Error::Rejected;
+        for (error, expected) in [
+            (Error::AnswerLost { revision: Revision(2) }, 200),
+            (deadline(Effect::Applied), 200),
+            (deadline(Effect::Unknown), 504),
+            (deadline(Effect::NotApplied), 503),
+            (Error::Busy, 503),
+            (rejected(Rejection::EmptyKey), 400),
+            (rejected(Rejection::ValueTooLarge { bytes: 2, max: 1 }), 413),
+            (rejected(Rejection::TooManyOps { count: 2, max: 1 }), 413),
+            (rejected(Rejection::Alarm(AlarmKind::NoSpace)), 507),
+            (Error::NoSpace, 507),
+        ] {
+            assert_eq!(error.http_status(), expected, "{error:?}");
+        }
     }
 }

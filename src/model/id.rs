@@ -31,6 +31,11 @@ macro_rules! number {
         pub struct $name(pub u64);
 
         impl $name {
+            /// Creates the value of a number.
+            pub const fn new(number: u64) -> Self {
+                Self(number)
+            }
+
             /// Returns the number.
             pub const fn get(self) -> u64 {
                 self.0

@@ -1,8 +1,10 @@
 //! The outcome of a command: a reply or a rejection. A command has the same outcome on every
 //! replica.
 
-use bytes::Bytes;
+use std::ops::Deref;
 use std::time::Duration;
+
+use bytes::Bytes;
 use thiserror::Error;
 
 use super::{
@@ -67,7 +69,7 @@ impl Reply {
     }
 }
 
-/// The rows of a range. Iterates over its rows.
+/// The rows of a range. Dereferences to the slice of its rows, and iterates over them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -84,6 +86,14 @@ pub struct RangeReply {
     /// [`RangeCall::skip_count`](crate::kv::RangeCall::skip_count), only the rows that were visited are
     /// counted.
     pub count: u64,
+}
+
+impl Deref for RangeReply {
+    type Target = [KeyValue];
+
+    fn deref(&self) -> &[KeyValue] {
+        &self.kvs
+    }
 }
 
 impl IntoIterator for RangeReply {

@@ -52,7 +52,8 @@ pub struct NotLeader {
     /// [endpoint](crate::Config::endpoints).
     ///
     /// `None` if there is no leader, or its location is unknown. The value comes from the local
-    /// replica, which may lag behind. It is never a location at which this node campaigned.
+    /// replica, which may lag behind, and a leader that has crashed is named until its session
+    /// expires. It is never a location at which this node campaigned.
     pub leader: Option<Bytes>,
 }
 

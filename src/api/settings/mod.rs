@@ -295,6 +295,7 @@ pub(super) fn ways_to_set(key: &str) -> String {
 impl Config {
     /// Creates the configuration of a node from environment variables: `BOWLINE_DATA_DIR` and
     /// `BOWLINE_NODE_NAME`, which are required, `BOWLINE_MEMBERS`, `BOWLINE_HEARTBEAT` and so on.
+    /// Without `BOWLINE_MEMBERS` and `BOWLINE_JOIN`, a new node founds a cluster of one member.
     /// [`PartialConfig`] lists all settings, and combines variables with other sources. Variables
     /// that are unset or empty keep the default. To change a setting that has no variable, call its
     /// method on the result.

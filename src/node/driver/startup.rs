@@ -49,7 +49,9 @@ impl Driver {
         match recording {
             Recording::Founders(founders) => {
                 self.machine.found(Members::founded(&founders));
+                let members = founders.len();
                 self.identity.founded(founders);
+                tracing::info!(node = self.my_name(), members, "founded a new cluster");
                 // In a restored cluster, the applied index is higher than that of the synthetic
                 // founding entry.
                 let commit = self.machine.applied();

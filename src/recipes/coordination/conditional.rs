@@ -37,6 +37,14 @@ impl CasOutcome {
     pub fn is_done(&self) -> bool {
         matches!(self, CasOutcome::Done { .. })
     }
+
+    /// Returns the revision of the change, or `None` if nothing was changed.
+    pub fn revision(&self) -> Option<Revision> {
+        match self {
+            CasOutcome::Done { revision } => Some(*revision),
+            CasOutcome::Lost { .. } => None,
+        }
+    }
 }
 
 /// Returns a put that keeps the lease of an existing key. A new key gets no lease.

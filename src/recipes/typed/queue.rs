@@ -143,6 +143,8 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
     }
 
     /// Returns the operation that puts an item, for use in your own transaction; see [`Queue::put_op`].
+    /// The key is complete: if the client of the transaction has a
+    /// [prefix](crate::Client::with_prefix), use [`TxnCall::then_complete`](crate::TxnCall::then_complete).
     ///
     /// # Errors
     /// Returns [`Error::Encode`] if the value cannot be encoded.

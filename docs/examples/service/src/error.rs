@@ -15,7 +15,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bowline::lock::FenceError;
 use bowline::tower::{FenceRejection, NotLeader};
-use bowline::{Effect, Error, Rejection, Revision};
+use bowline::{Effect, Error, Revision};
 use serde_json::json;
 
 /// Why a request failed.
@@ -79,26 +79,8 @@ impl ApiError {
     }
 }
 
-/// Returns the status for an error of the store. The effect decides first.
 fn status_of(error: &Error) -> StatusCode {
-    match (error.effect(), error) {
-        (Effect::Applied, _) => StatusCode::OK,
-        (Effect::Unknown, _) => StatusCode::GATEWAY_TIMEOUT,
-        (Effect::NotApplied, Error::Rejected(rejection)) => match rejection {
-            Rejection::ValueTooLarge { .. }
-            | Rejection::RequestTooLarge { .. }
-            | Rejection::TooManyOps { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Rejection::Alarm(_) => StatusCode::INSUFFICIENT_STORAGE,
-            _ => StatusCode::BAD_REQUEST,
-        },
-        (Effect::NotApplied, Error::QuotaExceeded { .. } | Error::NoSpace) => {
-            StatusCode::INSUFFICIENT_STORAGE
-        }
-        // The store has a value that is not a flag.
-        (Effect::NotApplied, Error::Decode(_)) => StatusCode::INTERNAL_SERVER_ERROR,
-        // No leader or no quorum, overload, or the node is stopping.
-        (Effect::NotApplied, _) => StatusCode::SERVICE_UNAVAILABLE,
-    }
+    StatusCode::from_u16(error.http_status()).expect("a valid status")
 }
 
 impl IntoResponse for ApiError {

@@ -137,7 +137,7 @@ impl<O: Output> Calls<O> {
                 context.waker().wake_by_ref();
             }
         }
-        // What cannot be written now is written when the connection is writable again.
+        // The rest is written when the connection is writable again.
         let _: Poll<()> = self.output.poll_release(inner);
         ended
     }
@@ -304,7 +304,7 @@ mod tests {
     async fn panic_ends_only_the_call() {
         let connection = Connection::new();
         let (start, started) = oneshot::channel();
-        let other = connection.call(async { started.await });
+        let other = connection.call(started);
         let panicking = connection.call(async { panic!("expected by this test") });
         assert!(panicking.await.is_err());
         start.send(1).unwrap();

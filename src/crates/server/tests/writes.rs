@@ -92,7 +92,6 @@ async fn responses_that_are_ready_together_are_written_together() {
         assert_eq!(join_all(calls).await, [1; CALLS]);
     }
     let reads = reads.load(Ordering::Relaxed) - before;
-    println!("{reads} reads of {} responses", ROUNDS * CALLS);
     // One or two for each round. Without collecting, there are at least as many as responses.
     assert!(reads < ROUNDS * CALLS / 2, "{reads} reads of {} responses", ROUNDS * CALLS);
     server.shutdown().await;
