@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -15,6 +15,7 @@ use futures_util::FutureExt as _;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use hyper::rt::Executor;
+use tokio::task::coop::{has_budget_remaining, unconstrained};
 
 /// Maximum number of calls in the task of a connection.
 const SHARED_MAX: usize = 32;
@@ -39,7 +40,8 @@ enum Place {
     Moving,
 }
 
-/// Completes in a task that is not that of a connection. Heavy work begins with it.
+/// Completes in a task that is not that of a connection. Heavy work begins with it. All futures between this one and the
+/// task must poll it again whenever they are polled, because a call that moves is not woken.
 pub(crate) fn poll_own_task() -> Poll<()> {
     if PLACE.get() == Place::OwnTask {
         return Poll::Ready(());
@@ -49,6 +51,11 @@ pub(crate) fn poll_own_task() -> Poll<()> {
     Poll::Pending
 }
 
+/// Completes as [`poll_own_task`] does.
+pub(crate) async fn own_task() {
+    std::future::poll_fn(|_| poll_own_task()).await;
+}
+
 /// A call in the task of its connection.
 struct SharedCall(Option<CallFuture>);
 
@@ -56,6 +63,11 @@ impl Future for SharedCall {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if !has_budget_remaining() {
+            // The call keeps its place in the order of calls. Tokio would wake it in the opposite order.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let Some(call) = &mut self.0 else { return Poll::Ready(()) };
         PLACE.set(Place::Shared);
         // As in a task of its own, a panic ends only the call. The panic hook reports it.
@@ -100,11 +112,14 @@ pub(crate) struct Calls<O> {
     output: O,
     running: FuturesUnordered<SharedCall>,
     wake_up: Arc<WakeUp>,
+    /// Whether the connection has used up the budget of the last poll, so that the next begins with the calls.
+    calls_are_due: bool,
 }
 
 impl<O: Output> Calls<O> {
     pub(crate) fn new(new: NewCalls, output: O) -> Self {
-        Self { new, output, running: FuturesUnordered::new(), wake_up: Arc::default() }
+        let (running, wake_up) = (FuturesUnordered::new(), Arc::default());
+        Self { new, output, running, wake_up, calls_are_due: false }
     }
 
     /// Runs a connection and its calls until the connection ends.
@@ -124,22 +139,39 @@ impl<O: Output> Calls<O> {
         let mut ended = Poll::Pending;
         for turn in 1..=TURNS_MAX {
             self.wake_up.begin_turn();
-            ended = connection.as_mut().poll(inner);
-            if ended.is_ready() {
-                break;
+            let calls_are_due = std::mem::take(&mut self.calls_are_due);
+            if !calls_are_due {
+                ended = connection.as_mut().poll(inner);
+                if ended.is_ready() {
+                    break;
+                }
+                self.calls_are_due = !has_budget_remaining();
             }
             self.start_new();
             while let Poll::Ready(Some(())) = self.running.poll_next_unpin(inner) {}
-            if self.wake_up.end_turn() {
+            let is_idle = self.wake_up.end_turn();
+            if turn == TURNS_MAX || !has_budget_remaining() {
+                context.waker().wake_by_ref();
                 break;
             }
-            if turn == TURNS_MAX {
-                context.waker().wake_by_ref();
+            if is_idle && !calls_are_due {
+                break;
             }
         }
         // The rest is written when the connection is writable again.
-        let _: Poll<()> = self.output.poll_release(inner);
+        let _: Poll<()> = self.poll_release(inner);
         ended
+    }
+
+    /// Writes the collected output, also when the budget of the task is used up.
+    fn poll_release(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let release = std::future::poll_fn(|context| self.output.poll_release(context));
+        pin!(unconstrained(release)).poll(context)
+    }
+
+    /// Waits until the collected output is written.
+    pub(crate) async fn released(&mut self) {
+        std::future::poll_fn(|context| self.poll_release(context)).await;
     }
 
     fn start_new(&mut self) {
@@ -238,7 +270,7 @@ mod tests {
                         new.execute(call);
                     }
                 };
-                running.run(std::pin::pin!(connection)).await;
+                running.run(pin!(connection)).await;
             });
             Self { calls, task }
         }
@@ -266,8 +298,8 @@ mod tests {
         let own = connection.task.id();
         let ids = connection.call(async {
             let before = task::id();
-            std::future::poll_fn(|_| poll_own_task()).await;
-            std::future::poll_fn(|_| poll_own_task()).await;
+            own_task().await;
+            own_task().await;
             (before, task::id())
         });
         let (before, during) = result(ids).await;
@@ -320,6 +352,69 @@ mod tests {
         drop(calls);
         task.await.unwrap();
         assert!(call.await.is_err());
+    }
+
+    /// Without an order of their own, the calls between two busy ones would never run.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn busy_calls_do_not_starve_others() {
+        let connection = Connection::new();
+        let (end, ended) = tokio::sync::watch::channel(false);
+        let busy = || {
+            let ended = ended.clone();
+            let (sender, mut messages) = mpsc::unbounded_channel();
+            connection.call(async move {
+                while !*ended.borrow() {
+                    // A message is always ready, so only the budget of the task ends a turn.
+                    sender.send(()).unwrap();
+                    messages.recv().await;
+                }
+            })
+        };
+        let (there, mut arriving) = mpsc::unbounded_channel();
+        let (back, mut returned) = mpsc::unbounded_channel();
+        let first = busy();
+        let echo = connection.call(async move {
+            while let Some(step) = arriving.recv().await {
+                back.send(step).unwrap();
+            }
+        });
+        let last = busy();
+        for step in 0..100 {
+            there.send(step).unwrap();
+            let wait = tokio::time::timeout(Duration::from_secs(5), returned.recv());
+            assert_eq!(wait.await.expect("the call gets its turn"), Some(step));
+        }
+        end.send_replace(true);
+        drop(there);
+        for call in [first, echo, last] {
+            result(call).await;
+        }
+    }
+
+    /// A connection that always has something to read leaves the calls a part of the budget.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn busy_connection_does_not_starve_its_calls() {
+        let (answered, mut answer) = oneshot::channel();
+        let serve = async move {
+            let new = NewCalls::default();
+            let (sender, mut ready) = mpsc::unbounded_channel();
+            let starting = new.clone();
+            let connection = async move {
+                starting.execute(async move {
+                    for _ in 0..10 {
+                        tokio::task::yield_now().await;
+                    }
+                    assert!(answered.send(()).is_ok());
+                });
+                while answer.try_recv().is_err() {
+                    sender.send(()).unwrap();
+                    ready.recv().await;
+                }
+            };
+            Calls::new(new, NoOutput).run(pin!(connection)).await;
+        };
+        let served = tokio::time::timeout(Duration::from_secs(20), tokio::spawn(serve)).await;
+        served.expect("the call gets its turn").unwrap();
     }
 
     /// Calls that other threads wake at any time, also during a turn of the connection.

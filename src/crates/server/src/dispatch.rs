@@ -10,6 +10,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use crate::alarms::Alarms;
+use crate::calls::own_task;
 use crate::endpoint::ListenerScope;
 use crate::grpc::Grpc;
 use crate::member::Member;
@@ -108,7 +109,11 @@ impl Dispatch {
                 let response = self.upgraded.by(grpc, request);
                 return Box::pin(async move { Ok(response) });
             }
-            return Box::pin(async move { Ok(gateway::answer(&grpc, request).await) });
+            return Box::pin(async move {
+                // Converting JSON takes long.
+                own_task().await;
+                Ok(gateway::answer(&grpc, request).await)
+            });
         }
         // Callers of plain HTTP never authenticate.
         let needs_permit = self.http.member.client().access().is_enabled();

@@ -5,7 +5,6 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf as _, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::listen::disconnect::ClientStream;
@@ -23,7 +22,7 @@ const KEPT_BYTES_MAX: usize = 4 << 10;
 /// A connection that collects its output while it is held.
 pub(crate) struct Collected<W> {
     stream: W,
-    bytes: BytesMut,
+    bytes: Vec<u8>,
     is_held: bool,
     /// The error of a write that had been reported as done. Reported by the next call.
     failed: Option<io::Error>,
@@ -31,7 +30,7 @@ pub(crate) struct Collected<W> {
 
 impl<W: AsyncWrite + Unpin> Collected<W> {
     pub(crate) fn new(stream: W) -> Self {
-        Self { stream, bytes: BytesMut::new(), is_held: false, failed: None }
+        Self { stream, bytes: Vec::new(), is_held: false, failed: None }
     }
 
     /// Collects the output from now on. A flush has no effect until [`Collected::poll_release`].
@@ -59,7 +58,7 @@ impl<W: AsyncWrite + Unpin> Collected<W> {
             let written = ready!(Pin::new(&mut self.stream).poll_write(context, &self.bytes));
             match written {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Ok(count) => self.bytes.advance(count),
+                Ok(count) => drop(self.bytes.drain(..count)),
                 Err(error) => {
                     self.bytes.clear();
                     return Poll::Ready(Err(error));
@@ -67,7 +66,7 @@ impl<W: AsyncWrite + Unpin> Collected<W> {
             }
         }
         if self.bytes.capacity() > KEPT_BYTES_MAX {
-            self.bytes = BytesMut::new();
+            self.bytes = Vec::new();
         }
         Poll::Ready(Ok(()))
     }
@@ -261,6 +260,21 @@ mod tests {
         assert!(collected.poll_release(&mut context()).is_ready());
         assert_eq!(written(&collected), expected);
         assert!(collected.bytes.capacity() <= KEPT_BYTES_MAX);
+    }
+
+    #[test]
+    fn idle_connection_keeps_no_large_buffer() {
+        for size in [100, 8_000, 15_000] {
+            let mut collected = held();
+            for _ in 0..4 {
+                assert!(write(&mut collected, &vec![7; size]).is_ready());
+            }
+            // The socket accepts a part, and later the rest.
+            collected.stream.accepts = vec![0, 3 * size];
+            assert!(collected.poll_release(&mut context()).is_pending());
+            assert!(collected.poll_release(&mut context()).is_ready());
+            assert!(collected.bytes.capacity() <= KEPT_BYTES_MAX, "after 4 pieces of {size} bytes");
+        }
     }
 
     #[test]

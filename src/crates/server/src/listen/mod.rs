@@ -385,7 +385,14 @@ async fn serve(
             }
         }
         match upgraded.take() {
-            Some(call) => call.run(stop_requested(&mut stop)).await,
+            Some(call) => {
+                // The response to the upgrade, and those before it.
+                tokio::select! {
+                    () = calls.released() => {}
+                    () = stop_requested(&mut stop) => return Ok(()),
+                }
+                call.run(stop_requested(&mut stop)).await
+            }
             None => Ok(()),
         }
     };

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
+use crate::calls::own_task;
 use crate::identity::Identity;
 use crate::leader::{Leaderless, needs_leader};
 use crate::member::Member;
@@ -34,6 +35,9 @@ use bowline_proto::etcdserverpb::{
 
 /// Number of keys whose scan takes no noticeable time.
 const FEW_KEYS: usize = 1000;
+
+/// Number of keys above which a range gets a task of its own, so that the ranges of one connection can use all cores.
+const SHARED_KEYS_MAX: usize = 50;
 
 #[derive(Clone)]
 pub(crate) struct KvService {
@@ -79,7 +83,11 @@ impl KvService {
     /// returns.
     fn is_long(&self, keys: &KeyRange, request: &RangeRequest) -> bool {
         let by_value = request.sort_target() == SortTarget::Value && !request.range_end.is_empty();
-        by_value || self.member.client().estimated_len(keys.clone(), FEW_KEYS + 1) > FEW_KEYS
+        by_value || self.scans_more_than(FEW_KEYS, keys)
+    }
+
+    fn scans_more_than(&self, count: usize, keys: &KeyRange) -> bool {
+        self.member.client().estimated_len(keys.clone(), count + 1) > count
     }
 
     /// Returns the time until which a response may wait for room in the response budget.
@@ -171,6 +179,9 @@ impl Kv for KvService {
         self.check_role(&request)?;
         let keys = key_range(request.key.clone(), request.range_end.clone());
         let is_long = self.is_long(&keys, &request);
+        if self.scans_more_than(SHARED_KEYS_MAX, &keys) {
+            own_task().await;
+        }
         self.read((&permits, is_long), || {
             let call = self.range_call(&who, keys.clone(), &request)?;
             Ok::<_, Status>(async move {
