@@ -136,7 +136,7 @@ pub fn http(address: &str, method: &str, path: &str, body: &str) -> (u16, HttpBo
     http_with(address, method, path, "", body)
 }
 
-/// Like [`http`], with additional headers. Each header in `headers` must end with a line break.
+/// Like [`http()`], with additional headers. Each header in `headers` must end with a line break.
 pub fn http_with(
     address: &str,
     method: &str,
