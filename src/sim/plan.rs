@@ -242,6 +242,8 @@ pub(crate) struct Plan {
     pub(crate) sync_max: Duration,
     /// The faults and their times.
     pub(crate) faults: Vec<(Duration, PlanFault)>,
+    /// The time of the last fault before some were left out, so that a run without them lasts as long.
+    pub(crate) storm_end: Duration,
     /// Number of clients on each node.
     pub(crate) clients: u64,
     /// Maximum pause of a client between two operations.
@@ -298,6 +300,7 @@ impl Plan {
             sync_min: quick,
             sync_max: Duration::from_millis(1 + rng.below(12)),
             faults,
+            storm_end: Duration::ZERO,
             clients,
             think_max: Duration::from_millis(120 + rng.below(400)),
             programs,
@@ -318,6 +321,7 @@ impl Plan {
             sync_min: Duration::from_micros(100),
             sync_max: Duration::from_millis(4),
             faults,
+            storm_end: Duration::ZERO,
             clients: 4,
             think_max: Duration::from_millis(245),
             programs: Vec::new(),
@@ -339,6 +343,9 @@ impl Plan {
 
     /// Leaves out the parts with these numbers.
     pub(crate) fn leave_out(&mut self, without: &[usize]) {
+        if !without.is_empty() {
+            self.storm_end = self.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();
+        }
         let faults = self.faults.len();
         let mut number = 0..;
         let mut stays = || !without.contains(&number.next().expect("there is no last number"));

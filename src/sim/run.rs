@@ -327,6 +327,7 @@ impl Run {
         }
         // A run without drawn faults lasts as long as a run with them.
         let least = if self.is_quiet() { STORM } else { CALM_START };
+        let least = least.max(self.plan.storm_end);
         self.world.run_until(script_end.unwrap_or_default().max(least))
     }
 

@@ -53,6 +53,9 @@ type EndCheck<S> = Rc<dyn Fn(&S, &Rows<'_>) -> Result<(), String>>;
 /// before the deadline only delays calls: it causes no error and no unknown outcome. To test how your program handles
 /// both, set a shorter deadline with [`Scenario::configure`], or use longer faults.
 ///
+/// A mistake in the use of a lock shows only if a session ends during the work under the lock. So let the work take
+/// seconds, and set a short [`Config::session_ttl`], such as 2 s.
+///
 /// The type parameter is the state of a run; see [`Scenario::with_state`].
 pub struct Scenario<S = ()> {
     /// Creates the state of a run.
@@ -337,8 +340,8 @@ impl<S: 'static> Scenario<S> {
     /// in the order of their numbers, and [`run_all`](Self::run_all) prints the numbers that it has left out. To
     /// minimize a failure yourself, call this function from [`minimise`].
     ///
-    /// The calm phase begins after the last drawn fault that is not left out, and ends all faults. So a failure may need
-    /// a late fault only because it keeps an earlier one going.
+    /// The calm phase ends all faults. Its start does not depend on `without`. Lost and late messages are no parts: some
+    /// seeds have them throughout the storm.
     ///
     /// # Errors
     /// Returns the violation with the end of the timeline.
@@ -347,7 +350,7 @@ impl<S: 'static> Scenario<S> {
     }
 
     /// Runs many seeds and returns their reports. Minimizes the first failure: repeats the run without the faults
-    /// that it does not need. These may be faults that the seed draws, faults of [`at`](Self::at), and the crash after
+    /// that it does not need, with at most 60 runs. These may be faults that the seed draws, faults of [`at`](Self::at), and the crash after
     /// the storm. If a second run of the seed differs from the first, the message says so instead: the program is
     /// not deterministic.
     ///

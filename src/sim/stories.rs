@@ -70,6 +70,7 @@ impl SimStory {
             sync_min: Duration::from_micros(100),
             sync_max: ms(4),
             faults,
+            storm_end: Duration::ZERO,
             clients: 1 + 6 / self.nodes,
             think_max: ms(300),
             programs: self.programs.to_vec(),
