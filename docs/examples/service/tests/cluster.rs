@@ -114,7 +114,7 @@ async fn flags_change_by_compare_and_set_on_any_process() {
 
     assert_eq!(put(flag(0), &[("if-match", "new")], r#"{"on": true}"#).await.status, 400);
     let long = instances[0].at(&format!("/flags/{}", "x".repeat(10_000)));
-    assert_eq!(put(long, &[], r#"{"on": true}"#).await.status, 400);
+    assert_eq!(put(long, &[], r#"{"on": true}"#).await.status, 413);
 }
 
 #[tokio::test(flavor = "multi_thread")]
