@@ -38,7 +38,7 @@ pub enum Effect {
 
 /// The error of a failed call. [`Error::effect`] states whether the call changed anything, and
 /// [`Error::is_transient`] whether the same call may succeed later.
-/// [`Error::http_status`] suits services that return the error to their own callers.
+/// [`Error::http_status`] suggests a status code to HTTP services.
 #[derive(Clone, PartialEq, Eq, Debug, ThisError)]
 #[non_exhaustive]
 pub enum Error {

@@ -29,19 +29,20 @@ thread_local! {
     static PLACE: Cell<Place> = const { Cell::new(Place::OwnTask) };
 }
 
-/// Where the current thread runs a call.
+/// The task in which the current thread runs a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// In a task of its own, or no call at all.
     OwnTask,
     /// In the task of its connection.
     Shared,
-    /// In the task of its connection, which is to move it to a task of its own.
+    /// In the task of its connection, and the call has asked for a task of its own.
     Moving,
 }
 
-/// Completes in a task that is not that of a connection. Heavy work begins with it. All futures between this one and the
-/// task must poll it again whenever they are polled, because a call that moves is not woken.
+/// Completes if the call has a task of its own. Otherwise, moves the call to one, and completes there. Called before heavy
+/// work. A call that moves is polled again without a wake-up, so a combinator that polls only woken futures, such as
+/// `FuturesUnordered`, must not be between this function and the task.
 pub(crate) fn poll_own_task() -> Poll<()> {
     if PLACE.get() == Place::OwnTask {
         return Poll::Ready(());
@@ -51,7 +52,7 @@ pub(crate) fn poll_own_task() -> Poll<()> {
     Poll::Pending
 }
 
-/// Completes as [`poll_own_task`] does.
+/// Moves the call to a task of its own before heavy work, as [`poll_own_task`] does.
 pub(crate) async fn own_task() {
     std::future::poll_fn(|_| poll_own_task()).await;
 }
