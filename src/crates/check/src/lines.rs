@@ -20,8 +20,9 @@
 //! [`KvCall`](super::KvCall), [`MutexCall`](super::MutexCall), [`SemaphoreCall`](super::SemaphoreCall),
 //! [`QueueCall`](super::QueueCall), [`ElectionCall`](super::ElectionCall), [`ListTxn`](super::ListTxn),
 //! [`RegisterTxn`](super::RegisterTxn), [`RecordedWatchCall`](super::watch::RecordedWatchCall),
-//! [`HoldCall`](super::intervals::HoldCall) and [`LeaseCall`](super::intervals::LeaseCall). An unknown field is an error, and so is a field that occurs twice
-//! in an object, so that a typing error never drops a part of a history. Every error names its line.
+//! [`HoldCall`](super::intervals::HoldCall) and [`LeaseCall`](super::intervals::LeaseCall). An
+//! unknown field is an error, and so is a field that occurs twice in an object, so that a typing error never drops a part
+//! of a history. Every error names its line.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -65,7 +65,7 @@ impl Future for SharedCall {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         if !has_budget_remaining() {
-            // The call keeps its place in the order of calls. Tokio would wake it in the opposite order.
+            // If tokio woke the waiting calls, it would do so in reverse order, and a call between busy ones would never run.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
