@@ -131,15 +131,7 @@ impl Client {
     /// # Ok::<(), bowline::Error>(())
     /// ```
     pub fn put_if_absent(&self, key: impl IntoBytes, value: impl IntoBytes) -> PutIfAbsent {
-        let (key, value) = (key.into_bytes(), value.into_bytes());
-        PutIfAbsent {
-            client: self.clone(),
-            key,
-            value,
-            life: Life::Endless,
-            deadline: None,
-            failed: None,
-        }
+        PutIfAbsent::new(self, key.into_bytes(), Ok(value.into_bytes()))
     }
 
     /// Writes `value` to `key` if the key is in the expected state: `kv.compare_and_set("k",
@@ -170,16 +162,7 @@ impl Client {
         expected: impl Into<Expected>,
         value: impl IntoBytes,
     ) -> CompareAndSet {
-        let (key, expected, value) = (key.into_bytes(), expected.into(), value.into_bytes());
-        CompareAndSet {
-            client: self.clone(),
-            key,
-            expected,
-            value,
-            ttl: None,
-            deadline: None,
-            failed: None,
-        }
+        CompareAndSet::new(self, key.into_bytes(), expected.into(), Ok(value.into_bytes()))
     }
 
     /// Deletes `key` if it is in the expected state. A caller that stores a unique value can pass
@@ -224,14 +207,22 @@ pub struct CompareAndSet {
     client: Client,
     key: Bytes,
     expected: Expected,
-    value: Bytes,
+    /// The encoded value, or the error with which the call fails.
+    value: Result<Bytes, Error>,
     ttl: Option<Duration>,
     deadline: Option<Duration>,
-    /// The error with which the call fails, if the value could not be encoded.
-    failed: Option<Error>,
 }
 
 impl CompareAndSet {
+    pub(crate) fn new(
+        client: &Client,
+        key: Bytes,
+        expected: Expected,
+        value: Result<Bytes, Error>,
+    ) -> Self {
+        Self { client: client.clone(), key, expected, value, ttl: None, deadline: None }
+    }
+
     /// Sets a TTL of at least 1 ms: the key is detached from its previous lease and expires after
     /// this time. To extend the life of its own key, a caller sets the current value again. (Redis
     /// needs a script for this.)
@@ -261,17 +252,9 @@ impl CompareAndSet {
 
     deadline_option!();
 
-    /// Lets the call fail with this error.
-    pub(crate) fn failed(mut self, error: Error) -> Self {
-        self.failed = Some(error);
-        self
-    }
-
     async fn run_undoable(self, until: &Until) -> Result<CasOutcome, Error> {
-        let Self { client, key, expected, value, ttl, failed, .. } = self;
-        if let Some(error) = failed {
-            return Err(error);
-        }
+        let Self { client, key, expected, value, ttl, .. } = self;
+        let value = value?;
         let granted = match ttl {
             Some(ttl) => Some(Granted::of(&client, ttl, until).await?),
             None => None,
@@ -327,14 +310,17 @@ enum Life {
 pub struct PutIfAbsent {
     client: Client,
     key: Bytes,
-    value: Bytes,
+    /// The encoded value, or the error with which the call fails.
+    value: Result<Bytes, Error>,
     life: Life,
     deadline: Option<Duration>,
-    /// The error with which the call fails, if the value could not be encoded.
-    failed: Option<Error>,
 }
 
 impl PutIfAbsent {
+    pub(crate) fn new(client: &Client, key: Bytes, value: Result<Bytes, Error>) -> Self {
+        Self { client: client.clone(), key, value, life: Life::Endless, deadline: None }
+    }
+
     /// Sets a TTL, at least 1 ms. The call grants a lease for the key, which is not renewed. The
     /// lease is revoked if the key already exists, or if the call fails or is dropped. The
     /// revocation also deletes the key if this call wrote it, so no key of a failed call stays.
@@ -350,12 +336,6 @@ impl PutIfAbsent {
     }
 
     deadline_option!();
-
-    /// Lets the call fail with this error.
-    pub(crate) fn failed(mut self, error: Error) -> Self {
-        self.failed = Some(error);
-        self
-    }
 }
 
 impl IntoFuture for PutIfAbsent {
@@ -363,12 +343,9 @@ impl IntoFuture for PutIfAbsent {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { client, key, value, life, deadline: timeout, failed } = self;
+        let Self { client, key, value, life, deadline: timeout } = self;
         let call = Call::new(&client.clone(), move |until| async move {
-            if let Some(error) = failed {
-                return Err(error);
-            }
-            put_if_absent(&client, key, value, life, &until).await
+            put_if_absent(&client, key, value?, life, &until).await
         });
         match timeout {
             Some(timeout) => call.deadline(timeout).into_future(),

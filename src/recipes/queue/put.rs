@@ -79,22 +79,14 @@ impl Queue {
     /// Puts an item at the end of the queue.
     #[doc(alias = "push", alias = "send")]
     pub fn put(&self, value: impl IntoBytes) -> PutItem {
-        PutItem { many: self.put_many([value.into_bytes()]) }
+        PutItem { many: self.put_many([value]) }
     }
 
     /// Puts several items at the end of the queue in one transaction, in order and without other
     /// items in between. At most [`Limits::txn_ops_max`](crate::Limits::txn_ops_max) items, or half
     /// of that with a delay; more fail with [`QueueError::TooManyItems`].
     pub fn put_many(&self, values: impl IntoIterator<Item = impl IntoBytes>) -> PutMany {
-        let values = values.into_iter().map(IntoBytes::into_bytes).collect();
-        PutMany {
-            queue: self.clone(),
-            values,
-            priority: 0,
-            delay: Duration::ZERO,
-            deadline: None,
-            failed: None,
-        }
+        PutMany::new(self, Ok(values.into_iter().map(IntoBytes::into_bytes).collect()))
     }
 
     /// Returns the operation that puts an item, for use in your own transaction: with a condition
@@ -217,6 +209,16 @@ impl Queue {
         if self.keys.name.is_empty() { Err(QueueError::EmptyName) } else { Ok(()) }
     }
 
+    /// Checks that one transaction can put all items. A delay is an operation of its own.
+    fn check_count(&self, items: usize, is_delayed: bool) -> Result<(), QueueError> {
+        let ops_max = self.client.shared.settings.limits.txn_ops_max;
+        let max = ops_max / if is_delayed { 2 } else { 1 };
+        match items > max {
+            true => Err(QueueError::TooManyItems { items, max, is_delayed }),
+            false => Ok(()),
+        }
+    }
+
     /// Checks that the limit allows `more` additional items.
     pub(super) async fn check_room(&self, more: usize) -> Result<(), QueueError> {
         let Some(limit) = self.limit else { return Ok(()) };
@@ -294,10 +296,8 @@ pub struct PutItem {
 }
 
 impl PutItem {
-    /// Makes the call fail with this error.
-    pub(in crate::recipes) fn failed(mut self, error: Error) -> Self {
-        self.many = self.many.failed(error);
-        self
+    pub(in crate::recipes) fn new(queue: &Queue, value: Result<Bytes, Error>) -> Self {
+        Self { many: PutMany::new(queue, value.map(|value| vec![value])) }
     }
 
     /// Sets the priority. Lower numbers are taken first. Default 0.
@@ -334,19 +334,16 @@ awaited!(PutItem -> Result<ItemId, QueueError>);
 #[must_use = "nothing is put until this is awaited"]
 pub struct PutMany {
     queue: Queue,
-    values: Vec<Bytes>,
+    /// The encoded values, or the error with which the call fails.
+    values: Result<Vec<Bytes>, Error>,
     priority: i16,
     delay: Duration,
     deadline: Option<Duration>,
-    /// The error with which the call fails, if a value could not be encoded.
-    failed: Option<Error>,
 }
 
 impl PutMany {
-    /// Makes the call fail with this error.
-    pub(in crate::recipes) fn failed(mut self, error: Error) -> Self {
-        self.failed = Some(error);
-        self
+    pub(in crate::recipes) fn new(queue: &Queue, values: Result<Vec<Bytes>, Error>) -> Self {
+        Self { queue: queue.clone(), values, priority: 0, delay: Duration::ZERO, deadline: None }
     }
 
     /// Sets the priority. Lower numbers are taken first. Default 0.
@@ -370,36 +367,22 @@ impl PutMany {
 
     deadline_option!();
 
-    /// Checks that one transaction can put all items. A delay is an operation of its own.
-    fn check_count(&self) -> Result<(), QueueError> {
-        let is_delayed = !self.delay.is_zero();
-        let ops_max = self.queue.client.shared.settings.limits.txn_ops_max;
-        let (items, max) = (self.values.len(), ops_max / if is_delayed { 2 } else { 1 });
-        match items > max {
-            true => Err(QueueError::TooManyItems { items, max, is_delayed }),
-            false => Ok(()),
-        }
-    }
-
     async fn run(self) -> Result<Vec<ItemId>, QueueError> {
-        let Self { queue: Queue { client, keys, .. }, priority, .. } = &self;
-        if let Some(error) = self.failed {
-            return Err(error.into());
-        }
-        self.queue.check()?;
-        if self.values.is_empty() {
+        let Self { queue, values, priority, delay, deadline } = self;
+        let (Queue { client, keys, .. }, values) = (&queue, values?);
+        queue.check()?;
+        if values.is_empty() {
             return Ok(Vec::new());
         }
-        self.check_count()?;
-        self.queue.check_room(self.values.len()).await?;
+        queue.check_count(values.len(), !delay.is_zero())?;
+        queue.check_room(values.len()).await?;
         let shared = Arc::clone(&client.shared);
-        let deadline = shared.deadline(self.deadline);
+        let deadline = shared.deadline(deadline);
         let unique = shared.env.entropy.next_u64();
-        let ids: Vec<Bytes> =
-            (0..self.values.len()).map(|n| item_id(*priority, unique, n)).collect();
+        let ids: Vec<Bytes> = (0..values.len()).map(|n| item_id(priority, unique, n)).collect();
         let ops = |lease: Option<PutLease>| {
             let mut ops = Vec::new();
-            for (id, value) in ids.iter().zip(&self.values) {
+            for (id, value) in ids.iter().zip(&values) {
                 ops.push(Op::put(keys.key(KeyPart::Item, id), value.clone()));
                 ops.extend(lease.map(|lease| {
                     let mut delay = Put::new(keys.key(KeyPart::Delay, id), Bytes::new());
@@ -415,7 +398,7 @@ impl PutMany {
             call.deadline(deadline.since(shared.now())).commit()
         };
         // Round up to whole milliseconds.
-        let millis = self.delay.as_nanos().div_ceil(1_000_000);
+        let millis = delay.as_nanos().div_ceil(1_000_000);
         let delay = Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX));
         let mut lease = None;
         if delay > Duration::ZERO && !mutant!(B12) {

@@ -88,10 +88,8 @@ impl<T: Send + 'static, C: Codec<T>> TypedCell<T, C> {
         expected: impl Into<Expected>,
         value: impl Borrow<T>,
     ) -> CompareAndSet {
-        match self.codec.encode(&self.key, value.borrow()) {
-            Ok(value) => self.cell().compare_and_set(expected, value),
-            Err(error) => self.cell().compare_and_set(expected, Bytes::new()).failed(error),
-        }
+        let value = self.codec.encode(&self.key, value.borrow());
+        CompareAndSet::new(&self.client, self.key.clone(), expected.into(), value)
     }
 
     /// Computes a new value from the old value (`None` if the key does not exist), and writes it;

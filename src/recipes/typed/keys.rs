@@ -127,10 +127,8 @@ impl<T, C: Codec<T>> Typed<T, C> {
     /// [`Error::Encode`].
     pub fn put_if_absent(&self, key: impl IntoBytes, value: impl Borrow<T>) -> PutIfAbsent {
         let key = key.into_bytes();
-        match self.encode(&key, value.borrow()) {
-            Ok(value) => self.client.put_if_absent(key, value),
-            Err(error) => self.client.put_if_absent(key, "").failed(error),
-        }
+        let value = self.encode(&key, value.borrow());
+        PutIfAbsent::new(&self.client, key, value)
     }
 
     /// Writes a value, by reference or owned, if the key is in the expected state, like
@@ -163,10 +161,8 @@ impl<T, C: Codec<T>> Typed<T, C> {
         value: impl Borrow<T>,
     ) -> CompareAndSet {
         let key = key.into_bytes();
-        match self.encode(&key, value.borrow()) {
-            Ok(value) => self.client.compare_and_set(key, expected, value),
-            Err(error) => self.client.compare_and_set(key, expected, "").failed(error),
-        }
+        let value = self.encode(&key, value.borrow());
+        CompareAndSet::new(&self.client, key, expected.into(), value)
     }
 
     /// Reads a range of keys: `..` for all. Default: in key order. Each row that cannot be decoded is

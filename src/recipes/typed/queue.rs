@@ -84,20 +84,14 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
     /// Puts an item at the end of the queue; see [`Queue::put`]. If the value cannot be encoded, the
     /// call fails with [`Error::Encode`].
     pub fn put(&self, value: impl Borrow<T>) -> PutItem {
-        match self.encode(value.borrow()) {
-            Ok(value) => self.queue.put(value),
-            Err(error) => self.queue.put(Bytes::new()).failed(error),
-        }
+        PutItem::new(&self.queue, self.encode(value.borrow()))
     }
 
     /// Puts several items at the end of the queue in one transaction; see [`Queue::put_many`]. If a
     /// value cannot be encoded, the call fails with [`Error::Encode`] and puts no item.
     pub fn put_many(&self, values: impl IntoIterator<Item = impl Borrow<T>>) -> PutMany {
         let encoded = values.into_iter().map(|value| self.encode(value.borrow()));
-        match encoded.collect::<Result<Vec<Bytes>, Error>>() {
-            Ok(values) => self.queue.put_many(values),
-            Err(error) => self.queue.put_many([Bytes::new()]).failed(error),
-        }
+        PutMany::new(&self.queue, encoded.collect())
     }
 
     /// Returns a handle that limits the length of the queue; see [`Queue::limit`].
