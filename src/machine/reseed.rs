@@ -22,7 +22,6 @@
 
 use std::sync::Arc;
 
-use super::dedup_table::DedupTable;
 use super::digest::mix;
 use super::history::EventHistory;
 use super::index::Index;
@@ -102,17 +101,11 @@ impl Machine {
         let next = shared.leases().next();
         *store.shared().leases_mut() = LeaseTable::counting_from(next).expect("it counted so far");
         let mut machine = Machine {
-            options: self.options,
             applied: RESEEDED_AT.0,
             term: RESEEDED_AT.1,
             store,
-            dedup: DedupTable::default(),
-            members: Arc::default(),
-            access: Arc::default(),
-            alarms: Arc::default(),
             version: self.version,
-            configuration: 0,
-            requester: None,
+            ..Machine::new(self.options)
         };
         machine.set_members(how.members);
         machine.set_access(Arc::new(self.access.reseeded(how.revision_jump)));

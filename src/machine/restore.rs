@@ -297,19 +297,8 @@ impl Restore {
         let store =
             RowStore::restored(self.index, self.history, published, self.bytes, (live, past));
         *store.shared().leases_mut() = self.leases;
-        let mut machine = Machine {
-            options: self.options,
-            applied,
-            term,
-            store,
-            dedup: self.dedup,
-            members: Arc::default(),
-            access: Arc::default(),
-            alarms: Arc::default(),
-            version,
-            configuration: 0,
-            requester: None,
-        };
+        let (dedup, new) = (self.dedup, Machine::new(self.options));
+        let mut machine = Machine { applied, term, store, dedup, version, ..new };
         machine.set_members(members);
         machine.set_access(Arc::new(access));
         machine.set_alarms(Arc::new(alarms));
