@@ -32,7 +32,7 @@ pub struct SimDisk {
 /// A function that is called with the path and the mode of each opening of a file.
 type OpenHook = dyn Fn(&Path, OpenMode) + Send + Sync;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct SimDiskState {
     dirs: BTreeMap<PathBuf, Dir>,
     files: BTreeMap<u64, Content>,
@@ -85,16 +85,7 @@ struct Content {
 impl SimDisk {
     /// Returns an empty disk.
     pub fn new(seed: u64) -> Self {
-        let state = SimDiskState {
-            dirs: BTreeMap::new(),
-            files: BTreeMap::new(),
-            files_made: 0,
-            life: 0,
-            locked: BTreeMap::new(),
-            locks_made: 0,
-            faults: Faults::default(),
-            seed,
-        };
+        let state = SimDiskState { seed, ..SimDiskState::default() };
         Self { state: Arc::new(Mutex::new(state)), before_open: None }
     }
 

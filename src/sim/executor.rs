@@ -74,6 +74,7 @@ impl Spawner {
 }
 
 /// The tasks of a world.
+#[derive(Default)]
 pub(crate) struct Executor {
     tasks: BTreeMap<TaskId, Task>,
     ready: Ready,
@@ -84,16 +85,6 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    pub(crate) fn new() -> Self {
-        Self {
-            tasks: BTreeMap::new(),
-            ready: Ready::default(),
-            newborn: Newborn::default(),
-            next: 0,
-            last_polled: None,
-        }
-    }
-
     /// Returns the owner of the task that was polled last.
     pub(crate) fn last_polled(&self) -> Owner {
         self.last_polled
@@ -269,7 +260,7 @@ mod tests {
         fn new() -> Self {
             let timeline = Arc::new(Timeline::default());
             let timers = Timers::new(timeline.clone());
-            Self { timeline, timers, executor: Executor::new(), said: Rc::default() }
+            Self { timeline, timers, executor: Executor::default(), said: Rc::default() }
         }
 
         fn actor(&self, owner: Owner, name: &'static str, waits_ms: u64) {

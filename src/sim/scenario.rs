@@ -66,7 +66,7 @@ pub struct Scenario<S = ()> {
 }
 
 /// The parts of a scenario that do not depend on its state.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct ScenarioOptions {
     nodes: Option<u64>,
     config: MemberConfig,
@@ -186,15 +186,7 @@ impl<S: 'static> Scenario<S> {
         F: Future<Output = ()> + 'static,
     {
         let program = Rc::new(move |host, state| Box::pin(program(host, state)) as LocalFuture<()>);
-        let options = ScenarioOptions {
-            nodes: None,
-            config: MemberConfig::default(),
-            always: Vec::new(),
-            finally: None,
-            script: Vec::new(),
-            is_quiet: false,
-            floors: Vec::new(),
-        };
+        let options = ScenarioOptions::default();
         Self { state: Rc::new(state), program, at_end: Vec::new(), options }
     }
 

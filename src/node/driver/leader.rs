@@ -18,6 +18,7 @@ use crate::node::requests::quota::{Proposed, growth};
 use crate::{codec, consensus};
 
 /// The state that only a leader has.
+#[derive(Default)]
 pub(super) struct LeaderState {
     /// Time of the election.
     pub(super) since: Moment,
@@ -46,18 +47,7 @@ pub(super) struct LeaderState {
 
 impl LeaderState {
     fn new(now: Moment) -> Self {
-        Self {
-            since: now,
-            forwarded: Vec::new(),
-            held_back: BTreeMap::new(),
-            in_log: Proposed::default(),
-            renewals: BTreeMap::new(),
-            in_flight: VecDeque::new(),
-            step: None,
-            unanswered: Vec::new(),
-            retention: None,
-            raising: None,
-        }
+        Self { since: now, ..Self::default() }
     }
 
     /// Records that a request was proposed in the entry at `index`. `more` is the growth of the

@@ -25,7 +25,7 @@ use crate::model::Moment;
 use crate::node::requests::answer::StopReason;
 
 /// The facts that a driver records at each of its ticks.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct HealthSample {
     /// Time of the tick.
     pub(crate) at: Moment,
@@ -64,23 +64,7 @@ pub(crate) struct HealthSample {
 impl HealthSample {
     /// Returns the facts before the first tick.
     pub(crate) fn initial(now: Moment) -> Self {
-        Self {
-            at: now,
-            founding: None,
-            restoring: false,
-            fetching: false,
-            leads: false,
-            leader: None,
-            touched: None,
-            electing: true,
-            quorum_connected: false,
-            behind: 0,
-            log_owes_since: None,
-            slowest_sync: Duration::ZERO,
-            disk_full: false,
-            diverged: false,
-            rejected: Vec::new(),
-        }
+        Self { at: now, electing: true, ..Self::default() }
     }
 }
 

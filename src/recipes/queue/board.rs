@@ -83,6 +83,7 @@ struct ProposedTake {
     may_stand: bool,
 }
 
+#[derive(Default)]
 struct BoardState {
     index: ItemIndex,
     watch: Option<Watch>,
@@ -119,16 +120,7 @@ impl Board {
     pub(super) fn new(session: Session, keys: QueueKeys, attempts_max: Option<u64>) -> Arc<Self> {
         let unique = session.shared().env.entropy.next_u64();
         let idle = format!("{}-{unique:016x}", session.lease()).into();
-        let state = BoardState {
-            index: ItemIndex::new(keys.clone()),
-            watch: None,
-            takers: BTreeMap::new(),
-            is_proposing: false,
-            doubtful: Vec::new(),
-            stands: false,
-            counting: false,
-            wants_next: false,
-        };
+        let state = BoardState { index: ItemIndex::new(keys.clone()), ..BoardState::default() };
         let (notes, due, state) = (Mutex::default(), AtomicBool::new(false), Mutex::new(state));
         Arc::new(Self { session, keys, idle, attempts_max, notes, due, state })
     }

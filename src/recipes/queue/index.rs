@@ -17,7 +17,7 @@ use super::{KeyPart, QueueKeys};
 type Place = (i16, Revision, Bytes);
 
 /// An index of the available items of a queue.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct ItemIndex {
     keys: QueueKeys,
     items: BTreeMap<Bytes, IndexedItem>,
@@ -55,16 +55,7 @@ pub(super) struct Chooser<'a> {
 
 impl ItemIndex {
     pub(super) fn new(keys: QueueKeys) -> Self {
-        Self {
-            keys,
-            items: BTreeMap::new(),
-            delayed: BTreeSet::new(),
-            claimed: BTreeMap::new(),
-            claims: BTreeMap::new(),
-            free: BTreeSet::new(),
-            idle: BTreeMap::new(),
-            line: BTreeSet::new(),
-        }
+        Self { keys, ..Self::default() }
     }
 
     /// Adds or updates a row.

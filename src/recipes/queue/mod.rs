@@ -168,7 +168,7 @@ enum KeyPart {
 }
 
 /// The keys of a queue.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct QueueKeys {
     name: Bytes,
 }

@@ -120,6 +120,7 @@ impl JudgeTally {
 }
 
 /// The judge of a world.
+#[derive(Default)]
 pub(crate) struct Judge {
     timeline: Arc<Timeline>,
     truth: Truth,
@@ -148,27 +149,7 @@ pub(crate) struct Judge {
 impl Judge {
     pub(crate) fn new(timeline: Arc<Timeline>, nodes: u64) -> Self {
         let nodes = usize::try_from(nodes).expect("few");
-        Self {
-            timeline,
-            truth: Truth::default(),
-            violation: None,
-            seen: (0..nodes).map(|_| JudgeSeen::default()).collect(),
-            leaders: BTreeMap::new(),
-            roll: Roll::default(),
-            of_rows: None,
-            entries: BTreeMap::new(),
-            digests: BTreeMap::new(),
-            callers: Callers::default(),
-            peers: PeerJudge::default(),
-            locks: LockJudge::default(),
-            queues: Queues::default(),
-            toolbox: Toolbox::default(),
-            counts: CounterCounts::default(),
-            leases: LeaseJudge::default(),
-            diligence: Diligence::default(),
-            next: 0,
-            tally: JudgeTally::default(),
-        }
+        Self { timeline, seen: vec![JudgeSeen::default(); nodes], ..Self::default() }
     }
 
     /// Runs the pending checks.

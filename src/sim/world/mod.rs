@@ -259,7 +259,7 @@ impl World {
             options,
             net,
             nodes,
-            executor: Executor::new(),
+            executor: Executor::default(),
             timers,
             agenda: Agenda::new(),
             partition: 0,

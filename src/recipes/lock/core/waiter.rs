@@ -28,9 +28,10 @@ pub(crate) struct Grant {
 }
 
 /// Progress of a waiter.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) enum WaiterStage {
     /// The position in the queue is not known yet.
+    #[default]
     Requested,
     /// Waiting in the queue since this revision.
     Waiting(Revision),
@@ -79,7 +80,7 @@ pub(crate) struct Waiter {
     pub(crate) changed: Notify,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct WaiterState {
     stage: WaiterStage,
     waker: Option<Waker>,
@@ -121,14 +122,7 @@ impl Waiter {
         counts: WaiterCounts,
     ) -> Self {
         let WaiterOptions { only_try, deadline, max_hold, is_owned } = options;
-        let state = WaiterState {
-            stage: WaiterStage::Requested,
-            waker: None,
-            loss: None,
-            handed: None,
-            until: None,
-            request: None,
-        };
+        let state = WaiterState::default();
         counts.moves(None, state.role());
         Self {
             number,

@@ -47,6 +47,7 @@ pub(crate) enum EntryState {
 }
 
 /// The state of an entry that holds the lock.
+#[derive(Default)]
 pub(crate) struct HeldState {
     /// Create revision of the key.
     since: Revision,
@@ -364,15 +365,7 @@ impl EntryStep<'_> {
 
     /// Grants the lock to the first waiter, if there is one.
     fn grant(&mut self, since: Revision, granted: Revision) -> EntryState {
-        let mut held = HeldState {
-            since,
-            granted,
-            holder: None,
-            handoff: 0,
-            passes: 0,
-            releasing: None,
-            successor: None,
-        };
+        let mut held = HeldState { since, granted, ..HeldState::default() };
         match self.grant_next(&mut held) {
             true => EntryState::Held(held),
             false => self.advance(EntryState::Waiting { since }, ReplyTo::Discard),
