@@ -17,8 +17,6 @@
 //! The participant that deletes the last entry deletes the ready row as well. If all participants
 //! crash inside, the ready row stays, and the next round overwrites it.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
@@ -144,7 +142,7 @@ impl DoubleBarrier {
     /// may have counted this participant.
     pub fn enter(&self) -> Call<'static, BarrierParticipant, DoubleBarrierError> {
         let barrier = self.clone();
-        let client = barrier.client();
+        let client = barrier.session.client();
         Call::without_deadline(&client.clone(), move |until| async move {
             let entry = barrier.come(&until).await?;
             let session = entry.session().clone();
@@ -180,7 +178,7 @@ impl DoubleBarrier {
     /// all participants may have arrived.
     pub fn arrive_and_wait(&self) -> Call<'static, (), DoubleBarrierError> {
         let barrier = self.clone();
-        let client = barrier.client();
+        let client = barrier.session.client();
         Call::without_deadline(&client.clone(), move |until| async move {
             let entry = barrier.come(&until).await?;
             let session = entry.session().clone();
@@ -196,10 +194,6 @@ impl DoubleBarrier {
             entry.leave(&until).await?;
             Ok(())
         })
-    }
-
-    fn client(&self) -> Client {
-        Client::new(Arc::clone(self.session.shared()))
     }
 
     async fn come(&self, until: &Until) -> Result<SessionKey, Error> {

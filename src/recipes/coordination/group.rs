@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -131,7 +130,7 @@ impl Group {
     /// time.
     pub fn join(&self, meta: impl IntoBytes) -> Call<'static, Membership> {
         let (Self { session, prefix }, meta) = (self.clone(), meta.into_bytes());
-        let client = client_of(&session);
+        let client = session.client();
         Call::new(&client.clone(), move |until| async move {
             loop {
                 let key = key_in(&prefix, &session);
@@ -148,7 +147,7 @@ impl Group {
     /// # Errors
     /// See [`Error`].
     pub fn members(&self) -> Call<'static, Vec<GroupMember>> {
-        let (client, prefix) = (client_of(&self.session), self.prefix.clone());
+        let (client, prefix) = (self.session.client(), self.prefix.clone());
         Call::new(&client.clone(), move |until| async move {
             let range = client.range(KeyRange::prefix(prefix.clone()));
             let rows = range.deadline(until.left()).await?.kvs;
@@ -163,17 +162,13 @@ impl Group {
     /// change.
     pub fn watch(&self) -> GroupWatch {
         GroupWatch {
-            client: client_of(&self.session),
+            client: self.session.client(),
             prefix: self.prefix.clone(),
-            following: PrefixWatch::new(client_of(&self.session), self.prefix.clone()),
+            following: PrefixWatch::new(self.session.client(), self.prefix.clone()),
             members: BTreeMap::new(),
             to_report: VecDeque::new(),
         }
     }
-}
-
-fn client_of(session: &Session) -> Client {
-    Client::new(Arc::clone(session.shared()))
 }
 
 /// Returns a new key for a session below a prefix. The name contains a dash, while queue entries of

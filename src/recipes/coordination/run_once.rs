@@ -6,7 +6,6 @@
 //! callers queue for the mutex and watch for the result at the same time.
 
 use std::future::Future;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use thiserror::Error as ThisError;
@@ -129,7 +128,7 @@ impl RunOnce {
         V: IntoBytes,
     {
         let once = self.clone();
-        let client = once.client();
+        let client = once.session.client();
         Call::without_deadline(&client.clone(), move |until| async move {
             let begun = match once.result_or_turn(&client, &until).await? {
                 RunOnceTurn::Done(result) => return Ok(RunOutcome { result, is_here: false }),
@@ -152,7 +151,7 @@ impl RunOnce {
     /// # Errors
     /// See [`Error`].
     pub fn result(&self) -> Call<'static, Option<Bytes>> {
-        let (client, key) = (self.client(), self.key.clone());
+        let (client, key) = (self.session.client(), self.key.clone());
         Call::new(&client.clone(), move |until| async move {
             Ok(client.get(key).deadline(until.left()).await?.map(|row| row.value))
         })
@@ -164,14 +163,10 @@ impl RunOnce {
     /// # Errors
     /// See [`Error`].
     pub fn forget(&self) -> Call<'static, bool> {
-        let (client, key) = (self.client(), self.key.clone());
+        let (client, key) = (self.session.client(), self.key.clone());
         Call::new(&client.clone(), move |until| async move {
             Ok(client.delete(key).deadline(until.left()).await?.deleted > 0)
         })
-    }
-
-    fn client(&self) -> Client {
-        Client::new(Arc::clone(self.session.shared()))
     }
 
     async fn result_or_turn<E>(

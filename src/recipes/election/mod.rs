@@ -2,12 +2,11 @@
 
 use std::future::IntoFuture;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Error, Session, deadline_option};
+use crate::api::{Error, Session, deadline_option};
 use crate::lock_format::{MARK, prefix_of};
 use crate::model::{IntoBytes, KeyRange, Put};
 
@@ -98,7 +97,7 @@ impl Election {
     /// See [`Error`].
     pub async fn leader(&self) -> Result<Option<Leader>, Error> {
         let prefix = prefix_of(&self.name);
-        let rows = self.client().range(KeyRange::prefix(prefix.clone())).await?.kvs;
+        let rows = self.session.client().range(KeyRange::prefix(prefix.clone())).await?.kvs;
         let candidates = observe::candidates(rows, &prefix);
         Ok(candidates.into_iter().next().map(Candidate::into_leader))
     }
@@ -116,15 +115,11 @@ impl Election {
     /// Observes the leadership from now on: first the current state, then every change.
     /// [`LeaderEvent`](crate::LeaderEvent) explains what is reported after a crash.
     pub fn observe(&self) -> Observe {
-        Observe::new(self.client(), prefix_of(&self.name))
+        Observe::new(self.session.client(), prefix_of(&self.name))
     }
 
     pub(crate) fn session(&self) -> &Session {
         &self.session
-    }
-
-    fn client(&self) -> Client {
-        Client::new(Arc::clone(self.session.shared()))
     }
 }
 

@@ -137,10 +137,7 @@ impl Hold {
     /// operations, 126 remain for a mutex, reader, permit or leader, 125 for a writer, and 68 for
     /// 30 locks at once. [`GuardTxn::ack`] uses three operations for each item.
     pub fn txn(&self) -> GuardTxn {
-        GuardTxn::new(
-            self.holding().clone(),
-            &Client::new(Arc::clone(self.holding().session.shared())),
-        )
+        self.txn_for(&self.holding().session.client())
     }
 
     /// Starts a guarded transaction like [`Hold::txn`], on the keys of `client`. The
@@ -169,7 +166,7 @@ impl GuardTxn {
     /// Creates an empty transaction under a hold, on the keys of a client.
     fn new(holding: Holding, client: &Client) -> Self {
         Self {
-            client: Client::new(Arc::clone(holding.session.shared())),
+            client: holding.session.client(),
             scope: client.scope.clone(),
             holding,
             txn: Txn::default(),

@@ -1,7 +1,6 @@
 //! The semaphore: a fixed number of permits, granted in the order of the requests.
 
 use std::panic::Location;
-use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -164,7 +163,7 @@ impl Semaphore {
     /// or all rows may have been rewritten.
     pub fn resize(&self, limit: u32) -> Call<'static, Semaphore, LockError> {
         let semaphore = Semaphore { limit, ..self.clone() };
-        let client = Client::new(Arc::clone(self.session.shared()));
+        let client = self.session.client();
         Call::new(&client.clone(), move |until| async move {
             semaphore.rewrite(&client, &until).await?;
             Ok(semaphore)

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use tokio::sync::oneshot;
 
-use crate::api::{Client, Error, Session, Watch};
+use crate::api::{Error, Session, Watch};
 use crate::model::{Command, Compare, Op, Put, Range, Rejection, Reply, Revision, Txn, TxnResult};
 use crate::node::{CallError, CallResult, Input, ReplyTo, SessionEndReason};
 use crate::watch::waking;
@@ -249,7 +249,7 @@ impl Board {
             };
             range.kvs.iter().for_each(|row| state.index.put(row));
         }
-        let watch = Client::new(Arc::clone(shared)).watch(self.keys.all());
+        let watch = self.session.client().watch(self.keys.all());
         state.watch = Some(watch.from(reply.revision.next()).begin()?);
         Ok(())
     }

@@ -2,13 +2,12 @@
 
 use std::fmt::Display;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use crate::api::{Client, Effect, Error, Granted, Session};
+use crate::api::{Effect, Error, Granted, Session};
 use crate::model::{
     Command, Compare, DecodeError, KeyValue, Limits, Moment, Op, Put, Rejection, Reply, Revision,
     Txn, TxnReply, TxnResult, decode_parse, decode_text,
@@ -274,7 +273,7 @@ impl Delivery {
     /// this method to stop work that can no longer be acknowledged.
     pub async fn lost(&self) -> LostReason {
         let session = &self.claim.session;
-        let client = Client::new(Arc::clone(session.shared()));
+        let client = session.client();
         loop {
             if let Some(end) = session.end() {
                 return LostReason::ended(end, session.shared());
@@ -318,10 +317,10 @@ impl Delivery {
     /// this taker. So `ops` are applied once, however often the item is delivered. Returns the
     /// results of the operations.
     ///
-    /// No client [prefix](Client::with_prefix) is added to the keys. To put into another queue, see
-    /// [`Queue::put_op`](super::Queue::put_op). Locks of this taker are not checked; for work under a
-    /// lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once this future has been polled, the
-    /// transaction is carried out even if the future is dropped.
+    /// No client [prefix](crate::Client::with_prefix) is added to the keys. To put into another
+    /// queue, see [`Queue::put_op`](super::Queue::put_op). Locks of this taker are not checked; for
+    /// work under a lock, use [`GuardTxn::ack`](crate::lock::GuardTxn::ack). Once this future has
+    /// been polled, the transaction is carried out even if the future is dropped.
     ///
     /// # Errors
     /// - [`QueueError::ClaimLost`]: the item no longer belongs to this taker. Nothing was
@@ -474,7 +473,7 @@ impl Delivery {
         }
         let session = self.claim.session.clone();
         let (shared, deadline) = (session.shared(), session.shared().deadline(None));
-        let client = Client::new(Arc::clone(shared));
+        let client = session.client();
         // If this future is dropped before the delay is attached to the lease, the lease is
         // revoked.
         let granted = Granted::of(&client, delay, &Until::by(shared, deadline)).await?;

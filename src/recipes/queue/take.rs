@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Session, awaited, deadline_option};
+use crate::api::{Session, awaited, deadline_option};
 use crate::model::IntoBytes;
 use crate::node::SessionEndReason;
 
@@ -75,7 +75,7 @@ struct TakerInner {
 
 impl QueueTaker {
     fn new(session: Session, name: Bytes, attempts_max: Option<u64>) -> Self {
-        let queue = Client::new(Arc::clone(session.shared())).queue(name.clone());
+        let queue = session.client().queue(name.clone());
         let board = Board::new(session, QueueKeys { name }, attempts_max);
         Self {
             queue,
