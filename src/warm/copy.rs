@@ -213,7 +213,7 @@ impl Copy {
         };
         batch.set(key(CopyKind::Head, 0), seal_head(&head));
         self.write(batch)?;
-        self.store.flush()?;
+        self.store.with(|store| store.flush())?;
         self.tables = head.tables;
         self.applied = Some(head.state.index);
         Ok(())
@@ -224,7 +224,7 @@ impl Copy {
     /// # Errors
     /// Fails if the store fails.
     pub(super) fn disk_bytes(&mut self) -> Result<u64, StoreError> {
-        self.store.disk_bytes()
+        self.store.with(|store| store.disk_bytes())
     }
 
     /// Writes and syncs everything.
@@ -287,7 +287,7 @@ impl Copy {
 
     fn write(&mut self, batch: CopyBatch) -> Result<(), CopyError> {
         if !batch.is_empty() {
-            self.store.apply(batch)?;
+            self.store.with(|store| store.apply(batch))?;
         }
         Ok(())
     }

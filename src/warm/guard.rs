@@ -9,9 +9,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use bytes::Bytes;
-
-use super::store::{CopyBatch, CopyStore, Store, StoreError, Visit};
+use super::store::{CopyStore, Store, StoreError};
 
 /// A store that returns errors instead of panicking.
 pub(super) struct Guarded {
@@ -23,37 +21,14 @@ impl Guarded {
         Ok(Self { store: Some(caught(|| store.open(dir))?) })
     }
 
-    pub(super) fn apply(&mut self, batch: CopyBatch) -> Result<(), StoreError> {
-        self.with(|store| store.apply(batch))
-    }
-
-    pub(super) fn get(&mut self, key: &[u8]) -> Result<Option<Bytes>, StoreError> {
-        self.with(|store| store.get(key))
-    }
-
-    pub(super) fn scan(
-        &mut self,
-        first: &[u8],
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> Visit,
-    ) -> Result<(), StoreError> {
-        self.with(|store| store.scan(first, visit))
-    }
-
-    pub(super) fn flush(&mut self) -> Result<(), StoreError> {
-        self.with(|store| store.flush())
-    }
-
-    pub(super) fn disk_bytes(&mut self) -> Result<u64, StoreError> {
-        self.with(|store| store.disk_bytes())
-    }
-
     /// Writes and syncs everything.
     pub(super) fn close(mut self) -> Result<(), StoreError> {
         let store = self.store.take().ok_or(StoreError::Gone)?;
         caught(|| store.close())
     }
 
-    fn with<T>(
+    /// Uses the store, and gives it up if `work` fails or panics.
+    pub(super) fn with<T>(
         &mut self,
         work: impl FnOnce(&mut dyn Store) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {

@@ -35,7 +35,7 @@ pub(super) enum LoadError {
 
 /// Returns the head of a copy, or `None` if the copy was never completed.
 pub(super) fn read_head(store: &mut Guarded) -> Result<Option<CopyHead>, LoadError> {
-    let record = store.get(&key(CopyKind::Head, 0))?;
+    let record = store.with(|store| store.get(&key(CopyKind::Head, 0)))?;
     record.map(|record| Ok(open_head(&record)?)).transpose()
 }
 
@@ -132,7 +132,7 @@ fn each_piece(
     let mut number = 0;
     let mut result = Ok(());
     if count > 0 {
-        store.scan(&key(kind, 0), &mut |found, record| {
+        let visit = &mut |found: &[u8], record: &[u8]| {
             result = if found == key(kind, number) {
                 open_piece(kind, number, record)
                     .map_err(LoadError::from)
@@ -142,7 +142,8 @@ fn each_piece(
             };
             number += 1;
             if result.is_ok() && number < count { Visit::On } else { Visit::Enough }
-        })?;
+        };
+        store.with(|store| store.scan(&key(kind, 0), visit))?;
     }
     result?;
     if number < count {

@@ -281,7 +281,7 @@ fn load_copy(
             "the copy ends at {index:?} in {term:?}, and the log does not continue there"
         ));
     }
-    let disk_bytes = store.disk_bytes().map_err(|error| error.to_string())?;
+    let disk_bytes = store.with(|store| store.disk_bytes()).map_err(|error| error.to_string())?;
     if disk_bytes > head.bytes.saturating_mul(DISK_FACTOR_MAX).saturating_add(DISK_BYTES_SLACK) {
         return Err(format!(
             "the copy takes {disk_bytes} bytes on the disk for {} bytes of records",
