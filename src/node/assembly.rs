@@ -16,7 +16,7 @@ use crate::wal::{self, LogError};
 use crate::warm;
 use crate::watch::{Hub, WatchLimits};
 
-use crate::node::driver::{Driver, Parts, apply_entry};
+use crate::node::driver::{Driver, Io, Parts, apply_entry};
 use crate::node::health::status::{NodeStatus, Role};
 use crate::node::membership::identity::Identity;
 use crate::node::membership::joining;
@@ -334,19 +334,16 @@ impl Assembly {
         let shared = Arc::new(shared);
         let log = Arc::new(LogQueue::new(wakers.log));
         let log_worker = LogWorker::new(writer, Arc::clone(&log), inbox, clock, meters);
+        let (warm, input_room) = (warm_post, Vec::new());
+        let io = Io { network, log, log_reader, snapshot_queue, backups, warm, input_room };
         let driver = Driver::new(Parts {
             shared: Arc::clone(&shared),
             identity,
-            network,
-            log,
-            log_reader,
+            io,
             machine,
             hard_state: recovered.hard_state,
             founded: recovered.founding.is_some(),
             state_lost: lost,
-            snapshot_queue,
-            backups,
-            warm: warm_post,
             newest_snapshot: newest,
             unfinished_snapshot,
             log_bytes,

@@ -17,15 +17,15 @@ use crate::{wal, warm};
 const INPUT_ROOM_MAX: usize = 1_024;
 
 /// The handles with which a driver reaches the network and the workers.
-pub(super) struct Io {
-    pub(super) network: Box<dyn Network>,
-    pub(super) log: Arc<LogQueue>,
-    pub(super) log_reader: wal::LogReader,
-    pub(super) snapshot_queue: Arc<SnapshotQueue>,
-    pub(super) backups: Backups,
-    pub(super) warm: Arc<warm::WriteBehindQueue>,
+pub(crate) struct Io {
+    pub(crate) network: Box<dyn Network>,
+    pub(crate) log: Arc<LogQueue>,
+    pub(crate) log_reader: wal::LogReader,
+    pub(crate) snapshot_queue: Arc<SnapshotQueue>,
+    pub(crate) backups: Backups,
+    pub(crate) warm: Arc<warm::WriteBehindQueue>,
     /// A buffer that the inbox fills while the driver processes the current inputs.
-    pub(super) input_room: Vec<Input>,
+    pub(crate) input_room: Vec<Input>,
 }
 
 impl Io {

@@ -50,10 +50,10 @@ pub(crate) use inspect::Look;
 use std::sync::Arc;
 
 use crate::consensus::{self, Consensus, Offer, Outbound};
-use crate::env::{Network, Point, SendOutcome};
+use crate::env::{Point, SendOutcome};
 use crate::machine::Machine;
 use crate::model::{Lane, LogIndex, Members, Moment, NodeId, PeerMessage, SnapshotId};
-use crate::{wal, warm};
+use crate::wal;
 
 use crate::node::leader::lessor::Lessor;
 use crate::node::leader_queries::rounds::Rounds;
@@ -64,12 +64,8 @@ use crate::node::requests::answer::StopReason;
 use crate::node::sessions::Sessions;
 use crate::node::shared::Shared;
 use crate::node::snapshots::Snapshots;
-use crate::node::snapshots::backups::Backups;
-use crate::node::snapshots::snapshot_worker::SnapshotQueue;
-use crate::node::threads::log_worker::LogQueue;
 
 use contact::LeaderContact;
-use io::Io;
 use leader::LeaderState;
 use lifecycle::{Lifecycle, LifecycleAction, LifecycleEvent};
 use membership::Membership;
@@ -79,6 +75,7 @@ use timing::Timing;
 use to_leader::ToLeader;
 
 pub(crate) use commit::apply_entry;
+pub(crate) use io::Io;
 
 /// Once an entry has this many bytes of requests, further requests go into the next entry. The last
 /// request may exceed the limit.
@@ -164,17 +161,12 @@ enum Recording {
 pub(crate) struct Parts {
     pub(crate) shared: Arc<Shared>,
     pub(crate) identity: Arc<Identity>,
-    pub(crate) network: Box<dyn Network>,
-    pub(crate) log: Arc<LogQueue>,
-    pub(crate) log_reader: wal::LogReader,
+    pub(crate) io: Io,
     pub(crate) machine: Machine,
     pub(crate) hard_state: wal::HardState,
     pub(crate) founded: bool,
     /// If the state before the log is lost, the index that a replacement must cover.
     pub(crate) state_lost: Option<LogIndex>,
-    pub(crate) snapshot_queue: Arc<SnapshotQueue>,
-    pub(crate) backups: Backups,
-    pub(crate) warm: Arc<warm::WriteBehindQueue>,
     /// The newest snapshot on the disk, with its members.
     pub(crate) newest_snapshot: Option<(SnapshotId, Members)>,
     /// A snapshot with a partial file on the disk.
@@ -192,16 +184,11 @@ impl Driver {
         let Parts {
             shared,
             identity,
-            network,
-            log,
-            log_reader,
+            io,
             machine,
             hard_state,
             founded,
             state_lost,
-            snapshot_queue,
-            backups,
-            warm,
             newest_snapshot,
             unfinished_snapshot,
             log_bytes,
@@ -235,15 +222,7 @@ impl Driver {
             timing: Timing::new(shared.meters.log_sync_seconds.histogram(), now),
             lifecycle: Lifecycle::default(),
             stage: DriverStage::Founding(founding),
-            io: Io {
-                network,
-                log,
-                log_reader,
-                snapshot_queue,
-                backups,
-                warm,
-                input_room: Vec::new(),
-            },
+            io,
             shared,
             identity,
             machine,
