@@ -25,6 +25,7 @@ use super::history::{History, Index};
 use super::model::Model;
 use super::verdict::Verdict;
 use search::Answer;
+use smaller::Shrinking;
 use steps::Meter;
 
 /// Limits of the search for each object. If a limit is reached, the verdict is undecided.
@@ -121,7 +122,7 @@ pub(super) fn check_object<M: Model>(
     match search::whole(model, history, members).solve(&mut meter) {
         Answer::Order(_) => Verdict::Ok,
         Answer::DeadEnd(dead_end) => {
-            smaller::reason(model, history, members, dead_end, budget, &meter).into()
+            Shrinking::new(model, history, members, dead_end, budget, &meter).smallest().into()
         }
         Answer::GaveUp(why) => {
             let explored = meter.steps();
@@ -144,7 +145,7 @@ pub(super) fn replies<M: Model>(
     else {
         return None;
     };
-    Some(smaller::of_replies(model, history, &members, dead_end, budget, &meter))
+    Some(Shrinking::new(model, history, &members, dead_end, budget, &meter).replies())
 }
 
 /// Returns an order that explains the operations of a history with one object, if the search finds one. The order

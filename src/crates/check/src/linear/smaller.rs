@@ -58,7 +58,8 @@ struct Reason {
     dead_end: DeadEnd,
 }
 
-struct Shrinking<'a, M: Model> {
+/// The search for a small reason why the members, all of one object, have no order.
+pub(super) struct Shrinking<'a, M: Model> {
     model: &'a M,
     history: &'a History<M::Call, M::Reply>,
     members: &'a [Index],
@@ -70,60 +71,6 @@ struct Shrinking<'a, M: Model> {
     /// Remaining steps of this pass.
     steps: u64,
     dead_end: DeadEnd,
-}
-
-/// Finds a small reason why `members` of the history, all of one object, have no order.
-pub(super) fn reason<M: Model>(
-    model: &M,
-    history: &History<M::Call, M::Reply>,
-    members: &[Index],
-    dead_end: DeadEnd,
-    budget: Budget<'_>,
-    found: &Meter<'_>,
-) -> Counterexample {
-    let mut shrinking = Shrinking::new(model, history, members, dead_end, budget, found);
-    shrinking.smallest().into_counterexample(model, history, members)
-}
-
-/// Returns the result of step 3, even if a better one exists.
-#[cfg(test)]
-pub(super) fn of_replies<M: Model>(
-    model: &M,
-    history: &History<M::Call, M::Reply>,
-    members: &[Index],
-    dead_end: DeadEnd,
-    budget: Budget<'_>,
-    found: &Meter<'_>,
-) -> Counterexample {
-    let mut shrinking = Shrinking::new(model, history, members, dead_end, budget, found);
-    let prefix = shrinking.earliest();
-    let start = shrinking.dead_end.clone();
-    let reason = shrinking.pass(Part::Effect, prefix, &start);
-    reason.into_counterexample(model, history, members)
-}
-
-impl Reason {
-    fn into_counterexample<M: Model>(
-        mut self,
-        model: &M,
-        history: &History<M::Call, M::Reply>,
-        members: &[Index],
-    ) -> Counterexample {
-        let kept = &mut self.kept;
-        kept.sort_by_key(|index| (history[*index].invoked, *index));
-        let counts = |index: &&Index| !matches!(history[**index].outcome, Outcome::Failed { .. });
-        let relaxed = members.iter().filter(counts).count() - kept.len();
-        let (let_off, silenced) = (relaxed - self.silenced, self.silenced);
-        let dead_end = DeadEnd { let_off, silenced, ..self.dead_end };
-        let object = kept.first().map_or("", |index| &history[*index].object);
-        let why = sentence(kept, silenced > 0) + &failed_writers(model, history, members, kept);
-        let links = links(history, kept);
-        let reason = Counterexample::new("not linearizable", object, self.kept, why)
-            .with_minimality(self.is_minimal);
-        let call = |call: &M::Call| model.call_text(call);
-        let reply = |call: &M::Call, reply: &M::Reply| model.reply_text(call, reply);
-        Counterexample { dead_end: Some(dead_end), links, ..reason }.showing(history, call, reply)
-    }
 }
 
 /// Maximum number of operations in the sentence.
@@ -141,40 +88,6 @@ fn sentence(kept: &[Index], is_silenced: bool) -> String {
             format!("no order contains all of {others} operations and {names}{whatever}")
         }
     }
-}
-
-/// Names the operations that are recorded as failed, but are the only ones that could have provided a value that a kept
-/// operation needs. Such a record may be wrong.
-fn failed_writers<M: Model>(
-    model: &M,
-    history: &History<M::Call, M::Reply>,
-    members: &[Index],
-    kept: &[Index],
-) -> String {
-    let mut text = String::new();
-    for index in &kept[kept.len().saturating_sub(NAMED_MAX)..] {
-        let Operation { call, outcome: Outcome::Ok { reply, .. }, .. } = &history[*index] else {
-            continue;
-        };
-        let Needs::Value(value) = model.needs(call, Some(reply)) else { continue };
-        // The value may be there before the first operation.
-        let mut next = Vec::new();
-        model.step(&model.initial(), call, Some(reply), &mut next);
-        let gives = |other: &&Index| {
-            *other != index && model.gives(&history[**other].call).as_ref() == Some(&value)
-        };
-        let writers: Vec<Index> = members.iter().filter(gives).copied().collect();
-        let is_failed = |writer: &Index| matches!(history[*writer].outcome, Outcome::Failed { .. });
-        if !next.is_empty() || !writers.iter().all(is_failed) {
-            continue;
-        }
-        if let Some(writer) = writers.last() {
-            text += &format!(
-                "; #{writer} wrote the value that #{index} needs, but is recorded as failed"
-            );
-        }
-    }
-    text
 }
 
 /// Maximum number of operations of a counterexample that are linked.
@@ -207,7 +120,7 @@ fn completed<C, R>(operation: &Operation<C, R>) -> Option<At> {
 }
 
 impl<'a, M: Model> Shrinking<'a, M> {
-    fn new(
+    pub(super) fn new(
         model: &'a M,
         history: &'a History<M::Call, M::Reply>,
         members: &'a [Index],
@@ -220,7 +133,72 @@ impl<'a, M: Model> Shrinking<'a, M> {
         Self { model, history, members, budget, relaxed, steps_max: steps, steps, dead_end }
     }
 
-    fn smallest(&mut self) -> Reason {
+    /// Returns the smallest reason that all steps find.
+    pub(super) fn smallest(&mut self) -> Counterexample {
+        let reason = self.smallest_reason();
+        self.counterexample(reason)
+    }
+
+    /// Returns the result of step 3, even if a better one exists.
+    #[cfg(test)]
+    pub(super) fn replies(&mut self) -> Counterexample {
+        let prefix = self.earliest();
+        let start = self.dead_end.clone();
+        let reason = self.pass(Part::Effect, prefix, &start);
+        self.counterexample(reason)
+    }
+
+    fn counterexample(&self, mut found: Reason) -> Counterexample {
+        let Self { model, history, members, .. } = *self;
+        let kept = &mut found.kept;
+        kept.sort_by_key(|index| (history[*index].invoked, *index));
+        let counts = |index: &&Index| !matches!(history[**index].outcome, Outcome::Failed { .. });
+        let relaxed = members.iter().filter(counts).count() - kept.len();
+        let (let_off, silenced) = (relaxed - found.silenced, found.silenced);
+        let dead_end = DeadEnd { let_off, silenced, ..found.dead_end };
+        let object = kept.first().map_or("", |index| &history[*index].object);
+        let why = sentence(kept, silenced > 0) + &self.failed_writers(kept);
+        let links = links(history, kept);
+        let reason = Counterexample::new("not linearizable", object, found.kept, why)
+            .with_minimality(found.is_minimal);
+        let call = |call: &M::Call| model.call_text(call);
+        let reply = |call: &M::Call, reply: &M::Reply| model.reply_text(call, reply);
+        Counterexample { dead_end: Some(dead_end), links, ..reason }.showing(history, call, reply)
+    }
+
+    /// Names the operations that are recorded as failed, but are the only ones that could have provided a value that a
+    /// kept operation needs. Such a record may be wrong.
+    fn failed_writers(&self, kept: &[Index]) -> String {
+        let Self { model, history, members, .. } = *self;
+        let mut text = String::new();
+        for index in &kept[kept.len().saturating_sub(NAMED_MAX)..] {
+            let Operation { call, outcome: Outcome::Ok { reply, .. }, .. } = &history[*index]
+            else {
+                continue;
+            };
+            let Needs::Value(value) = model.needs(call, Some(reply)) else { continue };
+            // The value may be there before the first operation.
+            let mut next = Vec::new();
+            model.step(&model.initial(), call, Some(reply), &mut next);
+            let gives = |other: &&Index| {
+                *other != index && model.gives(&history[**other].call).as_ref() == Some(&value)
+            };
+            let writers: Vec<Index> = members.iter().filter(gives).copied().collect();
+            let is_failed =
+                |writer: &Index| matches!(history[*writer].outcome, Outcome::Failed { .. });
+            if !next.is_empty() || !writers.iter().all(is_failed) {
+                continue;
+            }
+            if let Some(writer) = writers.last() {
+                text += &format!(
+                    "; #{writer} wrote the value that #{index} needs, but is recorded as failed"
+                );
+            }
+        }
+        text
+    }
+
+    fn smallest_reason(&mut self) -> Reason {
         let prefix = self.earliest();
         let start = self.dead_end.clone();
         let first = self.pass(Part::Call, prefix.clone(), &start);
