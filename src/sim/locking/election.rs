@@ -1,6 +1,8 @@
 //! Programs that campaign, proclaim, resign, try to lead longer than they may, and observe the
 //! leader.
 
+use std::time::Duration;
+
 use super::super::judge::EntryShare;
 use super::super::plan::one_in;
 use super::{Holding, Player, WAIT_MAX, leading};
@@ -18,18 +20,11 @@ pub(super) fn start(player: Player, election: &'static str) {
 }
 
 async fn live(player: Player, election: &'static str) {
-    while !player.is_closing() {
-        player.think().await;
-        let Some(session) = player.session().await else { continue };
-        while session.end().is_none() && !player.is_closing() {
-            match one_in(&player.rng, 3) {
-                true => leading::turn(&player, &session, election).await,
-                false => turn(&player, &session, election).await,
-            }
-            player.think().await;
-        }
-        player.close(&session).await;
-    }
+    let turn = async |session: &Session| match one_in(&player.rng, 3) {
+        true => leading::turn(&player, session, election).await,
+        false => turn(&player, session, election).await,
+    };
+    player.run_in_sessions(Duration::default, turn).await;
 }
 
 fn campaign(player: &Player, session: &Session, election: &'static str) -> Campaign {

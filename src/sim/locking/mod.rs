@@ -26,7 +26,7 @@ pub(crate) use program::Program;
 
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -95,21 +95,24 @@ impl Player {
         session
     }
 
-    /// Opens sessions one after the other, and runs `turn` repeatedly in each session until the session has ended. On
-    /// average one in `without_delay` sessions has no lock delay.
+    /// Returns a lock delay for a session. On average one in `without_delay` is zero.
+    fn lock_delay(&self, without_delay: u64, delay_max: Duration) -> Duration {
+        match one_in(&self.rng, without_delay) {
+            true => Duration::ZERO,
+            false => between(&self.rng, Duration::from_millis(1), delay_max),
+        }
+    }
+
+    /// Opens sessions one after the other, and runs `turn` repeatedly in each session until the session has ended.
+    /// `lock_delay` returns the lock delay of each session.
     async fn run_in_sessions(
         &self,
-        without_delay: u64,
-        delay_max: Duration,
-        turn: impl AsyncFn(&Session),
+        lock_delay: impl Fn() -> Duration,
+        mut turn: impl AsyncFnMut(&Session),
     ) {
         while !self.is_closing() {
             self.think().await;
-            let delay = match one_in(&self.rng, without_delay) {
-                true => Duration::ZERO,
-                false => between(&self.rng, Duration::from_millis(1), delay_max),
-            };
-            let Some(session) = self.session_with(delay).await else { continue };
+            let Some(session) = self.session_with(lock_delay()).await else { continue };
             while session.end().is_none() && !self.is_closing() {
                 turn(&session).await;
                 self.think().await;
@@ -171,19 +174,7 @@ impl Player {
             (judge.call(self.node, "lock", WAIT_MAX), waiting)
         };
         let mut attempt = pin!(attempt.into_future());
-        let short = Duration::from_millis(self.rng.below(40));
-        let mut patience = pin!(self.scene.timers.sleep(short));
-        let impatient = one_in(&self.rng, 8);
-        let answer = poll_fn(|context| {
-            if let Poll::Ready(answer) = attempt.as_mut().poll(context) {
-                return Poll::Ready(Some(answer));
-            }
-            if impatient && patience.as_mut().poll(context).is_ready() {
-                return Poll::Ready(None);
-            }
-            Poll::Pending
-        })
-        .await;
+        let answer = self.wait_impatiently(attempt.as_mut(), 40, 8).await;
         let mut judge = self.scene.judge.borrow_mut();
         judge.returned(call);
         judge.gives_up(waiting);
@@ -196,6 +187,29 @@ impl Player {
                 Err(GaveUp::Impatient)
             }
         }
+    }
+
+    /// Waits for a future. On average one in `impatient` calls gives up after less than `millis` milliseconds and
+    /// returns `None`.
+    async fn wait_impatiently<F: Future>(
+        &self,
+        mut future: Pin<&mut F>,
+        millis: u64,
+        impatient: u64,
+    ) -> Option<F::Output> {
+        let short = Duration::from_millis(self.rng.below(millis));
+        let mut patience = pin!(self.scene.timers.sleep(short));
+        let is_impatient = one_in(&self.rng, impatient);
+        poll_fn(|context| {
+            if let Poll::Ready(done) = future.as_mut().poll(context) {
+                return Poll::Ready(Some(done));
+            }
+            if is_impatient && patience.as_mut().poll(context).is_ready() {
+                return Poll::Ready(None);
+            }
+            Poll::Pending
+        })
+        .await
     }
 
     /// Runs a future for at most this time and drops it if it has not completed.
@@ -543,38 +557,21 @@ impl LockingHeld for Permit {
     }
 }
 
-impl Release for Guard {
-    async fn release(self) -> Result<Released, Error> {
-        Guard::release(self).await
-    }
+macro_rules! released {
+    ($($held:ident: $release:ident),*) => {$(
+        impl Release for $held {
+            async fn release(self) -> Result<Released, Error> {
+                $held::$release(self).await
+            }
+        }
+    )*};
 }
 
-impl Release for Leadership {
-    async fn release(self) -> Result<Released, Error> {
-        Leadership::resign(self).await
-    }
-}
-
-impl Release for MultiGuard {
-    async fn release(self) -> Result<Released, Error> {
-        MultiGuard::release(self).await
-    }
-}
-
-impl Release for WriteGuard {
-    async fn release(self) -> Result<Released, Error> {
-        WriteGuard::release(self).await
-    }
-}
-
-impl Release for ReadGuard {
-    async fn release(self) -> Result<Released, Error> {
-        ReadGuard::release(self).await
-    }
-}
-
-impl Release for Permit {
-    async fn release(self) -> Result<Released, Error> {
-        Permit::release(self).await
-    }
-}
+released!(
+    Guard: release,
+    Leadership: resign,
+    MultiGuard: release,
+    WriteGuard: release,
+    ReadGuard: release,
+    Permit: release
+);

@@ -1,6 +1,8 @@
 //! Programs that acquire several locks at once, all or none, in overlapping sets, while others acquire one of them
 //! alone.
 
+use std::time::Duration;
+
 use super::super::plan::{index, one_in};
 use super::{GaveUp, Player, WAIT_MAX, mutex};
 use crate::api::Session;
@@ -13,15 +15,8 @@ pub(super) fn start(player: &Player, locks: &'static [&'static str]) {
 }
 
 async fn live(player: Player, locks: &'static [&'static str]) {
-    while !player.is_closing() {
-        player.think().await;
-        let Some(session) = player.session().await else { continue };
-        while session.end().is_none() && !player.is_closing() {
-            turn(&player, &session, locks).await;
-            player.think().await;
-        }
-        player.close(&session).await;
-    }
+    let turn = async |session: &Session| turn(&player, session, locks).await;
+    player.run_in_sessions(Duration::default, turn).await;
 }
 
 async fn turn(player: &Player, session: &Session, locks: &'static [&'static str]) {

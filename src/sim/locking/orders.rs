@@ -32,7 +32,7 @@ pub(super) fn start(player: &Player, lock: &'static str) {
 
 async fn live(player: Player, lock: &'static str) {
     let turn = async |session: &Session| turn(&player, session, lock).await;
-    player.run_in_sessions(2, DELAY_MAX, turn).await;
+    player.run_in_sessions(|| player.lock_delay(2, DELAY_MAX), turn).await;
 }
 
 async fn turn(player: &Player, session: &Session, lock: &'static str) {

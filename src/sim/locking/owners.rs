@@ -2,6 +2,8 @@
 //! may deadlock. One owner of each deadlock must get an error. Owners that take locks in a fixed order never
 //! deadlock and must never get this error.
 
+use std::time::Duration;
+
 use super::super::plan::one_in;
 use super::{GaveUp, Player, WAIT_MAX};
 use crate::api::Session;
@@ -16,17 +18,12 @@ pub(super) fn start(player: &Player, locks: &'static [&'static str]) {
 }
 
 async fn live(player: Player, locks: [&'static str; 2], any_order: bool) {
-    while !player.is_closing() {
-        player.think().await;
-        let Some(session) = player.session().await else { continue };
-        while session.end().is_none() && !player.is_closing() {
-            let is_swapped = any_order && one_in(&player.rng, 2);
-            let order = if is_swapped { [locks[1], locks[0]] } else { locks };
-            work(&player, &session, order, any_order).await;
-            player.think().await;
-        }
-        player.close(&session).await;
-    }
+    let turn = async |session: &Session| {
+        let is_swapped = any_order && one_in(&player.rng, 2);
+        let order = if is_swapped { [locks[1], locks[0]] } else { locks };
+        work(&player, session, order, any_order).await;
+    };
+    player.run_in_sessions(Duration::default, turn).await;
 }
 
 /// Acquires both locks and releases them.

@@ -1,6 +1,8 @@
 //! Programs that share the permits of a semaphore. Some programs take many permits, some read the slots of their
 //! permits, and sometimes a program changes the limit.
 
+use std::time::Duration;
+
 use super::super::plan::one_in;
 use super::{GaveUp, Holding, Player, WAIT_MAX};
 use crate::api::Session;
@@ -29,18 +31,13 @@ pub(super) fn start(player: &Player, lock: &'static str) {
 
 pub(super) async fn live(player: Player, lock: &'static str) {
     let mut limit = LIMIT;
-    while !player.is_closing() {
-        player.think().await;
-        let Some(session) = player.session().await else { continue };
-        while session.end().is_none() && !player.is_closing() {
-            turn(&player, &session, lock, &mut limit).await;
-            if one_in(&player.rng, 12) {
-                resize(&player, &session, lock, &mut limit).await;
-            }
-            player.think().await;
+    let turn = async |session: &Session| {
+        turn(&player, session, lock, &mut limit).await;
+        if one_in(&player.rng, 12) {
+            resize(&player, session, lock, &mut limit).await;
         }
-        player.close(&session).await;
-    }
+    };
+    player.run_in_sessions(Duration::default, turn).await;
 }
 
 /// Takes one permit and releases it. Returns whether it was taken.

@@ -1,10 +1,8 @@
 //! Programs that put items into a queue with priorities and delays, and programs that take them. Some consumers
 //! acknowledge an item, with or without a result row. Others return the item, forget it, or acknowledge it too late.
 
-use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -117,21 +115,9 @@ async fn take(player: &Player, taker: &QueueTaker) -> Result<Option<Delivery>, Q
         }
     };
     let mut taking = pin!(taking);
-    let short = Duration::from_millis(player.rng.below(60));
-    let mut patience = pin!(player.scene.timers.sleep(short));
-    let impatient = one_in(&player.rng, 8);
-    let answer = poll_fn(|context| {
-        if let Poll::Ready(answer) = taking.as_mut().poll(context) {
-            return Poll::Ready(answer);
-        }
-        if impatient && patience.as_mut().poll(context).is_ready() {
-            return Poll::Ready(Ok(None));
-        }
-        Poll::Pending
-    })
-    .await;
+    let answer = player.wait_impatiently(taking.as_mut(), 60, 8).await;
     player.scene.judge.borrow_mut().returned(call);
-    answer
+    answer.unwrap_or(Ok(None))
 }
 
 /// Records a delivery in the judge.

@@ -2,9 +2,7 @@
 //! downgrade. A row that a reader has read must not change until it releases the lock, even if it becomes a writer or
 //! was one before.
 
-use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use super::super::plan::one_in;
@@ -32,19 +30,11 @@ pub(super) fn start(player: &Player, lock: &'static str) {
 }
 
 pub(super) async fn live(player: Player, lock: &'static str) {
-    while !player.is_closing() {
-        player.think().await;
-        let Some(session) = player.session().await else { continue };
-        while session.end().is_none() && !player.is_closing() {
-            if one_in(&player.rng, 3) {
-                write(&player, &session, lock).await;
-            } else {
-                read(&player, &session, lock).await;
-            }
-            player.think().await;
-        }
-        player.close(&session).await;
-    }
+    let turn = async |session: &Session| match one_in(&player.rng, 3) {
+        true => write(&player, session, lock).await,
+        false => read(&player, session, lock).await,
+    };
+    player.run_in_sessions(Duration::default, turn).await;
 }
 
 /// Acquires the write lock and downgrades it. Returns whether it was acquired.
@@ -182,22 +172,7 @@ async fn upgraded(
         let waiting = judge.attempts(lock, Program::group(lock), player.node, None);
         (judge.call(player.node, "upgrade", WAIT_MAX), waiting)
     };
-    let answer = {
-        let mut attempt = pin!(&mut upgrade);
-        let short = Duration::from_millis(player.rng.below(60));
-        let mut patience = pin!(player.scene.timers.sleep(short));
-        let impatient = one_in(&player.rng, 4);
-        poll_fn(|context| {
-            if let Poll::Ready(answer) = attempt.as_mut().poll(context) {
-                return Poll::Ready(Some(answer));
-            }
-            if impatient && patience.as_mut().poll(context).is_ready() {
-                return Poll::Ready(None);
-            }
-            Poll::Pending
-        })
-        .await
-    };
+    let answer = player.wait_impatiently(pin!(&mut upgrade), 60, 4).await;
     let mut judge = player.scene.judge.borrow_mut();
     judge.returned(call);
     judge.gives_up(waiting);

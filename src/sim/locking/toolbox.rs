@@ -51,7 +51,7 @@ pub(super) fn start(player: &Player) {
 
 async fn live(player: Player) {
     let turn = async |session: &Session| turn(&player, session).await;
-    player.run_in_sessions(2, orders::DELAY_MAX, turn).await;
+    player.run_in_sessions(|| player.lock_delay(2, orders::DELAY_MAX), turn).await;
 }
 
 async fn turn(player: &Player, session: &Session) {
