@@ -278,10 +278,7 @@ impl LockTable {
             }
             Err(error) => return Err(Error::from(error).into()),
         }
-        let mut actions = DeferredActions::default();
-        let adopted = self.lock().adopt(&shared, session, ticket, &mut actions);
-        self.run(actions);
-        adopted
+        self.deferring(|actions| self.lock().adopt(&shared, session, ticket, actions))
     }
 }
 

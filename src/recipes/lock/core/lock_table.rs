@@ -101,10 +101,8 @@ impl LockTable {
         let reply =
             ReplyTo::Call(Box::new(move |outcome| table.entered(&enqueued, &known, outcome)));
         if let Err(error) = shared.propose_admitted_until_applied(command, reply) {
-            let mut actions = DeferredActions::default();
             let why = LockError::Store(error.into());
-            self.lock().enqueue_failed(&entry, &keys, why, &mut actions);
-            self.run(actions);
+            self.deferring(|actions| self.lock().enqueue_failed(&entry, &keys, why, actions));
         }
         Ok((entry, waiter))
     }
@@ -116,9 +114,8 @@ impl LockTable {
         waiter: &Arc<Waiter>,
         why: LockError,
     ) {
-        let mut actions = DeferredActions::default();
-        entry.apply(EntryEvent::Cancelled { waiter: Arc::clone(waiter), why }, &mut actions);
-        self.run(actions);
+        let event = EntryEvent::Cancelled { waiter: Arc::clone(waiter), why };
+        self.deferring(|actions| entry.apply(event, actions));
         self.forget_deadline(waiter);
         self.forget_cap(waiter);
     }
@@ -140,9 +137,7 @@ impl LockTable {
         reply: ReplyTo<Reply>,
     ) -> bool {
         self.check_clock(entry);
-        let mut actions = DeferredActions::default();
-        let was_held = entry.release(waiter, why, reply, &mut actions);
-        self.run(actions);
+        let was_held = self.deferring(|actions| entry.release(waiter, why, reply, actions));
         self.forget_cap(waiter);
         was_held
     }
@@ -154,9 +149,7 @@ impl LockTable {
         waiter: &Arc<Waiter>,
         request: ReleaseRequest,
     ) {
-        let mut actions = DeferredActions::default();
-        entry.request_release(waiter, request, &mut actions);
-        self.run(actions);
+        self.deferring(|actions| entry.request_release(waiter, request, actions));
     }
 
     /// Releases the hold with this token in a queue, if a task of this session has it.
@@ -183,9 +176,7 @@ impl LockTable {
         reply: ReplyTo<Reply>,
     ) -> bool {
         self.check_clock(entry);
-        let mut actions = DeferredActions::default();
-        let was_held = entry.transfer(waiter, successor, reply, &mut actions);
-        self.run(actions);
+        let was_held = self.deferring(|actions| entry.transfer(waiter, successor, reply, actions));
         self.forget_cap(waiter);
         was_held
     }
@@ -197,10 +188,7 @@ impl LockTable {
         entry: &Arc<QueueEntry>,
         waiter: &Arc<Waiter>,
     ) -> bool {
-        let mut actions = DeferredActions::default();
-        let is_handed_off = entry.hand_off(waiter, &mut actions);
-        self.run(actions);
-        is_handed_off
+        self.deferring(|actions| entry.hand_off(waiter, actions))
     }
 
     /// Handles the end of a transaction under a hold. The outcome of the transaction may be unknown
@@ -212,9 +200,8 @@ impl LockTable {
         is_known: bool,
         bound: Vec<BoundKey>,
     ) {
-        let mut actions = DeferredActions::default();
-        entry.apply(EntryEvent::TxnEnded { binds, is_known, bound }, &mut actions);
-        self.run(actions);
+        let event = EntryEvent::TxnEnded { binds, is_known, bound };
+        self.deferring(|actions| entry.apply(event, actions));
     }
 
     /// Reports whether a local entry was given up although its key still exists.
@@ -280,6 +267,17 @@ impl LockTable {
         }
     }
 
+    /// Calls `work`, and then runs the actions that it has deferred. No lock may be held.
+    pub(crate) fn deferring<R>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&mut DeferredActions) -> R,
+    ) -> R {
+        let mut actions = DeferredActions::default();
+        let result = work(&mut actions);
+        self.run(actions);
+        result
+    }
+
     /// Runs deferred actions. No lock may be held.
     pub(crate) fn run(self: &Arc<Self>, actions: DeferredActions) {
         self.run_since(None, actions);
@@ -330,16 +328,14 @@ impl LockTable {
         let txn = Txn { success, ..Txn::default() };
         let (table, entry, keys) = (Arc::clone(self), Arc::clone(entry), Arc::clone(keys));
         let reply = ReplyTo::Call(Box::new(move |_| {
-            let mut actions = DeferredActions::default();
-            {
+            table.deferring(|actions| {
                 let (mut state, shared) = (table.lock(), table.shared.upgrade());
                 let receive_transfer =
-                    shared.is_some_and(|shared| state.find_transfer(&shared, &entry, &mut actions));
+                    shared.is_some_and(|shared| state.find_transfer(&shared, &entry, actions));
                 if !receive_transfer {
-                    state.enqueue_failed(&entry, &keys, why, &mut actions);
+                    state.enqueue_failed(&entry, &keys, why, actions);
                 }
-            }
-            table.run(actions);
+            });
         }));
         shared.propose_until_applied(Command::Txn(txn), reply);
     }
@@ -504,19 +500,15 @@ impl Follower for LockTable {
 
     fn installed(self: Arc<Self>, _visible: Revision) {
         let Some(shared) = self.shared.upgrade() else { return };
-        let mut actions = DeferredActions::default();
-        self.lock().rebuild(&shared, &mut actions);
-        self.run(actions);
+        self.deferring(|actions| self.lock().rebuild(&shared, actions));
     }
 
     fn tick(self: Arc<Self>, now: Moment) {
-        let mut actions = DeferredActions::default();
-        let held_too_long = {
+        let held_too_long = self.deferring(|actions| {
             let mut state = self.lock();
-            state.end_sessions(now, &mut actions);
-            state.fire_timers(now, &mut actions)
-        };
-        self.run(actions);
+            state.end_sessions(now, actions);
+            state.fire_timers(now, actions)
+        });
         for (entry, waiter) in held_too_long {
             self.release(&entry, &waiter, LostReason::HeldTooLong, ReplyTo::Discard);
         }
@@ -528,14 +520,14 @@ impl Follower for LockTable {
     }
 
     fn stopped(self: Arc<Self>, reason: &StopReason) {
-        let mut actions = DeferredActions::default();
         let entries = self.lock().close();
-        for entry in entries {
-            let (loss, why) = (reason.clone(), reason.clone());
-            let (loss, why) = (LostReason::NodeStopped(loss), LockError::NodeStopped(why));
-            entry.apply(EntryEvent::Ended { loss, why }, &mut actions);
-        }
-        self.run(actions);
+        self.deferring(|actions| {
+            for entry in entries {
+                let (loss, why) = (reason.clone(), reason.clone());
+                let (loss, why) = (LostReason::NodeStopped(loss), LockError::NodeStopped(why));
+                entry.apply(EntryEvent::Ended { loss, why }, actions);
+            }
+        });
     }
 }
 
