@@ -62,12 +62,7 @@ impl LogQueue {
     }
 
     pub(crate) fn push(&self, group: wal::Group) {
-        {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.groups.push(group);
-            self.parker.unpark(&mut *state);
-        }
-        (self.on_push)();
+        self.change(|state| state.groups.push(group));
     }
 
     /// Returns how often the log thread was woken.
@@ -81,19 +76,19 @@ impl LogQueue {
 
     /// Allows the log to discard the entries up to `up_to`, which a durable snapshot covers.
     pub(crate) fn cut(&self, up_to: LogIndex) {
-        {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.cut = state.cut.max(Some(up_to));
-            self.parker.unpark(&mut *state);
-        }
-        (self.on_push)();
+        self.change(|state| state.cut = state.cut.max(Some(up_to)));
     }
 
     /// Closes the queue. The worker writes what is queued and then ends.
     pub(crate) fn close(&self) {
+        self.change(|state| state.closed = true);
+    }
+
+    /// Changes the state and wakes the worker.
+    fn change(&self, change: impl FnOnce(&mut LogWorkerState)) {
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.closed = true;
+            change(&mut state);
             self.parker.unpark(&mut *state);
         }
         (self.on_push)();
