@@ -6,6 +6,7 @@ use super::format::{self, HEADER_BYTES, Header, Position, Record, RecordKind, VE
 use super::reader::LogReader;
 use super::recover::{self, Recovery};
 use super::segment::{self, SLICE_BYTES, SegmentFolder};
+use super::state::LogState;
 use super::stock::{Blank, Stock};
 use super::writer::{LogWriter, Segment, TAIL_BYTES};
 use super::{Examined, Identity, LogError, LogOptions, Opened, Recovered, TornTail};
@@ -42,19 +43,25 @@ pub(super) fn examine(env: &Env, dir: &Path) -> Result<Option<Examined>, LogErro
         offset: u64::from(torn.position.offset),
         bytes: u64::from(torn.until - torn.position.offset),
     });
-    let recovered = Recovered {
-        disk,
-        incarnation: Incarnation(state.incarnation),
-        founding: state.founding.clone(),
-        hard_state: state.hard_state.clone(),
-        base: state.base,
-        last: state.index.last(),
-        torn,
-    };
+    let recovered = Recovered::of(&state, disk, torn);
     let reader = LogReader::new(folder, disk, state.index);
     let older: u64 = older.iter().map(|(_, length)| u64::from(*length)).sum();
     reader.set_bytes(older + u64::from(tail.end));
     Ok(Some(Examined { identity, reader, recovered, _lock: lock }))
+}
+
+impl Recovered {
+    fn of(state: &LogState, disk: DiskId, torn: Option<TornTail>) -> Self {
+        Self {
+            disk,
+            incarnation: Incarnation(state.incarnation),
+            founding: state.founding.clone(),
+            hard_state: state.hard_state.clone(),
+            base: state.base,
+            last: state.index.last(),
+            torn,
+        }
+    }
 }
 
 /// The lengths of new files.
@@ -174,16 +181,7 @@ impl LogWriter {
             writer.append_state();
         }
         writer.boot()?;
-        let state = &writer.state;
-        let recovered = Recovered {
-            disk,
-            incarnation: Incarnation(state.incarnation),
-            founding: state.founding.clone(),
-            hard_state: state.hard_state.clone(),
-            base: state.base,
-            last: state.index.last(),
-            torn,
-        };
+        let recovered = Recovered::of(&writer.state, disk, torn);
         Ok(Opened { writer, reader, recovered })
     }
 
