@@ -126,23 +126,16 @@ mod tests {
 
     use super::super::sample::Sample;
     use super::*;
+    use crate::model::samples::{lease, node};
     use crate::model::{
         AccessChange, AccessGrant, AckWindow, Alarm, AlarmKind, AuthError, DeleteReply, GrantReply,
-        Incarnation, KeyRange, KeyValue, LeaseId, Member, MemberRole, NodeId, Outcome, PutReply,
-        ROOT, RangeReply, Rejection, Reply, RevokeReply, Rights, Secret, TxnReply, TxnResult,
+        Incarnation, KeyRange, KeyValue, Member, MemberRole, Outcome, PutReply, ROOT, RangeReply,
+        Rejection, Reply, RevokeReply, Rights, Secret, TxnReply, TxnResult,
     };
 
     /// One case per line: a description, then the bytes. Lines are added but never changed, because
     /// released versions have written these bytes.
     const GOLDEN: &str = include_str!("../../tests/golden/states.txt");
-
-    fn node(id: u64) -> NodeId {
-        NodeId::new(id).expect("not 0")
-    }
-
-    fn lease(id: u64) -> LeaseId {
-        LeaseId::new(id).expect("not 0")
-    }
 
     fn row() -> KeyValue {
         KeyValue {

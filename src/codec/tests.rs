@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::sample::Sample;
 use super::*;
+use crate::model::samples::{lease, node};
 use crate::model::*;
 
 /// One case per line: a description, then the bytes. Lines are added but never changed, because
@@ -17,14 +18,6 @@ fn message_bytes(message: &PeerMessage) -> Bytes {
     let mut bytes = Vec::new();
     encode_message(message, &mut bytes);
     bytes.into()
-}
-
-fn node(id: u64) -> NodeId {
-    NodeId::new(id).expect("not 0")
-}
-
-fn lease(id: u64) -> LeaseId {
-    LeaseId::new(id).expect("not 0")
 }
 
 /// Returns an entry with one command of member 2, incarnation 3, request 300.

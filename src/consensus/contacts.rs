@@ -128,41 +128,38 @@ impl Contacts {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn id(number: u64) -> NodeId {
-        NodeId::new(number).unwrap()
-    }
+    use crate::model::samples::node;
 
     const PAUSE: u64 = 10;
 
     #[test]
     fn member_campaigns_early_at_most_once_in_an_election_timeout_of_a_term() {
         let mut early = EarlyCampaign::default();
-        assert!(early.begin(Term(3), id(1), 5, PAUSE) && early.is_due(Term(3)));
+        assert!(early.begin(Term(3), node(1), 5, PAUSE) && early.is_due(Term(3)));
         assert!(!early.is_due(Term(4)), "another term has begun");
         early = EarlyCampaign::Done { term: Term(3), at: 5 };
         assert!(early.is_recent(Term(3), 7));
         assert!(!early.is_recent(Term(3), 8) && !early.is_recent(Term(4), 5));
-        assert!(!early.begin(Term(3), id(1), 14, PAUSE));
-        assert!(early.begin(Term(3), id(1), 15, PAUSE));
+        assert!(!early.begin(Term(3), node(1), 14, PAUSE));
+        assert!(early.begin(Term(3), node(1), 15, PAUSE));
         early = EarlyCampaign::Done { term: Term(3), at: 15 };
-        assert!(early.begin(Term(4), id(2), 15, PAUSE));
+        assert!(early.begin(Term(4), node(2), 15, PAUSE));
     }
 
     #[test]
     fn withdrawn_evidence_cancels_a_campaign_but_does_not_allow_a_second() {
         let mut contacts = Contacts::default();
-        contacts.ended(id(1));
-        assert!(contacts.early.begin(Term(3), id(1), 0, PAUSE));
-        contacts.not_ended(id(2));
-        assert!(contacts.early.is_due(Term(3)) && contacts.has_ended(id(1)));
-        contacts.not_ended(id(1));
-        assert!(!contacts.early.is_due(Term(3)) && !contacts.has_ended(id(1)));
-        contacts.ended(id(1));
-        assert!(contacts.early.begin(Term(3), id(1), 0, PAUSE));
+        contacts.ended(node(1));
+        assert!(contacts.early.begin(Term(3), node(1), 0, PAUSE));
+        contacts.not_ended(node(2));
+        assert!(contacts.early.is_due(Term(3)) && contacts.has_ended(node(1)));
+        contacts.not_ended(node(1));
+        assert!(!contacts.early.is_due(Term(3)) && !contacts.has_ended(node(1)));
+        contacts.ended(node(1));
+        assert!(contacts.early.begin(Term(3), node(1), 0, PAUSE));
         contacts.early = EarlyCampaign::Done { term: Term(3), at: 0 };
-        contacts.not_ended(id(1));
-        contacts.ended(id(1));
-        assert!(!contacts.early.begin(Term(3), id(1), 0, PAUSE));
+        contacts.not_ended(node(1));
+        contacts.ended(node(1));
+        assert!(!contacts.early.begin(Term(3), node(1), 0, PAUSE));
     }
 }

@@ -203,21 +203,18 @@ impl Configuration {
 mod tests {
     use super::*;
     use crate::model::DiskId;
-
-    fn id(number: u64) -> NodeId {
-        NodeId::new(number).unwrap()
-    }
+    use crate::model::samples::node;
 
     fn changes() -> Vec<MemberChange> {
         let add = MemberChange::Add {
-            id: id(4),
+            id: node(4),
             disk: DiskId(9),
             name: "delta".into(),
             address: "d:1".into(),
-            replaces: Some(id(2)),
+            replaces: Some(node(2)),
         };
-        let replace = MemberChange::Replace { old: id(2), new: id(4) };
-        let (promote, remove) = (MemberChange::Promote(id(4)), MemberChange::Remove(id(1)));
+        let replace = MemberChange::Replace { old: node(2), new: node(4) };
+        let (promote, remove) = (MemberChange::Promote(node(4)), MemberChange::Remove(node(1)));
         vec![add, promote, remove, replace, MemberChange::LeaveJoint]
     }
 
@@ -232,11 +229,11 @@ mod tests {
 
     #[test]
     fn change_with_mismatched_halves_is_rejected() {
-        let mut change = to_raft(&MemberChange::Promote(id(4)));
-        change.context = codec::encode_member_change(&MemberChange::Promote(id(5))).into();
+        let mut change = to_raft(&MemberChange::Promote(node(4)));
+        change.context = codec::encode_member_change(&MemberChange::Promote(node(5))).into();
         let bytes = change.write_to_bytes().unwrap();
         assert_eq!(read_change(&bytes.into()), Err(ChangeError::NotCanonical));
-        let mut change = to_raft(&MemberChange::Remove(id(4)));
+        let mut change = to_raft(&MemberChange::Remove(node(4)));
         change.set_transition(raft::eraftpb::ConfChangeTransition::Explicit);
         let bytes = change.write_to_bytes().unwrap();
         assert_eq!(read_change(&bytes.into()), Err(ChangeError::NotCanonical));
@@ -264,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_configuration_follows_the_members_through_every_change() {
-        let mut members = Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect());
+        let mut members = Members::founded(&(1..=3).map(|n| (node(n), DiskId(n.into()))).collect());
         let mut configuration = Configuration::of(&members);
         let [add, promote, remove, replace, leave] = &changes()[..] else { panic!() };
         let restored = Configuration::from_raft(&configuration.to_raft());

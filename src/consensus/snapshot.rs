@@ -85,10 +85,7 @@ pub(super) fn from_raft(snapshot: &Snapshot) -> Option<(SnapshotId, Configuratio
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn node(id: u64) -> NodeId {
-        NodeId::new(id).unwrap()
-    }
+    use crate::model::samples::node;
 
     fn snapshot() -> Snapshot {
         let id = SnapshotId { index: LogIndex(9), term: Term(3), bytes: 1 << 40, checksum: 77 };

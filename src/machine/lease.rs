@@ -336,41 +336,34 @@ pub(super) fn attachment(id: LeaseId, key: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::{lease, node};
 
     const TTL: Duration = Duration::from_secs(5);
-
-    fn id(id: u64) -> LeaseId {
-        LeaseId::new(id).unwrap()
-    }
-
-    fn node(id: u64) -> NodeId {
-        NodeId::new(id).unwrap()
-    }
 
     #[test]
     fn a_minted_id_was_never_used() {
         let mut table = LeaseTable::default();
-        assert_eq!(table.mint(), id(1));
-        table.choose(id(2));
-        table.choose(id(7));
-        table.choose(id(3));
+        assert_eq!(table.mint(), lease(1));
+        table.choose(lease(2));
+        table.choose(lease(7));
+        table.choose(lease(3));
         // An id that was chosen, granted and ended long ago is still not assigned.
-        assert_eq!(table.mint(), id(8));
+        assert_eq!(table.mint(), lease(8));
         // These ids are too far from the counter to move it.
-        table.choose(id(u64::MAX));
-        table.choose(id(MINT_MAX));
-        assert_eq!(table.mint(), id(9));
+        table.choose(lease(u64::MAX));
+        table.choose(lease(MINT_MAX));
+        assert_eq!(table.mint(), lease(9));
         // The id of an active lease is skipped.
-        table.grant(id(10), TTL, None);
-        assert_eq!(table.mint(), id(11));
+        table.grant(lease(10), TTL, None);
+        assert_eq!(table.mint(), lease(11));
     }
 
     #[test]
     fn lease_id_counter_wraps_around() {
         let mut table = LeaseTable { next: MINT_MAX, ..LeaseTable::default() };
-        table.choose(id(MINT_MAX));
-        assert_eq!(table.mint(), id(MINT_MAX));
-        assert_eq!(table.mint(), id(1));
+        table.choose(lease(MINT_MAX));
+        assert_eq!(table.mint(), lease(MINT_MAX));
+        assert_eq!(table.mint(), lease(1));
     }
 
     #[test]
@@ -379,32 +372,32 @@ mod tests {
         let session = |n, life, own| {
             Some((node(n), Incarnation(life), SessionInfo { label: String::new(), own }))
         };
-        table.grant(id(1), TTL, session(1, 1, true));
-        table.grant(id(2), TTL, session(1, 1, false));
-        table.grant(id(3), TTL, session(2, 1, true));
-        table.grant(id(4), TTL, session(1, 2, true));
-        table.grant(id(5), TTL, session(1, 3, true));
-        assert_eq!(table.left_behind(node(1), Incarnation(3)), [id(1), id(4)]);
-        table.end(id(1));
-        assert_eq!(table.left_behind(node(1), Incarnation(3)), [id(4)]);
+        table.grant(lease(1), TTL, session(1, 1, true));
+        table.grant(lease(2), TTL, session(1, 1, false));
+        table.grant(lease(3), TTL, session(2, 1, true));
+        table.grant(lease(4), TTL, session(1, 2, true));
+        table.grant(lease(5), TTL, session(1, 3, true));
+        assert_eq!(table.left_behind(node(1), Incarnation(3)), [lease(1), lease(4)]);
+        table.end(lease(1));
+        assert_eq!(table.left_behind(node(1), Incarnation(3)), [lease(4)]);
     }
 
     #[test]
     fn emptied_lease_table_has_the_digest_of_an_empty_one() {
         let mut table = LeaseTable::default();
         let empty = table.sum;
-        table.grant(id(1), TTL, None);
+        table.grant(lease(1), TTL, None);
         let labelled = SessionInfo { label: "label".to_owned(), own: false };
-        table.grant(id(2), TTL, Some((node(1), Incarnation(1), labelled)));
+        table.grant(lease(2), TTL, Some((node(1), Incarnation(1), labelled)));
         assert_eq!(table.bytes(), 2 * LEASE_BYTES + 5);
-        table.attach(b"k", None, Some(id(1)));
-        table.attach(b"k", Some(id(1)), Some(id(2)));
-        table.attach(b"long", None, Some(id(1)));
+        table.attach(b"k", None, Some(lease(1)));
+        table.attach(b"k", Some(lease(1)), Some(lease(2)));
+        table.attach(b"long", None, Some(lease(1)));
         assert_eq!(table.bytes(), 2 * (LEASE_BYTES + BOUND_KEY_BYTES + 5));
-        assert_eq!(table.end(id(1)).unwrap().len(), 1);
-        table.attach(b"k", Some(id(2)), None);
-        assert!(table.end(id(2)).unwrap().is_empty());
-        assert!(table.end(id(2)).is_none());
+        assert_eq!(table.end(lease(1)).unwrap().len(), 1);
+        table.attach(b"k", Some(lease(2)), None);
+        assert!(table.end(lease(2)).unwrap().is_empty());
+        assert!(table.end(lease(2)).is_none());
         assert_eq!((table.sum, table.bytes()), (empty, 0));
     }
 }

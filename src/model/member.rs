@@ -565,6 +565,7 @@ pub struct SnapshotId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::node;
 
     fn attributes(name: &str, address: &str) -> MemberAttributes {
         MemberAttributes {
@@ -574,21 +575,17 @@ mod tests {
         }
     }
 
-    fn id(number: u64) -> NodeId {
-        NodeId::new(number).unwrap()
-    }
-
     fn three() -> Members {
-        Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect())
+        Members::founded(&(1..=3).map(|n| (node(n), DiskId(n.into()))).collect())
     }
 
     fn add(number: u64, replaces: Option<u64>) -> MemberChange {
         MemberChange::Add {
-            id: id(number),
+            id: node(number),
             disk: DiskId(number.into()),
             name: format!("m{number}"),
             address: String::new(),
-            replaces: replaces.map(id),
+            replaces: replaces.map(node),
         }
     }
 
@@ -600,13 +597,13 @@ mod tests {
     fn member_joins_as_learner_votes_and_leaves_for_good() {
         let mut members = three();
         members.apply(LogIndex(7), &add(4, None));
-        assert_eq!(members.get(id(4)).unwrap().since, LogIndex(7));
-        assert_eq!(members.learners().collect::<Vec<_>>(), [id(4)]);
-        members.apply(LogIndex(8), &MemberChange::Promote(id(4)));
+        assert_eq!(members.get(node(4)).unwrap().since, LogIndex(7));
+        assert_eq!(members.learners().collect::<Vec<_>>(), [node(4)]);
+        members.apply(LogIndex(8), &MemberChange::Promote(node(4)));
         assert_eq!(voters(&members), [1, 2, 3, 4]);
-        members.apply(LogIndex(9), &MemberChange::Remove(id(4)));
-        assert!(members.is_removed(id(4)) && !members.is_removed(id(5)));
-        assert_eq!(members.validate(&add(4, None)), Err(MembershipError::NotNext(id(4))));
+        members.apply(LogIndex(9), &MemberChange::Remove(node(4)));
+        assert!(members.is_removed(node(4)) && !members.is_removed(node(5)));
+        assert_eq!(members.validate(&add(4, None)), Err(MembershipError::NotNext(node(4))));
         assert_eq!(members.validate(&add(5, None)), Ok(()));
     }
 
@@ -614,14 +611,14 @@ mod tests {
     fn reserved_member_is_claimed_once() {
         let mut members = three();
         let keep = |number: u64| MemberChange::Add {
-            id: id(number),
+            id: node(number),
             disk: DiskId::NONE,
             name: String::new(),
             address: format!("h:{number}"),
-            replaces: Some(id(number)),
+            replaces: Some(node(number)),
         };
         let take = |number: u64, name: &str| MemberChange::Take {
-            id: id(number),
+            id: node(number),
             disk: DiskId(77),
             name: name.to_owned(),
             address: format!("h:{number}"),
@@ -629,63 +626,69 @@ mod tests {
         members.apply(LogIndex(7), &keep(4));
         members.apply(LogIndex(8), &keep(5));
         assert_eq!(voters(&members), [1, 2, 3], "it does not count before it is there");
-        assert_eq!((members.kept_at("h:4"), members.kept_at("h:1")), (Some(id(4)), None));
-        members.announce(id(1), &attributes("a", "h:1"));
+        assert_eq!((members.kept_at("h:4"), members.kept_at("h:1")), (Some(node(4)), None));
+        members.announce(node(1), &attributes("a", "h:1"));
         assert_eq!(
             members.validate(&take(4, "a")),
             Err(MembershipError::NameTaken("a".to_owned()))
         );
         members.apply(LogIndex(9), &take(4, "d"));
-        let taken = members.get(id(4)).unwrap();
+        let taken = members.get(node(4)).unwrap();
         assert_eq!(
             (taken.disk, taken.since, taken.replaces),
-            (DiskId(77), LogIndex(9), Some(id(4)))
+            (DiskId(77), LogIndex(9), Some(node(4)))
         );
-        assert_eq!((members.kept_at("h:4"), members.named("d")), (None, Some(id(4))));
+        assert_eq!((members.kept_at("h:4"), members.named("d")), (None, Some(node(4))));
         for gone in [4, 1, 9] {
-            assert_eq!(members.validate(&take(gone, "e")), Err(MembershipError::Unknown(id(gone))));
+            assert_eq!(
+                members.validate(&take(gone, "e")),
+                Err(MembershipError::Unknown(node(gone)))
+            );
         }
-        members.apply(LogIndex(10), &MemberChange::Promote(id(4)));
+        members.apply(LogIndex(10), &MemberChange::Promote(node(4)));
         assert_eq!(
-            (voters(&members), members.get(id(4)).unwrap().replaces),
+            (voters(&members), members.get(node(4)).unwrap().replaces),
             (vec![1, 2, 3, 4], None)
         );
-        members.apply(LogIndex(11), &MemberChange::Remove(id(5)));
-        assert!(members.is_removed(id(5)) && members.kept_at("h:5").is_none());
+        members.apply(LogIndex(11), &MemberChange::Remove(node(5)));
+        assert!(members.is_removed(node(5)) && members.kept_at("h:5").is_none());
     }
 
     #[test]
     fn moving_member_has_both_addresses_until_it_announces() {
         let mut members = three();
         for number in 1..=3 {
-            members.announce(id(number), &attributes("", &format!("h:{number}")));
+            members.announce(node(number), &attributes("", &format!("h:{number}")));
         }
-        let moves_to = |members: &Members| members.get(id(1)).unwrap().moves_to.clone();
-        assert_eq!(members.move_to(id(9), "h:9"), Err(Rejection::NotMember(id(9))));
-        assert_eq!(members.move_to(id(1), "h:2"), Err(Rejection::AddressTaken(id(2))));
-        members.move_to(id(1), "h:9").unwrap();
-        assert_eq!(members.move_to(id(2), "h:9"), Err(Rejection::AddressTaken(id(1))));
-        assert_eq!(members.move_to(id(2), "h:1"), Err(Rejection::AddressTaken(id(1))));
-        let row = members.get(id(1)).unwrap();
+        let moves_to = |members: &Members| members.get(node(1)).unwrap().moves_to.clone();
+        assert_eq!(members.move_to(node(9), "h:9"), Err(Rejection::NotMember(node(9))));
+        assert_eq!(members.move_to(node(1), "h:2"), Err(Rejection::AddressTaken(node(2))));
+        members.move_to(node(1), "h:9").unwrap();
+        assert_eq!(members.move_to(node(2), "h:9"), Err(Rejection::AddressTaken(node(1))));
+        assert_eq!(members.move_to(node(2), "h:1"), Err(Rejection::AddressTaken(node(1))));
+        let row = members.get(node(1)).unwrap();
         assert_eq!((row.address.as_str(), row.destination()), ("h:1", "h:9"));
-        members.announce(id(1), &attributes("a", "h:1"));
+        members.announce(node(1), &attributes("a", "h:1"));
         assert_eq!(moves_to(&members).as_deref(), Some("h:9"), "it has a name now, and stays");
-        members.announce(id(1), &attributes("a", "h:8"));
-        assert_eq!((moves_to(&members), members.get(id(1)).unwrap().destination()), (None, "h:8"));
-        members.move_to(id(1), "h:9").unwrap();
-        members.move_to(id(1), "h:8").unwrap();
+        members.announce(node(1), &attributes("a", "h:8"));
+        assert_eq!(
+            (moves_to(&members), members.get(node(1)).unwrap().destination()),
+            (None, "h:8")
+        );
+        members.move_to(node(1), "h:9").unwrap();
+        members.move_to(node(1), "h:8").unwrap();
         assert_eq!(moves_to(&members), None, "it is to stay after all");
         let keep = MemberChange::Add {
-            id: id(4),
+            id: node(4),
             disk: DiskId::NONE,
             name: String::new(),
             address: "h:4".to_owned(),
             replaces: None,
         };
         members.apply(LogIndex(9), &keep);
-        members.move_to(id(4), "h:5").unwrap();
-        assert_eq!((members.kept_at("h:4"), members.kept_at("h:5")), (None, Some(id(4))));
-        assert_eq!(members.get(id(4)).unwrap().moves_to, None);
+        members.move_to(node(4), "h:5").unwrap();
+        assert_eq!((members.kept_at("h:4"), members.kept_at("h:5")), (None, Some(node(4))));
+        assert_eq!(members.get(node(4)).unwrap().moves_to, None);
     }
 
     #[test]
@@ -693,30 +696,30 @@ mod tests {
         let mut members = three();
         members.apply(LogIndex(2), &add(4, Some(2)));
         assert_eq!(members.validate(&MemberChange::LeaveJoint), Err(MembershipError::NotJoint));
-        members.apply(LogIndex(3), &MemberChange::Replace { old: id(2), new: id(4) });
+        members.apply(LogIndex(3), &MemberChange::Replace { old: node(2), new: node(4) });
         assert_eq!(voters(&members), [1, 3, 4]);
         assert_eq!(members.outgoing().iter().map(|id| id.get()).collect::<Vec<_>>(), [1, 2, 3]);
-        assert!(members.is_voter(id(2)) && !members.is_removed(id(2)));
+        assert!(members.is_voter(node(2)) && !members.is_removed(node(2)));
         for (change, why) in [
-            (MemberChange::Remove(id(1)), MembershipError::Pending),
-            (MemberChange::Remove(id(2)), MembershipError::Pending),
-            (MemberChange::Promote(id(2)), MembershipError::Pending),
-            (MemberChange::Remove(id(9)), MembershipError::Unknown(id(9))),
-            (MemberChange::Promote(id(4)), MembershipError::Voter(id(4))),
+            (MemberChange::Remove(node(1)), MembershipError::Pending),
+            (MemberChange::Remove(node(2)), MembershipError::Pending),
+            (MemberChange::Promote(node(2)), MembershipError::Pending),
+            (MemberChange::Remove(node(9)), MembershipError::Unknown(node(9))),
+            (MemberChange::Promote(node(4)), MembershipError::Voter(node(4))),
         ] {
             assert_eq!(members.validate(&change), Err(why), "{change:?}");
         }
         members.apply(LogIndex(4), &MemberChange::LeaveJoint);
-        assert!(members.is_removed(id(2)) && !members.is_joint());
+        assert!(members.is_removed(node(2)) && !members.is_joint());
     }
 
     #[test]
     fn invalid_membership_changes_are_rejected() {
         let mut members = three();
-        assert!(members.announce(id(1), &attributes("a", "h:1")));
-        assert!(!members.announce(id(9), &attributes("z", "")));
+        assert!(members.announce(node(1), &attributes("a", "h:1")));
+        assert!(!members.announce(node(9), &attributes("z", "")));
         let named = |name: &str| MemberChange::Add {
-            id: id(4),
+            id: node(4),
             disk: DiskId(4),
             name: name.to_owned(),
             address: String::new(),
@@ -724,17 +727,17 @@ mod tests {
         };
         assert_eq!(members.validate(&named("a")), Err(MembershipError::NameTaken("a".to_owned())));
         assert_eq!(members.validate(&named("b")), Ok(()));
-        assert_eq!(members.validate(&add(4, Some(9))), Err(MembershipError::Unknown(id(9))));
-        let promote = MemberChange::Promote(id(1));
-        assert_eq!(members.validate(&promote), Err(MembershipError::Voter(id(1))));
+        assert_eq!(members.validate(&add(4, Some(9))), Err(MembershipError::Unknown(node(9))));
+        let promote = MemberChange::Promote(node(1));
+        assert_eq!(members.validate(&promote), Err(MembershipError::Voter(node(1))));
         for gone in [1, 2] {
-            members.apply(LogIndex(2), &MemberChange::Remove(id(gone)));
+            members.apply(LogIndex(2), &MemberChange::Remove(node(gone)));
         }
-        let last = MemberChange::Remove(id(3));
-        assert_eq!(members.validate(&last), Err(MembershipError::LastVoter(id(3))));
+        let last = MemberChange::Remove(node(3));
+        assert_eq!(members.validate(&last), Err(MembershipError::LastVoter(node(3))));
         members.apply(LogIndex(3), &add(4, Some(3)));
         members.apply(LogIndex(4), &add(5, None));
-        members.apply(LogIndex(5), &MemberChange::Replace { old: id(3), new: id(4) });
+        members.apply(LogIndex(5), &MemberChange::Replace { old: node(3), new: node(4) });
         assert_eq!(voters(&members), [4]);
     }
 }

@@ -21,6 +21,8 @@ mod outcome;
 mod random;
 mod range;
 mod request;
+#[cfg(test)]
+pub(crate) mod samples;
 #[cfg(feature = "serde")]
 pub(crate) mod serialize;
 mod snapshot_record;

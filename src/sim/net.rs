@@ -452,10 +452,7 @@ fn pair(a: NodeId, b: NodeId) -> (NodeId, NodeId) {
 mod tests {
     use super::*;
     use crate::model::LogIndex;
-
-    fn node(id: u64) -> NodeId {
-        NodeId::new(id).expect("not zero")
-    }
+    use crate::model::samples::node;
 
     fn sent(conditions: NetConditions, count: u64) -> (SimNet, Vec<u64>) {
         let timeline = Arc::new(Timeline::default());

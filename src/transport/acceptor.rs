@@ -458,12 +458,9 @@ impl Incoming {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::node;
     use crate::model::{ClusterId, DiskId, FoundingState, Incarnation};
     use crate::model::{ClusterVersion, LogIndex};
-
-    fn node(id: u64) -> NodeId {
-        NodeId::new(id).expect("not 0")
-    }
 
     fn hello(incarnation: u64) -> Hello {
         Hello {

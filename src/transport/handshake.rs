@@ -363,11 +363,8 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::node;
     use crate::model::{ClusterId, ClusterVersion, LogIndex, MemberChange};
-
-    fn node(id: u64) -> NodeId {
-        NodeId::new(id).expect("not 0")
-    }
 
     fn blank(from: u64, to: u64) -> Hello {
         Hello {

@@ -14,6 +14,7 @@ use crate::consensus::{
     Consensus, ConsensusConfig, Offer, RaftRole, RoundId, Stepped, Taken, wire,
 };
 use crate::env::Entropy;
+pub(super) use crate::model::samples::node;
 use crate::model::{
     DiskId, Incarnation, LogIndex, MemberChange, Members, NodeId, SnapshotId, Term,
 };
@@ -22,10 +23,6 @@ use crate::wal;
 /// Ticks between heartbeats, and the election timeout T.
 pub(super) const HEARTBEAT: usize = 2;
 pub(super) const ELECTION: usize = 10;
-
-pub(super) fn node(id: u64) -> NodeId {
-    NodeId::new(id).unwrap()
-}
 
 pub(super) fn members_of(voters: &[u64], learners: &[u64]) -> Members {
     let founders = voters.iter().map(|id| (node(*id), DiskId(u128::from(*id)))).collect();

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use super::execute::STRUCTURE;
 use super::shared::Snapshot;
 use super::*;
+use crate::model::samples::node;
 use crate::model::{
     AckWindow, Command, Compare, Delete, DeleteReply, EventKind, KeyRange, KeyValue,
     MemberAttributes, Op, Put, PutLease, PutValue, Range, RangeEnd, RangeReply, Rejection, Reply,
@@ -93,10 +94,6 @@ impl World {
     fn keys(&self, range: KeyRange) -> Vec<String> {
         names(&self.reader.range(&Range::new(range)).unwrap())
     }
-}
-
-fn node(id: u64) -> NodeId {
-    NodeId::new(id).unwrap()
 }
 
 fn proposal(

@@ -113,16 +113,13 @@ impl Driver {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn id(number: u64) -> NodeId {
-        NodeId::new(number).unwrap()
-    }
+    use crate::model::samples::node;
 
     #[test]
     fn leader_that_returns_after_an_unknown_one_is_another() {
         let mut contact = LeaderContact::default();
         let mut observe = |term, leader: Option<u64>, takes_part| {
-            let change = contact.observe((Term(term), leader.map(id)), takes_part);
+            let change = contact.observe((Term(term), leader.map(node)), takes_part);
             (change.is_new_candidacy, change.has_another_leader)
         };
         assert_eq!(observe(1, None, true), (true, false));
@@ -136,12 +133,12 @@ mod tests {
     fn last_contact_outlives_the_connection_and_does_not_go_back() {
         let mut contact = LeaderContact::default();
         let at = |ms| Moment::since_boot(Duration::from_millis(ms));
-        contact.touched(id(1), None);
+        contact.touched(node(1), None);
         assert!(contact.last().is_none());
-        contact.touched(id(1), Some(at(50)));
-        contact.touched(id(2), Some(at(40)));
-        contact.touched(id(2), None);
+        contact.touched(node(1), Some(at(50)));
+        contact.touched(node(2), Some(at(40)));
+        contact.touched(node(2), None);
         let last = contact.last().unwrap();
-        assert_eq!((last.leader, last.at), (id(2), at(50)));
+        assert_eq!((last.leader, last.at), (node(2), at(50)));
     }
 }

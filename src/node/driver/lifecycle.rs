@@ -133,15 +133,10 @@ impl Lifecycle {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+    use crate::model::samples::at;
 
     const NOTHING: LifecycleAction = LifecycleAction::Nothing;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
 
     fn ended(farewell_over: bool) -> LifecycleEvent {
         LifecycleEvent::TurnEnded { farewell_over }

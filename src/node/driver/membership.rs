@@ -129,17 +129,14 @@ impl Membership {
 mod tests {
     use super::*;
     use crate::model::DiskId;
-
-    fn id(number: u64) -> NodeId {
-        NodeId::new(number).unwrap()
-    }
+    use crate::model::samples::node;
 
     fn membership() -> Membership {
-        Membership::new(id(1), BTreeMap::new())
+        Membership::new(node(1), BTreeMap::new())
     }
 
     fn three_members() -> Members {
-        let founders = (1..=3).map(|number| (id(number), DiskId(number.into())));
+        let founders = (1..=3).map(|number| (node(number), DiskId(number.into())));
         Members::founded(&founders.collect())
     }
 
@@ -163,14 +160,14 @@ mod tests {
     fn version_of_all_needs_every_member_to_be_connected() {
         let (mut membership, members) = (membership(), three_members());
         let [old, new] = [1, 2].map(ClusterVersion);
-        assert!(membership.connected(id(2), old));
+        assert!(membership.connected(node(2), old));
         assert_eq!(membership.version_of_all(&members, new), None);
         assert!(membership.is_connected_to_quorum(&members));
-        assert!(membership.connected(id(3), new));
+        assert!(membership.connected(node(3), new));
         assert_eq!(membership.version_of_all(&members, new), Some(old));
-        assert!(!membership.connected(id(3), new), "it was connected before");
-        membership.disconnected(id(2));
-        membership.disconnected(id(3));
+        assert!(!membership.connected(node(3), new), "it was connected before");
+        membership.disconnected(node(2));
+        membership.disconnected(node(3));
         assert_eq!(membership.version_of_all(&members, new), None);
         assert!(!membership.is_connected_to_quorum(&members));
     }

@@ -236,19 +236,12 @@ mod tests {
     use tracing::Span;
 
     use super::*;
+    use crate::model::samples::{at, node};
     use crate::node::requests::answer::CallResult;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
-
-    fn id(number: u64) -> NodeId {
-        NodeId::new(number).unwrap()
-    }
 
     fn none() -> ToLeader {
         let (timeout, heartbeat) = (Duration::from_millis(500), Duration::from_millis(100));
-        ToLeader::new(id(1), Incarnation(1), timeout, heartbeat, at(0))
+        ToLeader::new(node(1), Incarnation(1), timeout, heartbeat, at(0))
     }
 
     fn caller() -> (ReplyTo<()>, oneshot::Receiver<CallResult<()>>) {
@@ -295,7 +288,7 @@ mod tests {
             to_leader.wait_for_transfer(at(100), None, caller().0);
         }
         assert!(!to_leader.has_room_for_transfer());
-        to_leader.transferred(id(2));
+        to_leader.transferred(node(2));
         assert!(to_leader.has_room_for_transfer());
     }
 
@@ -307,8 +300,9 @@ mod tests {
             to_leader.wait_for_transfer(at(100), to, reply);
             receiver
         };
-        let (mut any, mut to_it, mut to_other) = (wait(None), wait(Some(id(2))), wait(Some(id(3))));
-        to_leader.transferred(id(2));
+        let (mut any, mut to_it, mut to_other) =
+            (wait(None), wait(Some(node(2))), wait(Some(node(3))));
+        to_leader.transferred(node(2));
         assert_eq!(any.try_recv().unwrap(), Ok(()));
         assert_eq!(to_it.try_recv().unwrap(), Ok(()));
         assert_eq!(to_other.try_recv().unwrap(), Err(CallError::NoTransferee));

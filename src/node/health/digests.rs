@@ -171,10 +171,7 @@ impl Digests {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn node(id: u64) -> NodeId {
-        NodeId::new(id).unwrap()
-    }
+    use crate::model::samples::node;
 
     fn among(me: u64, voters: u64, patience_ticks: u32) -> Digests {
         let mut digests = Digests::new(node(me), patience_ticks);

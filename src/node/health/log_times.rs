@@ -86,13 +86,8 @@ impl LogTimes {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
+    use crate::model::samples::at;
 
     /// Returns the times at which the entry was queued and durable, in milliseconds.
     fn of(times: &LogTimes, index: u64) -> Option<(u128, u128)> {

@@ -373,12 +373,9 @@ impl RecentSyncs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::at;
 
     const T: Duration = Duration::from_millis(500);
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
 
     fn well() -> HealthSample {
         HealthSample {

@@ -81,34 +81,27 @@ impl SpaceTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
-
-    fn id(number: u64) -> NodeId {
-        NodeId::new(number).unwrap()
-    }
+    use crate::model::samples::{at, node};
 
     fn table() -> SpaceTable {
-        SpaceTable::new(id(1), Duration::from_millis(500), at(0))
+        SpaceTable::new(node(1), Duration::from_millis(500), at(0))
     }
 
     #[test]
     fn quorum_of_voters_must_have_space() {
         let mut table = table();
-        let voters = || (1..=3).map(id);
+        let voters = || (1..=3).map(node);
         assert!(table.quorum_has_room(voters()));
-        table.hear(id(3), true, at(0));
-        table.hear(id(9), true, at(0));
+        table.hear(node(3), true, at(0));
+        table.hear(node(9), true, at(0));
         assert!(table.quorum_has_room(voters()), "two of three have, and 9 has no vote");
         assert!(table.own(true, at(1)), "that is news");
         assert!(!table.own(true, at(1)), "that is none");
         assert!(!table.quorum_has_room(voters()));
-        table.hear(id(3), false, at(2));
+        table.hear(node(3), false, at(2));
         assert!(table.quorum_has_room(voters()));
-        assert!(!table.has_room(id(1)) && table.has_room(id(3)));
-        assert!(!table.quorum_has_room((1..=2).map(id)), "one of two is none");
+        assert!(!table.has_room(node(1)) && table.has_room(node(3)));
+        assert!(!table.quorum_has_room((1..=2).map(node)), "one of two is none");
         assert!(table.quorum_has_room(std::iter::empty()), "nobody is asked");
     }
 
@@ -126,10 +119,10 @@ mod tests {
     #[test]
     fn unrepeated_space_report_expires() {
         let mut table = table();
-        table.hear(id(2), true, at(0));
+        table.hear(node(2), true, at(0));
         table.tick(at(1999));
-        assert!(!table.has_room(id(2)));
+        assert!(!table.has_room(node(2)));
         table.tick(at(2000));
-        assert!(table.has_room(id(2)));
+        assert!(table.has_room(node(2)));
     }
 }

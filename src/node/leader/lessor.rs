@@ -328,16 +328,9 @@ impl Lessor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::{at, lease};
 
     const TTL: Duration = Duration::from_millis(1000);
-
-    fn lease(id: u64) -> LeaseId {
-        LeaseId::new(id).unwrap()
-    }
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
 
     fn lessor() -> Lessor {
         let mut lessor = Lessor::new(Drift::percent(10), at(0), Vec::new());

@@ -157,15 +157,8 @@ mod tests {
     use tokio::sync::oneshot::{self, error::TryRecvError};
 
     use super::*;
+    use crate::model::samples::{at, lease};
     use crate::node::requests::answer::CallResult;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
-
-    fn lease(id: u64) -> LeaseId {
-        LeaseId::new(id).unwrap()
-    }
 
     fn lives(id: u64, left: u64) -> LeaseLife {
         LeaseLife { lease: lease(id), left: Duration::from_millis(left) }

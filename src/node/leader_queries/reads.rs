@@ -144,12 +144,9 @@ fn expire(readers: &mut Readers, now: Moment) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::at;
     use crate::node::requests::answer::CallResult;
     use tokio::sync::oneshot;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
 
     fn asking(sender: oneshot::Sender<CallResult<Moment>>) -> ReadWaiter<Moment> {
         ReadWaiter { deadline: at(5_000), reply: ReplyTo::Waiting(sender), span: Span::none() }

@@ -179,10 +179,7 @@ impl Rounds {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
+    use crate::model::samples::at;
 
     #[test]
     fn excess_reads_are_dropped_and_rounds_are_bounded() {

@@ -199,6 +199,7 @@ fn proves_never_made(membership_request: &MembershipRequest, rejection: &Members
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::at;
     use std::sync::{Arc, Mutex};
 
     /// The results that callers received, in order.
@@ -215,10 +216,6 @@ mod tests {
         fn take(&self) -> Vec<Result<NodeId, CallError>> {
             std::mem::take(&mut self.0.lock().unwrap())
         }
-    }
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
     }
 
     #[test]

@@ -128,12 +128,9 @@ impl Founding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::node;
     use crate::model::{ClusterId, Incarnation};
     use crate::model::{ClusterVersion, LogIndex};
-
-    fn node(id: u64) -> NodeId {
-        NodeId::new(id).unwrap()
-    }
 
     fn hello(from: u64, disk: u128, standing: FoundingState) -> Hello {
         Hello {

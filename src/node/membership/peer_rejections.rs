@@ -74,10 +74,7 @@ impl PeerRejections {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
+    use crate::model::samples::at;
 
     #[test]
     fn rejection_is_logged_once_per_change_and_minute() {

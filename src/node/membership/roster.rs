@@ -135,11 +135,8 @@ impl Roster {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::node;
     use crate::model::{DiskId, LogIndex, MemberAttributes, MemberChange};
-
-    fn id(number: u64) -> NodeId {
-        NodeId::new(number).unwrap()
-    }
 
     fn attributes(name: &str, address: &str) -> MemberAttributes {
         MemberAttributes {
@@ -155,49 +152,49 @@ mod tests {
 
     fn hints() -> BTreeMap<NodeId, Contact> {
         let names = [("a", "a:1"), ("b", "b:1"), ("c", "c:1")];
-        (1..).map(id).zip(names.map(|(name, address)| contact(name, address))).collect()
+        (1..).map(node).zip(names.map(|(name, address)| contact(name, address))).collect()
     }
 
     #[test]
     fn announced_address_overrides_the_configured_one() {
-        let mut roster = Roster::new(id(1), hints());
-        assert_eq!(roster.peers(), [id(2), id(3)]);
-        let mut members = Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect());
-        members.announce(id(2), &attributes("bee", "bee:2"));
+        let mut roster = Roster::new(node(1), hints());
+        assert_eq!(roster.peers(), [node(2), node(3)]);
+        let mut members = Members::founded(&(1..=3).map(|n| (node(n), DiskId(n.into()))).collect());
+        members.announce(node(2), &attributes("bee", "bee:2"));
         roster.update(&members);
-        assert_eq!((roster.name_of(id(2)), roster.name_of(id(3))), ("bee".into(), "c".into()));
+        assert_eq!((roster.name_of(node(2)), roster.name_of(node(3))), ("bee".into(), "c".into()));
         let contacts: BTreeMap<_, _> =
-            [(id(2), vec!["bee:2".to_owned()]), (id(3), vec!["c:1".to_owned()])].into();
+            [(node(2), vec!["bee:2".to_owned()]), (node(3), vec!["c:1".to_owned()])].into();
         assert_eq!(roster.contacts(), contacts);
-        assert!(!roster.hear(id(2), "bee:2") && roster.hear(id(3), "sea:3"));
-        assert_eq!(roster.address_of(id(3)), Some("sea:3"));
-        assert!(roster.hear(id(2), "moved:2"), "before it could announce it");
-        assert_eq!(roster.address_of(id(2)), Some("moved:2"));
-        members.announce(id(2), &attributes("bee", "again:2"));
+        assert!(!roster.hear(node(2), "bee:2") && roster.hear(node(3), "sea:3"));
+        assert_eq!(roster.address_of(node(3)), Some("sea:3"));
+        assert!(roster.hear(node(2), "moved:2"), "before it could announce it");
+        assert_eq!(roster.address_of(node(2)), Some("moved:2"));
+        members.announce(node(2), &attributes("bee", "again:2"));
         roster.update(&members);
-        assert_eq!(roster.address_of(id(2)), Some("again:2"));
-        members.move_to(id(2), "far:2").unwrap();
+        assert_eq!(roster.address_of(node(2)), Some("again:2"));
+        members.move_to(node(2), "far:2").unwrap();
         roster.update(&members);
-        assert_eq!(roster.contacts()[&id(2)], ["again:2", "far:2"]);
-        roster.hear(id(2), "far:2");
-        assert_eq!(roster.contacts()[&id(2)], ["far:2"], "it is there");
+        assert_eq!(roster.contacts()[&node(2)], ["again:2", "far:2"]);
+        roster.hear(node(2), "far:2");
+        assert_eq!(roster.contacts()[&node(2)], ["far:2"], "it is there");
     }
 
     #[test]
     fn learner_contacts_voters_and_removed_members_get_no_contact() {
-        let mut members = Members::founded(&(1..=3).map(|n| (id(n), DiskId(n.into()))).collect());
+        let mut members = Members::founded(&(1..=3).map(|n| (node(n), DiskId(n.into()))).collect());
         for number in [4, 5] {
             let (name, address) = (format!("m{number}"), format!("m{number}:1"));
-            let (id, disk) = (id(number), DiskId(number.into()));
+            let (id, disk) = (node(number), DiskId(number.into()));
             let add = MemberChange::Add { id, disk, name, address, replaces: None };
             members.apply(LogIndex(number), &add);
         }
-        members.apply(LogIndex(6), &MemberChange::Remove(id(3)));
-        let mut roster = Roster::new(id(5), hints());
+        members.apply(LogIndex(6), &MemberChange::Remove(node(3)));
+        let mut roster = Roster::new(node(5), hints());
         roster.update(&members);
-        roster.hear(id(9), "m9:1");
+        roster.hear(node(9), "m9:1");
         assert_eq!(roster.contacts().keys().map(|id| id.get()).collect::<Vec<_>>(), [1, 2, 9]);
-        assert!(!roster.hear(id(3), "c:1"));
-        assert_eq!(roster.name_of(id(77)), "member 77");
+        assert!(!roster.hear(node(3), "c:1"));
+        assert_eq!(roster.name_of(node(77)), "member 77");
     }
 }

@@ -421,6 +421,7 @@ impl RequestSpans {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::at;
     use crate::model::{LeaseId, Put, PutReply};
     use std::sync::{Arc, Mutex};
 
@@ -428,10 +429,6 @@ mod tests {
 
     fn proposals() -> Proposals {
         Proposals::new(NodeId::new(1).unwrap(), Incarnation(3), Duration::from_millis(500))
-    }
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
     }
 
     fn write(results: &Results, deadline: Option<Moment>) -> Write {

@@ -147,10 +147,7 @@ pub(crate) fn ending<T>(result: &CallResult<T>) -> Ending {
 mod tests {
     use super::*;
     use crate::model::Put;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
+    use crate::model::samples::at;
 
     #[test]
     fn the_stages_add_up_to_the_whole_time() {

@@ -399,16 +399,13 @@ mod tests {
 
     use super::*;
     use crate::codec;
+    use crate::model::samples::at;
     use crate::model::{Incarnation, PeerMessage};
 
     const LEASE: LeaseId = match LeaseId::new(5) {
         Some(lease) => lease,
         None => panic!("5 is a lease"),
     };
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)

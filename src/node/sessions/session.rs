@@ -326,12 +326,9 @@ impl Drop for Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::samples::at;
 
     const DRIFT: u32 = 10;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
 
     /// Returns a session that was opened at 0 ms and relies on its lease until 2,700 ms.
     fn state() -> SharedSession {

@@ -348,17 +348,10 @@ impl Snapshots {
 mod tests {
     use super::*;
     use crate::model::Term;
-
-    fn at(ms: u64) -> Moment {
-        Moment::since_boot(Duration::from_millis(ms))
-    }
+    use crate::model::samples::{at, node};
 
     fn id(index: u64) -> SnapshotId {
         SnapshotId { index: LogIndex(index), term: Term(2), bytes: 3 << 20, checksum: index }
-    }
-
-    fn node(number: u64) -> NodeId {
-        NodeId::new(number).unwrap()
     }
 
     /// Number of bytes that these tests request at a time.

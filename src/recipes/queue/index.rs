@@ -224,13 +224,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::model::samples::lease;
 
     fn index() -> ItemIndex {
         ItemIndex::new(QueueKeys { name: "q".into() })
-    }
-
-    fn lease(id: u64) -> LeaseId {
-        LeaseId::new(id).unwrap()
     }
 
     fn row(key: String, create: u64, version: u64, lease_id: u64) -> KeyValue {

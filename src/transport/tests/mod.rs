@@ -26,14 +26,11 @@ use super::tcp::TcpNetwork;
 use super::*;
 use crate::codec;
 use crate::env::{Env, Network, SendOutcome};
+use crate::model::samples::node;
 use crate::model::*;
 
 /// Time limit of any event on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
-
-fn node(id: u64) -> NodeId {
-    NodeId::new(id).expect("not 0")
-}
 
 /// An event that a receiver has seen.
 #[derive(Clone, PartialEq, Debug)]

@@ -18,6 +18,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::env::{BootClock, Disk, Entropy, NoPoints, Points};
+use crate::model::samples::node;
 use crate::sim::{Rng, SimDisk};
 use model::{LogContent, any_group};
 
@@ -34,10 +35,6 @@ fn env(disk: &Arc<SimDisk>, points: Arc<dyn Points>) -> Env {
 
 fn identity() -> Identity {
     Identity { cluster: ClusterId(7), node: node(1) }
-}
-
-fn node(id: u64) -> NodeId {
-    NodeId::new(id).unwrap()
 }
 
 /// Opens the log with the smallest segments and without a reserve.

@@ -17,10 +17,10 @@ use super::worker::WarmTurn;
 use super::*;
 use crate::env::{BootId, Clock, Disk, NoPoints, OsEntropy};
 use crate::machine::Image;
+use crate::model::samples::node;
 use crate::model::{
     AckWindow, ClusterId, Command, Delete, DiskId, Incarnation, Item, KeyRange, LeaseId, Members,
-    Moment, NodeId, Op, Outcome, Proposal, Put, PutLease, Reply, Revision, SnapshotRecord,
-    StateHead, Txn,
+    Moment, Op, Outcome, Proposal, Put, PutLease, Reply, Revision, SnapshotRecord, StateHead, Txn,
 };
 use crate::sim::SimDisk;
 
@@ -246,10 +246,6 @@ impl World {
         dirs.retain(|dir| dir.file_name().unwrap().to_str().unwrap().starts_with("copy-"));
         dirs
     }
-}
-
-fn node(id: u64) -> NodeId {
-    NodeId::new(id).unwrap()
 }
 
 fn origin(id: u64) -> CopyRestoredFrom {
