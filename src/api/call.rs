@@ -41,6 +41,18 @@ macro_rules! timeout_option {
     };
 }
 
+/// Declares options of a call that wraps another call in the field `$call`. The options are passed
+/// on to that call.
+macro_rules! forwarded_options {
+    ($call:ident: $($(#[$about:meta])+ pub fn $option:ident($($name:ident: $type:ty),*);)+) => {$(
+        $(#[$about])+
+        pub fn $option(mut self $(, $name: $type)*) -> Self {
+            self.$call = self.$call.$option($($name),*);
+            self
+        }
+    )+};
+}
+
 /// Makes a call awaitable: `.await` runs its method `run`.
 macro_rules! awaited {
     ($call:ident -> $output:ty) => {
@@ -58,6 +70,7 @@ macro_rules! awaited {
 
 pub(crate) use awaited;
 pub(crate) use deadline_option;
+pub(crate) use forwarded_options;
 pub(crate) use timeout_option;
 
 /// Freshness of a read.

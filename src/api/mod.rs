@@ -37,7 +37,7 @@ pub use blocking::Blocking;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) use blocking::simulate;
 pub use call::{DeleteCall, GetCall, PutCall, RangeCall};
-pub(crate) use call::{awaited, deadline_option, timeout_option};
+pub(crate) use call::{awaited, deadline_option, forwarded_options, timeout_option};
 pub(crate) use checked::StartMode;
 pub use client::Client;
 pub use config::{Config, ConfigError};

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, Effect, Error, Granted, awaited, deadline_option, timeout_option};
+use crate::api::{
+    Client, Effect, Error, Granted, awaited, deadline_option, forwarded_options, timeout_option,
+};
 use crate::model::{
     Command, IntoBytes, LeaseId, Op, Put, PutLease, Range, Rejection, Revision, Txn, TxnResult,
     readable,
@@ -300,23 +302,16 @@ impl PutItem {
         Self { many: PutMany::new(queue, value.map(|value| vec![value])) }
     }
 
-    /// Sets the priority. Lower numbers are taken first. Default 0.
-    pub fn priority(mut self, priority: i16) -> Self {
-        self.many = self.many.priority(priority);
-        self
-    }
+    forwarded_options! { many:
+        /// Sets the priority. Lower numbers are taken first. Default 0.
+        pub fn priority(priority: i16);
 
-    /// Delays the item; see [`PutMany::delay`].
-    pub fn delay(mut self, delay: Duration) -> Self {
-        self.many = self.many.delay(delay);
-        self
-    }
+        /// Delays the item; see [`PutMany::delay`].
+        pub fn delay(delay: Duration);
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.many = self.many.deadline(timeout);
-        self
+        /// Limits how long the call may take. Default:
+        /// [`Config::call_deadline`](crate::Config::call_deadline).
+        pub fn deadline(timeout: Duration);
     }
 
     timeout_option!();

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::api::{Client, DeleteCall, Error, GetCall, PutCall, RangeCall, timeout_option};
+use crate::api::{
+    Client, DeleteCall, Error, GetCall, PutCall, RangeCall, forwarded_options, timeout_option,
+};
 use crate::model::{
     DecodeError, IntoBytes, KeyRange, KeyValue, LeaseId, Op, RangeReply, Revision, RevisionBounds,
     SortOrder, SortTarget, decode_key_text,
@@ -370,29 +372,19 @@ pub struct TypedGetCall<T, #[cfg(feature = "json")] C = Json, #[cfg(not(feature 
 }
 
 impl<T, C> TypedGetCall<T, C> {
-    /// Reads the key at an earlier revision, like [`GetCall::revision`].
-    pub fn revision(mut self, revision: Revision) -> Self {
-        self.call = self.call.revision(revision);
-        self
-    }
+    forwarded_options! { call:
+        /// Reads the key at an earlier revision, like [`GetCall::revision`].
+        pub fn revision(revision: Revision);
 
-    /// Reads the local replica without contacting the leader; see [`GetCall::local`].
-    pub fn local(mut self) -> Self {
-        self.call = self.call.local();
-        self
-    }
+        /// Reads the local replica without contacting the leader; see [`GetCall::local`].
+        pub fn local();
 
-    /// Reads the local replica once it has reached `revision`, without contacting the leader.
-    pub fn at_least(mut self, revision: Revision) -> Self {
-        self.call = self.call.at_least(revision);
-        self
-    }
+        /// Reads the local replica once it has reached `revision`, without contacting the leader.
+        pub fn at_least(revision: Revision);
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.call = self.call.deadline(timeout);
-        self
+        /// Limits how long the call may take. Default:
+        /// [`Config::call_deadline`](crate::Config::call_deadline).
+        pub fn deadline(timeout: Duration);
     }
 
     timeout_option!();
@@ -420,61 +412,36 @@ pub struct TypedRangeCall<T, #[cfg(feature = "json")] C = Json, #[cfg(not(featur
 }
 
 impl<T, C> TypedRangeCall<T, C> {
-    /// Returns at most `rows` rows. The reply's `more` is set if the range has more rows.
-    pub fn limit(mut self, rows: u64) -> Self {
-        self.call = self.call.limit(rows);
-        self
-    }
+    forwarded_options! { call:
+        /// Returns at most `rows` rows. The reply's `more` is set if the range has more rows.
+        pub fn limit(rows: u64);
 
-    /// Reads the keys at an earlier revision.
-    pub fn revision(mut self, revision: Revision) -> Self {
-        self.call = self.call.revision(revision);
-        self
-    }
+        /// Reads the keys at an earlier revision.
+        pub fn revision(revision: Revision);
 
-    /// Sorts the rows. Default: by key, ascending. [`SortTarget::Value`] compares encoded values.
-    pub fn sort(mut self, target: SortTarget, order: SortOrder) -> Self {
-        self.call = self.call.sort(target, order);
-        self
-    }
+        /// Sorts the rows. Default: by key, ascending. [`SortTarget::Value`] compares encoded values.
+        pub fn sort(target: SortTarget, order: SortOrder);
 
-    /// Stops scanning at the limit, like [`RangeCall::skip_count`]. The reply's `count` then covers
-    /// only the scanned rows. Use this option to read a large range in pages.
-    pub fn skip_count(mut self) -> Self {
-        self.call = self.call.skip_count();
-        self
-    }
+        /// Stops scanning at the limit, like [`RangeCall::skip_count`]. The reply's `count` then covers
+        /// only the scanned rows. Use this option to read a large range in pages.
+        pub fn skip_count();
 
-    /// Returns only as many rows as fit into `bytes`, but at least one, like
-    /// [`RangeCall::limit_bytes`]. The size of a row is that of its encoded value.
-    pub fn limit_bytes(mut self, bytes: u64) -> Self {
-        self.call = self.call.limit_bytes(bytes);
-        self
-    }
+        /// Returns only as many rows as fit into `bytes`, but at least one, like
+        /// [`RangeCall::limit_bytes`]. The size of a row is that of its encoded value.
+        pub fn limit_bytes(bytes: u64);
 
-    /// Returns only rows whose revisions are within `bounds`.
-    pub fn bounds(mut self, bounds: RevisionBounds) -> Self {
-        self.call = self.call.bounds(bounds);
-        self
-    }
+        /// Returns only rows whose revisions are within `bounds`.
+        pub fn bounds(bounds: RevisionBounds);
 
-    /// Reads the local replica without contacting the leader; see [`RangeCall::local`].
-    pub fn local(mut self) -> Self {
-        self.call = self.call.local();
-        self
-    }
+        /// Reads the local replica without contacting the leader; see [`RangeCall::local`].
+        pub fn local();
 
-    /// Reads the local replica once it has reached `revision`, without contacting the leader.
-    pub fn at_least(mut self, revision: Revision) -> Self {
-        self.call = self.call.at_least(revision);
-        self
-    }
+        /// Reads the local replica once it has reached `revision`, without contacting the leader.
+        pub fn at_least(revision: Revision);
 
-    /// Limits how long the call may take. Default:
-    /// [`Config::call_deadline`](crate::Config::call_deadline).
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.call = self.call.deadline(timeout);
-        self
+        /// Limits how long the call may take. Default:
+        /// [`Config::call_deadline`](crate::Config::call_deadline).
+        pub fn deadline(timeout: Duration);
     }
 
     timeout_option!();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_core::Stream;
 
-use crate::api::{Error, Watch, WatchCall, timeout_option};
+use crate::api::{Error, Watch, WatchCall, forwarded_options, timeout_option};
 use crate::model::{DecodeError, Event, EventKind, Revision, decode_key_text};
 use crate::watch::{Filter, WatchBatch, WatchError};
 
@@ -32,28 +32,18 @@ impl<T, C> TypedWatchCall<T, C> {
         Self { call, codec, value: PhantomData }
     }
 
-    /// Starts the watch at `revision`, like [`WatchCall::from`].
-    pub fn from(mut self, revision: Revision) -> Self {
-        self.call = self.call.from(revision);
-        self
-    }
+    forwarded_options! { call:
+        /// Starts the watch at `revision`, like [`WatchCall::from`].
+        pub fn from(revision: Revision);
 
-    /// Starts the watch after `revision`, like [`WatchCall::after`].
-    pub fn after(mut self, revision: Revision) -> Self {
-        self.call = self.call.after(revision);
-        self
-    }
+        /// Starts the watch after `revision`, like [`WatchCall::after`].
+        pub fn after(revision: Revision);
 
-    /// Excludes some kinds of events, like [`WatchCall::filter`].
-    pub fn filter(mut self, filter: Filter) -> Self {
-        self.call = self.call.filter(filter);
-        self
-    }
+        /// Excludes some kinds of events, like [`WatchCall::filter`].
+        pub fn filter(filter: Filter);
 
-    /// Limits the wait for the start of the watch, like [`WatchCall::deadline`].
-    pub fn deadline(mut self, timeout: Duration) -> Self {
-        self.call = self.call.deadline(timeout);
-        self
+        /// Limits the wait for the start of the watch, like [`WatchCall::deadline`].
+        pub fn deadline(timeout: Duration);
     }
 
     timeout_option!();

@@ -4,7 +4,7 @@ use std::future::{Future, pending};
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use crate::api::Node;
+use crate::api::{Node, forwarded_options};
 
 #[cfg(feature = "json")]
 use super::codec::Json;
@@ -59,34 +59,21 @@ impl<T, C: Codec<T>> TypedQueue<T, C> {
 }
 
 impl<T, C: Codec<T>> TypedWorker<T, C> {
-    /// Sets how many handlers run concurrently; see [`QueueWorker::concurrency`].
-    pub fn concurrency(mut self, items: usize) -> Self {
-        self.worker = self.worker.concurrency(items);
-        self
-    }
+    forwarded_options! { worker:
+        /// Sets how many handlers run concurrently; see [`QueueWorker::concurrency`].
+        pub fn concurrency(items: usize);
 
-    /// Limits delivery attempts; see [`QueueWorker::attempts_max`].
-    pub fn attempts_max(mut self, attempts: u64) -> Self {
-        self.worker = self.worker.attempts_max(attempts);
-        self
-    }
+        /// Limits delivery attempts; see [`QueueWorker::attempts_max`].
+        pub fn attempts_max(attempts: u64);
 
-    /// Sets the delay before a failed item is delivered again; see [`QueueWorker::retry_after`].
-    pub fn retry_after(mut self, delay: Duration) -> Self {
-        self.worker = self.worker.retry_after(delay);
-        self
-    }
+        /// Sets the delay before a failed item is delivered again; see [`QueueWorker::retry_after`].
+        pub fn retry_after(delay: Duration);
 
-    /// Computes the delay from the number of the failed attempt; see [`QueueWorker::retry_with`].
-    pub fn retry_with(mut self, delay: impl Fn(u64) -> Duration + Send + Sync + 'static) -> Self {
-        self.worker = self.worker.retry_with(delay);
-        self
-    }
+        /// Computes the delay from the number of the failed attempt; see [`QueueWorker::retry_with`].
+        pub fn retry_with(delay: impl Fn(u64) -> Duration + Send + Sync + 'static);
 
-    /// Does not drop a handler whose item was lost; see [`QueueWorker::finish_after_loss`].
-    pub fn finish_after_loss(mut self) -> Self {
-        self.worker = self.worker.finish_after_loss();
-        self
+        /// Does not drop a handler whose item was lost; see [`QueueWorker::finish_after_loss`].
+        pub fn finish_after_loss();
     }
 
     /// Runs `handler` for each item until the node stops; see [`QueueWorker::run`].
