@@ -141,7 +141,6 @@ impl Checked {
         Ok(settings)
     }
 
-    /// Returns the settings of a node for a given member id and cluster.
     pub(crate) fn settings(
         &self,
         node: NodeId,

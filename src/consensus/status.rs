@@ -37,7 +37,6 @@ pub(crate) struct Status {
     pub(crate) id: NodeId,
     /// Role of this member.
     pub(crate) role: RaftRole,
-    /// The current term.
     pub(crate) term: Term,
     /// Leader of the term, if known.
     pub(crate) leader: Option<NodeId>,
@@ -45,7 +44,6 @@ pub(crate) struct Status {
     pub(crate) commit: LogIndex,
     /// Highest applied index.
     pub(crate) applied: LogIndex,
-    /// Last index of the log.
     pub(crate) last: LogIndex,
     /// Highest index known to be on this member's disk.
     pub(crate) persisted: LogIndex,

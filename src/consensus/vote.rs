@@ -10,11 +10,8 @@ use crate::model::{LogIndex, NodeId, Term};
 /// A vote in a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Vote {
-    /// The voter.
     pub(crate) voter: NodeId,
-    /// The candidate.
     pub(crate) candidate: NodeId,
-    /// The term.
     pub(crate) term: Term,
 }
 

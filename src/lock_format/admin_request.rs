@@ -37,7 +37,6 @@ pub(crate) enum AdminAction {
     Transfer(QueuePosition),
 }
 
-/// An admin request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct AdminRequest {
     /// Requested action.
@@ -49,7 +48,6 @@ pub(crate) struct AdminRequest {
     pub(crate) request: ReleaseRequest,
 }
 
-/// Returns the key of a request to an entry.
 pub(crate) fn admin_request_key(entry: &[u8]) -> Bytes {
     [entry, SUFFIX].concat().into()
 }

@@ -27,7 +27,6 @@ const SITE_BYTES_MAX: usize = 80;
 /// The metadata of a queue entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct EntryMetadata {
-    /// Lock mode.
     pub(crate) mode: LockMode,
     /// Cluster-wide id of the entry's owner, or empty.
     pub(crate) owner: String,

@@ -67,7 +67,6 @@ impl Change {
         };
     }
 
-    /// Returns the row that was written last.
     pub(super) fn last(&self) -> &WrittenRow {
         match &self.rows {
             Rows::One(row) => row,

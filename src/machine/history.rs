@@ -9,7 +9,6 @@ use std::collections::VecDeque;
 use super::row::StoredRows;
 use crate::model::Revision;
 
-/// Number of revisions in a chunk.
 const CHUNK_REVISIONS: usize = 512;
 
 /// The changes of the revisions from `first` to the newest.

@@ -356,7 +356,6 @@ impl Assembly {
 /// The replicated state that was found on the disk.
 struct Loaded {
     machine: Machine,
-    /// The newest snapshot, with its members.
     newest: Option<(SnapshotId, Members)>,
     /// Bytes of the entries that were applied after the newest snapshot.
     log_bytes: u64,

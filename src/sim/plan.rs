@@ -73,7 +73,6 @@ pub(crate) enum ResetReach {
     Node,
 }
 
-/// A fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PlanFault {
     /// A process is killed. Its files keep all writes.
@@ -252,7 +251,6 @@ pub(crate) struct Plan {
     pub(crate) programs: Vec<Program>,
     /// TTL of the sessions of lock programs. In some seeds the TTL is hardly longer than an election.
     pub(crate) session_ttl: Duration,
-    /// Whether the members change.
     pub(crate) members_change: bool,
 }
 

@@ -122,7 +122,6 @@ fn number(path: &Path) -> Option<u64> {
     path.file_stem()?.to_str()?.parse().ok()
 }
 
-/// Returns the newest snapshot, if there is one.
 fn newest_snapshot(disk: &SimDisk, dir: &Path) -> Option<PathBuf> {
     files(disk, dir, "snapshot").into_iter().next_back()
 }

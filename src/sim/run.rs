@@ -171,7 +171,6 @@ pub fn parts_of_seed(seed: u64) -> Vec<String> {
     Plan::draw(&Rng::new(seed), STORM).parts()
 }
 
-/// Returns the message of a panic.
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -198,7 +197,6 @@ fn owed(world: &World, core: &[usize]) -> Option<String> {
     owed.or_else(|| judge.missing_follower_members(core))
 }
 
-/// A fault of the storm.
 enum StormFault {
     Drawn(PlanFault),
     Scripted(ScriptedFault),

@@ -281,7 +281,6 @@ impl Truth {
         self.changes(key).any(|(at, row)| at > revision && row.is_none())
     }
 
-    /// Returns the row of a key at a revision.
     pub(crate) fn row_at(&self, key: &[u8], revision: Revision) -> Option<&KeyValue> {
         let facts = self.history.get(key)?;
         let (_, place) = facts[last_at(facts, revision)?];

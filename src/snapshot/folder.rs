@@ -256,7 +256,6 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Returns the id of the snapshot.
     #[cfg(test)]
     pub(crate) fn id(&self) -> SnapshotId {
         self.id

@@ -55,7 +55,6 @@ pub(super) fn body_bytes_max(lane: Lane) -> usize {
     }
 }
 
-/// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FrameKind {
     /// A hello, encoded as a message.
@@ -113,7 +112,6 @@ impl FrameKind {
     }
 }
 
-/// One frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Frame {
     pub(super) kind: FrameKind,

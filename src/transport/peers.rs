@@ -107,7 +107,6 @@ impl Peer {
     }
 }
 
-/// All peers.
 #[derive(Default)]
 pub(super) struct Peers {
     peers: Mutex<BTreeMap<NodeId, Arc<Peer>>>,

@@ -31,7 +31,6 @@ use crate::env::SendOutcome;
 /// If an emptied buffer is larger than this, its memory is released.
 const BUFFER_KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// The limit of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct QueueLimit {
     /// Maximum number of bytes, including the frame headers.

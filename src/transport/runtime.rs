@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Name of each of the threads.
 pub(super) const THREAD_NAME: &str = "bowline-net";
 /// Maximum number of threads for blocking calls. Each name that is being resolved occupies a
 /// thread, and so does reading certificate files.

@@ -42,7 +42,6 @@ fn path(number: u64) -> PathBuf {
 
 // ---- contents of a log -----------------------------------------------------------------------
 
-/// The contents of a log.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct LogContent {
     base: Base,

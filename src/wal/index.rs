@@ -29,7 +29,6 @@ pub(super) struct IndexSample {
     pub(super) chain: u32,
 }
 
-/// A change to an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum IndexChange {
     /// An entry at its position. The new entry replaces the entry with the same index and all later

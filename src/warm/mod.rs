@@ -84,7 +84,6 @@ const LOAD_MAX: Duration = Duration::from_secs(30);
 /// The place where the copy is stored.
 #[derive(Clone)]
 pub(crate) enum WarmCopy {
-    /// On disk.
     #[cfg(feature = "warm")]
     OnDisk,
     /// In a store in memory that outlives the node, for tests. No other thread is used.

@@ -17,7 +17,6 @@ pub(super) const PREFIX: &str = "BOWLINE_";
 /// The keys of the settings that every configuration needs.
 pub(super) const REQUIRED: [&str; 2] = ["data_dir", "node_name"];
 
-/// One setting.
 pub(super) struct Setting {
     /// Its key in a file. A key in a table of the file has the form `table.key`.
     pub(super) key: &'static str,
@@ -95,7 +94,6 @@ impl Form {
 }
 
 impl Setting {
-    /// Returns the setting with this key.
     pub(super) fn find(key: &str) -> Option<&'static Setting> {
         SETTINGS.iter().find(|setting| setting.key == key)
     }

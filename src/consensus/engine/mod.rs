@@ -52,7 +52,6 @@ pub(crate) struct Outbound {
     pub(crate) to: NodeId,
     /// The lane: bulk for entries, control for everything else.
     pub(crate) lane: Lane,
-    /// The message.
     pub(crate) message: PeerMessage,
 }
 

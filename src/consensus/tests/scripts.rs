@@ -43,7 +43,6 @@ use crate::consensus::{Consensus, RaftRole};
 use crate::model::{LogIndex, MemberChange, NodeId, Term};
 use crate::wal;
 
-/// The folder of the scripts.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/consensus/tests/scripts");
 
 /// Minimum number of cases. If there are fewer, a file was not found.

@@ -84,7 +84,6 @@ pub(super) struct World {
     founded: Members,
     seed: u64,
     pub(super) flying: Vec<Flying>,
-    /// The leader of each term.
     pub(super) leaders: BTreeMap<Term, NodeId>,
     /// The entries that were returned as committed, which never change.
     pub(super) history: BTreeMap<LogIndex, wal::Entry>,

@@ -6,7 +6,6 @@ use super::*;
 use crate::codec::sample::Sample;
 use crate::model::{DiskId, KeyRange, RowChange};
 
-/// Returns the pieces of an image.
 fn pieces(mut image: Image, bytes_max: usize) -> (StateHead, Vec<SnapshotRecord>) {
     let pieces = std::iter::from_fn(|| image.next(bytes_max).unwrap()).collect();
     (image.head().clone(), pieces)

@@ -13,7 +13,6 @@ use crate::{codec, consensus, wal};
 
 /// The effects of a batch of committed entries that are not reported yet.
 struct Batch {
-    /// Number of entries.
     entries: usize,
     /// The last entry.
     last: LogIndex,

@@ -75,7 +75,6 @@ impl History {
     }
 }
 
-/// Number of marks in a window.
 const MARKS_A_WINDOW: u32 = 32;
 
 /// Time after which a compaction that had no effect is proposed again.

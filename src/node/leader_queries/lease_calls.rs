@@ -25,7 +25,6 @@ pub(crate) enum LeaseRequest {
     Look,
 }
 
-/// A call for one lease.
 pub(crate) struct PendingLeaseCall {
     pub(crate) lease: LeaseId,
     pub(crate) lease_request: LeaseRequest,

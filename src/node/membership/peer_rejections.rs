@@ -16,7 +16,6 @@ const PEERS_MAX: usize = 16;
 /// Maximum number of reasons for each peer. The two sides may word one fact differently.
 const REASONS_MAX: usize = 4;
 
-/// The current rejections, by peer.
 #[derive(Debug, Default)]
 pub(crate) struct PeerRejections(BTreeMap<String, Rejected>);
 

@@ -17,7 +17,6 @@ use crate::model::{Command, Moment};
 use crate::node::health::log_times::InLog;
 use crate::node::requests::answer::{CallError, CallResult};
 
-/// The trace of one request.
 pub(crate) struct RequestTrace {
     pub(crate) kind: RequestKind,
     /// Time at which the caller made the request.

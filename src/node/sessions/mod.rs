@@ -95,7 +95,6 @@ pub(crate) struct Sessions {
 
 struct Kept {
     state: Arc<SharedSession>,
-    /// Number of claims.
     claims: usize,
     /// Whether this is the node's own session.
     own: bool,

@@ -31,7 +31,6 @@ const BYTES: usize = 72;
 pub(crate) struct RestoredFrom {
     /// The cluster from which the backup was taken.
     pub(crate) cluster: ClusterId,
-    /// The id of the backup.
     pub(crate) backup: SnapshotId,
     /// Number by which revisions were raised.
     pub(crate) revision_jump: u64,

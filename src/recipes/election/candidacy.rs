@@ -64,7 +64,6 @@ pub struct Candidacy {
     news: Arc<CandidacyUpdate>,
 }
 
-/// State of the candidacy.
 enum CandidacyState {
     /// The request is queued, or was granted and has not been polled since.
     Waits(Acquire<Leadership>),

@@ -167,7 +167,6 @@ enum KeyPart {
     Reason,
 }
 
-/// The keys of a queue.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct QueueKeys {
     name: Bytes,

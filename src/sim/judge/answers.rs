@@ -26,7 +26,6 @@ struct AnswersCall {
     time_max: Duration,
 }
 
-/// The id of a call.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct CallId(u64);
 
@@ -421,7 +420,6 @@ impl Judge {
         self.broken(invariant, || format!("compacted at {at:?} is told, which is {known:?}"));
     }
 
-    /// Checks the previous row in an event.
     pub(crate) fn check_previous_row(&mut self, event: &Event) {
         let found = self.truth.check_prev(event, self.callers.compaction_asked);
         self.note(found);

@@ -37,7 +37,6 @@ struct QueuesPut {
     priority: i16,
 }
 
-/// The id of a waiting taker.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct WaitingTakerId(u64);
 

@@ -526,7 +526,6 @@ fn certificate_revoked_during_a_handshake_is_rejected_at_its_end() {
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
-/// One event as text.
 #[derive(Default)]
 struct EventText(String);
 

@@ -350,7 +350,6 @@ pub(super) fn value(json: &Json) -> Option<Value> {
     }
 }
 
-/// Returns a value as JSON.
 pub(super) fn json(value: &Value) -> Json {
     match value {
         Value::Number(number) => (*number).into(),

@@ -82,7 +82,6 @@ impl Verdict {
     }
 }
 
-/// Returns the text of a call.
 pub(super) fn call_text<C: Written>(call: &C) -> String {
     let mut fields = Fields::default();
     let name = call.write(&mut fields);
@@ -94,7 +93,6 @@ pub(super) fn call_text<C: Written>(call: &C) -> String {
     }
 }
 
-/// Returns the text of a reply.
 pub(super) fn reply_text<C: Written>(call: &C, reply: &C::Reply) -> String {
     let mut fields = Fields::default();
     call.write_reply(reply, &mut fields);

@@ -55,7 +55,6 @@ pub(crate) struct Row {
     pub(crate) count: i64,
     /// Its fencing token.
     pub(crate) token: Token,
-    /// Its revision.
     pub(crate) revision: u64,
     /// Number of puts of its key.
     pub(crate) version: u64,

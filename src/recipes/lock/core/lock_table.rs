@@ -107,7 +107,6 @@ impl LockTable {
         Ok((entry, waiter))
     }
 
-    /// Cancels a waiter.
     pub(crate) fn cancel(
         self: &Arc<Self>,
         entry: &Arc<QueueEntry>,
@@ -340,7 +339,6 @@ impl LockTable {
         shared.propose_until_applied(Command::Txn(txn), reply);
     }
 
-    /// Runs a release plan.
     fn run_release(
         self: &Arc<Self>,
         entry: &Arc<QueueEntry>,

@@ -16,7 +16,6 @@ use super::view;
 /// is applied only if none of these entries has changed.
 const TRANSFERRED_MAX: usize = 64;
 
-/// A release plan.
 pub(crate) struct ReleasePlan {
     pub(crate) keys: Arc<[Bytes]>,
     pub(crate) since: Revision,

@@ -150,7 +150,6 @@ impl<'a, Seen> TxnBook<'a, Seen> {
         Ok(())
     }
 
-    /// Returns the write of this value to this key.
     pub(super) fn write(&self, key: Key, value: &Value) -> Option<TxnWrite> {
         self.writes.get(&(key, value)).copied()
     }

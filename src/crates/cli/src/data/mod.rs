@@ -133,7 +133,6 @@ pub(crate) fn inspect_main(options: &InspectOptions) -> ExitCode {
     print_result(info, |info| report::of_directory(&info, options.output.json))
 }
 
-/// Prints the result and returns the exit code.
 fn print_result<T>(result: Result<T, BackupError>, report: impl FnOnce(T) -> Report) -> ExitCode {
     match result {
         Ok(result) => {

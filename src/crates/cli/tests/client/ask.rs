@@ -36,7 +36,6 @@ impl CliOutput {
     }
 }
 
-/// Returns the command for this server.
 pub(crate) fn command(server: &Server) -> Command {
     command_at(&server.address)
 }

@@ -35,7 +35,6 @@ pub(crate) struct Card {
     pub(crate) number: u64,
 }
 
-/// The content of a certificate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CertificateContent<'a> {
     pub(crate) names: &'a [&'a str],

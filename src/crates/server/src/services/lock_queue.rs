@@ -127,7 +127,6 @@ impl KeyLocks {
     }
 }
 
-/// A queue entry.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueEntry {
     pub(crate) key: Bytes,

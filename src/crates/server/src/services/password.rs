@@ -45,7 +45,6 @@ impl Passwords {
         Self { cost, logins, new: Jobs::new(1, NEW_WAITING_MAX) }
     }
 
-    /// Returns the hash of a password.
     pub(crate) async fn hash(&self, password: String) -> Result<Secret, Status> {
         if password.len() > PASSWORD_BYTES_MAX {
             return Err(Status::invalid_argument(format!(

@@ -100,7 +100,6 @@ fn checks(path: &str) -> Option<Vec<Check>> {
     all.iter().find(|check| check.name() == name).map(|check| vec![*check])
 }
 
-/// Returns whether a path is a probe.
 pub(crate) fn is_probe(path: &str) -> bool {
     checks(path).is_some()
 }
@@ -110,7 +109,6 @@ fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// Returns the checks for a path and a query.
 fn wanted(path: &str, query: &str) -> Vec<Check> {
     let is_left_out =
         |check: Check| pairs(query).any(|(key, value)| key == "exclude" && value == check.name());

@@ -32,7 +32,6 @@ pub(crate) use state::{Action, AdminRow, Enqueued, EntryData, EntryEvent, Phase}
 
 use state::{EntryState, Facts};
 
-/// A queue entry.
 pub(crate) struct QueueEntry {
     pub(crate) id: u64,
     /// Prefixes of the queues that contain the entry.

@@ -777,7 +777,6 @@ impl EntryData {
 }
 
 impl EntryWaiters {
-    /// Adds a waiter.
     pub(crate) fn add(&mut self, options: WaiterOptions, has_holder: bool) -> Arc<Waiter> {
         let number = self.next_number;
         self.next_number += 1;

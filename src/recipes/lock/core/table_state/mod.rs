@@ -29,7 +29,6 @@ use super::view;
 use super::waiter::{Waiter, WaiterOptions, WaiterStage};
 use super::waiter_counts::{WaiterCount, WaiterCounts, WaiterRole};
 
-/// A waiter and its queue entry.
 pub(crate) type QueuedWaiter = (Arc<QueueEntry>, Arc<Waiter>);
 
 /// The state of the lock table; see the module.
@@ -125,7 +124,6 @@ impl LockTableState {
         }
     }
 
-    /// Returns the options of a waiter for this request.
     pub(crate) fn options(&mut self, request: &LockRequest) -> WaiterOptions {
         WaiterOptions {
             only_try: request.only_try,

@@ -40,7 +40,6 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Adds keys.
     pub(crate) fn add(&mut self, keys: Vec<Bytes>) {
         self.count += keys.len() as u64;
         let room = KEPT_MAX - self.keys.len();

@@ -180,10 +180,8 @@ pub(crate) fn took(span: Duration) -> String {
     format!("{}{name}", text.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// Health of the endpoints.
 pub(crate) struct Health(pub(crate) Vec<EndpointHealth>);
 
-/// Health of one endpoint.
 pub(crate) struct EndpointHealth {
     pub(crate) endpoint: String,
     pub(crate) took: Duration,

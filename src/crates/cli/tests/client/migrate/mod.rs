@@ -224,7 +224,6 @@ fn end(prefix: &str) -> Vec<u8> {
     end
 }
 
-/// Returns the import command.
 pub(crate) fn import(source: &Place, target: &Place, more: &[&str]) -> Command {
     let mut command = command_at(&target.address());
     command.args(["import", "--from", &source.address()]).args(more);

@@ -78,7 +78,6 @@ impl Watch for WatchService {
     }
 }
 
-/// A stream.
 struct StreamHandler {
     member: Arc<Member>,
     budget: ResponseBudget,

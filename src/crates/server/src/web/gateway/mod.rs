@@ -141,7 +141,6 @@ async fn forget(body: impl HttpBody<Data = Bytes, Error: Error + Send + Sync + '
     drop(tokio::time::timeout(CLEANUP_TIME_MAX, all).await);
 }
 
-/// Returns the path of a method for gRPC.
 fn grpc_path(method: &MethodDescriptor) -> String {
     format!("/{}/{}", method.parent_service().full_name(), method.name())
 }

@@ -67,7 +67,6 @@ pub(crate) fn below(path: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| path.strip_prefix(prefix))
 }
 
-/// Returns the method for a path.
 pub(crate) fn method(path: &str) -> Option<MethodDescriptor> {
     let below = below(path)?;
     let (_, service, method) = ROUTES.iter().find(|(route, _, _)| *route == below)?;
