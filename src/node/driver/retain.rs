@@ -3,9 +3,6 @@
 use super::{Driver, DriverStage};
 use crate::model::{Command, Moment};
 use crate::node::leader::retain::{Retention, Sight};
-use crate::node::requests::answer::ReplyTo;
-use crate::node::requests::inbox::Write;
-use crate::node::requests::request_trace::RequestTrace;
 
 /// Number of versions that are freed at each tick, in addition to the versions that are freed with
 /// each entry. So compacted versions are freed within seconds even without writes.
@@ -33,16 +30,8 @@ impl Driver {
         let Some(revision) = retention.due(now, sight) else { return };
         tracing::debug!(%revision, "compacting history");
         self.shared.meters.compactions_total.one();
-        let command = Command::Compact(revision);
-        let trace = RequestTrace::begin(&command, now);
         // If this compaction fails, a later tick proposes it again.
         let deadline = Some(now + self.shared.settings.call_deadline);
-        self.to_leader.proposals.add(Write {
-            command,
-            deadline,
-            bytes: 0,
-            reply: ReplyTo::Discard,
-            trace,
-        });
+        self.to_leader.propose(Command::Compact(revision), deadline, now);
     }
 }

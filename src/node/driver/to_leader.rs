@@ -56,11 +56,15 @@ impl ToLeader {
         }
     }
 
-    /// Adds an internal request of the node without a deadline. Returns the number of the request.
-    pub(super) fn propose_until_applied(&mut self, command: Command, now: Moment) -> u64 {
+    /// Adds an internal request of the node. Returns the number of the request.
+    pub(super) fn propose(
+        &mut self,
+        command: Command,
+        deadline: Option<Moment>,
+        now: Moment,
+    ) -> u64 {
         let trace = RequestTrace::begin(&command, now);
-        let (deadline, reply) = (None, ReplyTo::Discard);
-        self.proposals.add(Write { command, deadline, bytes: 0, reply, trace })
+        self.proposals.add(Write { command, deadline, bytes: 0, reply: ReplyTo::Discard, trace })
     }
 
     /// Pauses the sending of requests to the leader.
@@ -165,7 +169,7 @@ impl ToLeader {
 impl Driver {
     /// Adds an internal request of the node without a deadline. Returns the number of the request.
     pub(super) fn propose_until_applied(&mut self, command: Command) -> u64 {
-        self.to_leader.propose_until_applied(command, self.shared.now())
+        self.to_leader.propose(command, None, self.shared.now())
     }
 
     /// If another node is the leader, sends this node's requests to it.
