@@ -3,7 +3,6 @@
 use super::mutex;
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
-use crate::table;
 use crate::value::Value;
 
 /// An election without a leader at first. By default there are no tokens.
@@ -230,13 +229,7 @@ impl Model for ElectionModel {
         }
     }
 
-    fn call_text(&self, call: &ElectionCall) -> String {
-        table::call_text(call)
-    }
-
-    fn reply_text(&self, call: &ElectionCall, reply: &ElectionReply) -> String {
-        table::reply_text(call, reply)
-    }
+    texts_as_written!();
 }
 
 impl Written for ElectionCall {

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
-use crate::table;
 use crate::value::Value;
 
 /// A store without rows that starts at revision `first`.
@@ -197,13 +196,7 @@ impl Model for Kv {
         format!("revision {}, rows {{{}}}", state.revision, rows.join(", "))
     }
 
-    fn call_text(&self, call: &KvCall) -> String {
-        table::call_text(call)
-    }
-
-    fn reply_text(&self, call: &KvCall, reply: &KvReply) -> String {
-        table::reply_text(call, reply)
-    }
+    texts_as_written!();
 }
 
 impl Written for KvCall {

@@ -4,7 +4,6 @@
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
-use crate::table;
 use crate::value::Value;
 
 /// A lock that is held by at most one owner. By default the lock is not re-entrant and has no tokens.
@@ -185,13 +184,7 @@ impl Model for MutexModel {
         }
     }
 
-    fn call_text(&self, call: &MutexCall) -> String {
-        table::call_text(call)
-    }
-
-    fn reply_text(&self, call: &MutexCall, reply: &MutexReply) -> String {
-        table::reply_text(call, reply)
-    }
+    texts_as_written!();
 }
 
 impl Written for MutexCall {

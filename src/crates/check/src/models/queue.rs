@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::{Model, Needs};
-use crate::table;
 use crate::value::Value;
 
 /// An unbounded queue, empty at first. `take` removes the value.
@@ -86,13 +85,7 @@ impl Model for QueueModel {
         }
     }
 
-    fn call_text(&self, call: &QueueCall) -> String {
-        table::call_text(call)
-    }
-
-    fn reply_text(&self, call: &QueueCall, reply: &QueueReply) -> String {
-        table::reply_text(call, reply)
-    }
+    texts_as_written!();
 }
 
 impl Written for QueueCall {

@@ -2,7 +2,6 @@
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::{Model, Needs};
-use crate::table;
 use crate::value::Value;
 
 /// A register with compare-and-set. By default the register is empty at first.
@@ -99,13 +98,7 @@ impl Model for Register {
         }
     }
 
-    fn call_text(&self, call: &RegisterCall) -> String {
-        table::call_text(call)
-    }
-
-    fn reply_text(&self, call: &RegisterCall, reply: &RegisterReply) -> String {
-        table::reply_text(call, reply)
-    }
+    texts_as_written!();
 
     fn state_text(&self, state: &Self::State) -> String {
         state.as_ref().map_or_else(|| "nothing".to_owned(), Value::to_string)

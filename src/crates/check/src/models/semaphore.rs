@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::lines::{FieldError, Fields, Written};
 use crate::model::Model;
-use crate::table;
 use crate::value::Value;
 
 /// A semaphore whose permits have owners: an owner can release only the permits that it holds.
@@ -95,13 +94,7 @@ impl Model for SemaphoreModel {
         reply == Some(&SemaphoreReply::Refused)
     }
 
-    fn call_text(&self, call: &SemaphoreCall) -> String {
-        table::call_text(call)
-    }
-
-    fn reply_text(&self, call: &SemaphoreCall, reply: &SemaphoreReply) -> String {
-        table::reply_text(call, reply)
-    }
+    texts_as_written!();
 }
 
 impl Written for SemaphoreCall {

@@ -12,7 +12,6 @@ use serde_json::Value as Json;
 
 use crate::lines::{self, FieldError, Fields, Written};
 use crate::model::Model;
-use crate::table;
 use crate::value::Value;
 
 /// A step of a transaction.
@@ -115,13 +114,7 @@ impl Model for ListAppend {
         only_reads(&call.0)
     }
 
-    fn call_text(&self, call: &ListTxn) -> String {
-        table::call_text(call)
-    }
-
-    fn reply_text(&self, call: &ListTxn, reply: &Self::Reply) -> String {
-        table::reply_text(call, reply)
-    }
+    texts_as_written!();
 }
 
 impl Model for WriteRead {
@@ -147,13 +140,7 @@ impl Model for WriteRead {
         only_reads(&call.0)
     }
 
-    fn call_text(&self, call: &RegisterTxn) -> String {
-        table::call_text(call)
-    }
-
-    fn reply_text(&self, call: &RegisterTxn, reply: &Self::Reply) -> String {
-        table::reply_text(call, reply)
-    }
+    texts_as_written!();
 }
 
 fn only_reads(steps: &[TxnStep]) -> bool {
