@@ -123,7 +123,6 @@ impl Driver {
         message: PeerMessage,
         now: Moment,
     ) -> Result<(), Fatal> {
-        let mine = self.identity.incarnation();
         if let PeerMessage::Hello(hello) = &message {
             self.hear(hello)?;
             // If this disk is also new, do not answer: two members with new disks would answer each
@@ -134,34 +133,31 @@ impl Driver {
             }
             return Ok(());
         }
-        // Parts of snapshots are sent and received at every stage.
-        let message = match message {
-            PeerMessage::SnapshotAsk { id, offset } => {
-                self.serve_part(from, id, offset);
-                return Ok(());
-            }
+        match message {
+            // Parts of snapshots are sent and received at every stage.
+            PeerMessage::SnapshotAsk { id, offset } => self.serve_part(from, id, offset),
             PeerMessage::SnapshotPart { id, offset, data } => {
                 self.receive_part(from, id, offset, data);
-                return Ok(());
             }
-            PeerMessage::SnapshotGone { id } => {
-                self.end_fetch_of_missing(from, id);
-                return Ok(());
-            }
-            PeerMessage::SnapshotWanted { least } => {
-                self.serve_any(from, least, now);
-                return Ok(());
-            }
-            PeerMessage::SnapshotHere { id } => {
-                self.found_state(from, id, now);
-                return Ok(());
-            }
-            message => message,
-        };
-        let DriverStage::Running(consensus) = &mut self.stage else {
-            // A member on a new disk does not take part in consensus.
-            return Ok(());
-        };
+            PeerMessage::SnapshotGone { id } => self.end_fetch_of_missing(from, id),
+            PeerMessage::SnapshotWanted { least } => self.serve_any(from, least, now),
+            PeerMessage::SnapshotHere { id } => self.found_state(from, id, now),
+            message => self.take_running(from, message, now)?,
+        }
+        Ok(())
+    }
+
+    /// Processes a message that only a member that takes part in consensus handles. A member on a
+    /// new disk does not take part.
+    fn take_running(
+        &mut self,
+        from: NodeId,
+        message: PeerMessage,
+        now: Moment,
+    ) -> Result<(), Fatal> {
+        let DriverStage::Running(consensus) = &mut self.stage else { return Ok(()) };
+        let mine = self.identity.incarnation();
+        let origin = |incarnation, round| QueryOrigin { node: from, incarnation, round };
         match message {
             PeerMessage::Raft(bytes) => match consensus.step(from, bytes) {
                 Ok(Stepped::Done) => {}
@@ -195,17 +191,14 @@ impl Driver {
                 }
             }
             PeerMessage::ReadAsk { round, incarnation } => {
-                let origin = QueryOrigin { node: from, incarnation, round };
-                self.take_question(origin, Question::Read);
+                self.take_question(origin(incarnation, round), Question::Read);
             }
             PeerMessage::Renew { round, incarnation, leases } => {
-                let origin = QueryOrigin { node: from, incarnation, round };
-                self.take_question(origin, Question::Renew(leases));
+                self.take_question(origin(incarnation, round), Question::Renew(leases));
             }
             PeerMessage::LeaseAsk { round, incarnation, renew, look } => {
-                let origin = QueryOrigin { node: from, incarnation, round };
                 let question = Question::Leases(LeaseQuestion { renew, look });
-                self.take_question(origin, question);
+                self.take_question(origin(incarnation, round), question);
             }
             PeerMessage::ReadAnswer { round, incarnation, index } if incarnation == mine => {
                 self.take_answer(round, Answer::Read(index));
@@ -223,8 +216,7 @@ impl Driver {
             }
             PeerMessage::Digest { index, digest } => self.compare(from, index, digest)?,
             PeerMessage::MemberAsk { round, incarnation, membership_request } => {
-                let origin = QueryOrigin { node: from, incarnation, round };
-                self.take_step(origin, membership_request);
+                self.take_step(origin(incarnation, round), membership_request);
             }
             PeerMessage::MemberAnswer { round, incarnation, answer } if incarnation == mine => {
                 self.to_leader.steps.answered(round, answer);
