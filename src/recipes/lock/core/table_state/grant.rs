@@ -120,7 +120,7 @@ impl LockTableState {
         since: Revision,
     ) -> Option<LockEntry> {
         entry.prefixes.iter().zip(keys).find_map(|(prefix, key)| {
-            let all = self.queues.get(prefix)?.all.as_ref()?;
+            let all = self.all(prefix)?;
             let position = QueuePosition::new(since, key.clone());
             let own = all.mode(&position).filter(|_| !all.may_hold(&position))?;
             // A reader that upgrades is not blocked by its own read entry.
@@ -140,9 +140,7 @@ impl LockTableState {
     ) -> Result<(), LockError> {
         for (prefix, key) in entry.prefixes.iter().zip(keys) {
             let position = QueuePosition::new(since, key.clone());
-            let Some(all) = self.queues.get(prefix).and_then(|queue| queue.all.as_ref()) else {
-                continue;
-            };
+            let Some(all) = self.all(prefix) else { continue };
             all.validate(&position, entry.requested).map_err(|misfit| match misfit {
                 QueueMismatch::SecondUpgrade => LockError::UpgradeTaken,
                 QueueMismatch::NoRead => LockError::Evicted,
@@ -155,17 +153,15 @@ impl LockTableState {
     fn may_hold(&self, entry: &QueueEntry, keys: &[Bytes], since: Revision) -> bool {
         let locks = if mutant!(B06) { 1 } else { keys.len() };
         entry.prefixes.iter().zip(keys).take(locks).all(|(prefix, key)| {
-            let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
-            all.is_some_and(|all| all.may_hold(&QueuePosition::new(since, key.clone())))
+            let position = QueuePosition::new(since, key.clone());
+            self.all(prefix).is_some_and(|all| all.may_hold(&position))
         })
     }
 
     /// Prepares the grant of a lock. Returns the revision of the grant, which becomes its token.
     fn grant_revision(&self, shared: &Shared, entry: &QueueEntry) -> Revision {
-        let is_contended = entry.prefixes.iter().any(|prefix| {
-            let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
-            all.is_some_and(|all| all.len() > 1)
-        });
+        let is_long = |prefix| self.all(prefix).is_some_and(|all| all.len() > 1);
+        let is_contended = entry.prefixes.iter().any(is_long);
         entry.set_contended(is_contended);
         let mut granted = shared.reader.revision();
         mutant!(M25, granted = Revision(entry.session.lease.get()));

@@ -158,7 +158,7 @@ impl LockTableState {
         match entry.join(request.only_try, is_full, || self.options(request)) {
             Joined::Gone => Ok(None),
             Joined::Busy => {
-                let all = self.queues.get(&prefix).and_then(|queue| queue.all.as_ref());
+                let all = self.all(&prefix);
                 let first = all.and_then(|all| Some((all, all.first()?.0)));
                 let holder = first.and_then(|(all, first)| view::at(shared, all, first));
                 Err(LockError::WouldBlock { holder: holder.map(Box::new) })
@@ -188,6 +188,11 @@ impl LockTableState {
         let entry = QueueEntry::new(id, prefixes, session, request.is_shared(), data);
         self.insert(&entry);
         Ok(entry)
+    }
+
+    /// Returns all entries of a queue, if the table has read them.
+    fn all(&self, prefix: &Bytes) -> Option<&LockQueue> {
+        self.queues.get(prefix)?.all.as_ref()
     }
 
     /// Reports whether this node already has the maximum number of waiters for a lock.
@@ -273,20 +278,26 @@ impl LockTableState {
         if queue.local.get(key).is_some_and(|known| Arc::ptr_eq(known, entry)) {
             queue.local.remove(key);
         }
-        if entry.phase() == Phase::Gone {
-            let lease = entry.session.lease;
-            if queue.open.get(&lease).is_some_and(|open| Arc::ptr_eq(open, entry)) {
-                queue.open.remove(&lease);
-            }
-            if let Some(kept) = self.sessions.get_mut(&lease) {
-                kept.remove(&entry.id);
-                if kept.is_empty() {
-                    self.sessions.remove(&lease);
-                }
-            }
+        let (is_gone, lease) = (entry.phase() == Phase::Gone, entry.session.lease);
+        if is_gone && queue.open.get(&lease).is_some_and(|open| Arc::ptr_eq(open, entry)) {
+            queue.open.remove(&lease);
         }
         if queue.local.is_empty() {
             self.queues.remove(prefix);
+        }
+        if is_gone {
+            self.leave_session(entry);
+        }
+    }
+
+    /// Removes an entry from the entries of its session.
+    fn leave_session(&mut self, entry: &QueueEntry) {
+        let lease = entry.session.lease;
+        if let Some(kept) = self.sessions.get_mut(&lease) {
+            kept.remove(&entry.id);
+            if kept.is_empty() {
+                self.sessions.remove(&lease);
+            }
         }
     }
 
@@ -298,8 +309,8 @@ impl LockTableState {
         since: Revision,
     ) {
         for (prefix, key) in entry.prefixes.iter().zip(keys) {
-            let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
-            if all.is_none_or(|all| !all.contains(&QueuePosition::new(since, key.clone()))) {
+            let position = QueuePosition::new(since, key.clone());
+            if self.all(prefix).is_none_or(|all| !all.contains(&position)) {
                 self.forget(entry, prefix, key);
             }
         }
@@ -361,8 +372,7 @@ impl LockTableState {
             }
         }
         let in_queue = |(prefix, positions)| {
-            let all = self.queues.get(prefix).and_then(|queue| queue.all.as_ref());
-            all.map(|all| all.before_each(positions)).unwrap_or_default()
+            self.all(prefix).map(|all| all.before_each(positions)).unwrap_or_default()
         };
         positions.into_iter().flat_map(in_queue).collect()
     }
@@ -421,12 +431,7 @@ impl LockTableState {
         for (entry, end) in ended {
             let lease = entry.session.lease;
             self.unusable.retain(|(unusable, ..)| *unusable != lease);
-            if let Some(entries) = self.sessions.get_mut(&lease) {
-                entries.remove(&entry.id);
-                if entries.is_empty() {
-                    self.sessions.remove(&lease);
-                }
-            }
+            self.leave_session(&entry);
             let (loss, why) = (LostReason::SessionEnded(end), LockError::SessionEnded(end));
             entry.apply(EntryEvent::Ended { loss, why }, actions);
         }
