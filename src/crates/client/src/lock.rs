@@ -126,7 +126,8 @@ impl Session {
     pub async fn lock(&self, name: impl IntoBytes) -> Result<Lock, Error> {
         let (client, mode) = (self.client(), LockMode::Alone);
         let value = EntryValue::ours(mode, "").to_value();
-        let entry = enter(client, &name.into_bytes(), self.lease(), mode, value).await?;
+        let entry =
+            QueueEntry::enter(client, &name.into_bytes(), self.lease(), mode, value).await?;
         match entry.turn(client, false).await {
             Ok(held) => Ok(Lock { entry, held }),
             Err(NotHeld::Failed(error)) => Err(error),
@@ -148,35 +149,6 @@ pub fn queue_entries(name: &[u8], rows: Vec<KeyValue>) -> Vec<KeyValue> {
     let mut queue_entries: Vec<_> = rows.into_iter().filter(is_place).collect();
     queue_entries.sort_by(|a, b| (a.create_revision, &a.key).cmp(&(b.create_revision, &b.key)));
     queue_entries
-}
-
-async fn enter(
-    client: &Client,
-    name: &Bytes,
-    lease: i64,
-    mode: LockMode,
-    value: Bytes,
-) -> Result<QueueEntry, Error> {
-    let key = Bytes::from([name, &b"/"[..], format!("{lease:x}").as_bytes()].concat());
-    let put = pb::PutRequest { key: key.clone(), value, lease, ..Default::default() };
-    let get = pb::RangeRequest { key: key.clone(), ..Default::default() };
-    let request = pb::TxnRequest {
-        compare: vec![created_at(&key, 0)],
-        success: vec![pb::RequestOp { request: Some(Request::RequestPut(put)) }],
-        failure: vec![pb::RequestOp { request: Some(Request::RequestRange(get)) }],
-    };
-    let answer =
-        call_until_answered(client, async |link: Link| link.kv().txn(request.clone()).await)
-            .await?;
-    let found = answer.responses.first().and_then(|op| match &op.response {
-        Some(pb::response_op::Response::ResponseRange(range)) => range.kvs.first(),
-        _ => None,
-    });
-    let created = match found {
-        Some(row) => row.create_revision,
-        None => answer.header.map(|header| header.revision).unwrap_or_default(),
-    };
-    Ok(QueueEntry { name: name.clone(), key, created, mode })
 }
 
 fn created_at(key: &Bytes, revision: i64) -> pb::Compare {
@@ -223,7 +195,26 @@ impl QueueEntry {
         mode: LockMode,
         value: Bytes,
     ) -> Result<Self, Error> {
-        enter(client, name, lease, mode, value).await
+        let key = Bytes::from([name, &b"/"[..], format!("{lease:x}").as_bytes()].concat());
+        let put = pb::PutRequest { key: key.clone(), value, lease, ..Default::default() };
+        let get = pb::RangeRequest { key: key.clone(), ..Default::default() };
+        let request = pb::TxnRequest {
+            compare: vec![created_at(&key, 0)],
+            success: vec![pb::RequestOp { request: Some(Request::RequestPut(put)) }],
+            failure: vec![pb::RequestOp { request: Some(Request::RequestRange(get)) }],
+        };
+        let answer =
+            call_until_answered(client, async |link: Link| link.kv().txn(request.clone()).await)
+                .await?;
+        let found = answer.responses.first().and_then(|op| match &op.response {
+            Some(pb::response_op::Response::ResponseRange(range)) => range.kvs.first(),
+            _ => None,
+        });
+        let created = match found {
+            Some(row) => row.create_revision,
+            None => answer.header.map(|header| header.revision).unwrap_or_default(),
+        };
+        Ok(Self { name: name.clone(), key, created, mode })
     }
 
     /// Returns the key.
