@@ -273,7 +273,7 @@ impl LeaderTask {
         self,
         work: impl AsyncFnOnce(Arc<Leadership>) -> T + Clone,
     ) -> Result<T, LeadError> {
-        let result = self.drive(pending::<()>(), Duration::ZERO, work).await?;
+        let result = self.run_until(pending::<()>(), Duration::ZERO, work).await?;
         Ok(result.expect("the stop future never completes"))
     }
 
@@ -288,15 +288,6 @@ impl LeaderTask {
     /// # Errors
     /// See [`LeadError`].
     pub async fn run_until<T>(
-        self,
-        stop: impl Future,
-        grace: Duration,
-        work: impl AsyncFnOnce(Arc<Leadership>) -> T + Clone,
-    ) -> Result<Option<T>, LeadError> {
-        self.drive(stop, grace, work).await
-    }
-
-    async fn drive<T>(
         self,
         stop: impl Future,
         grace: Duration,
