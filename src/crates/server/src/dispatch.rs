@@ -40,7 +40,7 @@ impl Dispatch {
     pub(crate) fn new(member: &Arc<Member>) -> Self {
         let (alarms, calls) = (Arc::new(Alarms::new(member)), Arc::new(CallMetrics::new()));
         let connection = Connection::new(ListenerScope::All, &CpuPermits::new(), None);
-        let grpc = Grpc::new(member, &alarms, &calls, connection);
+        let grpc = Grpc::new(member, &alarms, &calls, Arc::new(connection));
         let http = PlainHttp { member: Arc::clone(member), alarms, calls };
         Self { grpc, http, upgraded: Upgraded::default() }
     }
@@ -103,7 +103,8 @@ impl Dispatch {
         }
         if self.web().offers_json && gateway::is_for(path) {
             // As in etcd, a certificate identifies no user of the JSON gateway; callers send a token.
-            let connection = Connection { certified: None, ..self.grpc.connection.clone() };
+            let connection =
+                Connection { certified: None, ..Connection::clone(&self.grpc.connection) };
             let grpc = self.grpc.with(connection);
             if websocket::is_upgrade(request.headers()) {
                 let response = self.upgraded.by(grpc, request);

@@ -25,6 +25,7 @@ use crate::middleware::deadline::Deadlines;
 use crate::middleware::reauth::Reauthorization;
 use crate::middleware::response_budget::{KeepReservations, ResponseBudget};
 use crate::middleware::{Around, Middleware as _};
+use crate::protocol::Method;
 use crate::services::{Answer, Routes, Services};
 
 /// The gRPC side of a server, for one connection.
@@ -34,7 +35,7 @@ pub(crate) struct Grpc {
     services: Arc<Services>,
     member: Arc<Member>,
     calls: Arc<CallMetrics>,
-    pub(crate) connection: Connection,
+    pub(crate) connection: Arc<Connection>,
 }
 
 impl Grpc {
@@ -43,7 +44,7 @@ impl Grpc {
         member: &Arc<Member>,
         alarms: &Arc<Alarms>,
         calls: &Arc<CallMetrics>,
-        connection: Connection,
+        connection: Arc<Connection>,
     ) -> Self {
         let of_watches = ResponseBudget::of_watches();
         let services = Arc::new(Services::new(member, alarms, of_watches.clone()));
@@ -83,13 +84,12 @@ impl Grpc {
 
     /// Returns an instance for another connection.
     pub(crate) fn with(&self, connection: Connection) -> Self {
-        Self { connection, ..self.clone() }
+        Self { connection: Arc::new(connection), ..self.clone() }
     }
 
     /// Handles a request from any source.
     pub(crate) fn call(&self, mut request: Request<Body>) -> Answer {
-        request.extensions_mut().insert(self.connection.permits.clone());
-        request.extensions_mut().insert(self.connection.clone());
+        self.identify(&mut request);
         self.layers.clone().call(request)
     }
 
@@ -99,17 +99,23 @@ impl Grpc {
         &self,
         request: &mut Request<Body>,
     ) -> Result<Option<OwnedSemaphorePermit>, Status> {
-        request.extensions_mut().insert(self.connection.clone());
+        self.identify(request);
         let admitted = Availability(Arc::clone(&self.member))
             .request(request)
             .and_then(|()| Authorization(Arc::clone(&self.member)).request(request))
             .and_then(|()| AnonymousLimit(Arc::clone(&self.member)).request(request));
-        admitted.inspect_err(|status| self.calls.refused(request.uri().path(), status))
+        admitted.inspect_err(|status| self.calls.refused(Method::of(request), status))
+    }
+
+    /// Adds the method and the connection, which the layers need.
+    fn identify(&self, request: &mut Request<Body>) {
+        Method::set(request);
+        request.extensions_mut().insert(Arc::clone(&self.connection));
     }
 
     /// Returns the maximum size of a message.
-    pub(crate) fn bytes_max_of(&self, path: &str) -> usize {
-        self.services.bytes_max_of(path)
+    pub(crate) fn bytes_max_of(&self, method: &Method) -> usize {
+        self.services.bytes_max_of(method)
     }
 }
 

@@ -16,13 +16,13 @@ pub(crate) enum Permission {
     PerWatch,
     /// Any user. If the permission depends on the request, the service checks it.
     User,
-    /// The role `root`. Also applies to unknown methods.
+    /// The role `root`.
     Root,
 }
 
 impl Permission {
-    pub(crate) fn of(path: &str) -> Self {
-        let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
+    /// Returns the permission for a method.
+    pub(crate) fn of(service: &str, method: &str) -> Self {
         match (service, method) {
             ("grpc.health.v1.Health", _) | ("etcdserverpb.Auth", "Authenticate" | "AuthStatus") => {
                 Self::None

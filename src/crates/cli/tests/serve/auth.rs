@@ -125,6 +125,23 @@ impl Decoder for Raw {
     }
 }
 
+/// As with etcd, so that clients can detect that a server lacks a method.
+#[tokio::test]
+async fn unknown_method_is_unimplemented_for_every_caller() {
+    let (_server, channel) = alone().await;
+    let bob = login(&channel, "bob").await.unwrap();
+    for token in ["", "not a token", &bob] {
+        for path in ["/etcdserverpb.KV/Nothing", "/etcdserverpb.Nothing/Range", "/nothing"] {
+            let mut grpc = tonic::client::Grpc::new(channel.clone());
+            grpc.ready().await.unwrap();
+            let answer = grpc.unary(by(token, Bytes::new()), path.parse().unwrap(), Raw).await;
+            let status = answer.unwrap_err();
+            assert_eq!(status.code(), Code::Unimplemented, "{path} with {token:?}: {status:?}");
+            assert!(status.message().contains(path), "{status:?}");
+        }
+    }
+}
+
 /// Covers every method, including methods added later. Without a user every method fails, and methods for root fail for
 /// other users.
 #[tokio::test]

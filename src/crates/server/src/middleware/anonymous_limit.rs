@@ -12,6 +12,7 @@ use crate::member::Member;
 use crate::middleware::Middleware;
 use crate::middleware::connection::{Connection, holding};
 use crate::permission::Permission;
+use crate::protocol::Method;
 
 /// Marks the request of an unauthenticated caller while authentication is on.
 #[derive(Clone, Copy)]
@@ -24,12 +25,11 @@ pub(crate) struct AnonymousLimit(pub(crate) Arc<Member>);
 impl AnonymousLimit {
     /// Returns whether an admitted call is unauthenticated while authentication is on.
     fn is_anonymous(&self, request: &Request<Body>) -> bool {
-        let needed = Permission::of(request.uri().path());
         let is_known = || {
             let who = request.extensions().get::<Identity>();
             who.is_some_and(|who| self.0.again(who).is_ok_and(|who| who.user().is_some()))
         };
-        matches!(needed, Permission::None | Permission::PerWatch)
+        matches!(Method::of(request).permission, Permission::None | Permission::PerWatch)
             && self.0.client().access().is_enabled()
             && !is_known()
     }
@@ -43,8 +43,7 @@ impl Middleware for AnonymousLimit {
             return Ok(None);
         }
         request.extensions_mut().insert(Anonymous);
-        let connection = request.extensions().get::<Connection>();
-        connection.map(Connection::anonymous_permit).transpose()
+        Connection::of(request).map(|connection| connection.anonymous_permit()).transpose()
     }
 
     fn response(permit: Self::State, response: Response<Body>) -> Response<Body> {

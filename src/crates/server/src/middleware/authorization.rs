@@ -11,6 +11,7 @@ use crate::member::Member;
 use crate::middleware::Middleware;
 use crate::middleware::connection::Connection;
 use crate::permission::Permission;
+use crate::protocol::Method;
 
 /// Adds the caller's [`Identity`] to the request.
 #[derive(Clone)]
@@ -20,9 +21,9 @@ impl Middleware for Authorization {
     type State = ();
 
     fn request(&self, request: &mut Request<Body>) -> Result<(), Status> {
-        let certified = request.extensions().get::<Connection>();
+        let certified = Connection::of(request);
         let certified = certified.and_then(|connection| connection.certified.as_ref());
-        let who = match Permission::of(request.uri().path()) {
+        let who = match Method::of(request).permission {
             Permission::None => Identity::default(),
             Permission::PerWatch => Identity::unchecked(request.headers(), certified),
             needed => {

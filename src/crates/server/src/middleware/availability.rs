@@ -9,17 +9,8 @@ use tonic::body::Body;
 use crate::leader::asks_for_leader;
 use crate::member::Member;
 use crate::middleware::Middleware;
-use crate::protocol::HEALTH;
+use crate::protocol::Method;
 use crate::wire::Reason;
-
-/// Methods that learners may serve. Watches and linearizable ranges are checked by their services.
-const FOR_LEARNERS: [&str; 5] = [
-    "/etcdserverpb.KV/Range",
-    "/etcdserverpb.KV/RangeStream",
-    "/etcdserverpb.Watch/Watch",
-    "/etcdserverpb.Maintenance/Status",
-    "/etcdserverpb.Maintenance/Snapshot",
-];
 
 /// Rejects calls that need a leader when there is none, and calls that learners do not serve.
 #[derive(Clone)]
@@ -32,10 +23,6 @@ impl Middleware for Availability {
         if asks_for_leader(request.headers()) && !self.0.has_leader() {
             return Err(Reason::NoLeader.into());
         }
-        let path = request.uri().path();
-        match path.starts_with(HEALTH) || FOR_LEARNERS.contains(&path) {
-            true => Ok(()),
-            false => self.0.not_for_learners(),
-        }
+        if Method::of(request).is_for_learners { Ok(()) } else { self.0.not_for_learners() }
     }
 }

@@ -17,7 +17,7 @@ use tracing::Span;
 use crate::middleware::body::polled_body;
 use crate::middleware::traffic::{Direction, Messages, Traffic};
 use crate::middleware::{Middleware, replace_body};
-use crate::protocol::methods;
+use crate::protocol::Method;
 
 /// gRPC codes in numeric order, spelled as in Go's metrics.
 const CODES: [&str; 17] = [
@@ -58,8 +58,8 @@ const UNKNOWN: &str = "unknown";
 
 /// Counters of all methods and clients.
 pub(crate) struct CallMetrics {
-    /// By path. Methods that were never called are included, with zeros.
-    methods: BTreeMap<String, Arc<Method>>,
+    /// By index of the method. Methods that were never called are included, with zeros.
+    methods: Vec<Arc<MethodCounts>>,
     traffic: Arc<Traffic>,
     /// For unary calls and for streams: number of calls by client version.
     clients: [Mutex<BTreeMap<String, u64>>; 2],
@@ -71,12 +71,10 @@ pub(crate) struct CallMetrics {
 pub(crate) type Samples = Vec<(String, u64)>;
 
 /// Counters of one method.
-struct Method {
+struct MethodCounts {
+    method: &'static Method,
     /// Labels of the method.
     labels: String,
-    /// Whether requests or responses are streamed, and whether responses are.
-    is_stream: bool,
-    streams: bool,
     begun: AtomicU64,
     ended: [AtomicU64; CODES.len()],
     times: Times,
@@ -220,28 +218,26 @@ impl ReadonlyMark {
 
 impl CallMetrics {
     pub(crate) fn new() -> Self {
-        let methods = methods().map(|method| {
-            let (service, name) = (method.parent_service().full_name().to_owned(), method.name());
-            let kind = match (method.is_client_streaming(), method.is_server_streaming()) {
+        let methods = Method::all().iter().map(|method| {
+            let Method { service, name, .. } = method;
+            let kind = match (method.streams_requests, method.streams_responses) {
                 (false, false) => "unary",
                 (true, false) => "client_stream",
                 (false, true) => "server_stream",
                 (true, true) => "bidi_stream",
             };
-            let request_type = request_type(&service, name);
-            let counted = Method {
+            let request_type = request_type(service, name);
+            Arc::new(MethodCounts {
+                method,
                 labels: format!(
                     "grpc_method=\"{name}\",grpc_service=\"{service}\",grpc_type=\"{kind}\""
                 ),
-                is_stream: method.is_client_streaming() || method.is_server_streaming(),
-                streams: method.is_server_streaming(),
                 begun: AtomicU64::new(0),
                 ended: std::array::from_fn(|_| AtomicU64::new(0)),
                 times: Times::new(HANDLING_SECONDS),
                 requests: request_type.map(RequestTimes::new),
                 readonly: (request_type == Some(TXN)).then(|| RequestTimes::new(READONLY_TXN)),
-            };
-            (format!("/{service}/{name}"), Arc::new(counted))
+            })
         });
         Self {
             methods: methods.collect(),
@@ -270,25 +266,25 @@ impl CallMetrics {
 
     /// Returns the durations of the calls of each method. A stream lasts until its last message.
     pub(crate) fn handling_times(&self) -> impl Iterator<Item = LabelledTimes> {
-        self.methods.values().map(|method| method.times.with_labels(method.labels.clone()))
+        self.methods.iter().map(|method| method.times.with_labels(method.labels.clone()))
     }
 
     /// Returns the durations of requests by etcd's types. Types without requests are omitted.
     pub(crate) fn request_times(&self) -> impl Iterator<Item = LabelledTimes> {
-        let all = self.methods.values().flat_map(|method| [&method.requests, &method.readonly]);
+        let all = self.methods.iter().flat_map(|method| [&method.requests, &method.readonly]);
         all.flatten().flat_map(RequestTimes::labelled)
     }
 
-    /// Counts the start of a call. Returns `None` if there is no method at this path.
-    pub(crate) fn begins(&self, path: &str) -> Option<Call> {
-        let method = self.methods.get(path)?;
-        method.begun.fetch_add(1, Ordering::Relaxed);
-        let mark = ReadonlyMark(method.readonly.as_ref().map(|_| Arc::default()));
-        Some(Call(Some(RunningCall { method: Arc::clone(method), begun: Instant::now(), mark })))
+    /// Counts the start of a call. Returns `None` for an unknown method.
+    pub(crate) fn begins(&self, method: &Method) -> Option<Call> {
+        let counts = self.methods.get(method.index)?;
+        counts.begun.fetch_add(1, Ordering::Relaxed);
+        let mark = ReadonlyMark(counts.readonly.as_ref().map(|_| Arc::default()));
+        Some(Call(Some(RunningCall { counts: Arc::clone(counts), begun: Instant::now(), mark })))
     }
 
     /// Counts a call by the client version in its headers.
-    pub(crate) fn count_client(&self, headers: &HeaderMap, call: Option<&Call>) {
+    pub(crate) fn count_client(&self, headers: &HeaderMap, is_stream: bool) {
         let is_version = |word: &&str| {
             word.len() <= VERSION_BYTES_MAX
                 && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
@@ -296,8 +292,8 @@ impl CallMetrics {
         let client_version =
             headers.get("client-api-version").and_then(|value| value.to_str().ok());
         let version = client_version.filter(is_version).unwrap_or(UNKNOWN);
-        let kind = usize::from(call.is_some_and(Call::is_stream));
-        let mut clients = self.clients[kind].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients =
+            self.clients[usize::from(is_stream)].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = clients.get_mut(version) {
             *count += 1;
             return;
@@ -319,8 +315,8 @@ impl CallMetrics {
     }
 
     /// Counts a call that was rejected before its message was read.
-    pub(crate) fn refused(&self, path: &str, status: &Status) {
-        if let Some(mut call) = self.begins(path) {
+    pub(crate) fn refused(&self, method: &Method, status: &Status) {
+        if let Some(mut call) = self.begins(method) {
             call.ends(status.code());
         }
     }
@@ -329,9 +325,8 @@ impl CallMetrics {
     /// Prometheus does not see the first increment of a series that did not exist before.
     pub(crate) fn samples(&self) -> (Samples, Samples) {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let begun =
-            self.methods.values().map(|method| (method.labels.clone(), read(&method.begun)));
-        let ended = self.methods.values().flat_map(|method| {
+        let begun = self.methods.iter().map(|method| (method.labels.clone(), read(&method.begun)));
+        let ended = self.methods.iter().flat_map(|method| {
             CODES.iter().zip(&method.ended).map(move |(code, count)| {
                 (format!("grpc_code=\"{code}\",{}", method.labels), read(count))
             })
@@ -344,10 +339,11 @@ impl Middleware for Arc<CallMetrics> {
     type State = (Option<Call>, Arc<Traffic>, Span);
 
     fn request(&self, request: &mut Request<Body>) -> Result<Self::State, Status> {
-        let call = self.begins(request.uri().path());
-        self.count_client(request.headers(), call.as_ref());
-        if let Some(call) = &call {
-            request.extensions_mut().insert(call.mark());
+        let method = Method::of(request);
+        let call = self.begins(method);
+        self.count_client(request.headers(), method.is_stream());
+        if let Some(mark) = call.as_ref().and_then(Call::mark) {
+            request.extensions_mut().insert(mark);
         }
         let (traffic, span) = (Arc::clone(&self.traffic), self.traffic.span(request.uri().path()));
         replace_body(request, |body| counted(body, Direction::In, &traffic, span.clone(), None));
@@ -368,27 +364,23 @@ impl Middleware for Arc<CallMetrics> {
 pub(crate) struct Call(Option<RunningCall>);
 
 struct RunningCall {
-    method: Arc<Method>,
+    counts: Arc<MethodCounts>,
     begun: Instant,
     mark: ReadonlyMark,
 }
 
 impl Call {
-    fn is_stream(&self) -> bool {
-        self.0.as_ref().is_some_and(|call| call.method.is_stream)
-    }
-
     /// Returns the mark that the service sets if the call is a transaction that only reads.
-    fn mark(&self) -> ReadonlyMark {
-        self.0.as_ref().map(|call| call.mark.clone()).unwrap_or_default()
+    fn mark(&self) -> Option<ReadonlyMark> {
+        self.0.as_ref().map(|call| &call.mark).filter(|mark| mark.0.is_some()).cloned()
     }
 
     fn ends(&mut self, code: Code) {
-        let Some(RunningCall { method, begun, mark }) = self.0.take() else { return };
+        let Some(RunningCall { counts, begun, mark }) = self.0.take() else { return };
         let took = begun.elapsed();
-        method.times.note(took);
-        method.ended[code as usize].fetch_add(1, Ordering::Relaxed);
-        let requests = if mark.is_set() { &method.readonly } else { &method.requests };
+        counts.times.note(took);
+        counts.ended[code as usize].fetch_add(1, Ordering::Relaxed);
+        let requests = if mark.is_set() { &counts.readonly } else { &counts.requests };
         if let Some(requests) = requests {
             requests.note(code, took);
         }
@@ -402,7 +394,9 @@ impl Call {
     fn record_unless_stream(mut self, headers: &HeaderMap) -> Option<Self> {
         match Status::from_header_map(headers) {
             Some(status) => self.ends(status.code()),
-            None if self.0.as_ref().is_some_and(|call| call.method.streams) => return Some(self),
+            None if self.0.as_ref().is_some_and(|call| call.counts.method.streams_responses) => {
+                return Some(self);
+            }
             None => self.ends(Code::Ok),
         }
         None
@@ -453,7 +447,7 @@ mod tests {
         let ask = |version: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("client-api-version", HeaderValue::from_str(version).unwrap());
-            calls.count_client(&headers, None);
+            calls.count_client(&headers, false);
         };
         ask("3.6.9");
         (0..1_000).for_each(|n| ask(&format!("9.{n}")));
@@ -472,9 +466,9 @@ mod tests {
     #[test]
     fn aborted_call_counts_as_canceled() {
         let calls = CallMetrics::new();
-        let path = "/v3lockpb.Lock/Lock";
-        drop(calls.begins(path).unwrap());
-        assert!(calls.begins(path).unwrap().record_unless_stream(&HeaderMap::new()).is_none());
+        let method = Method::at("/v3lockpb.Lock/Lock");
+        drop(calls.begins(method).unwrap());
+        assert!(calls.begins(method).unwrap().record_unless_stream(&HeaderMap::new()).is_none());
         let (begun, ended) = calls.samples();
         let of = |samples: &Samples, word: &str| -> u64 {
             let is_it = |label: &&(String, u64)| {

@@ -6,7 +6,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use crate::middleware::Middleware;
-use crate::protocol::has_request_stream;
+use crate::protocol::Method;
 
 /// Largest message of a compressed stream, in bytes after decompression. An open stream keeps the buffer of its
 /// largest message. Without this limit, a few hundred bytes on the wire could therefore occupy megabytes.
@@ -30,7 +30,7 @@ impl Middleware for Compression {
         if !is_compressed(request.headers()) {
             request.headers_mut().remove("grpc-accept-encoding");
         }
-        Ok(has_request_stream(request.uri().path()))
+        Ok(Method::of(request).streams_requests)
     }
 
     fn response(is_stream: bool, mut response: Response<Body>) -> Response<Body> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use http::Request;
 use http_body_util::BodyExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Status;
@@ -33,6 +34,11 @@ impl Connection {
     pub(crate) fn new(scope: ListenerScope, permits: &CpuPermits, user: Option<Arc<str>>) -> Self {
         let anonymous = Arc::new(Semaphore::new(ANONYMOUS_MAX));
         Self { certified: user, scope, permits: permits.for_connection(), anonymous }
+    }
+
+    /// Returns the connection on which a request arrived.
+    pub(crate) fn of<T>(request: &Request<T>) -> Option<&Arc<Self>> {
+        request.extensions().get()
     }
 
     /// Returns a permit for an unauthenticated call.

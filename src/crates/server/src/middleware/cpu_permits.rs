@@ -24,6 +24,7 @@ use crate::calls::poll_own_task;
 use crate::middleware::Middleware;
 use crate::middleware::body::polled_body;
 use crate::middleware::compression::is_compressed;
+use crate::middleware::connection::Connection;
 
 /// Size from which a message counts as large, in bytes.
 pub(crate) const LARGE_BYTES: usize = 1 << 20;
@@ -69,7 +70,8 @@ impl CpuPermits {
 
     /// Returns the permits of the connection on which a request arrived.
     pub(crate) fn in_request<T>(request: &tonic::Request<T>) -> Self {
-        request.extensions().get().cloned().unwrap_or_else(Self::new)
+        let connection = request.extensions().get::<Arc<Connection>>();
+        connection.map_or_else(Self::new, |connection| connection.permits.clone())
     }
 
     async fn take(self) -> Option<CpuPermit> {
@@ -99,17 +101,17 @@ impl CpuPermits {
 pub(crate) struct EncodeUnderPermit;
 
 impl Middleware for EncodeUnderPermit {
-    type State = (bool, Option<CpuPermits>);
+    type State = (bool, Option<Arc<Connection>>);
 
     fn request(&self, request: &mut Request<Body>) -> Result<Self::State, Status> {
         // Compression takes long, so compressed messages count as large.
-        Ok((is_compressed(request.headers()), request.extensions().get().cloned()))
+        Ok((is_compressed(request.headers()), Connection::of(request).cloned()))
     }
 
-    fn response((is_large, permits): Self::State, response: Response<Body>) -> Response<Body> {
+    fn response((is_large, connection): Self::State, response: Response<Body>) -> Response<Body> {
         let is_large = is_large || response.extensions().get::<LargeResponse>().is_some();
-        response.map(|body| match permits.filter(|_| is_large) {
-            Some(permits) => encoded_under_permit(body, &permits),
+        response.map(|body| match connection.filter(|_| is_large) {
+            Some(connection) => encoded_under_permit(body, &connection.permits),
             None => body,
         })
     }

@@ -17,7 +17,7 @@ use crate::member::Member;
 use crate::middleware::body::polled_body;
 use crate::middleware::{Middleware, replace_body};
 use crate::permission::Permission;
-use crate::protocol::has_request_stream;
+use crate::protocol::Method;
 
 /// Time for which a check stays valid if users and roles do not change. Nearly all bodies arrive within it.
 const VALID_FOR: Duration = Duration::from_secs(1);
@@ -33,8 +33,8 @@ impl Middleware for Reauthorization {
     type State = ();
 
     fn request(&self, request: &mut Request<Body>) -> Result<(), Status> {
-        let path = request.uri().path();
-        let (needed, is_stream) = (Permission::of(path), has_request_stream(path));
+        let method = Method::of(request);
+        let (needed, is_stream) = (method.permission, method.streams_requests);
         let is_checked = !is_stream && needed != Permission::None;
         let who = request.extensions().get::<Identity>().filter(|_| is_checked);
         let recheck = who.map(|who| AuthRecheck::about(&self.0, who, needed));

@@ -21,7 +21,7 @@ use tonic::Status;
 use tonic::body::Body;
 
 use crate::middleware::Middleware;
-use crate::protocol::service_of;
+use crate::protocol::Method;
 use crate::wire::Reason;
 
 /// Budget for all counted responses, as gRPC messages, in bytes.
@@ -49,7 +49,7 @@ impl Middleware for KeepReservations {
     type State = Option<ResponseBudget>;
 
     fn request(&self, request: &mut Request<Body>) -> Result<Self::State, Status> {
-        let is_watch = service_of(request.uri().path()) == "etcdserverpb.Watch";
+        let is_watch = Method::of(request).service == "etcdserverpb.Watch";
         Ok(is_watch.then(|| self.0.clone()))
     }
 

@@ -42,7 +42,7 @@ use crate::member::Member;
 use crate::middleware::anonymous_limit::Anonymous;
 use crate::middleware::compression::{COMPRESSED_STREAM_BYTES_MAX, is_compressed};
 use crate::middleware::response_budget::ResponseBudget;
-use crate::protocol::{HEALTH, service_of};
+use crate::protocol::Method;
 use crate::services::auth::AuthService;
 use crate::services::cluster::ClusterService;
 use crate::services::election::ElectionService;
@@ -68,13 +68,6 @@ const ANONYMOUS_BYTES_MAX: usize = 16 << 10;
 
 /// Largest message about leases, in bytes: they hold only numbers.
 const LEASE_BYTES_MAX: usize = 256 << 10;
-
-/// Paths with limits of their own.
-const LOGIN: &str = "/etcdserverpb.Auth/Authenticate";
-const AUTH_STATUS: &str = "/etcdserverpb.Auth/AuthStatus";
-
-const LEASE: &str = "/etcdserverpb.Lease/";
-const OBSERVE: &str = "/v3electionpb.Election/Observe";
 
 /// The response to a request, as soon as its headers are known.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -149,12 +142,11 @@ impl Services {
     }
 
     /// Returns the maximum size of a message.
-    pub(crate) fn bytes_max_of(&self, path: &str) -> usize {
-        match path {
-            LOGIN => LOGIN_BYTES_MAX,
-            AUTH_STATUS => HEALTH_BYTES_MAX,
-            _ if path.starts_with(HEALTH) => HEALTH_BYTES_MAX,
-            _ if path.starts_with(LEASE) => LEASE_BYTES_MAX,
+    pub(crate) fn bytes_max_of(&self, method: &Method) -> usize {
+        match (&*method.service, &*method.name) {
+            ("etcdserverpb.Auth", "Authenticate") => LOGIN_BYTES_MAX,
+            ("etcdserverpb.Auth", "AuthStatus") | ("grpc.health.v1.Health", _) => HEALTH_BYTES_MAX,
+            ("etcdserverpb.Lease", _) => LEASE_BYTES_MAX,
             _ => self.bytes_max,
         }
     }
@@ -175,16 +167,18 @@ impl Service<Request<Body>> for Routes {
 
     fn call(&mut self, request: Request<Body>) -> Answer {
         let services = &*self.0;
-        let path = request.uri().path();
-        let service = service_of(path).to_owned();
-        let is_anonymous = request.extensions().get::<Anonymous>().is_some();
-        let bytes_max = match &*service {
-            "etcdserverpb.Watch" if is_anonymous => ANONYMOUS_BYTES_MAX,
-            "etcdserverpb.Watch" if is_compressed(request.headers()) => COMPRESSED_STREAM_BYTES_MAX,
-            _ if path == OBSERVE && is_compressed(request.headers()) => COMPRESSED_STREAM_BYTES_MAX,
-            _ => services.bytes_max_of(path),
+        let method = Method::of(&request);
+        let is_anonymous = || request.extensions().get::<Anonymous>().is_some();
+        let bytes_max = match (&*method.service, &*method.name) {
+            ("etcdserverpb.Watch", _) if is_anonymous() => ANONYMOUS_BYTES_MAX,
+            ("etcdserverpb.Watch", _) | ("v3electionpb.Election", "Observe")
+                if is_compressed(request.headers()) =>
+            {
+                COMPRESSED_STREAM_BYTES_MAX
+            }
+            _ => services.bytes_max_of(method),
         };
-        match &*service {
+        match &*method.service {
             "etcdserverpb.KV" => call!(KvServer, services.kv, bytes_max, request),
             "etcdserverpb.Watch" => call!(WatchServer, services.watch, bytes_max, request),
             "etcdserverpb.Lease" => call!(LeaseServer, services.lease, bytes_max, request),
@@ -197,7 +191,7 @@ impl Service<Request<Body>> for Routes {
             "v3electionpb.Election" => call!(ElectionServer, services.election, bytes_max, request),
             "grpc.health.v1.Health" => call!(HealthServer, services.health, bytes_max, request),
             _ => {
-                let words = format!("unknown service {service}");
+                let words = format!("unknown method {}", request.uri().path());
                 Box::pin(async move { Ok(Status::unimplemented(words).into_http()) })
             }
         }

@@ -34,6 +34,7 @@ use crate::middleware::cpu_permits::{CpuPermits, LARGE_JSON_BYTES};
 use crate::middleware::deadline::{self, deadline_of};
 use crate::middleware::reauth::{MESSAGE_TIME_MAX, too_slow};
 use crate::middleware::response_budget::Reservation;
+use crate::protocol;
 use stream::{Lines, Requests};
 
 /// Prefix of headers that are passed on to the service.
@@ -148,7 +149,7 @@ fn grpc_path(method: &MethodDescriptor) -> String {
 /// Returns the maximum size of the JSON of a unary request. It is twice that of the protobuf encoding, because base64
 /// makes bytes longer by a third and JSON contains the field names.
 fn json_bytes_max(grpc: &Grpc, path: &str) -> usize {
-    grpc.bytes_max_of(path) * 2
+    grpc.bytes_max_of(protocol::Method::at(path)) * 2
 }
 
 /// Reads the JSON of a unary request.
