@@ -16,7 +16,7 @@ use crate::dice::number_in;
 use crate::fault_injection::FaultInjection;
 use crate::fleet::{DEADLINE_MS, DOORS, ELECTION_MS, JOIN, LISTEN, REPLACES, SESSION_MS};
 use crate::nemesis::WARM_COPY;
-use crate::wire::{self, Answer, Order};
+use crate::wire::{self, Answer, Message, Order};
 
 /// The cluster token of all members.
 const TOKEN: &str = "jepsen";
@@ -49,11 +49,11 @@ pub fn main(words: &[String]) -> Result<(), Box<dyn StdError>> {
     let started = match Node::start(config).block() {
         Ok(node) => node,
         Err(error) => {
-            node::say(&format!("stopped it did not start: {error}"));
+            node::say(&Message::Stopped(format!("it did not start: {error}")));
             return Err(error.into());
         }
     };
-    node::say("ready");
+    node::say(&Message::Ready);
     let carry_out = |order: &Order| match order {
         Order::Arm(point, hits) => {
             trap.arm(*point, *hits);
@@ -132,7 +132,7 @@ impl Points for Trap {
         };
         *hits = hits.saturating_sub(1);
         if *hits == 0 {
-            node::say(&format!("dies {point:?}"));
+            node::say(&Message::Dies(*point));
             let me = rustix::process::getpid();
             let killed = rustix::process::kill_process(me, rustix::process::Signal::KILL);
             // This thread must do nothing after this point, however late the signal arrives.

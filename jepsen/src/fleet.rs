@@ -481,7 +481,7 @@ impl Fleet {
             let being = self.being(member);
             let stopped = self.process(member).and_then(|process| process.why_stopped());
             let says = |order| match self.ask(member, order, LOOK_LIMIT) {
-                Some(answer) => answer.words(),
+                Some(answer) => format!("{answer:?}"),
                 None => "no answer".to_owned(),
             };
             match (being, stopped) {
@@ -857,24 +857,41 @@ fn was_removed(why: &str) -> bool {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::wire::Message;
 
     /// Returns a fleet whose member is a shell. The shell runs these commands for each `$order`, and answers to `$id`.
     pub(crate) fn shell(does: &str) -> Fleet {
-        let fleet = shells(&format!("while read -r id order; do {does}; done"), 1, 0);
+        let fleet = shells(&per_order(does), 1, 0);
         fleet.restart(0).unwrap();
         fleet
     }
 
+    /// Returns a loop that runs these commands for each `$order`, whose number is `$id`.
+    pub(crate) fn per_order(does: &str) -> String {
+        format!("while IFS='[,' read -r _ id order; do {does}; done")
+    }
+
+    /// Returns a command that sends this message, as a node does.
+    pub(crate) fn says(message: &Message) -> String {
+        format!("echo '{}'", serde_json::to_string(message).unwrap())
+    }
+
+    /// Returns a command that sends this answer to the order with the number `$id`.
+    pub(crate) fn answers(answer: &Answer) -> String {
+        let answer = serde_json::to_string(answer).unwrap();
+        format!("echo '{{\"answer\":['$id',{answer}]}}'")
+    }
+
     /// Returns a fleet whose members are shells that run these commands once they are ready. None is started.
     pub(crate) fn shells(do_this: &str, members: usize, spare: usize) -> Fleet {
-        let words = vec!["-c".to_owned(), format!("echo ready; {do_this}")];
+        let words = vec!["-c".to_owned(), format!("{}; {do_this}", says(&Message::Ready))];
         let program = Program { path: "sh".into(), words };
         Fleet::new(program, Setup { spare, ..Setup::of(members) }).unwrap()
     }
 
     /// Returns commands that report, as a node does, that it has stopped, and wait for the end of the input.
     pub(crate) fn stops(why: &str) -> String {
-        format!("echo 'stopped {why}'; cat > /dev/null")
+        format!("{}; cat > /dev/null", says(&Message::Stopped(why.to_owned())))
     }
 
     #[test]
@@ -935,7 +952,7 @@ pub(crate) mod tests {
         );
         fleet.kill(0).unwrap();
         assert_eq!(fleet.told(0, &order, LIMIT).unwrap(), None, "there is no process");
-        let fleet = shell("echo $id armed");
+        let fleet = shell(&answers(&Answer::Armed));
         assert!(fleet.door(0, "full").unwrap());
         assert_eq!(fleet.doors(&[0], "full").unwrap(), 1);
         fleet.kill(0).unwrap();

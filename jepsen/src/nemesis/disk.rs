@@ -200,14 +200,15 @@ impl Nemesis for Dead {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::tests::shell;
+    use crate::fleet::tests::{answers, says, shell};
+    use crate::wire::{Answer, Message};
 
     /// Runs the dead-disk fault on a member that reports this number of failures and answers `opened` to the fault
     /// order.
     fn dead(failures: u64, opened: &str) -> Result<&'static str, HarnessError> {
-        let does = format!(
-            "case $order in 'door failures') echo $id done {failures};; door*) echo $id armed; {opened};; esac"
-        );
+        let counted = answers(&Answer::Done(failures));
+        let armed = answers(&Answer::Armed);
+        let does = format!("case $order in *failures*) {counted};; *) {armed}; {opened};; esac");
         let short = Duration::from_millis(100);
         let mut dead = Dead { fails_within: short, stops_within: short, ..Dead::new() };
         dead.strike(&shell(&does), 0, "fail-sync")
@@ -221,13 +222,14 @@ mod tests {
             "{continues:?}"
         );
         assert_eq!(dead(0, "true").unwrap(), "nothing was written");
-        let said = "echo stopped disk error: cannot sync 0000000001.log";
-        assert_eq!(dead(3, said).unwrap(), "its node has stopped");
-        let after = |failures: u64| dead(failures, &format!("{said}\"{FAILURES}{failures}\""));
+        let stopped = |why: &str| says(&Message::Stopped(why.to_owned()));
+        let why = "disk error: cannot sync 0000000001.log";
+        assert_eq!(dead(3, &stopped(why)).unwrap(), "its node has stopped");
+        let after = |failures: u64| dead(failures, &stopped(&format!("{why}{FAILURES}{failures}")));
         assert_eq!(after(FAILURES_MAX).unwrap(), "its node has stopped");
         let later = after(FAILURES_MAX + 1);
         assert!(matches!(later, Err(HarnessError::Stopped(_))), "{later:?}");
-        let otherwise = dead(3, "echo stopped of grief");
+        let otherwise = dead(3, &stopped("of grief"));
         assert!(matches!(otherwise, Err(HarnessError::Stopped(_))), "{otherwise:?}");
         let without_a_word = dead(3, "exit 0");
         assert!(matches!(without_a_word, Err(HarnessError::Ended(_))), "{without_a_word:?}");

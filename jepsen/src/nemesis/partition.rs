@@ -195,7 +195,8 @@ impl Nemesis for Partition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::tests::shells;
+    use crate::Answer;
+    use crate::fleet::tests::{answers, per_order, shells};
     use std::collections::BTreeSet;
 
     /// Returns the members that each member reaches in both directions, including itself.
@@ -245,7 +246,8 @@ mod tests {
 
     #[test]
     fn absent_member_is_not_partitioned() {
-        let fleet = shells("while read -r id order; do echo $id status other 1 0; done", 3, 1);
+        let follower = answers(&Answer::Status { leads: false, term: 1, leader: None });
+        let fleet = shells(&per_order(&follower), 3, 1);
         (0..3).for_each(|member| fleet.restart(member).unwrap());
         let mut is_alone = BTreeSet::new();
         for seed in 0..30 {

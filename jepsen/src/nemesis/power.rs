@@ -97,14 +97,15 @@ impl Nemesis for Power {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::tests::shell;
+    use crate::fleet::tests::{says, shell};
+    use crate::wire::Message;
 
     #[test]
     fn node_that_stopped_before_the_power_cut_is_reported() {
         // In this test, the member does not answer when asked for the leader, or reports that it has stopped.
         let cut = |does: &str| Power::of(Targets::All).begin(&shell(does), &mut Dice::new(1));
         assert!(cut("true").is_ok());
-        let stopped = cut("echo stopped of grief");
+        let stopped = cut(&says(&Message::Stopped("of grief".to_owned())));
         assert!(matches!(stopped, Err(HarnessError::Stopped(_))), "{stopped:?}");
     }
 }

@@ -250,7 +250,8 @@ impl Nemesis for Rolling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::tests::shells;
+    use crate::Answer;
+    use crate::fleet::tests::{answers, per_order, shells};
 
     #[test]
     fn snapshot_nemesis_heals_only_its_own_cuts() {
@@ -277,7 +278,8 @@ mod tests {
 
     #[test]
     fn rolling_restart_skips_a_member_held_by_another_nemesis() {
-        let fleet = shells("while read -r id order; do echo $id status other 1 0; done", 1, 0);
+        let follower = answers(&Answer::Status { leads: false, term: 1, leader: None });
+        let fleet = shells(&per_order(&follower), 1, 0);
         fleet.restart(0).unwrap();
         let (mut rolling, mut dice) = (Rolling { next: 0, struck: 0 }, Dice::new(1));
         let held = fleet.hold(0);

@@ -343,7 +343,8 @@ impl Workload for Locks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::tests::shell;
+    use crate::Answer;
+    use crate::fleet::tests::{answers, shell};
     use crate::workload::Judgement;
     use crate::{moment, progress};
 
@@ -355,7 +356,8 @@ mod tests {
 
     /// Returns the kind under which an acquisition with this hand-off number is recorded.
     fn entered(handoff: u64, again: bool) -> &'static str {
-        let fleet = shell(&format!(r#"echo $id came '{{"granted":{{"token":[9,{handoff}]}}}}'"#));
+        let fleet =
+            shell(&answers(&Answer::Came(Box::new(Reply::Granted { token: (9, handoff) }))));
         let (ledger, locks) = (Ledger::default(), Locks::new(Sort::Again));
         let mut hold = Hold { again, ..hold(&locks, "a", (0, 5)) };
         assert!(hold.acquire(&mut Caller::new(&fleet, &ledger, 1, 0, 1)));

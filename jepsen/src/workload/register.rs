@@ -141,7 +141,8 @@ impl Workload for Registers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::tests::shell;
+    use crate::Answer;
+    use crate::fleet::tests::{answers, shell};
     use crate::ledger::Ledger;
     use crate::workload::Judgement;
     use bowline_check::Operation;
@@ -156,7 +157,8 @@ mod tests {
             operations: AtomicU64::new(operations),
             ..Registers::default()
         };
-        let fleet = shell(r#"echo $id came '{"rows":{"revision":9,"rows":[]}}'"#);
+        let empty = Reply::Rows { revision: 9, rows: Vec::new() };
+        let fleet = shell(&answers(&Answer::Came(Box::new(empty))));
         let ledger = Ledger::default();
         while ledger.now() < 10 {}
         registers.conclude(&mut Caller::new(&fleet, &ledger, 1, 0, 1)).unwrap();

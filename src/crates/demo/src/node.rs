@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use bowline::{Blocking, Config, Node};
-use bowline_fleet::{Answer, node};
+use bowline_fleet::{Answer, Message, node};
 use clap::Args;
 
 /// TTL of sessions: long enough for an election between two renewals, and short, so that the lock of a killed holder is
@@ -43,7 +43,7 @@ pub fn main(options: &NodeOptions) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             crate::print_failure(&why);
-            node::say(&format!("stopped {}", why.replace('\n', " ")));
+            node::say(&Message::Stopped(why));
             ExitCode::FAILURE
         }
     }
@@ -55,7 +55,7 @@ fn run(options: &NodeOptions) -> Result<(), String> {
         .members(members.map(|(name, address)| (name.to_owned(), address.to_owned())))
         .session_ttl(SESSION_TTL);
     let started = Node::start(config).block().map_err(|error| error.to_string())?;
-    node::say("ready");
+    node::say(&Message::Ready);
     let extra = |_: &_| Answer::Refused("the demo injects no such fault".to_owned());
     node::serve(&started, &extra, &|reason| reason);
     node::shut_down(started)

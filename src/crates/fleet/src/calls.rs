@@ -1,5 +1,4 @@
-//! The calls that workload clients make to a node, and the replies. Calls and replies are sent as JSON in a line of
-//! [`wire`](crate::wire).
+//! The calls that workload clients make to a node, and the replies. [`wire`](crate::wire) sends them as JSON.
 //!
 //! When a client acquires a lock, leadership, a queue item or a watch, the client chooses a name for it, the *slot*.
 //! Later calls refer to the slot. Slots are kept in the memory of the node's process and are lost when the process
@@ -306,16 +305,6 @@ pub struct Change {
 }
 
 impl Call {
-    /// Returns the call as JSON.
-    pub fn words(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
-    }
-
-    /// Parses a call.
-    pub fn parse(words: &str) -> Option<Self> {
-        serde_json::from_str(words).ok()
-    }
-
     /// Returns how long the call may wait, in addition to the normal duration of a call.
     pub fn waits(&self) -> Duration {
         let millis = match self {
@@ -327,17 +316,5 @@ impl Call {
             _ => 0,
         };
         Duration::from_millis(millis)
-    }
-}
-
-impl Reply {
-    /// Returns the reply as JSON.
-    pub fn words(&self) -> String {
-        serde_json::to_string(self).unwrap_or_default()
-    }
-
-    /// Parses a reply.
-    pub fn parse(words: &str) -> Option<Self> {
-        serde_json::from_str(words).ok()
     }
 }

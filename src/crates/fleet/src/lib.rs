@@ -30,4 +30,4 @@ pub mod patience;
 pub use dice::Dice;
 pub use process::{HarnessError, Process};
 pub use signals::Signals;
-pub use wire::{Answer, Order};
+pub use wire::{Answer, Message, Order};

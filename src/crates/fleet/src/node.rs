@@ -10,7 +10,7 @@ use bowline::{Blocking, Client, Effect, Error, KeyRange, LeaseId, Node, Op, Revi
 
 use crate::client;
 use crate::slots::Slots;
-use crate::wire::{self, Answer, Order, Row, Rows};
+use crate::wire::{self, Answer, Message, Order, Row, Rows};
 
 /// Maximum number of orders that run concurrently. Calls of clients do not count, because each has its own thread.
 const WORKERS: usize = 16;
@@ -64,7 +64,7 @@ pub fn serve(
     stopped: &(dyn Fn(String) -> String + Sync),
 ) {
     let slots = &Slots::default();
-    let (sender, receiver) = mpsc::channel::<(String, Order)>();
+    let (sender, receiver) = mpsc::channel::<(u64, Order)>();
     let receiver = Mutex::new(receiver);
     let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
     let (end, ended) = mpsc::channel::<()>();
@@ -72,33 +72,31 @@ pub fn serve(
         for _ in 0..WORKERS {
             scope.spawn(|| {
                 while let Ok((id, order)) = next() {
-                    say(&format!("{id} {}", carry_out(node, order).words()));
+                    say(&Message::Answer(id, carry_out(node, order)));
                 }
             });
         }
         scope.spawn(move || {
             while ended.recv_timeout(CHECK_INTERVAL) == Err(mpsc::RecvTimeoutError::Timeout) {
                 if let Some(reason) = node.stop_reason() {
-                    return say(&format!("stopped {}", stopped(reason.to_string())));
+                    return say(&Message::Stopped(stopped(reason.to_string())));
                 }
             }
         });
         for line in std::io::stdin().lock().lines() {
             let Ok(line) = line else { break };
-            match line.split_once(' ').and_then(|(id, words)| Some((id, Order::parse(words)?))) {
-                Some((id, order @ (Order::Arm(..) | Order::Fault(_)))) => {
-                    say(&format!("{id} {}", extra(&order).words()));
+            match serde_json::from_str(&line) {
+                Ok((id, order @ (Order::Arm(..) | Order::Fault(_)))) => {
+                    say(&Message::Answer(id, extra(&order)));
                 }
-                Some((id, Order::Look)) => say(&format!("{id} {}", status(node).words())),
-                Some((id, Order::Call(call))) => {
-                    let id = id.to_owned();
+                Ok((id, Order::Look)) => say(&Message::Answer(id, status(node))),
+                Ok((id, Order::Call(call))) => {
                     scope.spawn(move || {
-                        let answer = client::carry_out(node, slots, *call);
-                        say(&format!("{id} {}", answer.words()));
+                        say(&Message::Answer(id, client::carry_out(node, slots, *call)));
                     });
                 }
-                Some((id, order)) => drop(sender.send((id.to_owned(), order))),
-                None => say(&format!("stopped invalid order: {line}")),
+                Ok(order) => drop(sender.send(order)),
+                Err(_) => say(&Message::Stopped(format!("invalid order: {line}"))),
             }
         }
         drop((sender, end));
@@ -159,8 +157,9 @@ fn rows(kv: &Client) -> Result<Answer, Error> {
     Ok(Answer::Rows(Rows { revision: reply.revision.get(), rows }))
 }
 
-/// Writes a line to standard output. If the parent is gone, the error is ignored, because the input ends as well.
-pub fn say(line: &str) {
+/// Writes a message to standard output. If the parent is gone, the error is ignored, because the input ends as well.
+pub fn say(message: &Message) {
+    let line = serde_json::to_string(message).unwrap_or_default();
     let mut out = std::io::stdout().lock();
     drop(writeln!(out, "{line}").and_then(|()| out.flush()));
 }

@@ -12,7 +12,7 @@ use bowline::env::Point;
 use rustix::process::{Pid, Signal, kill_process};
 use thiserror::Error;
 
-use crate::wire::{self, Answer, Order};
+use crate::wire::{Answer, Message, Order};
 
 /// Maximum time to wait for an event that must occur, such as a start, a reply or an exit. The time is long enough for
 /// an overloaded machine.
@@ -180,22 +180,18 @@ impl Received {
     }
 }
 
-/// Handles a line of a node.
+/// Handles a line of a node. A line that was cut off by a kill is ignored.
 fn handle_node_line(state: &mut State, line: &str) {
-    let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
-    match first {
-        "ready" => state.ready = true,
-        "dies" => state.dies = wire::point_named(rest),
-        "stopped" => state.stopped = Some(rest.to_owned()),
-        _ => {
-            // If the line was cut off by the kill, it is not an answer.
-            let id = first.parse().ok();
-            if let (Some(answer), Some(id)) = (Answer::parse(rest), id)
-                && let Some(waiting) = state.waiting.remove(&id)
-            {
+    match serde_json::from_str(line) {
+        Ok(Message::Ready) => state.ready = true,
+        Ok(Message::Dies(point)) => state.dies = Some(point),
+        Ok(Message::Stopped(why)) => state.stopped = Some(why),
+        Ok(Message::Answer(id, answer)) => {
+            if let Some(waiting) = state.waiting.remove(&id) {
                 drop(waiting.send(answer));
             }
         }
+        Err(_) => {}
     }
 }
 
@@ -297,7 +293,7 @@ impl Process {
             }
             id
         };
-        let line = format!("{id} {}\n", order.words());
+        let line = serde_json::to_string(&(id, order)).unwrap_or_default() + "\n";
         let mut input = input.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(input) = input.as_mut() {
             // If the process no longer reads, it has ended, and the reader of its output will notice.
@@ -530,7 +526,7 @@ mod tests {
             let end = end_of(words, true);
             assert!(matches!(end, Err(HarnessError::Ended(_))), "{words}: {end:?}");
         }
-        let outcome = end_of("echo stopped it was full; exit 1", true);
+        let outcome = end_of(r#"echo '{"stopped":"it was full"}'; exit 1"#, true);
         assert_eq!(outcome.unwrap().as_deref(), Some("it was full"));
     }
 
@@ -539,7 +535,7 @@ mod tests {
         let stop_of =
             |words: &str| Process::spawn(Command::new("sh").args(["-c", words])).unwrap().stop();
         assert!(stop_of("cat > /dev/null").is_ok());
-        let outcome = stop_of("echo stopped of grief; cat > /dev/null");
+        let outcome = stop_of(r#"echo '{"stopped":"of grief"}'; cat > /dev/null"#);
         assert!(
             matches!(&outcome, Err(HarnessError::Stopped(why)) if why == "of grief"),
             "{outcome:?}"

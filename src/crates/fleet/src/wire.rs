@@ -1,32 +1,39 @@
-//! The protocol between the process of a node and the harness: one line per message, with words separated by spaces.
-//! The first word is the number of the order.
+//! The protocol between the process of a node and the harness: one JSON value per line. An order has a number, and its
+//! answer has the same number.
 //!
 //! ```text
-//!   to the node                 from the node
-//!   7 write w/2/19              7 done 311   |  7 refused why...  |  7 unknown why...
-//!                               7 applied why...         (applied, but the result is lost)
-//!   7 put scrap/3               7 done 312
-//!   7 delete scrap/3            7 done 313
-//!   7 grant                     7 done 8812              (the id of the lease)
-//!   7 revoke 8812               7 done 1                 (the number of deleted keys)
-//!   7 compact 300               7 done 313
-//!   8 rows                      8 rows 311 w/2/19@311#1=9f0c..  ...
-//!   9 status                    9 status leader 4 2      (role, term, id of the leader or 0)
-//!   10 arm LogAfterSync 3       10 armed
-//!   11 look                     11 status other 4 2      (like `status`, read from local state)
-//!   12 door slow-sync 20        12 armed                 (faults inside the process)
-//!   13 call {"get":...}         13 came {"row":...}      (see the module `calls`)
-//!                               ready                    (the node is ready)
-//!                               dies LogAfterSync        (the node is about to kill itself at this point)
-//!                               stopped why...           (the node has stopped by itself)
+//!   to the node                      from the node
+//!   [7,{"write":"w/2/19"}]           {"answer":[7,{"done":311}]}
+//!   [8,"rows"]                       {"answer":[8,{"rows":{"revision":311,"rows":[...]}}]}
+//!   [9,{"arm":["LogAfterSync",3]}]   {"answer":[9,"armed"]}
+//!   [10,{"call":{"get":...}}]        {"answer":[10,{"came":{"rows":...}}]}
+//!                                    "ready"
+//!                                    {"dies":"LogAfterSync"}
+//!                                    {"stopped":"disk error: ..."}
 //! ```
 
 use bowline::env::Point;
+use serde::{Deserialize, Serialize};
 
 use crate::calls::{Call, Reply};
 
+/// A line from the process of a node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Message {
+    /// The answer to the order with this number.
+    Answer(u64, Answer),
+    /// The node is ready.
+    Ready,
+    /// The process is about to kill itself at this crash point.
+    Dies(#[serde(with = "point_name")] Point),
+    /// The node has stopped by itself, or did not start, for this reason.
+    Stopped(String),
+}
+
 /// An order of the harness to a node.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Order {
     /// Writes a key with its value, and increments the tally of the writer in the same transaction.
     Write(String),
@@ -45,7 +52,7 @@ pub enum Order {
     /// Queries the current leader, with a linearizable read.
     Status,
     /// Arms a crash point: the process kills itself when it reaches the point for the n-th time after this order.
-    Arm(Point, u64),
+    Arm(#[serde(with = "point_name")] Point, u64),
     /// Queries the leader that the node knows from its local state.
     Look,
     /// Starts or ends faults inside the process, if its program supports them.
@@ -54,52 +61,9 @@ pub enum Order {
     Call(Box<Call>),
 }
 
-impl Order {
-    /// Formats the order as a line.
-    pub fn words(&self) -> String {
-        match self {
-            Order::Write(key) => format!("write {key}"),
-            Order::Put(key) => format!("put {key}"),
-            Order::Delete(key) => format!("delete {key}"),
-            Order::Grant => "grant".to_owned(),
-            Order::Revoke(lease) => format!("revoke {lease}"),
-            Order::Compact(revision) => format!("compact {revision}"),
-            Order::Rows => "rows".to_owned(),
-            Order::Status => "status".to_owned(),
-            Order::Arm(point, hits) => format!("arm {point:?} {hits}"),
-            Order::Look => "look".to_owned(),
-            Order::Fault(words) => format!("door {}", one_line(words)),
-            Order::Call(call) => format!("call {}", call.words()),
-        }
-    }
-
-    /// Parses an order.
-    pub fn parse(words: &str) -> Option<Self> {
-        if let Some(call) = words.strip_prefix("call ") {
-            return Call::parse(call).map(|call| Order::Call(Box::new(call)));
-        }
-        if let Some(door) = words.strip_prefix("door ") {
-            return Some(Order::Fault(door.to_owned()));
-        }
-        let words: Vec<&str> = words.split(' ').collect();
-        Some(match words[..] {
-            ["look"] => Order::Look,
-            ["write", key] => Order::Write(key.to_owned()),
-            ["put", key] => Order::Put(key.to_owned()),
-            ["delete", key] => Order::Delete(key.to_owned()),
-            ["grant"] => Order::Grant,
-            ["revoke", lease] => Order::Revoke(lease.parse().ok()?),
-            ["compact", revision] => Order::Compact(revision.parse().ok()?),
-            ["rows"] => Order::Rows,
-            ["status"] => Order::Status,
-            ["arm", point, hits] => Order::Arm(point_named(point)?, hits.parse().ok()?),
-            _ => return None,
-        })
-    }
-}
-
 /// The answer of a node.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// The order was applied: the revision of the write, or another result of the order.
     Done(u64),
@@ -126,49 +90,8 @@ pub enum Answer {
     Came(Box<Reply>),
 }
 
-impl Answer {
-    /// Formats the answer as a line.
-    pub fn words(&self) -> String {
-        match self {
-            Answer::Done(revision) => format!("done {revision}"),
-            Answer::Refused(why) => format!("refused {}", one_line(why)),
-            Answer::Unknown(why) => format!("unknown {}", one_line(why)),
-            Answer::Applied(why) => format!("applied {}", one_line(why)),
-            Answer::Rows(rows) => rows.words(),
-            Answer::Status { leads, term, leader } => {
-                let role = if *leads { "leader" } else { "other" };
-                format!("status {role} {term} {}", leader.unwrap_or(0))
-            }
-            Answer::Armed => "armed".to_owned(),
-            Answer::Came(reply) => format!("came {}", reply.words()),
-        }
-    }
-
-    /// Parses an answer.
-    pub fn parse(words: &str) -> Option<Self> {
-        let (kind, rest) = words.split_once(' ').unwrap_or((words, ""));
-        Some(match kind {
-            "done" => Answer::Done(rest.parse().ok()?),
-            "refused" => Answer::Refused(rest.to_owned()),
-            "unknown" => Answer::Unknown(rest.to_owned()),
-            "applied" => Answer::Applied(rest.to_owned()),
-            "rows" => Answer::Rows(Rows::parse(rest)?),
-            "status" => {
-                let [role, term, leader] = rest.split(' ').collect::<Vec<_>>()[..] else {
-                    return None;
-                };
-                let leader = Some(leader.parse().ok()?).filter(|leader| *leader != 0);
-                Answer::Status { leads: role == "leader", term: term.parse().ok()?, leader }
-            }
-            "armed" => Answer::Armed,
-            "came" => Answer::Came(Box::new(Reply::parse(rest)?)),
-            _ => return None,
-        })
-    }
-}
-
 /// A row of the store, reduced to what the checks need.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// The key.
     pub key: String,
@@ -181,39 +104,12 @@ pub struct Row {
 }
 
 /// All rows of a store.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Rows {
     /// The revision of the store.
     pub revision: u64,
     /// The rows, sorted by key.
     pub rows: Vec<Row>,
-}
-
-impl Rows {
-    fn words(&self) -> String {
-        let mut line = format!("rows {}", self.revision);
-        for Row { key, revision, version, value } in &self.rows {
-            line.push_str(&format!(" {key}@{revision}#{version}={value:x}"));
-        }
-        line
-    }
-
-    fn parse(words: &str) -> Option<Self> {
-        let mut words = words.split(' ');
-        let revision = words.next()?.parse().ok()?;
-        let row = |word: &str| {
-            let (key, rest) = word.split_once('@')?;
-            let (revision, rest) = rest.split_once('#')?;
-            let (version, value) = rest.split_once('=')?;
-            Some(Row {
-                key: key.to_owned(),
-                revision: revision.parse().ok()?,
-                version: version.parse().ok()?,
-                value: u64::from_str_radix(value, 16).ok()?,
-            })
-        };
-        Some(Self { revision, rows: words.map(row).collect::<Option<_>>()? })
-    }
 }
 
 /// Size of a value in bytes. About sixty of them fill a segment of the log.
@@ -242,13 +138,33 @@ pub fn point_named(name: &str) -> Option<Point> {
     Point::ALL.into_iter().find(|point| format!("{point:?}") == name)
 }
 
-fn one_line(words: &str) -> String {
-    words.replace('\n', " ")
+/// Represents a crash point by its name.
+mod point_name {
+    use bowline::env::Point;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(point: &Point, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&format_args!("{point:?}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Point, D::Error> {
+        let name = String::deserialize(from)?;
+        super::point_named(&name).ok_or_else(|| D::Error::custom("unknown crash point"))
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde::de::DeserializeOwned;
+    use serde_json::{from_str, to_string};
+
     use super::*;
+
+    fn round_trips<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(value: T) {
+        let line = to_string(&value).unwrap();
+        assert!(!line.contains('\n'), "{line}");
+        assert_eq!(from_str::<T>(&line).unwrap(), value);
+    }
 
     #[test]
     fn requests_and_replies_round_trip_as_lines() {
@@ -264,7 +180,7 @@ mod tests {
             Order::Arm(Point::LogAfterSync, 3),
         ];
         for order in orders {
-            assert_eq!(Order::parse(&order.words()), Some(order));
+            round_trips((7, order));
         }
         let row = Row { key: "w/1/2".to_owned(), revision: 5, version: 1, value: u64::MAX };
         let answers = [
@@ -279,9 +195,12 @@ mod tests {
             Answer::Armed,
         ];
         for answer in answers {
-            assert_eq!(Answer::parse(&answer.words()), Some(answer));
+            round_trips(Message::Answer(7, answer));
         }
-        assert_eq!(Order::parse("arm Nowhere 3"), None);
-        assert_eq!(Answer::parse("rows 5 k@1"), None);
+        round_trips(Message::Ready);
+        round_trips(Message::Dies(Point::LogAfterSync));
+        round_trips(Message::Stopped("two\nlines".to_owned()));
+        assert!(from_str::<Order>(r#"{"arm":["Nowhere",3]}"#).is_err());
+        assert!(from_str::<Answer>(r#"{"rows":{"revision":5}}"#).is_err());
     }
 }
