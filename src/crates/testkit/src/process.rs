@@ -230,16 +230,13 @@ impl HttpBody {
     }
 }
 
-/// An etcd server: the program that `BOWLINE_ETCD` names, or else the one of the Debian package.
+/// A single etcd server.
 pub struct Etcd {
     child: Child,
     /// The client address, as `host:port`.
     pub address: String,
     _dir: TempDir,
 }
-
-/// The reason to skip a test that needs etcd.
-pub const ETCD_IS_MISSING: &str = "etcd is not installed (Debian: etcd-server)";
 
 /// Reports that a test cannot run here, and why. Panics if `BOWLINE_REQUIRE_TOOLS` is set, as in continuous
 /// integration, where every test must run.
@@ -260,6 +257,23 @@ pub fn etcdctl_is_installed() -> bool {
     installed
 }
 
+/// Returns the command of etcd: the program that `BOWLINE_ETCD` names, or else the one of the Debian package. Skips the
+/// test if etcd is not installed.
+pub fn etcd() -> Option<Command> {
+    let chosen = std::env::var_os("BOWLINE_ETCD");
+    let program = chosen.as_deref().unwrap_or("etcd".as_ref());
+    let runs = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+    // A program that `BOWLINE_ETCD` names must exist.
+    assert!(runs.is_ok() || chosen.is_none(), "BOWLINE_ETCD={chosen:?}: {runs:?}");
+    if runs.is_err() {
+        skip("etcd is not installed (Debian: etcd-server)");
+        return None;
+    }
+    let mut command = Command::new(program);
+    command.stdout(Stdio::null());
+    Some(command)
+}
+
 impl Etcd {
     /// Starts a cluster of one etcd. Returns `None`, and skips the test, if etcd is not installed.
     pub fn alone() -> Option<Self> {
@@ -268,18 +282,11 @@ impl Etcd {
 
     /// Like [`Etcd::alone`], with more flags.
     pub fn with(more: &[&str]) -> Option<Self> {
+        let mut command = etcd()?;
         let dir = tempfile::tempdir().unwrap();
         let [peer, client] = free_ports();
-        let chosen = std::env::var_os("BOWLINE_ETCD");
-        let mut command = Command::new(chosen.as_deref().unwrap_or("etcd".as_ref()));
-        command.args(flags(0, &[peer], client, dir.path())).args(more).stdout(Stdio::null());
-        let started = command.stderr(Stdio::null()).spawn();
-        // A program that `BOWLINE_ETCD` names must exist.
-        assert!(started.is_ok() || chosen.is_none(), "BOWLINE_ETCD={chosen:?}: {started:?}");
-        let Ok(child) = started else {
-            skip(ETCD_IS_MISSING);
-            return None;
-        };
+        command.args(flags(0, &[peer], client, dir.path())).args(more);
+        let child = command.stderr(Stdio::null()).spawn().unwrap();
         let mut etcd = Self { child, address: format!("127.0.0.1:{client}"), _dir: dir };
         while TcpStream::connect(&etcd.address).is_err()
             || http(&etcd.address, "GET", "/health", "").0 != 200

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
 use crate::ask::ask;
-use bowline_testkit::process::Server;
+use bowline_testkit::process::{Etcd, Server, etcdctl_is_installed};
 
 #[test]
 fn members_and_servers_are_listed() {
@@ -269,43 +269,9 @@ fn authentication_is_disabled_by_default() {
     assert_eq!(ask(&server, &["--user", "ann:x", "put", "k", "v"]).done(), "OK\n");
 }
 
-/// A single etcd server, stopped on drop.
-struct Etcd {
-    child: std::process::Child,
-    asked: Asked,
-    _dir: tempfile::TempDir,
-}
-
 /// A server that both commands contact.
 struct Asked {
     address: String,
-}
-
-impl Etcd {
-    /// Starts etcd. Skips the test if it is not installed.
-    fn start() -> Option<Self> {
-        let dir = tempdir().unwrap();
-        let [client, peer] = bowline_testkit::process::free_ports()
-            .map(|port: u16| format!("http://127.0.0.1:{port}"));
-        let mut etcd = std::process::Command::new("etcd");
-        etcd.arg("--data-dir").arg(dir.path().join("e")).args(["--log-level", "error"]);
-        etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-        etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        etcd.arg(format!("--initial-cluster=default={peer}")).stderr(std::process::Stdio::null());
-        if !bowline_testkit::process::etcdctl_is_installed() {
-            return None;
-        }
-        let Ok(child) = etcd.spawn() else {
-            bowline_testkit::process::skip(bowline_testkit::process::ETCD_IS_MISSING);
-            return None;
-        };
-        let mut etcd = Self { child, asked: Asked { address: client }, _dir: dir };
-        while etcd.asked.ours(&["get", "x"], b"").code != 0 {
-            let ended = etcd.child.try_wait().unwrap();
-            assert!(ended.is_none(), "etcd has ended: {ended:?}");
-        }
-        Some(etcd)
-    }
 }
 
 impl Asked {
@@ -322,17 +288,13 @@ impl Asked {
     }
 }
 
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
 #[test]
 fn users_and_roles_are_managed_as_by_etcdctl() {
-    let Some(etcd) = Etcd::start() else { return };
-    compare(&etcd.asked, &["json", "fields"]);
+    if !etcdctl_is_installed() {
+        return;
+    }
+    let Some(etcd) = Etcd::alone() else { return };
+    compare(&Asked { address: etcd.address.clone() }, &["json", "fields"]);
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     compare(&Asked { address: server.address.clone() }, &["simple"]);
@@ -405,8 +367,8 @@ fn credentials_are_checked_once_authentication_is_enabled() {
     let dir = tempdir().unwrap();
     let server = Server::alone(&dir, &[]);
     asks_who(&Asked { address: server.address.clone() });
-    if let Some(etcd) = Etcd::start() {
-        asks_who(&etcd.asked);
+    if let Some(etcd) = Etcd::alone() {
+        asks_who(&Asked { address: etcd.address.clone() });
     }
 }
 

@@ -2,7 +2,7 @@
 //! installed.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::ask::{CliOutput, command_at, run};
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::process::{ETCD_IS_MISSING, Server, flags, free_ports, skip};
+use bowline_testkit::process::{Server, etcd, flags, free_ports};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::request_op::Request;
@@ -49,12 +49,7 @@ impl Place {
 
     /// Returns an etcd server. Skips the test if etcd is not installed.
     pub(crate) fn etcd() -> Option<Self> {
-        let version = Command::new("etcd").arg("--version").stdout(Stdio::null()).status();
-        if version.is_err() {
-            skip(ETCD_IS_MISSING);
-            return None;
-        }
-        Some(Self::new(true))
+        etcd().map(|_| Self::new(true))
     }
 
     fn new(is_etcd: bool) -> Self {
@@ -75,8 +70,8 @@ impl Place {
     pub(crate) fn start(&mut self) {
         let flags = flags(0, &[self.peer], self.client, self.dir.path());
         let server = if self.is_etcd {
-            let mut command = Command::new("etcd");
-            command.args(flags).stdout(Stdio::null());
+            let mut command = etcd().expect("it is installed");
+            command.args(flags);
             Server::run(command, self.client)
         } else {
             Server::start(&flags, self.client, &[])
