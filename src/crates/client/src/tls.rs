@@ -5,11 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, SignatureScheme};
 use tonic::transport::{ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::{Error, root_cause};
@@ -46,10 +44,10 @@ fn unusable(error: impl Display) -> Error {
 }
 
 /// Returns the verifier of the server's certificate.
-fn verifier(options: &Tls) -> Result<Arc<dyn ServerCertVerifier>, Error> {
+fn verifier(options: &Tls) -> Result<Arc<Verifier>, Error> {
     let provider = provider(options);
     if options.skip_verify {
-        return Ok(Arc::new(Anybody(provider)));
+        return Ok(Arc::new(Verifier::of_any(provider)));
     }
     let path = authorities(options)?;
     let trusted = CertificateDer::pem_slice_iter(&read(&path)?).flatten().collect();
@@ -73,43 +71,4 @@ fn authorities(options: &Tls) -> Result<PathBuf, Error> {
 
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
     fs::read(path).map_err(|error| Error::File(path.display().to_string(), error))
-}
-
-/// A verifier that accepts any certificate. The handshake still proves that the server has the certificate's key.
-#[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }

@@ -6,35 +6,49 @@ use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
 const NOT_LISTED: &str = "the server's certificate is that of an authority (CA:TRUE), and the file of trusted authorities does not contain it";
 
-/// A verifier of server certificates.
+/// A verifier of server certificates. The handshake proves that the server has the key of an accepted certificate.
 #[derive(Debug)]
 pub(crate) struct Verifier {
-    inner: Arc<WebPkiServerVerifier>,
-    trusted: Vec<CertificateDer<'static>>,
+    provider: Arc<CryptoProvider>,
+    /// If `None`, any certificate is accepted.
+    trusted: Option<Trusted>,
+}
+
+#[derive(Debug)]
+struct Trusted {
+    certificates: Vec<CertificateDer<'static>>,
+    chains: Arc<WebPkiServerVerifier>,
 }
 
 impl Verifier {
+    /// Returns a verifier that accepts any certificate.
+    pub(crate) fn of_any(provider: Arc<CryptoProvider>) -> Self {
+        Self { provider, trusted: None }
+    }
+
     /// Returns a verifier that trusts these certificates.
     ///
     /// # Errors
     ///
     /// Returns an error if none of the certificates can be parsed.
     pub(crate) fn new(
-        trusted: Vec<CertificateDer<'static>>,
+        certificates: Vec<CertificateDer<'static>>,
         provider: Arc<CryptoProvider>,
     ) -> Result<Self, String> {
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(trusted.iter().cloned());
-        let inner = WebPkiServerVerifier::builder_with_provider(roots.into(), provider).build();
-        let inner = inner.map_err(|error| format!("no certificate can be read: {error}"))?;
-        Ok(Self { inner, trusted })
+        roots.add_parsable_certificates(certificates.iter().cloned());
+        let chains =
+            WebPkiServerVerifier::builder_with_provider(roots.into(), Arc::clone(&provider))
+                .build();
+        let chains = chains.map_err(|error| format!("no certificate can be read: {error}"))?;
+        Ok(Self { provider, trusted: Some(Trusted { certificates, chains }) })
     }
 }
 
@@ -54,9 +68,11 @@ impl ServerCertVerifier for Verifier {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        match self.inner.verify_server_cert(cert, between, host, ocsp, now) {
-            // The handshake proves that the server has the key.
-            Err(error) if is_authority(&error) && self.trusted.iter().any(|own| own == cert) => {
+        let Some(Trusted { certificates, chains }) = &self.trusted else {
+            return Ok(ServerCertVerified::assertion());
+        };
+        match chains.verify_server_cert(cert, between, host, ocsp, now) {
+            Err(error) if is_authority(&error) && certificates.contains(cert) => {
                 verify_server_name(&ParsedCertificate::try_from(cert)?, host)?;
                 Ok(ServerCertVerified::assertion())
             }
@@ -71,7 +87,8 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.inner.verify_tls12_signature(message, cert, signed)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, cert, signed, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -80,10 +97,11 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.inner.verify_tls13_signature(message, cert, signed)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, cert, signed, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.inner.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
 }
