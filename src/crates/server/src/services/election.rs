@@ -10,7 +10,9 @@ use tonic::{Request, Response, Status};
 use crate::identity::Identity;
 use crate::leader::{Leaderless, needs_leader};
 use crate::member::Member;
-use crate::services::lock_queue::{LockQueues, enqueue, first, first_at_last, keys_of};
+use crate::services::lock_queue::{
+    LockQueues, enqueue, first, first_at_last, keys_of, next_batch, until_event,
+};
 use crate::services::response_stream::{ResponseSender, ResponseStream};
 use crate::wire::{Reason, key_value, lease_id, refused};
 use bowline_proto::v3electionpb::election_server::Election;
@@ -139,31 +141,22 @@ async fn follow(
 ) -> Result<(), Status> {
     let (leader, revision) = first_at_last(member, who, name).await?;
     let Some(leader) = leader else {
-        return until_event(member, who, keys_of(name), revision.next(), |_, event| {
-            event.kind == EventKind::Put
-        })
-        .await;
+        return until_event(member, who, keys_of(name), revision.next(), EventKind::Put).await;
     };
     let keys = KeyRange::key(leader.key.clone());
     send_leader(member, answers, leader, revision).await;
     let mut watch =
         member.client_of_running(who).watch(keys).from(revision.next()).await.map_err(refused)?;
-    loop {
-        match watch.next().await {
-            Some(Ok(batch)) => {
-                for event in batch.events {
-                    if event.kind == EventKind::Delete {
-                        return Ok(());
-                    }
-                    send_leader(member, answers, event.kv, batch.revision).await;
-                }
+    // If the history was compacted, the caller reads the current state instead.
+    while let Some(batch) = next_batch(&mut watch).await? {
+        for event in batch.events {
+            if event.kind == EventKind::Delete {
+                return Ok(());
             }
-            // The caller reads the current state instead of the compacted history.
-            Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
-            Some(Err(bowline::WatchError::Denied)) => return Err(Reason::Denied.into()),
-            Some(Err(_)) | None => return Err(Reason::Stopped.into()),
+            send_leader(member, answers, event.kv, batch.revision).await;
         }
     }
+    Ok(())
 }
 
 async fn send_leader(
@@ -175,27 +168,4 @@ async fn send_leader(
     let (header, kv) = (member.header(revision), Some(key_value(row)));
     // If the receiver is gone, the stream and this future are about to be dropped.
     drop(answers.send(Ok(LeaderResponse { header, kv })).await);
-}
-
-/// Waits for a matching event.
-async fn until_event(
-    member: &Member,
-    who: &Identity,
-    keys: KeyRange,
-    from: Revision,
-    wanted: impl Fn(Revision, &bowline::Event) -> bool,
-) -> Result<(), Status> {
-    let mut watch = member.client_of_running(who).watch(keys).from(from).await.map_err(refused)?;
-    loop {
-        match watch.next().await {
-            Some(Ok(batch)) => {
-                if batch.events.iter().any(|event| wanted(batch.revision, event)) {
-                    return Ok(());
-                }
-            }
-            Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
-            Some(Err(bowline::WatchError::Denied)) => return Err(Reason::Denied.into()),
-            Some(Err(_)) | None => return Err(Reason::Stopped.into()),
-        }
-    }
 }

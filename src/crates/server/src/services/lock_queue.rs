@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bowline::{
     Compare, Error, EventKind, KeyRange, KeyValue, LeaseId, Op, Put, RangeReply, Revision,
-    SortOrder, SortTarget, TxnResult,
+    SortOrder, SortTarget, TxnResult, Watch, WatchBatch, WatchError,
     kv::{PutLease, PutValue, Range, RangeCall, RevisionBounds, Sort},
 };
 use bytes::Bytes;
@@ -439,10 +439,12 @@ async fn wait(
             (Some(before), revision) => (before, revision),
             (None, revision) => return Ok(revision),
         };
+        let until_deleted =
+            |key| until_event(member, who, KeyRange::key(key), revision.next(), EventKind::Delete);
         tokio::select! {
-            ended = until_deleted(member, who, before, revision.next()) => ended?,
+            ended = until_deleted(before) => ended?,
             // If the entry is deleted while waiting, the deletion is noticed even before the entry ahead of it is gone.
-            ended = until_deleted(member, who, entry.key.clone(), revision.next()) => ended?,
+            ended = until_deleted(entry.key.clone()) => ended?,
         }
     }
 }
@@ -464,32 +466,30 @@ async fn last_before(
     Ok((reply.kvs.into_iter().next().map(|row| row.key), reply.revision))
 }
 
-/// Waits until a key is deleted at or after a revision. Also returns if that part of the history was compacted; the
-/// caller must then read the key again.
-async fn until_deleted(
+/// Waits for an event of this kind at or after a revision. Also returns if that part of the history was compacted; the
+/// caller must then read the keys again.
+pub(crate) async fn until_event(
     member: &Member,
     who: &Identity,
-    key: Bytes,
+    keys: KeyRange,
     from: Revision,
+    kind: EventKind,
 ) -> Result<(), Status> {
-    let mut watch = member
-        .client_of_running(who)
-        .watch(KeyRange::key(key))
-        .from(from)
-        .await
-        .map_err(refused)?;
-    loop {
-        match watch.next().await {
-            Some(Ok(batch)) => {
-                if batch.events.iter().any(|event| event.kind == EventKind::Delete) {
-                    return Ok(());
-                }
-            }
-            Some(Err(bowline::WatchError::Compacted { .. })) => return Ok(()),
-            Some(Err(bowline::WatchError::Denied)) => {
-                return Err(Reason::Denied.into());
-            }
-            Some(Err(_)) | None => return Err(Reason::Stopped.into()),
+    let mut watch = member.client_of_running(who).watch(keys).from(from).await.map_err(refused)?;
+    while let Some(batch) = next_batch(&mut watch).await? {
+        if batch.events.iter().any(|event| event.kind == kind) {
+            break;
         }
+    }
+    Ok(())
+}
+
+/// Returns the next events of a watch, or `None` if that part of the history was compacted.
+pub(crate) async fn next_batch(watch: &mut Watch) -> Result<Option<WatchBatch>, Status> {
+    match watch.next().await {
+        Some(Ok(batch)) => Ok(Some(batch)),
+        Some(Err(WatchError::Compacted { .. })) => Ok(None),
+        Some(Err(WatchError::Denied)) => Err(Reason::Denied.into()),
+        Some(Err(_)) | None => Err(Reason::Stopped.into()),
     }
 }
