@@ -5,13 +5,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::error::{Error, StatusMeaning, root_cause};
 use crate::options::Options;
@@ -23,6 +24,7 @@ use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::maintenance_client::MaintenanceClient;
 use pb::watch_client::WatchClient;
+use pb::watch_request::RequestUnion;
 
 /// Maximum size of an accepted response, in bytes. The limit is high, because a range may return the whole store.
 const ANSWER_BYTES_MAX: usize = i32::MAX as usize;
@@ -36,6 +38,9 @@ const ROUNDS: usize = 2;
 
 /// Pause before the second round over the endpoints.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
+
+/// Maximum number of queued requests of a stream of watches, in addition to those that open the watches.
+const WATCH_REQUESTS: usize = 4;
 
 /// Adds the user's token to each request. Also adds a header that makes a member reject the request while the member
 /// knows no leader.
@@ -92,6 +97,25 @@ impl Link {
         let stamp = Stamp { needs_leader: true, ..self.stamp.clone() };
         let wire = InterceptedService::new(self.channel.clone(), stamp);
         WatchClient::new(wire).max_decoding_message_size(ANSWER_BYTES_MAX)
+    }
+
+    /// Opens watches on a stream of their own. More requests can be sent to it. It ends when their sender is dropped.
+    ///
+    /// # Errors
+    /// Returns an error if the server rejects the stream.
+    pub async fn open_watches(
+        &self,
+        creates: impl IntoIterator<Item = pb::WatchCreateRequest>,
+    ) -> Result<(mpsc::Sender<pb::WatchRequest>, Streaming<pb::WatchResponse>), Status> {
+        let union = |create| Some(RequestUnion::CreateRequest(create));
+        let creates: Vec<_> = creates.into_iter().map(union).collect();
+        let (requests, stream) = mpsc::channel(creates.len() + WATCH_REQUESTS);
+        for request_union in creates {
+            // Sending does not wait, because the channel has room.
+            drop(requests.send(pb::WatchRequest { request_union }).await);
+        }
+        let answers = self.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
+        Ok((requests, answers))
     }
 
     /// Returns a client for members.

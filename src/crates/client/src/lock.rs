@@ -5,8 +5,6 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::Response;
 
 use crate::connect::{CallKind, Client, Link};
@@ -21,7 +19,6 @@ use bowline_proto::mvccpb::{Event, KeyValue};
 use pb::compare::{CompareResult, CompareTarget, TargetUnion};
 use pb::request_op::Request;
 use pb::watch_create_request::FilterType;
-use pb::watch_request::RequestUnion;
 
 /// Pause before a retry after the servers could not be reached or did not answer.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -338,21 +335,15 @@ async fn until(
     is_news: impl Fn(&Event) -> bool,
 ) {
     let open = async |link: Link| {
-        let (requests, stream) = mpsc::channel(ranges.len().max(1));
-        for (key, range_end) in ranges {
-            let create = pb::WatchCreateRequest {
-                key: key.clone(),
-                range_end: range_end.clone(),
-                start_revision: from,
-                filters: filters.iter().map(|filter| i32::from(*filter)).collect(),
-                ..Default::default()
-            };
-            let union = Some(RequestUnion::CreateRequest(create));
-            // Sending does not wait, because the channel is empty.
-            drop(requests.send(pb::WatchRequest { request_union: union }).await);
-        }
-        let answers = link.watch().watch(ReceiverStream::new(stream)).await?;
-        Ok(Response::new((requests, answers.into_inner(), link)))
+        let create = |(key, range_end): &(Bytes, Bytes)| pb::WatchCreateRequest {
+            key: key.clone(),
+            range_end: range_end.clone(),
+            start_revision: from,
+            filters: filters.iter().map(|filter| i32::from(*filter)).collect(),
+            ..Default::default()
+        };
+        let (requests, answers) = link.open_watches(ranges.iter().map(create)).await?;
+        Ok(Response::new((requests, answers, link)))
     };
     let Ok((_requests, mut answers, link)) = client.call(CallKind::Repeatable, open).await else {
         return tokio::time::sleep(AGAIN).await;

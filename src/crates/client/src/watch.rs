@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status, Streaming};
 
 use crate::connect::{CallKind, Client, Link};
@@ -13,9 +12,6 @@ use crate::error::{Error, is_transient};
 use crate::ordered::is_ordered;
 use bowline_proto::etcdserverpb as pb;
 use pb::watch_request::RequestUnion;
-
-/// Capacity of the queue of watch requests.
-const REQUESTS: usize = 4;
 
 /// Pause before a reconnect, after no server could be reached or a connection has failed.
 const REOPEN_PAUSE: Duration = Duration::from_millis(300);
@@ -83,9 +79,9 @@ impl Watch {
                 },
             };
             if std::mem::take(&mut self.asks) {
-                let union = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
+                let union = Some(RequestUnion::ProgressRequest(pb::WatchProgressRequest {}));
                 // If the queue is full, earlier requests are about to be answered.
-                drop(open.requests.try_send(request(union)));
+                drop(open.requests.try_send(pb::WatchRequest { request_union: union }));
             }
             let status = match open.answers.message().await {
                 Ok(Some(answer)) => {
@@ -115,11 +111,7 @@ impl Watch {
 
     async fn begin(&self) -> Result<Open, Error> {
         let begun = async |link: Link| {
-            let (requests, stream) = mpsc::channel(REQUESTS);
-            let union = RequestUnion::CreateRequest(self.request.clone());
-            // Sending does not wait, because the channel is empty.
-            drop(requests.send(request(union)).await);
-            let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
+            let (requests, answers) = link.open_watches([self.request.clone()]).await?;
             let is_ordered = is_ordered(&link).await;
             Ok(Response::new(Open { requests, answers, link, is_ordered }))
         };
@@ -153,8 +145,4 @@ impl Watch {
         }
         Ok(Some(answer))
     }
-}
-
-fn request(union: RequestUnion) -> pb::WatchRequest {
-    pb::WatchRequest { request_union: Some(union) }
 }

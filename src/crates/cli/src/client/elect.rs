@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Args;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Response, Status};
 
 use super::connect::{CallKind, Client, Link};
@@ -22,7 +20,6 @@ use bowline_client::{LOCK_MARK, LockMode};
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::KeyValue;
 use bowline_proto::mvccpb::event::EventType;
-use pb::watch_request::RequestUnion;
 
 /// Pause before a retry after the servers could not be reached.
 const RETRY_DELAY: Duration = Duration::from_millis(300);
@@ -146,12 +143,8 @@ async fn follow(
         ..Default::default()
     };
     let open = async |link: Link| {
-        let (requests, stream) = mpsc::channel(1);
-        let union = Some(RequestUnion::CreateRequest(create.clone()));
-        // Sending does not wait, because the channel is empty.
-        drop(requests.send(pb::WatchRequest { request_union: union }).await);
-        let answers = link.watch().watch(ReceiverStream::new(stream)).await?;
-        Ok(Response::new((requests, answers.into_inner(), link)))
+        let (requests, answers) = link.open_watches([create.clone()]).await?;
+        Ok(Response::new((requests, answers, link)))
     };
     let (_requests, mut answers, link) = match client.ask(CallKind::Repeatable, open).await {
         Ok(open) => open,

@@ -4,7 +4,6 @@ use std::cell::Cell;
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::difference::Row;
@@ -15,7 +14,6 @@ use crate::client::connect::{CallKind, Link};
 use crate::client::failure::Failure;
 use bowline_client::is_ordered;
 use bowline_proto::etcdserverpb as pb;
-use pb::watch_request::RequestUnion;
 
 /// Limits of a page: its maximum number of rows, the number of rows in the first page, and its target size in bytes.
 /// The number of rows is computed from the size of the rows seen so far, and at most doubles from one page to the
@@ -23,9 +21,6 @@ use pb::watch_request::RequestUnion;
 const PAGE_ROWS_MAX: i64 = 512;
 const PAGE_ROWS_FIRST: i64 = 16;
 const PAGE_BYTES: usize = 1 << 20;
-
-/// Capacity of the queue of watch requests.
-const REQUESTS: usize = 4;
 
 /// A page of the source's rows.
 #[derive(Debug)]
@@ -182,11 +177,7 @@ impl Source {
                 progress_notify: true,
                 ..Default::default()
             };
-            let (requests, stream) = mpsc::channel(REQUESTS);
-            let union = Some(RequestUnion::CreateRequest(create));
-            // Sending does not wait, because the channel is empty.
-            drop(requests.send(pb::WatchRequest { request_union: union }).await);
-            let answers = link.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
+            let (requests, answers) = link.open_watches([create]).await?;
             Ok(tonic::Response::new(Watch { requests, answers, link, covers_all_keys }))
         };
         self.side.client.ask(CallKind::Repeatable, open).await
