@@ -79,15 +79,9 @@ impl KvService {
         if request.serializable { Ok(()) } else { self.member.may_confirm_reads() }
     }
 
-    /// Returns whether a range takes long to read, which depends on the keys it scans rather than on the keys it
-    /// returns.
-    fn is_long(&self, keys: &KeyRange, request: &RangeRequest) -> bool {
-        let by_value = request.sort_target() == SortTarget::Value && !request.range_end.is_empty();
-        by_value || self.scans_more_than(FEW_KEYS, keys)
-    }
-
-    fn scans_more_than(&self, count: usize, keys: &KeyRange) -> bool {
-        self.member.client().estimated_len(keys.clone(), count + 1) > count
+    /// Estimates how many keys a range scans. Counts no further than to the number that makes the range long.
+    fn scanned(&self, keys: &KeyRange) -> usize {
+        self.member.client().estimated_len(keys.clone(), FEW_KEYS + 1)
     }
 
     /// Returns the time until which a response may wait for room in the response budget.
@@ -147,6 +141,12 @@ impl KvService {
     }
 }
 
+/// Returns whether a range takes long to read, which depends on the keys it scans rather than on the keys it returns.
+fn is_long(scanned: usize, request: &RangeRequest) -> bool {
+    let by_value = request.sort_target() == SortTarget::Value && !request.range_end.is_empty();
+    by_value || scanned > FEW_KEYS
+}
+
 /// Returns a response and the size of its message.
 async fn sized<T: Message>(
     answer: impl Future<Output = Result<T, Status>>,
@@ -178,8 +178,9 @@ impl Kv for KvService {
         check_range(&request)?;
         self.check_role(&request)?;
         let keys = key_range(request.key.clone(), request.range_end.clone());
-        let is_long = self.is_long(&keys, &request);
-        if self.scans_more_than(SHARED_KEYS_MAX, &keys) {
+        let scanned = self.scanned(&keys);
+        let is_long = is_long(scanned, &request);
+        if scanned > SHARED_KEYS_MAX {
             own_task().await;
         }
         self.read((&permits, is_long), || {
@@ -208,7 +209,7 @@ impl Kv for KvService {
         let who = self.member.current(&who)?;
         let is_long = request.count_only && {
             let keys = key_range(request.key.clone(), request.range_end.clone());
-            self.is_long(&keys, &request)
+            is_long(self.scanned(&keys), &request)
         };
         let reader = ChunkReader::new(&self.member, &self.budget, who, request);
         let chunks = ChunkStream::new(permits.run(is_long, reader.read()).await?, leaderless);
@@ -368,7 +369,7 @@ mod tests {
             (by_value, true),
         ] {
             let keys = key_range(request.key.clone(), request.range_end.clone());
-            assert_eq!(service.is_long(&keys, &request), expected, "{request:?}");
+            assert_eq!(is_long(service.scanned(&keys), &request), expected, "{request:?}");
         }
         service.member.node().shutdown().await;
     }
