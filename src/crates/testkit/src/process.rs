@@ -56,6 +56,8 @@ pub struct Server {
     listens: Option<JoinHandle<()>>,
     /// The client address, as `host:port`.
     pub address: String,
+    /// A directory that is removed after the server has ended.
+    _dir: Option<TempDir>,
 }
 
 /// Returns free ports.
@@ -307,17 +309,36 @@ impl Drop for Etcd {
 }
 
 impl Server {
-    /// Starts a cluster of one member, and waits until it is ready.
-    pub fn alone(dir: &TempDir, more: &[&str]) -> Self {
+    /// Starts a cluster of one member with its data in a directory of its own, and waits until it is ready.
+    pub fn alone(more: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self::alone_in(&dir, more).owning(dir)
+    }
+
+    /// Like [`Server::alone`], with its data in this directory.
+    pub fn alone_in(dir: &TempDir, more: &[&str]) -> Self {
         let [peer, client] = free_ports();
         Self::start(&flags(0, &[peer], client, dir.path()), client, more).ready()
     }
 
-    /// Starts a cluster of three members, and waits until they are ready.
-    pub fn three(dirs: &[TempDir; 3]) -> Vec<Self> {
+    /// Like [`Server::alone`], with TLS for the clients.
+    pub fn with_tls(more: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let [peer, client] = free_ports();
+        let mut flags = flags(0, &[peer], client, dir.path());
+        for flag in flags.iter_mut().filter(|flag| flag.contains("client-urls")) {
+            *flag = flag.replace("http://", "https://");
+        }
+        Self::start(&flags, client, more).ready().owning(dir)
+    }
+
+    /// Starts a cluster of three members with their data in directories of their own, and waits until they are ready.
+    pub fn three() -> Vec<Self> {
         let (peers, clients): ([u16; 3], [u16; 3]) = (free_ports(), free_ports());
         let start = |at: usize| {
-            Self::start(&flags(at, &peers, clients[at], dirs[at].path()), clients[at], &[])
+            let dir = tempfile::tempdir().unwrap();
+            let flags = flags(at, &peers, clients[at], dir.path());
+            Self::start(&flags, clients[at], &[]).owning(dir)
         };
         // No member is ready before a quorum runs.
         [0, 1, 2].map(start).map(Self::ready).into()
@@ -336,7 +357,14 @@ impl Server {
         let (lines, log) = (child.stderr.take().unwrap(), Arc::<ServerLog>::default());
         let received = Arc::clone(&log);
         let listens = std::thread::spawn(move || received.listen(BufReader::new(lines)));
-        Self { child, log, listens: Some(listens), address: format!("127.0.0.1:{client}") }
+        let address = format!("127.0.0.1:{client}");
+        Self { child, log, listens: Some(listens), address, _dir: None }
+    }
+
+    /// Removes the directory after the server has ended.
+    pub fn owning(mut self, dir: TempDir) -> Self {
+        self._dir = Some(dir);
+        self
     }
 
     /// Waits until the server is ready.

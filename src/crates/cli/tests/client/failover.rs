@@ -35,8 +35,7 @@ fn broken(hangs_up: bool) -> String {
 
 #[test]
 fn unreachable_endpoint_is_skipped() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let both = format!("{CLOSED}, {}", server.address);
     let mut put = command_at(&both);
     put.args(["put", "k", "v"]);
@@ -56,8 +55,7 @@ fn unreachable_endpoint_is_skipped() {
 
 #[test]
 fn change_with_unknown_outcome_is_not_retried_elsewhere() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     for hangs_up in [true, false] {
         let both = format!("{},{}", broken(hangs_up), server.address);
         let mut put = command_at(&both);
@@ -89,8 +87,7 @@ pub(crate) fn hang_up(address: &str, count: usize) {
 
 #[test]
 fn silent_endpoint_does_not_block_the_next() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let [port] = free_ports();
     let silent = format!("127.0.0.1:{port}");
     let _silence = silence(&silent);
@@ -119,8 +116,7 @@ fn idempotent_change_reports_an_unknown_outcome() {
 
 #[test]
 fn change_with_an_unprintable_reply_reports_an_unknown_outcome() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let into_full = |arguments: &[&str]| {
         let mut command = command(&server);
         let full = std::fs::File::create("/dev/full").unwrap();
@@ -207,8 +203,7 @@ fn watch_resumes_after_its_last_event_despite_compaction() {
 
 #[test]
 fn options_come_from_variables_and_invalid_ones_are_named() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut put = bowline_testkit::process::bowline();
     put.env("ETCDCTL_ENDPOINTS", &server.address).env("BOWLINE_WRITE_OUT", "json");
     put.args(["put", "k", "v"]);

@@ -12,7 +12,7 @@ use bowline_testkit::process::{Server, flags, free_ports};
 #[test]
 fn arbitrary_bytes_round_trip() {
     let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let value: Vec<u8> = (0..=255).collect();
     let key = OsString::from_vec(b"k\xff\xfe".to_vec());
     let file = dir.path().join("value");
@@ -56,7 +56,7 @@ fn arbitrary_bytes_round_trip() {
 #[test]
 fn transaction_from_a_file_reports_its_branch() {
     let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let file = dir.path().join("txn");
     fs::write(&file, "ver(\"k\") = \"0\"\n\nput k 'a b'\nget k\n\nget k\n").unwrap();
     let file = file.to_str().unwrap();
@@ -97,8 +97,7 @@ fn watch_runs_a_command_per_change_and_survives_a_restart() {
 #[test]
 fn watch_command_does_not_read_the_input_of_the_watch() {
     use std::io::Write;
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     ask(&server, &["put", "k", "v"]).done();
     let mut watch = command(&server);
     watch.args(["watch", "k", "--rev", "2", "--", "sh", "-c", "read line; echo \"[$line]\""]);
@@ -113,8 +112,7 @@ fn watch_command_does_not_read_the_input_of_the_watch() {
 
 #[test]
 fn lease_revocation_deletes_its_keys() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let granted = ask(&server, &["lease", "grant", "60"]).done();
     let id = granted.split(' ').nth(1).unwrap();
     assert_eq!(granted, format!("lease {id} granted with TTL(60s)\n"));
@@ -134,8 +132,7 @@ fn lease_revocation_deletes_its_keys() {
 
 #[test]
 fn streamed_range_is_printed_like_a_range() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--max-request-bytes=4096"]);
+    let server = Server::alone(&["--max-request-bytes=4096"]);
     for number in 0..40 {
         ask(&server, &["put", &format!("k{number:02}"), &"v".repeat(500)]).done();
     }
@@ -156,8 +153,7 @@ fn streamed_range_is_printed_like_a_range() {
 /// The error texts are those of etcdctl 3.6.
 #[test]
 fn contradictory_get_options_are_rejected() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     for (line, why) in [
         (
             "get k --keys-only --count-only",

@@ -11,8 +11,8 @@ use bowline_testkit::process::{Server, bowline, flags, free_ports};
 
 #[test]
 fn snapshot_is_saved_inspected_and_restored() {
-    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
-    let server = Server::alone(&dir, &[]);
+    let place = tempdir().unwrap();
+    let server = Server::alone(&[]);
     for key in ["a", "b", "c"] {
         ask(&server, &["put", key, "v"]).done();
     }
@@ -37,8 +37,8 @@ fn snapshot_is_saved_inspected_and_restored() {
 
 #[test]
 fn restored_data_is_served_without_more_flags() {
-    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
-    let server = Server::alone(&dir, &[]);
+    let place = tempdir().unwrap();
+    let server = Server::alone(&[]);
     ask(&server, &["put", "k", "v"]).done();
     let file = place.path().join("a.snap");
     let new = place.path().join("new");
@@ -58,8 +58,8 @@ fn restored_data_is_served_without_more_flags() {
 
 #[test]
 fn snapshot_has_no_timeout_unless_a_limit_is_given() {
-    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
-    let server = Server::alone(&dir, &[]);
+    let place = tempdir().unwrap();
+    let server = Server::alone(&[]);
     let save = |more: &[&str]| {
         // A request to the second endpoint would fail.
         let mut save = command_at(&format!("{},127.0.0.1:1", server.address));
@@ -86,8 +86,8 @@ fn snapshot_has_no_timeout_unless_a_limit_is_given() {
 #[test]
 fn snapshot_file_is_private_and_spares_other_files() {
     use std::os::unix::fs::PermissionsExt;
-    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
-    let server = Server::alone(&dir, &[]);
+    let place = tempdir().unwrap();
+    let server = Server::alone(&[]);
     let at = |name: &str| place.path().join(name);
     // Another process that saves to the same name has created this file.
     fs::write(at("a.snap.part"), "of another").unwrap();

@@ -52,8 +52,7 @@ fn waits_in_line(server: &Server, name: &str, count: usize) {
 
 #[test]
 fn lock_command_runs_its_child_and_passes_its_exit_code() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let echo = "echo $ETCD_LOCK_KEY $BOWLINE_LOCK_KEY $BOWLINE_LEASE $BOWLINE_TOKEN $ETCD_LOCK_REV; exit 7";
     let printed = run(lock(&server, &["m", "--", "sh", "-c", echo]), b"");
     assert_eq!(printed.code, 7, "{printed:?}");
@@ -81,8 +80,7 @@ fn lock_command_runs_its_child_and_passes_its_exit_code() {
 
 #[test]
 fn child_environment_variables_are_not_read_as_options() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let own = env!("CARGO_BIN_EXE_bowline");
     let mut elect = command(&server);
     elect.args(["elect", "e", "me", "--", own, "--endpoints", &server.address, "put", "k", "v"]);
@@ -113,8 +111,7 @@ fn child_environment_variables_are_not_read_as_options() {
 
 #[test]
 fn timed_out_or_interrupted_waiter_leaves_the_queue() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut holds = Going::start(lock(&server, &["m"]));
     let key = holds.line();
     assert!(key.starts_with("m/"), "{key}");
@@ -135,8 +132,7 @@ fn timed_out_or_interrupted_waiter_leaves_the_queue() {
 
 #[test]
 fn etcdctl_and_bowline_share_one_lock_queue() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let etcdctl = || {
         let mut command = Command::new("etcdctl");
         command.env("ETCDCTL_API", "3").args(["--endpoints", &server.address, "lock", "m"]);
@@ -160,8 +156,7 @@ fn etcdctl_and_bowline_share_one_lock_queue() {
 
 #[test]
 fn signals_are_forwarded_and_the_child_dies_with_the_holder() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let trap = "trap 'echo got; exit 5' TERM; echo ready; while :; do sleep 0.02; done";
     let mut signalled = Going::start(lock(&server, &["m", "--", "sh", "-c", trap]));
     assert_eq!(signalled.line(), "ready\n");
@@ -190,8 +185,7 @@ fn signals_are_forwarded_and_the_child_dies_with_the_holder() {
 
 #[test]
 fn stopped_child_ends_on_request() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let stops = ["m", "--", "sh", "-c", "echo $$; kill -STOP $$; exec sleep 1000"];
     let mut signalled = Going::start(lock(&server, &stops));
     let pid = signalled.line();
@@ -212,8 +206,7 @@ fn wait_until_stopped(pid: &str) {
 
 #[test]
 fn child_ends_before_the_hold_when_the_holder_is_paused() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let ttl = Duration::from_secs(10);
     let mut holds = Going::start(lock(&server, &["m", "--ttl", "10", "--", "sh", "-c", STUBBORN]));
     let pids = [holds.line(), holds.line(), holds.line()];
@@ -229,8 +222,7 @@ fn child_ends_before_the_hold_when_the_holder_is_paused() {
 
 #[test]
 fn lock_started_with_nohup_survives_a_hangup() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let nohup = |more: &[&str]| {
         let mut nohup = Command::new("sh");
         nohup.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_bowline")]);
@@ -251,8 +243,7 @@ fn lock_started_with_nohup_survives_a_hangup() {
 
 #[test]
 fn descendants_of_a_terminated_child_are_ended() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let leaves = "setsid sh -c 'echo $$; exec sleep 1000' & exec sleep 1000";
     let mut signalled = Going::start(lock(&server, &["m", "--", "sh", "-c", leaves]));
     let left = signalled.line();
@@ -275,8 +266,7 @@ pub(crate) fn silence(address: &str) -> (OwnedFd, Vec<TcpStream>) {
 
 #[test]
 fn holder_ends_before_its_lease_when_servers_are_silent() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let address = server.address.clone();
     let mut lock = lock(&server, &["m", "--ttl", "5", "--", "sh", "-c", "echo held; sleep 1000"]);
     // With this timeout, a connection attempt would last longer than the test.
@@ -311,8 +301,7 @@ fn keeper_of(going: &Going) -> Pid {
 
 #[test]
 fn killing_the_holder_or_its_supervisor_ends_all_descendants() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let stubborn = ["m", "--ttl", "60", "--", "sh", "-c", STUBBORN];
     for kills_keeper in [false, true] {
         let mut killed = Going::start(lock(&server, &stubborn));
@@ -333,8 +322,7 @@ fn killing_the_holder_or_its_supervisor_ends_all_descendants() {
 
 #[test]
 fn orphans_of_the_child_are_reaped() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let leaves = "sh -c 'sleep 0.1 & echo $!'; echo $$; exec sleep 1000";
     let mut holds = Going::start(lock(&server, &["m", "--ttl", "60", "--", "sh", "-c", leaves]));
     let (detach, command) = (holds.line(), holds.line());
@@ -349,8 +337,7 @@ fn orphans_of_the_child_are_reaped() {
 
 #[test]
 fn child_ends_before_the_hold_when_the_server_is_paused() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let ttl = Duration::from_secs(15);
     let mut holds = Going::start(lock(&server, &["m", "--ttl", "15", "--", "sh", "-c", STUBBORN]));
     let pids = [holds.line(), holds.line(), holds.line()];
@@ -368,8 +355,7 @@ fn child_ends_before_the_hold_when_the_server_is_paused() {
 
 #[test]
 fn child_is_killed_when_its_key_is_deleted_or_lease_revoked() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let echo = format!("echo $BOWLINE_LOCK_KEY; echo $BOWLINE_LEASE; {STUBBORN}");
     for delete in [true, false] {
         let arguments = ["m", "--ttl", "60", "--", "sh", "-c", &echo];
@@ -389,8 +375,7 @@ fn child_is_killed_when_its_key_is_deleted_or_lease_revoked() {
 
 #[test]
 fn hold_survives_a_dead_or_paused_server() {
-    let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
-    let mut servers = Server::three(&dirs);
+    let mut servers = Server::three();
     let all: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
     let mut lock = command_at(&all.join(","));
     // With default timeouts, the command must switch away from a suspended server soon enough.
@@ -409,8 +394,7 @@ fn hold_survives_a_dead_or_paused_server() {
 
 #[test]
 fn readers_share_writers_exclude_and_semaphores_limit() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut readers = [0, 1].map(|_| Going::start(lock(&server, &["rw", "--shared"])));
     for reader in &mut readers {
         assert!(reader.line().starts_with("rw/"));
@@ -456,8 +440,7 @@ fn readers_share_writers_exclude_and_semaphores_limit() {
 
 #[test]
 fn one_candidate_leads_and_observers_see_it() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let elect = |arguments: &[&str]| {
         let mut elect = command(&server);
         elect.arg("elect").args(arguments);
@@ -509,8 +492,7 @@ fn observer_survives_server_restarts() {
 
 #[test]
 fn waiter_notices_a_writer_downgrade_and_a_changed_limit() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let granted = ask(&server, &["lease", "grant", "600"]).done();
     let lease = granted.split_whitespace().nth(1).unwrap().to_owned();
     let stands = |name: &str, rule: &str| {
@@ -538,8 +520,7 @@ fn waiter_notices_a_writer_downgrade_and_a_changed_limit() {
 
 #[test]
 fn holder_learns_of_its_loss_through_another_server() {
-    let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let all: Vec<_> = servers.iter().map(|server| server.address.clone()).collect();
     let mut lock = command_at(&all.join(","));
     lock.env_remove("BOWLINE_COMMAND_TIMEOUT").env_remove("BOWLINE_DIAL_TIMEOUT");

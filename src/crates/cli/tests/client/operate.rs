@@ -4,15 +4,12 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use tempfile::tempdir;
-
 use crate::ask::ask;
 use bowline_testkit::process::{Etcd, Server, etcdctl_is_installed};
 
 #[test]
 fn members_and_servers_are_listed() {
-    let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let listed = ask(&servers[0], &["member", "list"]).done();
     assert_eq!(listed.lines().count(), 3, "{listed}");
     assert!(listed.lines().all(|line| line.contains(", started, m")), "{listed}");
@@ -76,8 +73,7 @@ fn members_and_servers_are_listed() {
 
 #[test]
 fn alarms_are_listed_and_disarmed_through_any_member() {
-    let dirs = [tempdir().unwrap(), tempdir().unwrap(), tempdir().unwrap()];
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let raise = |server: usize, alarm: &str| {
         let (code, printed) = servers[server].http("POST", "/v3/maintenance/alarm", alarm);
         assert_eq!(code, 200, "{printed}");
@@ -112,8 +108,7 @@ fn alarms_are_listed_and_disarmed_through_any_member() {
 /// The status as etcdctl 3.6 prints it.
 #[test]
 fn endpoint_status_prints_all_fields() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let line = ask(&server, &["endpoint", "status"]).done();
     let cells: Vec<_> = line.trim_end_matches('\n').split(", ").collect();
     let address = server.address.as_str();
@@ -139,8 +134,7 @@ fn endpoint_status_prints_all_fields() {
 
 #[test]
 fn hash_is_printed_with_its_revision() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     ask(&server, &["put", "k", "v"]).done();
     let hash_kv = |format: &str, rev: &str| {
         ask(&server, &["-w", format, "endpoint", "hashkv", "--rev", rev]).done()
@@ -152,8 +146,7 @@ fn hash_is_printed_with_its_revision() {
 
 #[test]
 fn member_add_reports_a_learner_only_with_the_learner_flag() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let add = |name: &str, more: &[&str]| {
         ask(
             &server,
@@ -167,8 +160,7 @@ fn member_add_reports_a_learner_only_with_the_learner_flag() {
 
 #[test]
 fn defrag_names_each_endpoint_and_its_duration() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut defrag = crate::ask::command_at(&format!("{},127.0.0.1:1", server.address));
     defrag.arg("defrag");
     let printed = crate::ask::run(defrag, b"");
@@ -181,8 +173,7 @@ fn defrag_names_each_endpoint_and_its_duration() {
 
 #[test]
 fn unhealthy_endpoint_is_named_and_sets_the_exit_code() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut health = crate::ask::command_at(&format!("{},127.0.0.1:1", server.address));
     health.args(["endpoint", "health"]);
     let health = crate::ask::run(health, b"");
@@ -193,8 +184,7 @@ fn unhealthy_endpoint_is_named_and_sets_the_exit_code() {
 
 #[test]
 fn permission_types_ignore_case() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     ask(&server, &["role", "add", "r"]).done();
     for (kind, key) in [("READ", "a"), ("READWRITE", "b"), ("Write", "c")] {
         ask(&server, &["role", "grant-permission", "r", kind, key]).done();
@@ -205,8 +195,7 @@ fn permission_types_ignore_case() {
 
 #[test]
 fn root_role_covers_all_keys() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     for line in [&["role", "add", "root"][..], &["role", "add", "r"]] {
         ask(&server, line).done();
     }
@@ -220,8 +209,7 @@ fn root_role_covers_all_keys() {
 /// A user who may read keys but not alarms gets no confirmation that there are none.
 #[test]
 fn server_that_hides_its_alarms_is_unhealthy() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     // A proxy that forwards one request for a key, and no other.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let between = listener.local_addr().unwrap().to_string();
@@ -259,8 +247,7 @@ fn server_that_hides_its_alarms_is_unhealthy() {
 
 #[test]
 fn authentication_is_disabled_by_default() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let status = ask(&server, &["auth", "status"]).done();
     assert!(status.starts_with("Authentication Status: false\n"), "{status}");
     let status = ask(&server, &["-w", "json", "auth", "status"]).done();
@@ -295,8 +282,7 @@ fn users_and_roles_are_managed_as_by_etcdctl() {
     }
     let Some(etcd) = Etcd::alone() else { return };
     compare(&Asked { address: etcd.address.clone() }, &["json", "fields"]);
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     compare(&Asked { address: server.address.clone() }, &["simple"]);
 }
 
@@ -364,8 +350,7 @@ fn compare(etcd: &Asked, formats: &[&str]) {
 
 #[test]
 fn credentials_are_checked_once_authentication_is_enabled() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     asks_who(&Asked { address: server.address.clone() });
     if let Some(etcd) = Etcd::alone() {
         asks_who(&Asked { address: etcd.address.clone() });
@@ -405,8 +390,7 @@ fn asks_who(etcd: &Asked) {
 
 #[test]
 fn help_of_a_command_shows_examples_and_only_its_own_options() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let help = ask(&server, &["lock", "--help"]).done();
     assert!(help.contains("Examples:") && !help.contains("--cacert"), "{help}");
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
-use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, command_at, run};
 use bowline_testkit::process::Server;
@@ -46,8 +45,7 @@ fn shows(end: &OwnedFd) -> bool {
 
 #[test]
 fn password_prompt_comes_once_and_before_the_timeout_starts() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     for line in [&["user", "add", "root:rp"][..], &["auth", "enable"]] {
         ask(&server, line).done();
     }
@@ -71,8 +69,7 @@ fn password_prompt_comes_once_and_before_the_timeout_starts() {
 
 #[test]
 fn interrupted_password_prompt_restores_the_terminal() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let (mut keys, end) = terminal();
     for arguments in [&["--user", "root", "get", "k"][..], &["user", "add", "root"]] {
         let mut asks = command(&server);
@@ -88,8 +85,7 @@ fn interrupted_password_prompt_restores_the_terminal() {
 
 #[test]
 fn empty_password_cannot_be_typed() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     ask(&server, &["user", "add", "bob:bp"]).done();
     let of = |arguments: &[&str], input: &[u8]| {
         let mut command = command(&server);

@@ -11,8 +11,8 @@ use bowline_testkit::process::{Server, bowline, flags, free_ports};
 
 /// Returns a directory with `a.snap`, a snapshot of three keys, and the snapshot's revision.
 fn snapshot() -> (TempDir, u64) {
-    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
-    let server = Server::alone(&dir, &[]);
+    let place = tempdir().unwrap();
+    let server = Server::alone(&[]);
     for key in ["a", "b", "c"] {
         ask(&server, &["put", key, "v"]).done();
     }

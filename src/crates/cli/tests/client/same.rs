@@ -4,8 +4,6 @@
 
 use std::process::Command;
 
-use tempfile::tempdir;
-
 use crate::ask::{CliOutput, Going, command, run};
 use bowline_testkit::process::{Server, etcdctl_is_installed};
 
@@ -81,8 +79,7 @@ fn replies_are_printed_as_in_etcdctl() {
     if !etcdctl_is_installed() {
         return;
     }
-    let dirs = [tempdir().unwrap(), tempdir().unwrap()];
-    let servers = [0, 1].map(|at: usize| Server::alone(&dirs[at], &[]));
+    let servers = [Server::alone(&[]), Server::alone(&[])];
     let mut pair = Pair { servers, leases: Default::default() };
     pair.ask("", &["lease", "grant", "600"]);
     for format in ["simple", "json", "fields"] {
@@ -150,8 +147,7 @@ fn alarms_are_printed_as_in_etcdctl() {
     if !etcdctl_is_installed() {
         return;
     }
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let raise = || {
         for member in [0, 5] {
             let alarm =
@@ -182,8 +178,7 @@ fn watches_are_printed_as_in_etcdctl() {
     if !etcdctl_is_installed() {
         return;
     }
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     for arguments in
         [&["put", "k", "1"][..], &["put", "k", "2"], &["del", "k"], &["put", "kk", "3"]]
     {

@@ -1,7 +1,6 @@
 //! Tests of faults that etcd has published as advisories or fixed in 3.7. `docs/assurance/incidents.md` lists all of them,
 //! with the tests in other files.
 
-use tempfile::tempdir;
 use tonic::{Code, Status};
 
 use crate::auth::{CHEAP, by, guarded, login};
@@ -18,8 +17,7 @@ use pb::watch_request::RequestUnion;
 /// GHSA-xg4h-6gfc-h4m8.
 #[tokio::test]
 async fn user_with_one_key_cannot_read_or_watch_all_keys_from_it_on() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+    let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
     let root = login(&channel, "root").await.unwrap();
     let mut auth = AuthClient::new(channel.clone());
@@ -63,8 +61,7 @@ fn all() -> pb::RangeRequest {
 /// See etcd's pull request 21432.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_with_a_range_at_a_revision_leaves_equal_replicas() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let channels =
         [servers[0].channel().await, servers[1].channel().await, servers[2].channel().await];
     let put = |key: &str| pb::PutRequest {

@@ -1,6 +1,5 @@
 //! Tests of alarms that operators raise: responses, rejected requests, and the places where the alarms are reported.
 
-use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -38,8 +37,7 @@ use AlarmType::{Corrupt, None as Any, Nospace};
 
 #[tokio::test]
 async fn alarms_are_raised_listed_and_disarmed_as_in_etcd() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let ask = async |action, member, kind| ask(&channel, action, member, kind).await.unwrap();
     let (full, one, corrupt) = (alarm(0, Nospace), alarm(12345, Nospace), alarm(0, Corrupt));
@@ -129,8 +127,7 @@ async fn tried(channel: &Channel, lease: i64) -> [Vec<Result<(), Status>>; 3] {
 
 #[tokio::test]
 async fn alarm_rejects_only_forbidden_requests_on_all_servers() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let mut channels = Vec::new();
     for server in &servers {
         channels.push(server.channel().await);
@@ -181,8 +178,7 @@ async fn alarm_rejects_only_forbidden_requests_on_all_servers() {
 
 #[tokio::test]
 async fn alarms_are_visible_in_status_health_and_metrics() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut maintenance = MaintenanceClient::new(channel.clone());
     let ask_http = |path: &str| server.http("GET", path, "");

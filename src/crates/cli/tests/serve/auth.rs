@@ -3,7 +3,6 @@
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use bytes::{Buf, BufMut, Bytes};
 use prost_reflect::DescriptorPool;
-use tempfile::{TempDir, tempdir};
 use tokio::task::JoinSet;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
@@ -73,11 +72,10 @@ pub(crate) async fn guard(channel: Channel) -> Channel {
     channel
 }
 
-async fn alone() -> (TempDir, Server, Channel) {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+async fn alone() -> (Server, Channel) {
+    let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
-    (dir, server, channel)
+    (server, channel)
 }
 
 fn put(key: &'static str) -> pb::PutRequest {
@@ -146,7 +144,7 @@ async fn unknown_method_is_unimplemented_for_every_caller() {
 /// other users.
 #[tokio::test]
 async fn every_method_rejects_anonymous_callers_and_operator_methods_require_root() {
-    let (_dir, _server, channel) = alone().await;
+    let (_server, channel) = alone().await;
     let bob = login(&channel, "bob").await.unwrap();
     let pool = DescriptorPool::decode(bowline_proto::DESCRIPTORS);
     let (mut methods, mut for_root) = (0, 0);
@@ -203,7 +201,7 @@ async fn every_method_rejects_anonymous_callers_and_operator_methods_require_roo
 
 #[tokio::test]
 async fn keys_are_accessible_only_with_a_permission() {
-    let (_dir, _server, channel) = alone().await;
+    let (_server, channel) = alone().await;
     let mut kv = KvClient::new(channel.clone());
     let (root, ann, rob, bob) = (
         login(&channel, "root").await.unwrap(),
@@ -252,7 +250,7 @@ async fn keys_are_accessible_only_with_a_permission() {
 
 #[tokio::test]
 async fn lease_calls_require_permission_for_the_attached_keys() {
-    let (_dir, _server, channel) = alone().await;
+    let (_server, channel) = alone().await;
     let (root, ann) =
         (login(&channel, "root").await.unwrap(), login(&channel, "ann").await.unwrap());
     let mut leases = LeaseClient::new(channel.clone());
@@ -301,7 +299,7 @@ async fn lease_calls_require_permission_for_the_attached_keys() {
 
 #[tokio::test]
 async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
-    let (_dir, _server, channel) = alone().await;
+    let (_server, channel) = alone().await;
     let (root, rob) =
         (login(&channel, "root").await.unwrap(), login(&channel, "rob").await.unwrap());
     let mut watch = WatchClient::new(channel.clone());
@@ -346,7 +344,7 @@ async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
 
 #[tokio::test]
 async fn lock_requires_permission_for_its_key_prefix() {
-    let (_dir, _server, channel) = alone().await;
+    let (_server, channel) = alone().await;
     let (ann, rob) = (login(&channel, "ann").await.unwrap(), login(&channel, "rob").await.unwrap());
     let mut locks = LockClient::new(channel);
     let lock = |name: &'static str| LockRequest { name: name.into(), lease: 0 };
@@ -361,7 +359,7 @@ async fn lock_requires_permission_for_its_key_prefix() {
 
 #[tokio::test]
 async fn password_change_or_auth_disable_invalidates_tokens() {
-    let (_dir, _server, channel) = alone().await;
+    let (_server, channel) = alone().await;
     let (root, ann) =
         (login(&channel, "root").await.unwrap(), login(&channel, "ann").await.unwrap());
     let mut auth = AuthClient::new(channel.clone());
@@ -396,8 +394,7 @@ async fn password_change_or_auth_disable_invalidates_tokens() {
 
 #[tokio::test]
 async fn users_are_replicated_to_all_members() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     guarded(&servers[0]).await;
     // A login reads the newest users, even at a member that lags.
     let mut tokens = Vec::new();
@@ -424,7 +421,7 @@ async fn users_are_replicated_to_all_members() {
 /// As in etcd, an empty password allows no login.
 #[tokio::test]
 async fn user_with_an_empty_password_cannot_log_in() {
-    let (_dir, _server, channel) = alone().await;
+    let (_server, channel) = alone().await;
     let root = login(&channel, "root").await.unwrap();
     let mut auth = AuthClient::new(channel.clone());
     let add = |name: &str, options| pb::AuthUserAddRequest {
@@ -458,7 +455,7 @@ async fn user_with_an_empty_password_cannot_log_in() {
 
 #[tokio::test]
 async fn concurrent_auth_changes_all_apply_while_leases_are_granted() {
-    let (_dir, _server, channel) = alone().await;
+    let (_server, channel) = alone().await;
     let (root, bob) =
         (login(&channel, "root").await.unwrap(), login(&channel, "bob").await.unwrap());
     let mut asked = JoinSet::new();
@@ -484,7 +481,7 @@ async fn concurrent_auth_changes_all_apply_while_leases_are_granted() {
 
 #[tokio::test]
 async fn unknown_permission_type_and_costly_hash_are_rejected() {
-    let (_dir, _server, channel) = alone().await;
+    let (_server, channel) = alone().await;
     let root = login(&channel, "root").await.unwrap();
     let mut auth = AuthClient::new(channel.clone());
     let perm = authpb::Permission { perm_type: 3, key: b"secret".to_vec(), range_end: Vec::new() };

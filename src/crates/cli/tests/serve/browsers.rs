@@ -5,7 +5,6 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tempfile::tempdir;
 use tungstenite::client::IntoClientRequest as _;
 use tungstenite::error::Error as SocketError;
 use tungstenite::handshake::HandshakeError;
@@ -113,8 +112,7 @@ fn watch_and_put(address: &str) {
 
 #[test]
 fn websocket_carries_a_stream_in_both_directions() {
-    let dir = tempdir().unwrap();
-    watch_and_put(&Server::alone(&dir, &[]).address);
+    watch_and_put(&Server::alone(&[]).address);
 }
 
 #[test]
@@ -125,8 +123,7 @@ fn websocket_is_as_in_etcd() {
 
 #[test]
 fn websocket_is_closed_when_its_call_ends() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut unary = Socket::open(&server.address, "/v3/kv/put");
     unary.send(&json!({"key": "YQ==", "value": "MQ=="}));
     assert_eq!(unary.next(), json!({"header": {"revision": "2"}}));
@@ -142,8 +139,7 @@ fn websocket_is_closed_when_its_call_ends() {
 
 #[test]
 fn websocket_keeps_a_lease_alive() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let (_, granted) = server.http("POST", "/v3/lease/grant", r#"{"ID":"7","TTL":"60"}"#);
     assert!(granted.contains(r#""TTL":"60""#), "{granted}");
     let mut renewals = Socket::open(&server.address, "/v3/lease/keepalive");
@@ -159,8 +155,7 @@ fn websocket_keeps_a_lease_alive() {
 
 #[test]
 fn closed_websocket_cancels_its_watch() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let watchers = |expected: u32| {
         let line = format!("etcd_debugging_mvcc_watcher_total {expected}\n");
         server.http("GET", "/metrics", "").1.contains(&line)
@@ -185,8 +180,7 @@ fn closed_websocket_cancels_its_watch() {
 
 #[test]
 fn stopping_server_closes_websockets() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut watch = Socket::open(&server.address, "/v3/watch");
     watch.send(&json!({"create_request": {"key": "YQ=="}}));
     watch.next();
@@ -198,8 +192,7 @@ fn stopping_server_closes_websockets() {
 
 #[test]
 fn oversized_websocket_message_ends_only_that_websocket() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--max-request-bytes=40000"]);
+    let server = Server::alone(&["--max-request-bytes=40000"]);
     for path in ["/v3/kv/put", "/v3/watch"] {
         let mut socket = Socket::open(&server.address, path);
         // The server may close the connection while the client still sends.
@@ -211,8 +204,7 @@ fn oversized_websocket_message_ends_only_that_websocket() {
 
 #[test]
 fn websocket_takes_its_token_from_the_subprotocol() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--bcrypt-cost=4"]);
+    let server = Server::alone(&["--bcrypt-cost=4"]);
     for (path, body) in [
         ("role/add", r#"{"name":"root"}"#),
         ("user/add", r#"{"name":"root","password":"p"}"#),
@@ -245,8 +237,7 @@ fn websocket_takes_its_token_from_the_subprotocol() {
 
 #[test]
 fn invalid_websocket_request_is_rejected() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\n";
     for missing in
         ["", "Sec-WebSocket-Version: 13\r\n", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"]
@@ -272,8 +263,7 @@ const ALL: &str = "* | POST, GET, OPTIONS, PUT, DELETE | accept, content-type, a
 
 #[test]
 fn web_pages_of_all_origins_are_allowed_by_default() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     for (method, path, code) in [
         ("OPTIONS", "/v3/kv/put", 200),
         ("OPTIONS", "/version", 200),
@@ -300,8 +290,7 @@ fn permissions_for_web_pages_are_those_of_etcd() {
 
 #[test]
 fn only_listed_origins_are_allowed() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--cors=https://example.com,http://localhost:3000"]);
+    let server = Server::alone(&["--cors=https://example.com,http://localhost:3000"]);
     let of = |origin| permissions(&server.address, "GET", "/version", origin);
     for origin in ["https://example.com", "http://localhost:3000"] {
         assert_eq!(of(origin), (200, ALL.replace('*', origin)));

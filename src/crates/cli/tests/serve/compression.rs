@@ -6,7 +6,6 @@ use http::header::{CONTENT_TYPE, HeaderName, TE};
 use http::{HeaderMap, Method, Request};
 use http_body_util::{BodyExt, Full};
 use prost_reflect::DescriptorPool;
-use tempfile::tempdir;
 use tonic::codec::CompressionEncoding::Gzip;
 use tonic::codegen::Service as _;
 use tonic::transport::Channel;
@@ -33,8 +32,7 @@ fn put(value: Vec<u8>) -> pb::PutRequest {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn puts_ranges_watches_and_leases_support_gzip() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let value = vec![7; 1 << 20];
     let mut kv = KvClient::new(channel.clone()).send_compressed(Gzip).accept_compressed(Gzip);
@@ -71,8 +69,7 @@ async fn puts_ranges_watches_and_leases_support_gzip() {
 /// Like Go servers: a client that accepts gzip need not send it.
 #[tokio::test]
 async fn replies_to_uncompressed_requests_are_uncompressed() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await).accept_compressed(Gzip);
     let put = kv.put(put(vec![7; 1 << 20])).await.unwrap();
     assert_eq!(encoding(&put), None);
@@ -124,8 +121,7 @@ async fn send(mut channel: Channel, path: String, message: &[u8]) -> Status {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compression_bombs_are_rejected_by_every_method_in_bounded_memory() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let pool = DescriptorPool::decode(bowline_proto::DESCRIPTORS);
     let mut methods = 0;
@@ -172,8 +168,7 @@ async fn compression_bombs_are_rejected_by_every_method_in_bounded_memory() {
 /// A stream keeps the memory of its largest message. Small messages must not become large ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_compressed_streams_keep_little_memory() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let before = server.peak_memory_bytes();
     let mut streams = Vec::new();

@@ -10,7 +10,6 @@ mod watches;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use tempfile::tempdir;
 use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
@@ -351,8 +350,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 #[tokio::test]
 async fn etcd_and_bowline_give_the_same_answers() {
     let Some(etcd) = Etcd::alone() else { return };
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let (requests, seed) = (number("BOWLINE_DIFFERENTIAL", REQUESTS), number("BOWLINE_SEED", 1));
     let mut chance = Chance(seed);
     let theirs = Side::connect(&etcd.address).await;

@@ -28,11 +28,10 @@ fn code(address: &str, path: &str) -> u16 {
 
 #[tokio::test]
 async fn json_and_health_may_have_their_own_ports() {
-    let dir = tempdir().unwrap();
     let [json, health] = free_ports();
     let http_urls = format!("--listen-client-http-urls=http://127.0.0.1:{json}");
     let metrics_urls = format!("--listen-metrics-urls=http://127.0.0.1:{health}");
-    let server = Server::alone(&dir, &[&http_urls, &metrics_urls]);
+    let server = Server::alone(&[&http_urls, &metrics_urls]);
     let (json, health) = (format!("127.0.0.1:{json}"), format!("127.0.0.1:{health}"));
     put_at(plain(&server.address).await).await.unwrap();
     for elsewhere in [&json, &health] {
@@ -60,10 +59,9 @@ async fn json_and_health_may_have_their_own_ports() {
 
 #[tokio::test]
 async fn default_port_serves_everything_and_metrics_port_serves_health_too() {
-    let dir = tempdir().unwrap();
     let [health] = free_ports();
     let metrics_urls = format!("--listen-metrics-urls=http://127.0.0.1:{health}");
-    let server = Server::alone(&dir, &[&metrics_urls]);
+    let server = Server::alone(&[&metrics_urls]);
     put_at(plain(&server.address).await).await.unwrap();
     assert_eq!(code(&server.address, "/health"), 200);
     assert_eq!(code(&format!("127.0.0.1:{health}"), "/health"), 200);
@@ -230,8 +228,7 @@ async fn one_port_serves_tls_and_plaintext() {
 /// Connection pools keep idle connections for longer than the default of the HTTP library, 30 s.
 #[test]
 fn idle_http_connection_is_kept_open() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut stream = TcpStream::connect(&server.address).unwrap();
     let asks = "GET /version HTTP/1.1\r\nHost: x\r\n\r\n";
     stream.write_all(asks.as_bytes()).unwrap();

@@ -5,7 +5,6 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tempfile::tempdir;
 
 use bowline_testkit::process::{Etcd, HttpBody, Server, http, http_with};
 
@@ -321,8 +320,7 @@ fn ask_all(address: &str, side: Where) {
 
 #[test]
 fn json_answers_match_grpc() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     ask_all(&server.address, Ours);
     let (code, body) = server.http("GET", "/v3/kv/range", "");
     assert_eq!((code, body.contains("Method Not Allowed")), (501, true), "{body}");
@@ -350,8 +348,7 @@ fn etcd_gives_the_same_json_answers() {
 
 #[test]
 fn json_watch_sends_one_line_per_response() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let put = |value: &str| {
         let (code, _) =
             server.http("POST", "/v3/kv/put", &format!(r#"{{"key":"YQ==","value":"{value}"}}"#));
@@ -377,8 +374,7 @@ fn json_watch_sends_one_line_per_response() {
 /// Requests that arrive one by one, in pieces, over one connection whose responses are read at the same time.
 #[test]
 fn json_stream_reads_and_writes_concurrently() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let stream = TcpStream::connect(&server.address).unwrap();
     let mut ask = stream.try_clone().unwrap();
     let mut chunk = |text: &str| write!(ask, "{:x}\r\n{text}\r\n", text.len()).unwrap();
@@ -415,8 +411,7 @@ fn json_stream_reads_and_writes_concurrently() {
 
 #[test]
 fn oversized_json_is_rejected_and_the_largest_allowed_passes() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--max-request-bytes=40000"]);
+    let server = Server::alone(&["--max-request-bytes=40000"]);
     let put = |zeros: usize| {
         let value = "AAAA".repeat(zeros / 3);
         let (code, body) =
@@ -455,8 +450,7 @@ fn oversized_json_is_rejected_and_the_largest_allowed_passes() {
 /// A client that receives the response while it still sends can take that for a broken connection, as curl does.
 #[test]
 fn rejected_small_request_is_read_before_the_reply() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--bcrypt-cost=4"]);
+    let server = Server::alone(&["--bcrypt-cost=4"]);
     for (method, body) in [
         ("user/add", r#"{"name":"root","password":"p"}"#),
         ("role/add", r#"{"name":"root"}"#),
@@ -490,8 +484,7 @@ fn rejected_small_request_is_read_before_the_reply() {
 /// Headers that begin with `Grpc-Metadata-` become metadata. A token is sent in `Authorization`.
 #[test]
 fn grpc_metadata_headers_reach_the_service() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let mut servers = Server::three(&dirs);
+    let mut servers = Server::three();
     let ask = |server: &Server, header: &str| {
         let mut stream = TcpStream::connect(&server.address).unwrap();
         let body = r#"{"key":"YQ==","serializable":true}"#;
@@ -522,8 +515,7 @@ fn grpc_metadata_headers_reach_the_service() {
 /// After the time in `Grpc-Timeout`, the call ends as if the client had disconnected, and the client gets an error.
 #[test]
 fn call_ends_at_its_grpc_timeout() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let ask = |path: &str, timeout: &str, body: &str| {
         let header = format!("Grpc-Timeout: {timeout}\r\n");
         http_with(&server.address, "POST", path, &header, body)
@@ -559,8 +551,7 @@ fn call_ends_at_its_grpc_timeout() {
 
 #[test]
 fn empty_password_is_rejected_over_json() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &crate::auth::CHEAP);
+    let server = Server::alone(&crate::auth::CHEAP);
     let ask = |path: &str, body: &str| server.http("POST", &format!("/v3/auth/{path}"), body);
     for (path, body) in [
         ("user/add", r#"{"name":"root","password":"root's"}"#),
@@ -596,8 +587,7 @@ fn empty_password_is_rejected_over_json() {
 /// JSON parsers disagree about which of two values counts, so a deletion could mean two ranges.
 #[test]
 fn duplicate_json_field_is_rejected_and_named() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     assert_eq!(server.http("POST", "/v3/kv/put", r#"{"key":"YQ=="}"#).0, 200);
     for (path, body, words) in [
         ("kv/deleterange", r#"{"key":"YQ==","key":"Yg=="}"#, r#"duplicate field "key""#),
@@ -649,8 +639,7 @@ fn duplicate_json_field_is_rejected_and_named() {
 
 #[test]
 fn duplicate_json_field_ends_a_stream() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     for (path, body) in [
         ("/v3/watch", r#"{"create_request":{"key":"YQ==","range_end":"Yg==","rangeEnd":"AA=="}}"#),
         ("/v3/watch", r#"{"create_request":{"key":"YQ=="},"createRequest":{"key":"YQ=="}}"#),
@@ -685,8 +674,7 @@ fn asked_at(address: &str, path: &str) -> (u16, Option<String>) {
 
 #[test]
 fn paths_are_cleaned_and_decoded_as_in_etcd() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let etcd = Etcd::alone();
     for (path, code, location) in [
         ("/v3/kv/range", 200, None),
@@ -711,8 +699,7 @@ fn paths_are_cleaned_and_decoded_as_in_etcd() {
 
 #[test]
 fn json_is_disabled_without_the_grpc_gateway() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--enable-grpc-gateway=false"]);
+    let server = Server::alone(&["--enable-grpc-gateway=false"]);
     for path in ["/v3/kv/range", "/v3beta/kv/range", "/v3/watch", "/v3/auth/authenticate"] {
         let (code, body) = server.http("POST", path, r#"{"key":"YQ=="}"#);
         assert_eq!((code, &*body), (404, "404 page not found\n"), "{path}");

@@ -14,7 +14,7 @@ use http_body::{Body as HttpBody, Frame};
 use prost::Message;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
-use tempfile::{TempDir, tempdir};
+use tempfile::tempdir;
 use tokio::task::JoinHandle;
 use tonic::codegen::Service as _;
 use tonic::transport::Channel;
@@ -191,8 +191,7 @@ async fn transact(channel: &Channel, message: Bytes) -> Result<Bytes, Status> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deep_nesting_is_rejected_in_protobuf_and_json() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     for depth in [1, 2, 16] {
         transact(&channel, nested_txn(depth)).await.unwrap();
@@ -236,8 +235,7 @@ async fn framed(channel: &Channel, message: Vec<u8>) -> Result<(), Status> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oversized_requests_are_rejected_before_they_use_memory() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     framed(&channel, vec![1; 1_500_000]).await.unwrap();
     let before = server.memory_bytes();
@@ -278,8 +276,7 @@ async fn oversized_requests_are_rejected_before_they_use_memory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn absurd_headers_are_rejected_or_ignored() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let ask = |line: &str, headers: &str| {
         let request = format!("{line}\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
@@ -335,8 +332,7 @@ async fn absurd_headers_are_rejected_or_ignored() {
 /// time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dripping_json_request_costs_linear_time() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut stream = TcpStream::connect(&server.address).unwrap();
     stream.set_nodelay(true).unwrap();
     let head = "POST /v3/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -411,8 +407,7 @@ fn half(channel: &Channel, path: &'static str, body: Half) -> JoinHandle<Option<
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unfinished_logins_and_unread_health_watches_are_cheap() {
     let many = 400;
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+    let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
     let root = login(&channel, "root").await.unwrap();
     let is_answered = async || {
@@ -518,8 +513,7 @@ async fn idle(server: &Server, count: usize) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_are_cheap_and_leave_no_memory() {
     let wanted = 10_000;
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     answers(&server.channel().await).await;
     let before = server.memory_bytes();
     // Other tests of this process need file descriptors too, and so does the server.
@@ -547,8 +541,7 @@ async fn idle_connections_are_cheap_and_leave_no_memory() {
 /// that the client has disconnected.
 #[test]
 fn client_that_disconnects_mid_request_leaves_nothing() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let before = server.descriptors();
     let begins: [&[u8]; 4] = [b"", b"2\r\n{}\r\n", b"9\r\n{\"create", b"'\x82\r\n"];
     for path in ["/v3/watch", "/v3/lease/keepalive", "/v3/kv/put", "/v3/election/observe"] {
@@ -576,8 +569,7 @@ fn client_that_disconnects_mid_request_leaves_nothing() {
 /// first requests here are never answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_that_disconnects_with_unread_bytes_leaves_nothing() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let lock = |lease: u64| format!(r#"{{"name":"bQ==","lease":"{lease}"}}"#);
     let campaign = |lease: u64| format!(r#"{{"name":"bQ==","lease":"{lease}","value":"dg=="}}"#);
     for lease in 1..=9 {
@@ -631,8 +623,7 @@ async fn client_that_disconnects_with_unread_bytes_leaves_nothing() {
 /// them. That is no reason to close the connection and with it all other calls.
 #[test]
 fn canceled_unread_calls_do_not_end_the_connection() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut words = HTTP2.to_vec();
     for call in 0..500u32 {
         let stream = (2 * call + 1).to_be_bytes();
@@ -660,20 +651,20 @@ fn canceled_unread_calls_do_not_end_the_connection() {
 }
 
 /// Starts a server with a limit of 256 file descriptors, half of which are for client connections.
-fn with_few_descriptors(dir: &TempDir) -> Server {
+fn with_few_descriptors() -> Server {
+    let dir = tempdir().unwrap();
     let [peer, client] = free_ports();
     let mut command = Command::new("sh");
     let words = "ulimit -n 256 && exec \"$0\" serve \"$@\"";
     command.args(["-c", words, env!("CARGO_BIN_EXE_bowline")]);
     command.args(flags(0, &[peer], client, dir.path()));
-    Server::run(command, client).ready()
+    Server::run(command, client).ready().owning(dir)
 }
 
 /// A silent connection keeps its place until an active client needs it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_connections_yield_their_slot_to_active_ones() {
-    let dir = tempdir().unwrap();
-    let server = with_few_descriptors(&dir);
+    let server = with_few_descriptors();
     let silent: Vec<TcpStream> =
         (0..300).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
     answers(&server.channel().await).await;
@@ -684,8 +675,7 @@ async fn silent_connections_yield_their_slot_to_active_ones() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_never_get_the_last_file_descriptors() {
-    let dir = tempdir().unwrap();
-    let server = with_few_descriptors(&dir);
+    let server = with_few_descriptors();
     let channel = server.channel().await;
     answers(&channel).await;
     let mut idle = Vec::new();
@@ -728,8 +718,7 @@ fn watch_request(union: RequestUnion) -> pb::WatchRequest {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_progress_requests_do_not_slow_other_clients() {
     let (watches, asks) = (200, 100_000);
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     // The flow-control window has room for all responses: a server that cannot send does not read requests either.
     let roomy = Channel::from_shared(format!("http://{}", server.address)).unwrap();
@@ -785,8 +774,7 @@ async fn unread_progress_requests_do_not_slow_other_clients() {
 /// JSON values of every kind where another kind is expected: each is the client's error, never an internal error.
 #[test]
 fn json_of_the_wrong_type_is_a_client_error() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let strange: [Value; 8] = [
         json!(null),
         json!(true),
@@ -813,8 +801,7 @@ fn json_of_the_wrong_type_is_a_client_error() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_large_responses_stay_within_the_response_budget() {
     let (rows, streams) = (48, 30);
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     for row in 0..rows {
         let put = pb::PutRequest {

@@ -105,9 +105,8 @@ async fn jwt_is_valid_at_all_members_until_users_change() {
 
 #[tokio::test]
 async fn jwt_expires_despite_use() {
-    let dir = tempdir().unwrap();
     let [method, cost] = tokens("HS256", "rsa.pub.pem", "");
-    let server = Server::alone(&dir, &[&format!("{method},ttl=2s"), &cost]);
+    let server = Server::alone(&[&format!("{method},ttl=2s"), &cost]);
     let channel = guarded(&server).await;
     let (ann, mut watches) = signed_in(&channel, "ann").await;
     let used = async {
@@ -138,8 +137,7 @@ async fn jwt_of_etcd_is_valid_here_and_vice_versa() {
     for (method, private, public) in cases {
         let more = tokens(method, private, public);
         let Some(etcd) = Etcd::with(&[&more[0], &more[1]]) else { return };
-        let dir = tempdir().unwrap();
-        let server = Server::alone(&dir, &[&more[0], &more[1]]);
+        let server = Server::alone(&[&more[0], &more[1]]);
         let ours = guarded(&server).await;
         let theirs = Channel::from_shared(format!("http://{}", etcd.address)).unwrap();
         let theirs = guard(theirs.connect().await.unwrap()).await;

@@ -37,8 +37,7 @@ fn assert_error<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, words
 
 #[tokio::test]
 async fn puts_reads_and_deletes_have_the_revisions_of_etcd() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
     let empty = kv.range(all()).await.unwrap().into_inner();
     let header = empty.header.unwrap();
@@ -78,8 +77,7 @@ async fn puts_reads_and_deletes_have_the_revisions_of_etcd() {
 
 #[tokio::test]
 async fn rejections_have_the_codes_and_texts_of_etcd() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--max-request-bytes=4096"]);
+    let server = Server::alone(&["--max-request-bytes=4096"]);
     let mut kv = KvClient::new(server.channel().await);
     put(&mut kv, "k", "1").await;
     put(&mut kv, "k", "2").await;
@@ -165,8 +163,7 @@ fn op_put(key: &'static str) -> pb::RequestOp {
 
 #[tokio::test]
 async fn a_transaction_takes_one_branch_and_one_revision() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
     let get = || op(Request::RequestRange(all()));
     let nested = pb::TxnRequest {
@@ -227,8 +224,7 @@ async fn server_stops_on_request_and_restarts_from_its_directory() {
 
 #[tokio::test]
 async fn three_servers_form_one_store() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let mut clusters = Vec::new();
     for (at, server) in servers.iter().enumerate() {
         let mut kv = KvClient::new(server.channel().await);
@@ -282,8 +278,7 @@ fn single_member_may_advertise_all_interfaces() {
 
 #[test]
 fn version_and_health_are_served_over_plain_http() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     server.wait_until_healthy("/readyz");
     let versions = r#"{"etcdserver":"3.7.3","etcdcluster":"3.7.0","storage":"3.7.0"}"#;
     assert_eq!(server.http("GET", "/version", ""), (200, versions.to_owned()));
@@ -335,8 +330,7 @@ fn version_and_health_are_served_over_plain_http() {
 /// Clients choose calls by the version. A server that announces 3.6 offers the same calls.
 #[tokio::test]
 async fn server_announces_3_6_on_request() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--announce-version=3.6"]);
+    let server = Server::alone(&["--announce-version=3.6"]);
     server.wait_until_healthy("/readyz");
     let versions = r#"{"etcdserver":"3.6.9","etcdcluster":"3.6.0","storage":"3.6.0"}"#;
     assert_eq!(server.http("GET", "/version", ""), (200, versions.to_owned()));
@@ -360,8 +354,7 @@ async fn server_announces_3_6_on_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_are_counted_under_the_metric_names_of_go_servers() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
     let mut watches = WatchClient::new(server.channel().await);
     let put = pb::PutRequest { key: "k".into(), ..Default::default() };

@@ -1,6 +1,6 @@
 //! Tests of the calls that learners serve.
 
-use tempfile::{TempDir, tempdir};
+use tempfile::tempdir;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -14,7 +14,8 @@ use pb::watch_request::RequestUnion;
 const NOT_SERVED: &str = "etcdserver: rpc not supported for learner";
 
 /// Starts a voter, and a learner with a flag.
-async fn voter_and_learner(dirs: &[TempDir; 2], more: &str) -> (Server, Server) {
+async fn voter_and_learner(more: &str) -> (Server, Server) {
+    let dirs = [(); 2].map(|()| tempdir().unwrap());
     let (peers, clients): ([u16; 2], [u16; 2]) = (free_ports(), free_ports());
     let voter = Server::start(&flags(0, &peers[..1], clients[0], dirs[0].path()), clients[0], &[]);
     let voter = voter.ready();
@@ -23,7 +24,8 @@ async fn voter_and_learner(dirs: &[TempDir; 2], more: &str) -> (Server, Server) 
     cluster.member_add(pb::MemberAddRequest { peer_ur_ls, is_learner: true }).await.unwrap();
     let own = flags(1, &peers, clients[1], dirs[1].path());
     let learner = Server::start(&own, clients[1], &["--initial-cluster-state=existing", more]);
-    (voter, learner.ready())
+    let [voters, learners] = dirs;
+    (voter.owning(voters), learner.ready().owning(learners))
 }
 
 fn range(serializable: bool) -> pb::RangeRequest {
@@ -58,8 +60,7 @@ async fn watch(channel: Channel) -> Result<tonic::Streaming<pb::WatchResponse>, 
 
 #[tokio::test]
 async fn learner_serves_watches_and_no_linearizable_ranges_by_default() {
-    let dirs = [(); 2].map(|()| tempdir().unwrap());
-    let (voter, learner) = voter_and_learner(&dirs, "--learner-calls=").await;
+    let (voter, learner) = voter_and_learner("--learner-calls=").await;
     let mut events = watch(learner.channel().await).await.unwrap();
     assert!(events.message().await.unwrap().unwrap().created);
     for value in ["1", "2", "3"] {
@@ -81,8 +82,7 @@ async fn learner_serves_watches_and_no_linearizable_ranges_by_default() {
 
 #[tokio::test]
 async fn learner_serves_linearizable_ranges_if_configured() {
-    let dirs = [(); 2].map(|()| tempdir().unwrap());
-    let (voter, learner) = voter_and_learner(&dirs, "--learner-calls=watch,range").await;
+    let (voter, learner) = voter_and_learner("--learner-calls=watch,range").await;
     let mut kv = KvClient::new(learner.channel().await);
     for at in 0..200 {
         let value = at.to_string();
@@ -100,8 +100,7 @@ async fn learner_serves_linearizable_ranges_if_configured() {
 
 #[tokio::test]
 async fn learner_rejects_what_etcds_rejects_if_configured() {
-    let dirs = [(); 2].map(|()| tempdir().unwrap());
-    let (_voter, learner) = voter_and_learner(&dirs, "--learner-calls=etcd").await;
+    let (_voter, learner) = voter_and_learner("--learner-calls=etcd").await;
     let refused = watch(learner.channel().await).await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::FailedPrecondition, NOT_SERVED));
     let refused = KvClient::new(learner.channel().await).range(range(false)).await.unwrap_err();

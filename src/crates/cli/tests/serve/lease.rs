@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use tempfile::tempdir;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
@@ -45,8 +44,7 @@ async fn count(kv: &mut KvClient<Channel>) -> i64 {
 
 #[tokio::test]
 async fn lease_ttl_is_granted_as_requested_or_slightly_longer() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let (mut lease, mut kv) = (LeaseClient::new(channel.clone()), KvClient::new(channel));
     let minted = grant(&mut lease, 100, 0).await;
@@ -96,8 +94,7 @@ async fn lease_ttl_is_granted_as_requested_or_slightly_longer() {
 
 #[tokio::test]
 async fn keep_alive_stream_answers_in_order() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut lease = LeaseClient::new(server.channel().await);
     let mut ids = Vec::new();
     for _ in 0..100 {
@@ -134,8 +131,7 @@ async fn keep_alive_stream_answers_in_order() {
 /// client that renews leases without a quorum would otherwise break all other calls on its connection.
 #[tokio::test]
 async fn keep_alives_without_a_quorum_are_still_read() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let mut servers = Server::three(&dirs);
+    let mut servers = Server::three();
     let mut lease = LeaseClient::new(servers[0].channel().await);
     let id = grant(&mut lease, 600, 0).await.id;
     servers.truncate(1);
@@ -202,8 +198,7 @@ async fn kept_alive(through: &mut [Lease], kv: &mut KvClient<Channel>) -> Option
 
 #[tokio::test]
 async fn lease_lives_while_any_member_renews_it() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let mut kv = KvClient::new(servers[0].channel().await);
     let mut through = Vec::new();
     for server in &servers {
@@ -239,8 +234,7 @@ async fn writer(channel: Channel, number: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revoke_returns_the_revision_that_deleted_the_keys() {
     const LEASES: i64 = 200;
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let (mut lease, mut kv) = (LeaseClient::new(channel.clone()), KvClient::new(channel.clone()));
     let mut writers = JoinSet::new();
@@ -284,8 +278,7 @@ async fn deletions(channel: Channel, wanted: usize) -> Vec<i64> {
 /// Go's sessions compare the remaining TTL with the granted one.
 #[tokio::test]
 async fn ttl_after_a_grant_is_below_the_full_ttl() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut lease = LeaseClient::new(server.channel().await);
     for id in 1..=20 {
         grant(&mut lease, 90, id).await;

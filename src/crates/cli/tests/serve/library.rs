@@ -19,8 +19,7 @@ fn put(key: &'static str, value: &'static str) -> pb::RequestOp {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn library_client_calls_and_reports_effects() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let client = Client::connect([endpoint(&server)]).await.unwrap();
     client.put("a", "1").await.unwrap();
     assert_eq!(client.get("a").await.unwrap().unwrap().value, "1");
@@ -88,8 +87,7 @@ async fn library_watch_continues_after_a_restart_of_its_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn library_lock_excludes_until_its_session_is_lost() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let client = Client::connect([endpoint(&server)]).await.unwrap();
     let open = async || Session::open(&client, Duration::from_secs(6)).await.unwrap();
     let (one, two) = (open().await, open().await);
@@ -128,8 +126,7 @@ async fn library_lock_excludes_until_its_session_is_lost() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn library_client_logs_in() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let client = Client::connect([endpoint(&server)]).await.unwrap();
     let link = client.link().await.unwrap();
     let (name, password) = ("root".to_owned(), "secret".to_owned());

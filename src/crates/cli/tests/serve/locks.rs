@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use tempfile::tempdir;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -38,8 +37,7 @@ fn lock(name: &'static str, lease: i64) -> v3lockpb::LockRequest {
 
 #[tokio::test]
 async fn lock_has_one_holder_and_passes_in_queue_order() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut locks = LockClient::new(channel.clone());
     let (one, two) = (grant(&channel).await, grant(&channel).await);
@@ -67,8 +65,7 @@ async fn lock_has_one_holder_and_passes_in_queue_order() {
 
 #[tokio::test]
 async fn canceled_or_expired_waiter_leaves_the_queue() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut locks = LockClient::new(channel.clone());
     let first = grant(&channel).await;
@@ -94,8 +91,7 @@ async fn canceled_or_expired_waiter_leaves_the_queue() {
 /// one.
 #[tokio::test]
 async fn canceled_lock_call_spares_the_next_call_of_its_lease() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut locks = LockClient::new(channel.clone());
     let [first, own, other] = [grant(&channel).await, grant(&channel).await, grant(&channel).await];
@@ -133,8 +129,7 @@ async fn canceled_lock_call_spares_the_next_call_of_its_lease() {
 /// call created it.
 #[tokio::test]
 async fn canceled_lock_calls_of_one_lease_leave_no_key() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut locks = LockClient::new(channel.clone());
     let (first, own) = (grant(&channel).await, grant(&channel).await);
@@ -177,8 +172,7 @@ async fn canceled_lock_calls_of_one_lease_leave_no_key() {
 /// deleted.
 #[tokio::test]
 async fn timed_out_lock_calls_of_one_lease_hold_nothing() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let channel = servers[0].channel().await;
     let lease = grant(&channel).await;
     for others in &servers[1..] {
@@ -226,8 +220,7 @@ async fn timed_out_lock_calls_of_one_lease_hold_nothing() {
 
 #[tokio::test]
 async fn an_election_has_one_leader_that_proclaims_and_resigns() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut elections = ElectionClient::new(channel.clone());
     let asked = || v3electionpb::LeaderRequest { name: "e".into() };
@@ -282,8 +275,7 @@ async fn an_election_has_one_leader_that_proclaims_and_resigns() {
 /// etcd's clients format a lease ID as Go does, with a sign: both formats must mean the same queue entry.
 #[tokio::test]
 async fn negative_lease_id_maps_to_the_queue_entry_of_etcd_clients() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let grant = pb::LeaseGrantRequest { ttl: 60, id: -26 };
     LeaseClient::new(channel.clone()).lease_grant(grant).await.unwrap();
@@ -298,8 +290,7 @@ async fn negative_lease_id_maps_to_the_queue_entry_of_etcd_clients() {
 /// An observer that requires a leader gets an error when there is none. Other observers keep waiting.
 #[tokio::test]
 async fn observer_that_requires_a_leader_is_notified_of_its_absence() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let mut servers = Server::three(&dirs);
+    let mut servers = Server::three();
     let channel = servers[0].channel().await;
     let mut elections = ElectionClient::new(channel.clone());
     let lease = grant(&channel).await;
@@ -324,8 +315,7 @@ async fn observer_that_requires_a_leader_is_notified_of_its_absence() {
 /// As in etcd: no key was created at such a revision, whether the key exists or not.
 #[tokio::test]
 async fn leadership_with_a_negative_revision_is_invalid() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut election = ElectionClient::new(channel.clone());
     let leader = |key: &'static str| {

@@ -19,7 +19,7 @@ fn text(path: &Path) -> &str {
 
 /// Starts a server and stops it when it is ready. Returns what it wrote to standard error.
 fn run(dir: &TempDir, more: &[&str]) -> String {
-    let (status, log) = Server::alone(dir, more).stop();
+    let (status, log) = Server::alone_in(dir, more).stop();
     assert!(status.success(), "{log}");
     log
 }

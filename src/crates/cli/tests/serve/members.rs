@@ -146,8 +146,7 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
 
 #[test]
 fn etcdctl_member_add_prints_the_start_flags() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let Some(mut command) = etcdctl(&server) else { return };
     let output = command.args(["member", "add", "m1", "--peer-urls=http://127.0.0.1:1"]).output();
     let output = output.unwrap();
@@ -162,8 +161,7 @@ fn etcdctl_member_add_prints_the_start_flags() {
 
 #[tokio::test]
 async fn last_voter_cannot_be_removed() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut cluster = Cluster::new(channel.clone());
     let id = list(&mut cluster).await[0].id;
@@ -285,8 +283,8 @@ async fn members_with_two_urls_each_form_a_cluster() {
 
 #[tokio::test]
 async fn max_learners_limits_learners_and_not_members_that_vote() {
-    let (dir, ports) = (tempdir().unwrap(), free_ports::<4>());
-    let server = Server::alone(&dir, &["--max-learners=2"]);
+    let ports = free_ports::<4>();
+    let server = Server::alone(&["--max-learners=2"]);
     let mut cluster = ClusterClient::new(server.channel().await);
     add(&mut cluster, ports[0], true).await.unwrap();
     add(&mut cluster, ports[1], true).await.unwrap();

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use tempfile::tempdir;
 use tonic::transport::Channel;
 
 use crate::crew::Crew;
@@ -108,8 +107,7 @@ async fn moved(address: &str) -> Vec<(&'static str, f64)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counters_move_like_those_of_etcd() {
     let Some(etcd) = Etcd::with(&["--metrics=extensive"]) else { return };
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--metrics=extensive"]);
+    let server = Server::alone(&["--metrics=extensive"]);
     let (ours, theirs) = (moved(&server.address).await, moved(&etcd.address).await);
     assert_eq!(ours, theirs);
     assert!(ours.iter().all(|(_, moved)| *moved > 0.0), "{ours:?}");
@@ -216,10 +214,9 @@ fn handling(server: &Server, method: &str) -> (Vec<(String, u64)>, u64) {
 
 #[tokio::test]
 async fn extensive_metrics_measure_handling_time_of_calls_and_streams() {
-    let dirs = [(); 2].map(|()| tempdir().unwrap());
-    let basic = Server::alone(&dirs[0], &[]);
+    let basic = Server::alone(&[]);
     assert_eq!(handling(&basic, "Put"), (Vec::new(), 0));
-    let server = Server::alone(&dirs[1], &["--metrics=extensive"]);
+    let server = Server::alone(&["--metrics=extensive"]);
     let channel = server.channel().await;
     for _ in 0..7 {
         KvClient::new(channel.clone()).put(put("k")).await.unwrap();
@@ -248,8 +245,7 @@ async fn extensive_metrics_measure_handling_time_of_calls_and_streams() {
 /// Checks `etcd_server_request_duration_seconds`, which is new in etcd 3.7.
 #[tokio::test]
 async fn durations_of_requests_have_the_types_of_etcd() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     let get = |revision| pb::RangeRequest { key: "k".into(), revision, ..Default::default() };
@@ -300,8 +296,7 @@ async fn durations_of_requests_have_the_types_of_etcd() {
 /// etcd's alert on fragmentation uses the ratio of the two.
 #[tokio::test]
 async fn size_in_use_equals_total_size() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
     for round in 0..50_u8 {
         let value = vec![round; 1 << 10];
@@ -323,8 +318,7 @@ async fn size_in_use_equals_total_size() {
 
 #[test]
 fn process_and_health_metrics_are_served() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     for _ in 0..3 {
         assert_eq!(server.http("GET", "/health", "").0, 200);
     }
@@ -344,9 +338,8 @@ fn process_and_health_metrics_are_served() {
 
 /// Starts a server for which every request is slow, and puts until the server logs a slow put. Returns the log.
 async fn log_of_a_slow_put(more: &[&str]) -> String {
-    let dir = tempdir().unwrap();
     let flags = [&["--log-level=debug", "--warning-unary-request-duration=1ns"], more].concat();
-    let server = Server::alone(&dir, &flags);
+    let server = Server::alone(&flags);
     let mut kv = KvClient::new(server.channel().await);
     // At most one line a second is logged, and one of the member's own requests may have been slow.
     let begun = std::time::Instant::now();

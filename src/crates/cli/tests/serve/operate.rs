@@ -36,8 +36,7 @@ async fn settled(maintenance: &mut MaintenanceClient<Channel>) -> pb::StatusResp
 /// Test suites of clients call these on a new server, and treat an empty value as a missing response.
 #[tokio::test]
 async fn an_empty_server_has_a_size_and_a_hash() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut maintenance = MaintenanceClient::new(server.channel().await);
     let status = maintenance.status(pb::StatusRequest {}).await.unwrap().into_inner();
     assert!(0 < status.db_size_in_use && status.db_size_in_use <= status.db_size, "{status:?}");
@@ -50,8 +49,7 @@ async fn an_empty_server_has_a_size_and_a_hash() {
 
 #[tokio::test]
 async fn members_can_be_listed_hashed_led_and_removed() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let channel = servers[0].channel().await;
     let put = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
     KvClient::new(channel.clone()).put(put).await.unwrap();
@@ -160,8 +158,7 @@ async fn led(servers: &[Server]) -> Led {
 
 #[tokio::test]
 async fn maintenance_calls_without_work_answer_as_in_etcd() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut maintenance = MaintenanceClient::new(channel.clone());
     let alarms = maintenance.alarm(pb::AlarmRequest::default()).await.unwrap().into_inner();
@@ -184,8 +181,7 @@ async fn maintenance_calls_without_work_answer_as_in_etcd() {
 
 #[tokio::test]
 async fn no_space_alarm_ends_with_free_space_or_on_request() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--quota-backend-bytes=65536"]);
+    let server = Server::alone(&["--quota-backend-bytes=65536"]);
     let channel = server.channel().await;
     let mut operator = MaintenanceClient::new(channel.clone());
     let (mut kv, mut maintenance) =
@@ -263,9 +259,8 @@ fn joining_server_without_peers_stops_on_request() {
 
 #[tokio::test]
 async fn server_stops_while_it_hashes_a_password() {
-    let dir = tempdir().unwrap();
     // With this cost, a hash would take hours.
-    let server = Server::alone(&dir, &["--bcrypt-cost", "25"]);
+    let server = Server::alone(&["--bcrypt-cost", "25"]);
     let channel = server.channel().await;
     let (name, password) = ("ann".to_owned(), "ann's".to_owned());
     let add = pb::AuthUserAddRequest { name, password, ..Default::default() };

@@ -58,23 +58,15 @@ fn p521_keys_work_for_servers_clients_and_authorities() {
         ("sha384", "server.sec1.key", "TLS1.3"),
         ("sha512", "server.key", "TLS1.3"),
     ] {
-        let (files, dir) = (tempdir().unwrap(), tempdir().unwrap());
+        let files = tempdir().unwrap();
         if !make_certificates(files.path(), hash) {
             return skip("openssl is not installed (Debian: openssl)");
         }
-        let [peer, client] = free_ports();
-        let mut all = flags(0, &[peer], client, dir.path());
-        all.retain(|flag| !flag.contains("client-urls"));
-        all.push(format!("--listen-client-urls=https://127.0.0.1:{client}"));
-        all.push(format!("--advertise-client-urls=https://127.0.0.1:{client}"));
-        all.push(format!("--tls-max-version={version}"));
-        all.push("--client-cert-auth".to_owned());
-        for (name, file) in
+        let version = format!("--tls-max-version={version}");
+        let [cert, key, ca] =
             [("cert-file", "server.pem"), ("key-file", key), ("trusted-ca-file", "ca.pem")]
-        {
-            all.push(format!("--{name}={}", files.path().join(file).display()));
-        }
-        let server = Server::start(&all, client, &[]).ready();
+                .map(|(name, file)| format!("--{name}={}", files.path().join(file).display()));
+        let server = Server::with_tls(&[&version, "--client-cert-auth", &cert, &key, &ca]);
         ask(bowline(), &server, files.path());
         if etcdctl_is_installed() {
             ask(Command::new("etcdctl"), &server, files.path());

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use bowline_client::{Client, Error};
 use prost::Message as _;
-use tempfile::tempdir;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tonic::codec::CompressionEncoding::Gzip;
 use tonic::transport::Channel;
@@ -102,9 +101,8 @@ async fn begun(server: &Server) -> Chunks {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn merged_chunks_equal_the_response_of_range() {
-    let dir = tempdir().unwrap();
     let bytes_max = 16_384;
-    let server = Server::alone(&dir, &[&format!("--max-request-bytes={bytes_max}")]);
+    let server = Server::alone(&[&format!("--max-request-bytes={bytes_max}")]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     let mut compressed = KvClient::new(channel).send_compressed(Gzip).accept_compressed(Gzip);
@@ -150,8 +148,7 @@ async fn merged_chunks_equal_the_response_of_range() {
 
 #[tokio::test]
 async fn sort_orders_and_revision_filters_are_unimplemented() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
     let (orders, filters) = (
         "RangeStream does not support custom sort orders",
@@ -185,8 +182,7 @@ async fn sort_orders_and_revision_filters_are_unimplemented() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stream_is_pinned_to_its_first_revision() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
     let revision = fill(&mut kv, "r").await;
     let expected = kv.range(pb::RangeRequest { keys_only: true, ..range("r", "s") }).await;
@@ -214,8 +210,7 @@ async fn stream_is_pinned_to_its_first_revision() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn compaction_in_mid_stream_ends_the_stream_with_an_error() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
     let pinned = fill(&mut kv, "r").await;
     let (mut at_the_pinned, mut above) = (begun(&server).await, begun(&server).await);
@@ -237,8 +232,7 @@ async fn compaction_in_mid_stream_ends_the_stream_with_an_error() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_or_stopped_server_in_mid_stream_is_an_error_at_the_client() {
     for is_killed in [true, false] {
-        let dir = tempdir().unwrap();
-        let server = Server::alone(&dir, &[]);
+        let server = Server::alone(&[]);
         fill(&mut KvClient::new(server.channel().await), "r").await;
         let mut chunks = begun(&server).await;
         let client = Client::connect([format!("http://{}", server.address)]).await.unwrap();
@@ -266,8 +260,7 @@ async fn killed_or_stopped_server_in_mid_stream_is_an_error_at_the_client() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_streams_hold_one_chunk_each_and_end_with_their_client() {
     let (megabyte, rows, streams) = (1 << 20, 96, 100);
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
     for row in 0..rows {
         put(&mut kv, format!("r{row:04}"), vec![b'v'; megabyte]).await;
@@ -320,8 +313,7 @@ async fn put_latency(kv: &mut Kv, puts: usize) -> Duration {
 async fn large_range_is_streamed_in_little_memory() {
     let rows =
         std::env::var("BOWLINE_STREAM_MIB").map_or(128, |mib| mib.parse().expect("a number"));
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
     for row in 0..rows {
         put(&mut kv, format!("r{row:05}"), vec![b'v'; 1 << 20]).await;
@@ -363,8 +355,7 @@ async fn large_range_is_streamed_in_little_memory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_permission_ends_a_stream_and_other_changes_of_users_do_not() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+    let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
     let (root, ann) = (login(&channel, "root").await.unwrap(), login(&channel, "ann").await);
     let ann = ann.unwrap();
@@ -395,8 +386,7 @@ async fn lost_permission_ends_a_stream_and_other_changes_of_users_do_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deadline_in_mid_stream_is_an_error() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     fill(&mut KvClient::new(server.channel().await), "r").await;
     let mut kv = KvClient::new(narrow(&server).await);
     let mut request = Request::new(range("r", "s"));
@@ -410,8 +400,7 @@ async fn deadline_in_mid_stream_is_an_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn followers_stream_acknowledged_writes_and_serializable_needs_no_quorum() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let mut servers = Server::three(&dirs);
+    let mut servers = Server::three();
     for number in 0..30 {
         let mut at = KvClient::new(servers[number % 3].channel().await);
         put(&mut at, format!("k{number:02}"), b"v".to_vec()).await;

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tempfile::tempdir;
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
@@ -50,8 +49,7 @@ async fn get(kv: &mut KvClient<Channel>, key: &[u8]) -> pb::RangeResponse {
 /// A change takes one revision, and its response has that revision, whatever other clients write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn write_header_has_the_revision_of_the_write() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let _writers = writers(&channel);
     let mut kv = KvClient::new(channel.clone());
@@ -113,8 +111,7 @@ async fn write_header_has_the_revision_of_the_write() {
 /// Like the test above, for puts and revocations in JSON.
 #[test]
 fn json_write_header_has_the_revision_of_the_write() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let channel = runtime.block_on(server.channel());
     let _writers = runtime.block_on(async { writers(&channel) });
@@ -140,8 +137,7 @@ fn json_write_header_has_the_revision_of_the_write() {
 /// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_header_is_not_newer_than_the_read_data() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     // One writer adds a user, a role and a leased key in each round, and then puts a key that marks the end of the
     // round.
@@ -225,8 +221,7 @@ async fn read(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBoo
 /// than everything that was written after the deletion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn login_header_is_not_newer_than_the_checked_user_table() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--bcrypt-cost=10"]);
+    let server = Server::alone(&["--bcrypt-cost=10"]);
     let channel = crate::auth::guarded(&server).await;
     let root = login(&channel, "root").await.unwrap();
     let (mut kv, mut auth) = (KvClient::new(channel.clone()), AuthClient::new(channel.clone()));
@@ -279,8 +274,7 @@ async fn ask(channel: &Channel, txn: pb::TxnRequest) -> Result<pb::TxnResponse, 
 /// One linearizable range makes the whole transaction linearizable.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mixed_transaction_on_a_partitioned_member_is_not_stale() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let own = servers[2].channel().await;
     KvClient::new(own.clone()).put(put_of("k")).await.unwrap();
     let both = |success: &[bool], failure: &[bool]| pb::TxnRequest {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MethodDescriptor, SerializeOptions};
-use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
@@ -379,8 +378,7 @@ async fn tokens(channel: &Channel) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_method_is_open_only_to_the_users_of_the_table() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+    let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
     let root = login(&channel, "root").await.unwrap();
     let mut auth = pb::auth_client::AuthClient::new(channel.clone());

@@ -67,7 +67,7 @@ fn program(protoc: &OsStr) -> Option<PathBuf> {
 fn program_with_the_etcd_client_crate_works() {
     let dir = tempdir().unwrap();
     let Some(program) = program(protoc(dir.path()).as_os_str()) else { return };
-    let server = Server::alone(&dir, &["--bcrypt-cost=4"]);
+    let server = Server::alone(&["--bcrypt-cost=4"]);
     let output = Command::new(program).arg(&server.address).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

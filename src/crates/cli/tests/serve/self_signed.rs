@@ -7,7 +7,7 @@ use std::process::Command;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
 use tempfile::{TempDir, tempdir};
 
-use bowline_testkit::process::{Server, bowline, etcdctl_is_installed, flags, free_ports};
+use bowline_testkit::process::{Server, bowline, etcdctl_is_installed};
 
 /// A certificate and its key, in files.
 struct Own {
@@ -36,15 +36,10 @@ fn authority() -> IsCa {
     IsCa::Ca(BasicConstraints::Unconstrained)
 }
 
-fn serve(dir: &TempDir, own: &Own) -> Server {
-    let [peer, client] = free_ports();
-    let mut all = flags(0, &[peer], client, dir.path());
-    all.retain(|flag| !flag.contains("client-urls"));
-    all.push(format!("--listen-client-urls=https://127.0.0.1:{client}"));
-    all.push(format!("--advertise-client-urls=https://127.0.0.1:{client}"));
-    all.push(format!("--cert-file={}", own.cert.display()));
-    all.push(format!("--key-file={}", own.key.display()));
-    Server::start(&all, client, &[]).ready()
+fn serve(own: &Own) -> Server {
+    let cert = format!("--cert-file={}", own.cert.display());
+    let key = format!("--key-file={}", own.key.display());
+    Server::with_tls(&[&cert, &key])
 }
 
 /// Gets a key from a server. Returns the error if that fails.
@@ -62,8 +57,8 @@ fn self_signed_certificate_in_the_ca_file_authenticates_its_server() {
     for (name, is_ca) in
         [("ca", authority()), ("no-ca", IsCa::ExplicitNoCa), ("unsaid", IsCa::NoCa)]
     {
-        let (dir, own) = (tempdir().unwrap(), certificate(&files, name, is_ca, "127.0.0.1", 2100));
-        let server = serve(&dir, &own);
+        let own = certificate(&files, name, is_ca, "127.0.0.1", 2100);
+        let server = serve(&own);
         ask(bowline(), &server, &own.cert).unwrap_or_else(|printed| panic!("{name}: {printed}"));
         // The server's certificate is also trusted if it is not the first one in the client's file.
         let other = certificate(&files, "other", authority(), "127.0.0.1", 2100);
@@ -87,8 +82,8 @@ fn serving_ca_certificate_is_rejected_unless_trusted_itself() {
         ("of another host", "other.example", 2100, true, "not valid for name"),
         ("expired", "127.0.0.1", 2021, true, "Expired"),
     ] {
-        let (dir, own) = (tempdir().unwrap(), certificate(&files, "own", authority(), host, until));
-        let server = serve(&dir, &own);
+        let own = certificate(&files, "own", authority(), host, until);
+        let server = serve(&own);
         let printed = ask(bowline(), &server, if trusts_own { &own.cert } else { &trusted.cert });
         let printed = printed.expect_err(name);
         let is_refused = printed.contains(words) || printed.contains(&words.to_lowercase());

@@ -38,7 +38,7 @@ fn has_name_of_a_snapshot(dir: &Path) -> bool {
 #[tokio::test]
 async fn snapshot_is_streamed_with_its_hash_and_restores_a_cluster() {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone_in(&dir, &[]);
     fill(&server);
     let mut maintenance = MaintenanceClient::new(server.channel().await);
     let sent = maintenance.snapshot(pb::SnapshotRequest {}).await.unwrap();
@@ -94,7 +94,7 @@ async fn snapshot_is_streamed_with_its_hash_and_restores_a_cluster() {
 #[test]
 fn etcdctl_saves_a_snapshot_and_bowline_reads_it() {
     let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone_in(&dir, &[]);
     fill(&server);
     let Some(mut save) = etcdctl(&server) else { return };
     let file = place.path().join("saved.db");

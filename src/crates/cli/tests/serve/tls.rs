@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rcgen::ExtendedKeyUsagePurpose;
 use rustls::version::{TLS12, TLS13};
-use tempfile::{TempDir, tempdir};
+use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Request};
 
@@ -39,22 +39,18 @@ fn text(path: &Path) -> &str {
 }
 
 /// Starts a server with a certificate of the authority.
-fn secure(office: &mut Office, dir: &TempDir, more: &[&str]) -> Server {
+fn secure(office: &mut Office, more: &[&str]) -> Server {
     let card = office.issue(GOOD);
-    let [peer, client] = free_ports();
-    let mut all = flags(0, &[peer], client, dir.path());
-    all.push(format!("--listen-client-urls=https://127.0.0.1:{client}"));
-    all.push(format!("--advertise-client-urls=https://127.0.0.1:{client}"));
-    all.push(format!("--cert-file={}", text(&card.cert)));
-    all.push(format!("--key-file={}", text(&card.key)));
-    Server::start(&all, client, more).ready()
+    let cert = format!("--cert-file={}", text(&card.cert));
+    let key = format!("--key-file={}", text(&card.key));
+    Server::with_tls(&[&[cert.as_str(), &key], more].concat())
 }
 
 /// Like [`secure`], with client certificates required.
-fn mutual(office: &mut Office, dir: &TempDir, more: &[&str]) -> Server {
+fn mutual(office: &mut Office, more: &[&str]) -> Server {
     let ca = format!("--trusted-ca-file={}", text(&office.ca()));
     let flags = [&[ca.as_str(), "--client-cert-auth"], more].concat();
-    secure(office, dir, &flags)
+    secure(office, &flags)
 }
 
 fn get(path: &str) -> String {
@@ -81,8 +77,8 @@ fn printed(output: &Output) -> String {
 
 #[test]
 fn etcdctl_and_bowline_need_a_client_certificate() {
-    let (mut office, dir) = (Office::new(), tempdir().unwrap());
-    let server = mutual(&mut office, &dir, &[]);
+    let mut office = Office::new();
+    let server = mutual(&mut office, &[]);
     let card = office.client("ann");
     let ca = office.ca();
     let url = format!("https://{}", server.address);
@@ -124,8 +120,8 @@ fn etcdctl_and_bowline_need_a_client_certificate() {
 /// HTTP/1 and HTTP/2, JSON, health and metrics: nothing is served without a certificate.
 #[tokio::test]
 async fn all_protocols_share_the_tls_listener() {
-    let (mut office, dir) = (Office::new(), tempdir().unwrap());
-    let server = mutual(&mut office, &dir, &[]);
+    let mut office = Office::new();
+    let server = mutual(&mut office, &[]);
     let card = office.client("ann");
     let http = |request: &str| office.http(&server.address, Some(&card), &BOTH, request).unwrap();
     for (path, words) in [
@@ -208,11 +204,11 @@ fn wrong_cards(office: &mut Office, foreign: &mut Office) -> Vec<(&'static str, 
 
 #[tokio::test]
 async fn only_a_valid_client_certificate_connects_and_rejections_have_a_reason() {
-    let (mut office, mut foreign, dir) = (Office::new(), Office::new(), tempdir().unwrap());
+    let (mut office, mut foreign) = (Office::new(), Office::new());
     let cards = wrong_cards(&mut office, &mut foreign);
     let crl = format!("--client-crl-file={}", text(&office.crl()));
     let host = "--client-cert-allowed-hostname=127.0.0.1,clients.example";
-    let server = mutual(&mut office, &dir, &[&crl, host]);
+    let server = mutual(&mut office, &[&crl, host]);
     let right = office.client("ann");
     let named = office.issue(CertificateContent { hosts: &["clients.example"], ..GOOD });
     for version in BOTH {
@@ -243,14 +239,14 @@ async fn only_a_valid_client_certificate_connects_and_rejections_have_a_reason()
 /// As in etcd's GHSA-3wh4, where one listener used a revocation list and another did not.
 #[test]
 fn all_listeners_check_the_same_revocation_list() {
-    let (mut office, mut foreign, dir) = (Office::new(), Office::new(), tempdir().unwrap());
+    let (mut office, mut foreign) = (Office::new(), Office::new());
     let cards = wrong_cards(&mut office, &mut foreign);
     let crl = format!("--client-crl-file={}", text(&office.crl()));
     let host = "--client-cert-allowed-hostname=127.0.0.1";
     let [json, health] = free_ports().map(|port: u16| format!("127.0.0.1:{port}"));
     let http_urls = format!("--listen-client-http-urls=https://{json}");
     let metrics_urls = format!("--listen-metrics-urls=https://{health}");
-    let server = mutual(&mut office, &dir, &[&crl, host, &http_urls, &metrics_urls]);
+    let server = mutual(&mut office, &[&crl, host, &http_urls, &metrics_urls]);
     let right = office.client("ann");
     for address in [&server.address, &json, &health] {
         let code = if *address == server.address { "HTTP/1.1 404" } else { "HTTP/1.1 200" };
@@ -348,8 +344,8 @@ async fn guard(channel: &Channel) {
 
 #[tokio::test]
 async fn certificate_names_the_user_of_a_call_without_a_token() {
-    let (mut office, dir) = (Office::new(), tempdir().unwrap());
-    let server = mutual(&mut office, &dir, &["--bcrypt-cost=4"]);
+    let mut office = Office::new();
+    let server = mutual(&mut office, &["--bcrypt-cost=4"]);
     let [root, ann, eve] = ["root", "ann", "eve"].map(|name| office.client(name));
     let nameless = office.issue(GOOD);
     let address = server.address.clone();
@@ -414,10 +410,10 @@ async fn certificate_names_the_user_of_a_call_without_a_token() {
 /// they are not verified, they are ignored.
 #[tokio::test]
 async fn certificates_name_no_user_without_client_cert_auth() {
-    let (mut office, dirs) = (Office::new(), [tempdir().unwrap(), tempdir().unwrap()]);
+    let mut office = Office::new();
     let ca = format!("--trusted-ca-file={}", text(&office.ca()));
-    let asks = secure(&mut office, &dirs[0], &[&ca, "--bcrypt-cost=4"]);
-    let open = secure(&mut office, &dirs[1], &["--bcrypt-cost=4"]);
+    let asks = secure(&mut office, &[&ca, "--bcrypt-cost=4"]);
+    let open = secure(&mut office, &["--bcrypt-cost=4"]);
     let root = office.client("root");
     for server in [&asks, &open] {
         let channel = office.channel(&server.address, Some(&root)).await;
@@ -442,7 +438,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn changed_tls_files_are_reloaded_and_broken_ones_ignored() {
-    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let mut office = Office::new();
     let mut next = Office::new();
     let files = ["cert", "key", "ca"].map(|name| office.path(&format!("in-use.{name}.pem")));
     let copy = |from: &Path, to: &Path| put(to, &std::fs::read(from).unwrap());
@@ -456,7 +452,7 @@ async fn changed_tls_files_are_reloaded_and_broken_ones_ignored() {
         flags.iter().zip(&files).map(|(name, path)| format!("--{name}={}", text(path))).collect();
     flags.push(format!("--client-crl-file={}", text(&office.crl())));
     let flags: Vec<_> = flags.iter().map(String::as_str).collect();
-    let server = secure(&mut office, &dir, &flags);
+    let server = secure(&mut office, &flags);
     let (of_ann, of_bob) = (
         office.channel(&server.address, Some(&ann)).await,
         office.channel(&server.address, Some(&bob)).await,
@@ -504,12 +500,12 @@ async fn changed_tls_files_are_reloaded_and_broken_ones_ignored() {
 
 #[test]
 fn broken_tls_file_is_logged_once_and_the_old_one_stays() {
-    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let mut office = Office::new();
     let (card, cert, key) = (office.issue(GOOD), office.path("cert"), office.path("key"));
     put(&cert, &std::fs::read(&card.cert).unwrap());
     put(&key, &std::fs::read(&card.key).unwrap());
     let files = [format!("--cert-file={}", text(&cert)), format!("--key-file={}", text(&key))];
-    let server = secure(&mut office, &dir, &[&files[0], &files[1]]);
+    let server = secure(&mut office, &[&files[0], &files[1]]);
     let complains = "cannot reload the TLS certificates for clients, keeping the current ones: ";
     put(&cert, b"broken");
     server.until_logged(complains);
@@ -598,9 +594,9 @@ fn stays(address: &str, words: &[u8]) -> Duration {
 
 #[test]
 fn unfinished_handshake_is_closed_at_its_deadline() {
-    let (mut office, dirs) = (Office::new(), [tempdir().unwrap(), tempdir().unwrap()]);
-    let server = mutual(&mut office, &dirs[0], &[]);
-    let plain = Server::alone(&dirs[1], &[]);
+    let mut office = Office::new();
+    let server = mutual(&mut office, &[]);
+    let plain = Server::alone(&[]);
     // The bytes are the beginning of a ClientHello that declares 512 bytes.
     let half: &[u8] = &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
     let silent: [(&str, &[u8]); 4] = [
@@ -623,8 +619,8 @@ fn unfinished_handshake_is_closed_at_its_deadline() {
 
 #[test]
 fn silent_connections_do_not_lock_clients_out() {
-    let (mut office, dir) = (Office::new(), tempdir().unwrap());
-    let server = mutual(&mut office, &dir, &[]);
+    let mut office = Office::new();
+    let server = mutual(&mut office, &[]);
     let card = office.client("ann");
     let mut silent = Vec::new();
     for number in 0..1200 {
@@ -654,11 +650,7 @@ fn silent_connections_do_not_lock_clients_out() {
 /// `--auto-tls`: encrypted, with a new certificate at each start.
 #[test]
 fn auto_tls_generates_a_certificate() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
-    let mut all = flags(0, &[peer], client, dir.path());
-    all.push(format!("--listen-client-urls=https://127.0.0.1:{client}"));
-    let server = Server::start(&all, client, &["--auto-tls"]).ready();
+    let server = Server::with_tls(&["--auto-tls"]);
     let url = format!("https://{}", server.address);
     let ask = |more: &[&str]| {
         let what = ["put", "k", "v", "--endpoints", &url];
@@ -680,11 +672,11 @@ fn auto_tls_generates_a_certificate() {
 /// etcd requires a revocation list in DER, not PEM.
 #[test]
 fn der_revocation_list_of_clients_is_accepted() {
-    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let mut office = Office::new();
     let (ann, bob) = (office.client("ann"), office.client("bob"));
     office.revoke(&[&bob]);
     let crl = format!("--client-crl-file={}", text(&office.crl().with_extension("der")));
-    let server = mutual(&mut office, &dir, &[&crl]);
+    let server = mutual(&mut office, &[&crl]);
     let ask = |card| office.http(&server.address, Some(card), &BOTH, &get("/health"));
     assert!(ask(&ann).unwrap().starts_with("HTTP/1.1 200"));
     assert!(ask(&bob).unwrap_err().contains("CertificateRevoked"), "{:?}", ask(&bob));
@@ -706,9 +698,9 @@ fn chained(card: &Card, authority: &Office) -> Card {
 
 #[tokio::test]
 async fn client_of_an_intermediate_authority_needs_its_chain() {
-    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let mut office = Office::new();
     let (mut between, _) = office.intermediate();
-    let server = mutual(&mut office, &dir, &[]);
+    let server = mutual(&mut office, &[]);
     let ann = between.client("ann");
     comes_in(&office, &server, &chained(&ann, &between)).await.unwrap();
     comes_in(&office, &server, &ann).await.expect_err("no chain leads to the authority");
@@ -731,9 +723,8 @@ async fn revocation_covers_intermediate_authorities_and_their_clients() {
         crate::office::put(&path, &lists.concat());
     };
     write(&office, &left, &right);
-    let data = tempdir().unwrap();
     let crl = format!("--client-crl-file={}", text(&path));
-    let server = mutual(&mut office, &data, &[&crl]);
+    let server = mutual(&mut office, &[&crl]);
     let let_in = async |office: &Office, expected: [bool; 3]| {
         let begun = Instant::now();
         loop {
@@ -767,10 +758,10 @@ async fn revocation_covers_intermediate_authorities_and_their_clients() {
 /// A certificate that no revocation list covers might be revoked, so it is rejected.
 #[tokio::test]
 async fn client_of_an_authority_without_a_revocation_list_is_rejected() {
-    let (mut office, dir) = (Office::new(), tempdir().unwrap());
+    let mut office = Office::new();
     let (mut between, _) = office.intermediate();
     let crl = format!("--client-crl-file={}", text(&office.crl()));
-    let server = mutual(&mut office, &dir, &[&crl]);
+    let server = mutual(&mut office, &[&crl]);
     let (ann, bob) = (between.client("ann"), office.client("bob"));
     comes_in(&office, &server, &bob).await.unwrap();
     comes_in(&office, &server, &chained(&ann, &between))

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use bytes::Bytes;
 use prost::Message;
-use tempfile::tempdir;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
@@ -100,8 +99,7 @@ async fn delete_user(channel: &Channel, root: &str, name: &str) {
 
 #[tokio::test]
 async fn invalid_token_opens_no_watch_and_open_watches_follow_permissions() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+    let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
     let root = login(&channel, "root").await.unwrap();
     let mut kv = KvClient::new(channel.clone());
@@ -130,8 +128,7 @@ async fn invalid_token_opens_no_watch_and_open_watches_follow_permissions() {
 
 #[tokio::test]
 async fn expired_token_opens_no_watch_on_an_open_stream() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[&CHEAP[..], &["--auth-token-ttl", "1"]].concat());
+    let server = Server::alone(&[&CHEAP[..], &["--auth-token-ttl", "1"]].concat());
     let channel = guarded(&server).await;
     let (_, mut watches) = signed_in(&channel, "rob").await;
     // The pause is the TTL, plus the rest of the second in which the token was made.
@@ -153,8 +150,7 @@ async fn expired_token_opens_no_watch_on_an_open_stream() {
 /// Clients (jetcd) log in again after an error about a watch, but not after an error about the stream.
 #[tokio::test]
 async fn stream_with_an_invalid_token_cancels_each_watch() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+    let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
     let mut watches = Watches::open(&channel, "no token").await;
     for _ in 0..2 {
@@ -165,8 +161,7 @@ async fn stream_with_an_invalid_token_cancels_each_watch() {
 /// A stream may have been opened before authentication was enabled.
 #[tokio::test]
 async fn stream_opened_before_auth_rejects_anonymous_watches() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+    let server = Server::alone(&CHEAP);
     let mut watches = Watches::open(&server.channel().await, "").await;
     watches.create("app/a").await.unwrap();
     guarded(&server).await;
@@ -176,8 +171,7 @@ async fn stream_opened_before_auth_rejects_anonymous_watches() {
 
 #[tokio::test]
 async fn invalid_token_renews_only_its_own_leases_on_an_open_stream() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+    let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
     let root = login(&channel, "root").await.unwrap();
     let mut leases = LeaseClient::new(channel.clone());
@@ -238,8 +232,7 @@ pub(crate) async fn until_begun(server: &Server, method: &str, calls: u64) {
 /// The headers arrive while the token is valid, the message after it was invalidated.
 #[tokio::test]
 async fn message_after_its_token_expired_has_no_effect() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &CHEAP);
+    let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
     let root = login(&channel, "root").await.unwrap();
     let mut auth = AuthClient::new(channel.clone());
@@ -295,8 +288,7 @@ async fn message_after_its_token_expired_has_no_effect() {
 /// Between the check of a token and the change, a password is hashed, after other passwords in a queue.
 #[tokio::test]
 async fn token_that_expires_during_hashing_changes_nothing() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--bcrypt-cost", "12"]);
+    let server = Server::alone(&["--bcrypt-cost", "12"]);
     let channel = server.channel().await;
     let mut auth = AuthClient::new(channel.clone());
     let hashed = |password: &str| BASE64_STANDARD.encode(bcrypt::hash(password, 4).unwrap());
@@ -352,8 +344,7 @@ async fn token_that_expires_during_hashing_changes_nothing() {
 /// The request arrives while the member is paused. When the member answers, it has the newer auth table.
 #[tokio::test]
 async fn lagging_member_shows_no_users_to_an_invalid_token() {
-    let dirs = [(); 3].map(|()| tempdir().unwrap());
-    let servers = Server::three(&dirs);
+    let servers = Server::three();
     let channel = guarded(&servers[0]).await;
     let root = login(&channel, "root").await.unwrap();
     let mut lags = None;

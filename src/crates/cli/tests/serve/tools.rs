@@ -5,7 +5,6 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::tempdir;
 
 use bowline_testkit::process::{Server, etcdctl_is_installed};
 
@@ -26,8 +25,7 @@ fn run(server: &Server, arguments: &[&str]) -> Option<String> {
 
 #[test]
 fn etcdctl_puts_gets_and_deletes() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let Some(printed) = run(&server, &["put", "k", "v"]) else { return };
     assert_eq!(printed, "OK\n");
     assert_eq!(run(&server, &["get", "k"]).unwrap(), "k\nv\n");
@@ -38,8 +36,7 @@ fn etcdctl_puts_gets_and_deletes() {
 /// Two `etcdctl lock` commands that contend for one lock.
 #[test]
 fn two_terminals_take_turns_on_one_lock() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let Some(mut one) = etcdctl(&server) else { return };
     let mut one = one.args(["lock", "mutex1"]).stdout(Stdio::piped()).spawn().unwrap();
     let held = line(&mut one);
@@ -65,8 +62,7 @@ fn two_terminals_take_turns_on_one_lock() {
 /// `etcdctl elect` in two terminals, and `elect -l` in a third.
 #[test]
 fn etcdctl_elects_one_leader_at_a_time_and_observers_see_both() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let elect = |arguments: &[&str]| {
         let mut elect = etcdctl(&server)?;
         Some(elect.arg("elect").args(arguments).stdout(Stdio::piped()).spawn().unwrap())

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tempfile::tempdir;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
@@ -71,8 +70,7 @@ use mvccpb::event::EventType::{Delete, Put};
 
 #[tokio::test]
 async fn watch_delivers_changes_in_order_until_canceled() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     let mut stream = Stream::open(channel, true).await;
@@ -112,8 +110,7 @@ async fn watch_delivers_changes_in_order_until_canceled() {
 
 #[tokio::test]
 async fn watch_starts_at_any_uncompacted_revision() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     for value in ["1", "2", "3"] {
@@ -145,8 +142,7 @@ async fn watch_starts_at_any_uncompacted_revision() {
 
 #[tokio::test]
 async fn watch_ids_are_chosen_or_given_and_unique() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut stream = Stream::open(server.channel().await, false).await;
     let named = |watch_id| pb::WatchCreateRequest { watch_id, ..on("k", "") };
     assert_eq!(stream.create(named(0)).await.watch_id, 0);
@@ -165,8 +161,7 @@ async fn watch_ids_are_chosen_or_given_and_unique() {
 
 #[tokio::test]
 async fn filters_drop_event_kinds_for_a_watch_of_all_keys() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     let mut stream = Stream::open(channel, false).await;
@@ -191,8 +186,7 @@ async fn filters_drop_event_kinds_for_a_watch_of_all_keys() {
 
 #[tokio::test]
 async fn progress_follows_all_earlier_events() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--watch-progress-notify-interval=100ms"]);
+    let server = Server::alone(&["--watch-progress-notify-interval=100ms"]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     let mut stream = Stream::open(channel, false).await;
@@ -229,8 +223,7 @@ async fn progress_follows_all_earlier_events() {
 
 #[tokio::test]
 async fn revision_is_delivered_whole_or_in_marked_fragments() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--max-request-bytes=600000"]);
+    let server = Server::alone(&["--max-request-bytes=600000"]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     for key in ["k1", "k2", "k3"] {
@@ -258,8 +251,7 @@ fn row(key: &'static str, bytes: usize) -> pb::PutRequest {
 /// that is no fragment follows.
 #[tokio::test]
 async fn fragments_of_a_revision_are_contiguous() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--max-request-bytes=600000"]);
+    let server = Server::alone(&["--max-request-bytes=600000"]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     let mut stream = Stream::open(channel, false).await;
@@ -305,8 +297,7 @@ async fn fragments_of_a_revision_are_contiguous() {
 /// The response is a bookmark for all watches, from which clients resume them on another server.
 #[tokio::test]
 async fn progress_covers_watches_created_during_the_request() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     // Reading the history takes a while, and longer with the second watch.
@@ -351,8 +342,7 @@ async fn progress_covers_watches_created_during_the_request() {
 /// Such a watch starts at a compacted revision, and ends at once. A client may retry it any number of times.
 #[tokio::test]
 async fn watches_that_end_by_themselves_leave_nothing() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     for value in ["1", "2", "3"] {
@@ -380,8 +370,7 @@ async fn watches_that_end_by_themselves_leave_nothing() {
 
 #[tokio::test]
 async fn overlong_key_is_rejected_for_its_watch_only() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--max-request-bytes=100000"]);
+    let server = Server::alone(&["--max-request-bytes=100000"]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     let mut stream = Stream::open(channel, false).await;
@@ -403,8 +392,7 @@ async fn overlong_key_is_rejected_for_its_watch_only() {
 
 #[tokio::test]
 async fn a_server_that_stops_ends_its_streams() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let mut stream = Stream::open(server.channel().await, false).await;
     stream.create(on("k", "")).await;
     let (status, log) = server.stop();
@@ -418,8 +406,7 @@ async fn a_server_that_stops_ends_its_streams() {
 /// etcd's Go client resumes from the newest progress notification, whichever watch has received more events.
 #[tokio::test]
 async fn progress_never_precedes_uncovered_events() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--watch-progress-notify-interval=20ms"]);
+    let server = Server::alone(&["--watch-progress-notify-interval=20ms"]);
     let channel = server.channel().await;
     let mut stream = Stream::open(channel.clone(), false).await;
     for key in ["busy", "busy", "idle", "quiet"] {
@@ -458,8 +445,7 @@ async fn progress_never_precedes_uncovered_events() {
 
 #[tokio::test]
 async fn watch_with_a_future_start_is_silent_until_then() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &["--watch-progress-notify-interval=20ms"]);
+    let server = Server::alone(&["--watch-progress-notify-interval=20ms"]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     let mut stream = Stream::open(channel.clone(), false).await;
@@ -503,8 +489,7 @@ async fn watch_past(
 /// As in etcd: one response, or fragments of it that are no larger than a request may be.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_history_comes_in_one_response_or_its_fragments() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     for at in 0..10 {
@@ -539,8 +524,7 @@ async fn watch_history_comes_in_one_response_or_its_fragments() {
 /// Clients that watch from an old revision and do not read the responses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_watch_responses_take_bounded_memory() {
-    let dir = tempdir().unwrap();
-    let server = Server::alone(&dir, &[]);
+    let server = Server::alone(&[]);
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     for at in 0..15 {
