@@ -5,9 +5,8 @@ use tonic::transport::Channel;
 use super::{Clients, Miss, pb};
 use crate::calls::{Reply, Row};
 use crate::wire::{self, Answer};
-use pb::compare::{CompareResult, CompareTarget, TargetUnion};
+use pb::compare::{CompareResult, TargetUnion};
 use pb::kv_client::KvClient;
-use pb::request_op::Request;
 
 /// Maximum number of attempts of an addition when other clients change the counter at the same time.
 const ADD_TRIES: usize = 20;
@@ -123,45 +122,34 @@ pub(super) fn prefix_end(prefix: &str) -> Vec<u8> {
     end
 }
 
-fn compare(key: &str, target: CompareTarget, union: TargetUnion) -> pb::Compare {
-    pb::Compare {
-        result: CompareResult::Equal.into(),
-        target: target.into(),
-        key: key.to_owned().into(),
-        target_union: Some(union),
-        ..Default::default()
-    }
+fn equal(key: &str, value: TargetUnion) -> pb::Compare {
+    pb::Compare::new(key.to_owned(), CompareResult::Equal, value)
 }
 
 /// Returns the condition that a row was last changed at `revision`. Revision 0 means that the row does not exist.
 pub(super) fn modified_at(key: &str, revision: u64) -> pb::Compare {
-    compare(key, CompareTarget::Mod, TargetUnion::ModRevision(revision.cast_signed()))
+    equal(key, TargetUnion::ModRevision(revision.cast_signed()))
 }
 
 /// Returns the condition that a row was created at `revision`. Revision 0 means that the row does not exist.
 pub(super) fn created_at(key: &str, revision: u64) -> pb::Compare {
-    compare(key, CompareTarget::Create, TargetUnion::CreateRevision(revision.cast_signed()))
+    equal(key, TargetUnion::CreateRevision(revision.cast_signed()))
 }
 
 /// Returns the condition that a row has this value.
 pub(super) fn holds(key: &str, value: &str) -> pb::Compare {
-    compare(key, CompareTarget::Value, TargetUnion::Value(value.to_owned().into()))
+    equal(key, TargetUnion::Value(value.to_owned().into()))
 }
 
 /// Returns a write for a transaction.
 pub(super) fn put(key: &str, value: &str) -> pb::RequestOp {
-    let put = pb::PutRequest {
-        key: key.to_owned().into(),
-        value: value.to_owned().into(),
-        ..Default::default()
-    };
-    pb::RequestOp { request: Some(Request::RequestPut(put)) }
+    let (key, value) = (key.to_owned().into(), value.to_owned().into());
+    pb::PutRequest { key, value, ..Default::default() }.into()
 }
 
 /// Returns a read for a transaction.
 pub(super) fn get(key: &str) -> pb::RequestOp {
-    let range = pb::RangeRequest { key: key.to_owned().into(), ..Default::default() };
-    pb::RequestOp { request: Some(Request::RequestRange(range)) }
+    pb::RangeRequest { key: key.to_owned().into(), ..Default::default() }.into()
 }
 
 /// Returns the reply of a transaction.

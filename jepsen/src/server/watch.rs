@@ -15,7 +15,6 @@ use super::{Clients, Miss, pb};
 use crate::calls::{Change, Reply};
 use bowline_proto::mvccpb::event::EventType;
 use pb::watch_client::WatchClient;
-use pb::watch_request::RequestUnion;
 
 /// Maximum number of responses that are returned at once.
 const ANSWERS_MAX: usize = 64;
@@ -37,9 +36,8 @@ impl Clients {
             progress_notify: true,
             ..Default::default()
         };
-        let request = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         let (requests, stream) = mpsc::channel(1);
-        drop(requests.send(request).await);
+        drop(requests.send(create.into()).await);
         let mut client =
             WatchClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
         // A watch changes nothing, so a failure has no effect.

@@ -24,7 +24,6 @@ use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::maintenance_client::MaintenanceClient;
 use pb::watch_client::WatchClient;
-use pb::watch_request::RequestUnion;
 
 /// Maximum size of an accepted response, in bytes. The limit is high, because a range may return the whole store.
 const ANSWER_BYTES_MAX: usize = i32::MAX as usize;
@@ -107,12 +106,11 @@ impl Link {
         &self,
         creates: impl IntoIterator<Item = pb::WatchCreateRequest>,
     ) -> Result<(mpsc::Sender<pb::WatchRequest>, Streaming<pb::WatchResponse>), Status> {
-        let union = |create| Some(RequestUnion::CreateRequest(create));
-        let creates: Vec<_> = creates.into_iter().map(union).collect();
+        let creates: Vec<_> = creates.into_iter().collect();
         let (requests, stream) = mpsc::channel(creates.len() + WATCH_REQUESTS);
-        for request_union in creates {
+        for create in creates {
             // Sending does not wait, because the channel has room.
-            drop(requests.send(pb::WatchRequest { request_union }).await);
+            drop(requests.send(create.into()).await);
         }
         let answers = self.watch().watch(ReceiverStream::new(stream)).await?.into_inner();
         Ok((requests, answers))

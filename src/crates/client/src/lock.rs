@@ -16,8 +16,7 @@ use crate::session::Session;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::event::EventType;
 use bowline_proto::mvccpb::{Event, KeyValue};
-use pb::compare::{CompareResult, CompareTarget, TargetUnion};
-use pb::request_op::Request;
+use pb::compare::{CompareResult, TargetUnion};
 use pb::watch_create_request::FilterType;
 
 /// Pause before a retry after the servers could not be reached or did not answer.
@@ -98,14 +97,10 @@ impl Lock {
     /// # Errors
     /// Returns an error if no server confirms it. Then the lock is released with its session.
     pub async fn release(self, client: &Client) -> Result<(), Error> {
+        let delete = pb::DeleteRangeRequest { key: self.entry.key.clone(), ..Default::default() };
         let request = pb::TxnRequest {
             compare: vec![self.compare()],
-            success: vec![pb::RequestOp {
-                request: Some(Request::RequestDeleteRange(pb::DeleteRangeRequest {
-                    key: self.entry.key.clone(),
-                    ..Default::default()
-                })),
-            }],
+            success: vec![delete.into()],
             failure: Vec::new(),
         };
         let call = async |link: Link| link.kv().txn(request.clone()).await;
@@ -149,13 +144,7 @@ pub fn queue_entries(name: &[u8], rows: Vec<KeyValue>) -> Vec<KeyValue> {
 }
 
 fn created_at(key: &Bytes, revision: i64) -> pb::Compare {
-    pb::Compare {
-        result: CompareResult::Equal.into(),
-        target: CompareTarget::Create.into(),
-        key: key.clone(),
-        range_end: Bytes::new(),
-        target_union: Some(TargetUnion::CreateRevision(revision)),
-    }
+    pb::Compare::new(key.clone(), CompareResult::Equal, TargetUnion::CreateRevision(revision))
 }
 
 /// Repeats an idempotent request until a server answers it. There is no time limit, so the caller must set one.
@@ -197,8 +186,8 @@ impl QueueEntry {
         let get = pb::RangeRequest { key: key.clone(), ..Default::default() };
         let request = pb::TxnRequest {
             compare: vec![created_at(&key, 0)],
-            success: vec![pb::RequestOp { request: Some(Request::RequestPut(put)) }],
-            failure: vec![pb::RequestOp { request: Some(Request::RequestRange(get)) }],
+            success: vec![put.into()],
+            failure: vec![get.into()],
         };
         let answer =
             call_until_answered(client, async |link: Link| link.kv().txn(request.clone()).await)

@@ -11,7 +11,6 @@ use crate::connect::{CallKind, Client, Link};
 use crate::error::{Error, is_transient};
 use crate::ordered::is_ordered;
 use bowline_proto::etcdserverpb as pb;
-use pb::watch_request::RequestUnion;
 
 /// Pause before a reconnect, after no server could be reached or a connection has failed.
 const REOPEN_PAUSE: Duration = Duration::from_millis(300);
@@ -79,9 +78,8 @@ impl Watch {
                 },
             };
             if std::mem::take(&mut self.asks) {
-                let union = Some(RequestUnion::ProgressRequest(pb::WatchProgressRequest {}));
                 // If the queue is full, earlier requests are about to be answered.
-                drop(open.requests.try_send(pb::WatchRequest { request_union: union }));
+                drop(open.requests.try_send(pb::WatchProgressRequest {}.into()));
             }
             let status = match open.answers.message().await {
                 Ok(Some(answer)) => {

@@ -3,6 +3,8 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::all, rust_2018_idioms)]
 
+mod convert;
+
 /// A serialized `FileDescriptorSet` of all packages.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 

@@ -14,7 +14,7 @@ use super::print::Output;
 use super::put::{PutOptions, read};
 use super::quote;
 use bowline_proto::etcdserverpb as pb;
-use pb::compare::{CompareResult, CompareTarget, TargetUnion};
+use pb::compare::{CompareResult, TargetUnion};
 use pb::request_op::Request;
 
 const GRAMMAR: &str = "\
@@ -142,23 +142,15 @@ fn compare(line: &str) -> Result<pb::Compare, String> {
         let text = std::str::from_utf8(&value).map_err(|_| wrong("expected a number"))?;
         i64::from_str_radix(text, radix).map_err(|_| wrong("expected a number"))
     };
-    let (target, union) = match target.trim() {
-        "ver" | "version" => (CompareTarget::Version, TargetUnion::Version(number(10)?)),
-        "c" | "create" => (CompareTarget::Create, TargetUnion::CreateRevision(number(10)?)),
-        "m" | "mod" => (CompareTarget::Mod, TargetUnion::ModRevision(number(10)?)),
-        "lease" => (CompareTarget::Lease, TargetUnion::Lease(number(16)?)),
-        "val" | "value" => {
-            (CompareTarget::Value, TargetUnion::Value(Bytes::copy_from_slice(&value)))
-        }
+    let target = match target.trim() {
+        "ver" | "version" => TargetUnion::Version(number(10)?),
+        "c" | "create" => TargetUnion::CreateRevision(number(10)?),
+        "m" | "mod" => TargetUnion::ModRevision(number(10)?),
+        "lease" => TargetUnion::Lease(number(16)?),
+        "val" | "value" => TargetUnion::Value(Bytes::copy_from_slice(&value)),
         _ => return Err(wrong("expected value, version, create, mod or lease")),
     };
-    Ok(pb::Compare {
-        result: (*result).into(),
-        target: target.into(),
-        key: key.into(),
-        range_end: Bytes::new(),
-        target_union: Some(union),
-    })
+    Ok(pb::Compare::new(key, *result, target))
 }
 
 fn request(line: &str) -> Result<pb::RequestOp, String> {
@@ -172,19 +164,16 @@ fn request(line: &str) -> Result<pb::RequestOp, String> {
     })?;
     let to_text = |failure: Failure| failure.to_string();
     let taken = || format!("{line}: standard input may be in use for the transaction: name a file");
-    let request = match parsed.request {
+    Ok(match parsed.request {
         LineRequest::Get(options) if options.reads_input() => return Err(taken()),
         LineRequest::Del(options) if options.reads_input() => return Err(taken()),
         LineRequest::Put(options) if options.reads_input() => {
             return Err(format!("{line}: missing value, or file for it"));
         }
-        LineRequest::Get(options) => Request::RequestRange(options.request().map_err(to_text)?),
-        LineRequest::Del(options) => {
-            Request::RequestDeleteRange(options.request().map_err(to_text)?)
-        }
-        LineRequest::Put(options) => Request::RequestPut(options.request().map_err(to_text)?),
-    };
-    Ok(pb::RequestOp { request: Some(request) })
+        LineRequest::Get(options) => options.request().map_err(to_text)?.into(),
+        LineRequest::Del(options) => options.request().map_err(to_text)?.into(),
+        LineRequest::Put(options) => options.request().map_err(to_text)?.into(),
+    })
 }
 
 #[cfg(test)]

@@ -10,9 +10,7 @@ use bowline_testkit::process::Server;
 use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 use pb::maintenance_client::MaintenanceClient;
-use pb::request_op::Request as Op;
 use pb::watch_client::WatchClient;
-use pb::watch_request::RequestUnion;
 
 /// GHSA-xg4h-6gfc-h4m8.
 #[tokio::test]
@@ -35,9 +33,8 @@ async fn user_with_one_key_cannot_read_or_watch_all_keys_from_it_on() {
             range_end: range_end.into(),
             ..Default::default()
         };
-        let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         let mut watch = WatchClient::new(channel.clone());
-        let answers = watch.watch(by(&bob, tokio_stream::once(create))).await;
+        let answers = watch.watch(by(&bob, tokio_stream::once(create.into()))).await;
         let answer = answers.unwrap().into_inner().message().await.unwrap().unwrap();
         assert_eq!(!answer.canceled, is_permitted, "{range_end:?}: {answer:?}");
         let denied = "etcdserver: permission denied";
@@ -74,7 +71,6 @@ async fn transaction_with_a_range_at_a_revision_leaves_equal_replicas() {
     }
     let compact = pb::CompactionRequest { revision: 15, physical: true };
     KvClient::new(channels[0].clone()).compact(compact).await.unwrap();
-    let op = |op| pb::RequestOp { request: Some(op) };
     for (revision, error) in [
         (14, Some("etcdserver: mvcc: required revision has been compacted")),
         (15, None),
@@ -82,9 +78,9 @@ async fn transaction_with_a_range_at_a_revision_leaves_equal_replicas() {
     ] {
         for (at, channel) in channels.iter().enumerate() {
             let key = format!("t{revision}/{at}");
-            let range = Op::RequestRange(pb::RangeRequest { revision, ..all() });
-            let nested = pb::TxnRequest { success: vec![op(range)], ..Default::default() };
-            let ops = vec![op(Op::RequestPut(put(&key))), op(Op::RequestTxn(nested))];
+            let range = pb::RangeRequest { revision, ..all() };
+            let nested = pb::TxnRequest { success: vec![range.into()], ..Default::default() };
+            let ops = vec![put(&key).into(), nested.into()];
             let txn = pb::TxnRequest { success: ops, ..Default::default() };
             let result = KvClient::new(channel.clone()).txn(txn).await;
             let words = result.err().map(|status| status.message().to_owned());

@@ -9,7 +9,6 @@ use pb::alarm_request::AlarmAction;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::maintenance_client::MaintenanceClient;
-use pb::request_op::Request;
 use pb::{AlarmMember, AlarmType};
 use v3lockpb::lock_client::LockClient;
 
@@ -78,9 +77,8 @@ fn put() -> pb::PutRequest {
     pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() }
 }
 
-fn txn(op: Request) -> pb::TxnRequest {
-    let success = vec![pb::RequestOp { request: Some(op) }];
-    pb::TxnRequest { success, ..Default::default() }
+fn txn(op: impl Into<pb::RequestOp>) -> pb::TxnRequest {
+    pb::TxnRequest { success: vec![op.into()], ..Default::default() }
 }
 
 /// Sends each kind of request that an alarm may forbid, and returns the results: requests that add, requests that
@@ -90,17 +88,17 @@ async fn tried(channel: &Channel, lease: i64) -> [Vec<Result<(), Status>>; 3] {
     let lock = v3lockpb::LockRequest { name: "door".into(), lease };
     let delete = || pb::DeleteRangeRequest { key: "none".into(), ..Default::default() };
     let range = || pb::RangeRequest { key: "k".into(), ..Default::default() };
-    let nested = txn(Request::RequestTxn(txn(Request::RequestPut(put()))));
+    let nested = txn(txn(put()));
     let adds = vec![
         kv.put(put()).await.map(drop),
-        kv.txn(txn(Request::RequestPut(put()))).await.map(drop),
+        kv.txn(txn(put())).await.map(drop),
         kv.txn(nested).await.map(drop),
         leases.lease_grant(pb::LeaseGrantRequest { ttl: 60, id: 0 }).await.map(drop),
         LockClient::new(channel.clone()).lock(lock).await.map(drop),
     ];
     let takes = vec![
         kv.delete_range(delete()).await.map(drop),
-        kv.txn(txn(Request::RequestDeleteRange(delete()))).await.map(drop),
+        kv.txn(txn(delete())).await.map(drop),
         {
             let granted = pb::LeaseRevokeRequest { id: lease + 1 };
             leases.lease_revoke(granted).await.map(drop)
@@ -117,7 +115,7 @@ async fn tried(channel: &Channel, lease: i64) -> [Vec<Result<(), Status>>; 3] {
     let looks = vec![
         kv.range(range()).await.map(drop),
         kv.range(pb::RangeRequest { serializable: true, ..range() }).await.map(drop),
-        kv.txn(txn(Request::RequestRange(range()))).await.map(drop),
+        kv.txn(txn(range())).await.map(drop),
         kv.txn(pb::TxnRequest::default()).await.map(drop),
         leases.lease_time_to_live(left).await.map(drop),
         leases.lease_leases(pb::LeaseLeasesRequest {}).await.map(drop),

@@ -229,15 +229,8 @@ async fn keys_are_accessible_only_with_a_permission() {
         assert_eq!(kv.range(by(&root, all)).await.unwrap().into_inner().count, 2);
     }
     // One transaction has nested operations, and one only compares.
-    let op = |request| pb::RequestOp { request: Some(request) };
-    let inner = pb::TxnRequest {
-        failure: vec![op(pb::request_op::Request::RequestRange(get("secret")))],
-        ..Default::default()
-    };
-    let outer = pb::TxnRequest {
-        success: vec![op(pb::request_op::Request::RequestTxn(inner))],
-        ..Default::default()
-    };
+    let inner = pb::TxnRequest { failure: vec![get("secret").into()], ..Default::default() };
+    let outer = pb::TxnRequest { success: vec![inner.into()], ..Default::default() };
     assert_error(kv.txn(by(&ann, outer.clone())).await, Code::PermissionDenied, denied);
     kv.txn(by(&root, outer)).await.unwrap();
     let compare = pb::Compare { key: "secret".into(), ..Default::default() };
@@ -303,10 +296,9 @@ async fn watch_requires_read_permission_and_ends_when_it_is_revoked() {
     let (root, rob) =
         (login(&channel, "root").await.unwrap(), login(&channel, "rob").await.unwrap());
     let mut watch = WatchClient::new(channel.clone());
-    let create = |key: &'static str, end: &'static str| pb::WatchRequest {
-        request_union: Some(pb::watch_request::RequestUnion::CreateRequest(
-            pb::WatchCreateRequest { key: key.into(), range_end: end.into(), ..Default::default() },
-        )),
+    let create = |key: &'static str, end: &'static str| {
+        let (key, range_end) = (key.into(), end.into());
+        pb::WatchRequest::from(pb::WatchCreateRequest { key, range_end, ..Default::default() })
     };
     let (ask, asked) = tokio::sync::mpsc::channel(8);
     let asked = tokio_stream::wrappers::ReceiverStream::new(asked);

@@ -16,7 +16,6 @@ use bowline_testkit::process::Server;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::watch_client::WatchClient;
-use pb::watch_request::RequestUnion;
 
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 
@@ -47,8 +46,7 @@ async fn puts_ranges_watches_and_leases_support_gzip() {
     let mut watch = WatchClient::new(channel.clone()).send_compressed(Gzip).accept_compressed(Gzip);
     let create =
         pb::WatchCreateRequest { key: "k".into(), start_revision: revision, ..Default::default() };
-    let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-    let watched = watch.watch(tokio_stream::iter([create])).await.unwrap();
+    let watched = watch.watch(tokio_stream::iter([create.into()])).await.unwrap();
     assert_eq!(encoding(&watched).as_deref(), Some("gzip"));
     let mut watched = watched.into_inner();
     assert!(watched.message().await.unwrap().unwrap().created);
@@ -175,10 +173,9 @@ async fn open_compressed_streams_keep_little_memory() {
     for _ in 0..300 {
         // The key has 200 KB, and takes about a hundred bytes on the wire.
         let create = pb::WatchCreateRequest { key: vec![7; 200_000].into(), ..Default::default() };
-        let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         let mut client = WatchClient::new(channel.clone()).send_compressed(Gzip);
         let (sender, requests) = tokio::sync::mpsc::channel(1);
-        sender.send(create).await.unwrap();
+        sender.send(create.into()).await.unwrap();
         let requests = tokio_stream::wrappers::ReceiverStream::new(requests);
         let mut watched = client.watch(requests).await.unwrap().into_inner();
         assert!(watched.message().await.unwrap().unwrap().created);

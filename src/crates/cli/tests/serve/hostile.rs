@@ -26,9 +26,7 @@ use bowline_proto::grpc::health::v1::HealthCheckRequest;
 use bowline_proto::grpc::health::v1::health_client::HealthClient;
 use bowline_testkit::process::{Server, flags, free_ports, http, http_with, skip};
 use pb::kv_client::KvClient;
-use pb::request_op::Request as Op;
 use pb::watch_client::WatchClient;
-use pb::watch_request::RequestUnion;
 
 /// How soon a put must be answered under any load. The machine may be busy with other tests.
 const IN_TIME: Duration = Duration::from_secs(20);
@@ -165,8 +163,7 @@ async fn garbage_ends_only_its_own_connection() {
 /// Encodes nested transactions as protobuf bytes: from the innermost outwards, because no library would encode them.
 fn nested_txn(depth: usize) -> Bytes {
     let put = pb::PutRequest { key: "n".into(), ..Default::default() };
-    let innermost = pb::RequestOp { request: Some(Op::RequestPut(put)) };
-    let inner = pb::TxnRequest { success: vec![innermost], ..Default::default() };
+    let inner = pb::TxnRequest { success: vec![put.into()], ..Default::default() };
     let mut bytes = Bytes::from(inner.encode_to_vec());
     let field = |tag: u8, inside: &[u8]| {
         let mut field = BytesMut::new();
@@ -247,8 +244,8 @@ async fn oversized_requests_are_rejected_before_they_use_memory() {
         assert!(refused.message().starts_with("grpc: received message larger than max"));
     }
     // The requests have more operations, keys and members than the limits allow.
-    let op = || pb::RequestOp { request: Some(Op::RequestPut(pb::PutRequest::default())) };
-    let many = pb::TxnRequest { success: (0..129).map(|_| op()).collect(), ..Default::default() };
+    let ops = vec![pb::PutRequest::default().into(); 129];
+    let many = pb::TxnRequest { success: ops, ..Default::default() };
     let refused = KvClient::new(channel.clone()).txn(many).await.unwrap_err();
     assert_eq!(refused.message(), "etcdserver: too many operations in txn request");
     // The JSON is too long by its declared length, or too long by its content, or has no end.
@@ -710,10 +707,6 @@ async fn clients_never_get_the_last_file_descriptors() {
     assert!(status.success() && text.contains("no connection slots left"), "{text}");
 }
 
-fn watch_request(union: RequestUnion) -> pb::WatchRequest {
-    pb::WatchRequest { request_union: Some(union) }
-}
-
 /// Each progress request concerns all watches of the stream, and the client sends many at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_progress_requests_do_not_slow_other_clients() {
@@ -727,10 +720,8 @@ async fn unread_progress_requests_do_not_slow_other_clients() {
     let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
     let mut watch = WatchClient::new(roomy.connect().await.unwrap());
     let mut received = watch.watch(stream).await.unwrap().into_inner();
-    let create = || {
-        let request = pb::WatchCreateRequest { key: "w".into(), ..Default::default() };
-        watch_request(RequestUnion::CreateRequest(request))
-    };
+    let create =
+        || pb::WatchRequest::from(pb::WatchCreateRequest { key: "w".into(), ..Default::default() });
     for _ in 0..watches {
         requests.send(create()).await.unwrap();
         assert!(received.message().await.unwrap().unwrap().created);
@@ -738,8 +729,7 @@ async fn unread_progress_requests_do_not_slow_other_clients() {
     let before = server.memory_bytes();
     let flood = tokio::spawn(async move {
         for _ in 0..asks {
-            let ask = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
-            requests.send(watch_request(ask)).await.unwrap();
+            requests.send(pb::WatchProgressRequest {}.into()).await.unwrap();
         }
         // The metric for this watch shows that all requests before it were read.
         requests.send(create()).await.unwrap();

@@ -9,9 +9,8 @@ use tonic::{Code, Status};
 
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{Server, bowline, flags, free_ports};
-use pb::compare::{CompareResult, CompareTarget, TargetUnion};
+use pb::compare::{CompareResult, TargetUnion};
 use pb::kv_client::KvClient;
-use pb::request_op::Request;
 use pb::response_op::Response;
 use pb::watch_client::WatchClient;
 
@@ -144,28 +143,17 @@ async fn rejections_have_the_codes_and_texts_of_etcd() {
 }
 
 fn compare_create(key: &'static str, revision: i64) -> pb::Compare {
-    pb::Compare {
-        result: CompareResult::Equal.into(),
-        target: CompareTarget::Create.into(),
-        key: key.into(),
-        target_union: Some(TargetUnion::CreateRevision(revision)),
-        ..Default::default()
-    }
-}
-
-fn op(request: Request) -> pb::RequestOp {
-    pb::RequestOp { request: Some(request) }
+    pb::Compare::new(key, CompareResult::Equal, TargetUnion::CreateRevision(revision))
 }
 
 fn op_put(key: &'static str) -> pb::RequestOp {
-    op(Request::RequestPut(pb::PutRequest { key: key.into(), ..Default::default() }))
+    pb::PutRequest { key: key.into(), ..Default::default() }.into()
 }
 
 #[tokio::test]
 async fn a_transaction_takes_one_branch_and_one_revision() {
     let server = Server::alone(&[]);
     let mut kv = KvClient::new(server.channel().await);
-    let get = || op(Request::RequestRange(all()));
     let nested = pb::TxnRequest {
         compare: vec![compare_create("a", 0)],
         success: vec![op_put("b")],
@@ -173,8 +161,8 @@ async fn a_transaction_takes_one_branch_and_one_revision() {
     };
     let txn = pb::TxnRequest {
         compare: vec![compare_create("a", 0)],
-        success: vec![op_put("a"), op(Request::RequestTxn(nested)), get()],
-        failure: vec![get()],
+        success: vec![op_put("a"), nested.into(), all().into()],
+        failure: vec![all().into()],
     };
     let reply = kv.txn(txn.clone()).await.unwrap().into_inner();
     assert!(reply.succeeded);
@@ -199,7 +187,7 @@ async fn a_transaction_takes_one_branch_and_one_revision() {
     let twice = pb::TxnRequest { failure: vec![op_put("x"), op_put("x")], ..Default::default() };
     let words = "etcdserver: duplicate key given in txn request";
     assert_error(kv.txn(twice).await, Code::InvalidArgument, words);
-    let many = pb::TxnRequest { success: vec![get(); 129], ..Default::default() };
+    let many = pb::TxnRequest { success: vec![all().into(); 129], ..Default::default() };
     let words = "etcdserver: too many operations in txn request";
     assert_error(kv.txn(many).await, Code::InvalidArgument, words);
     // A negative number is less than every revision.

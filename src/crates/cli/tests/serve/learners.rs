@@ -9,7 +9,6 @@ use bowline_testkit::process::{Server, flags, free_ports};
 use pb::cluster_client::ClusterClient;
 use pb::kv_client::KvClient;
 use pb::watch_client::WatchClient;
-use pb::watch_request::RequestUnion;
 
 const NOT_SERVED: &str = "etcdserver: rpc not supported for learner";
 
@@ -49,10 +48,8 @@ async fn streamed(kv: &mut KvClient<Channel>, serializable: bool) -> i64 {
 /// Opens a watch, and returns its stream and the sender of its requests.
 async fn watch(channel: Channel) -> Result<tonic::Streaming<pb::WatchResponse>, tonic::Status> {
     let create = pb::WatchCreateRequest { key: "a".into(), ..Default::default() };
-    let create = RequestUnion::CreateRequest(create);
-    let request = pb::WatchRequest { request_union: Some(create) };
     let requests = tokio_stream::StreamExt::chain(
-        tokio_stream::once(request),
+        tokio_stream::once(create.into()),
         tokio_stream::pending::<pb::WatchRequest>(),
     );
     Ok(WatchClient::new(channel).watch(requests).await?.into_inner())

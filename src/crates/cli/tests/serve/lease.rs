@@ -263,9 +263,8 @@ async fn deletions(channel: Channel, wanted: usize) -> Vec<i64> {
         filters: vec![pb::watch_create_request::FilterType::Noput.into()],
         ..Default::default()
     };
-    let union = pb::watch_request::RequestUnion::CreateRequest(create);
     let (sender, requests) = mpsc::channel(1);
-    sender.send(pb::WatchRequest { request_union: Some(union) }).await.unwrap();
+    sender.send(create.into()).await.unwrap();
     let stream = WatchClient::new(channel).watch(ReceiverStream::new(requests)).await.unwrap();
     let (mut stream, mut found) = (stream.into_inner(), Vec::new());
     while found.len() < wanted {

@@ -5,7 +5,6 @@ use std::time::Duration;
 use bowline_client::proto::etcdserverpb as pb;
 use bowline_client::{Client, Effect, Error, Options, Session, Watch};
 use bowline_testkit::process::{Server, flags, free_ports};
-use pb::request_op::Request;
 use tempfile::tempdir;
 
 fn endpoint(server: &Server) -> String {
@@ -13,8 +12,7 @@ fn endpoint(server: &Server) -> String {
 }
 
 fn put(key: &'static str, value: &'static str) -> pb::RequestOp {
-    let put = pb::PutRequest { key: key.into(), value: value.into(), ..Default::default() };
-    pb::RequestOp { request: Some(Request::RequestPut(put)) }
+    pb::PutRequest { key: key.into(), value: value.into(), ..Default::default() }.into()
 }
 
 #[tokio::test(flavor = "multi_thread")]

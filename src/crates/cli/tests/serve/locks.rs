@@ -196,11 +196,8 @@ async fn timed_out_lock_calls_of_one_lease_hold_nothing() {
         start_revision: 1,
         ..Default::default()
     };
-    let create = pb::WatchRequest {
-        request_union: Some(pb::watch_request::RequestUnion::CreateRequest(create)),
-    };
     let requests = tokio_stream::StreamExt::chain(
-        tokio_stream::once(create),
+        tokio_stream::once(create.into()),
         tokio_stream::pending::<pb::WatchRequest>(),
     );
     let mut watch = pb::watch_client::WatchClient::new(channel.clone());

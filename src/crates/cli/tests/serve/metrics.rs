@@ -10,7 +10,6 @@ use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{Etcd, Server, http};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
-use pb::request_op::Request;
 
 /// Metric families that count requests: the same requests must increase them equally in both servers.
 const SAME: [&str; 7] = [
@@ -62,10 +61,6 @@ fn range(key: &'static str) -> pb::RangeRequest {
     pb::RangeRequest { key: key.into(), ..Default::default() }
 }
 
-fn op(request: Request) -> pb::RequestOp {
-    pb::RequestOp { request: Some(request) }
-}
-
 /// Sends a few requests of every kind.
 async fn ask(channel: Channel) {
     let mut kv = KvClient::new(channel.clone());
@@ -81,11 +76,11 @@ async fn ask(channel: Channel) {
     let two =
         pb::DeleteRangeRequest { key: "a".into(), range_end: "c".into(), ..Default::default() };
     kv.delete_range(two).await.unwrap();
-    let writes = vec![op(Request::RequestPut(put("d"))), op(Request::RequestRange(range("d")))];
+    let writes = vec![put("d").into(), range("d").into()];
     kv.txn(pb::TxnRequest { success: writes, ..Default::default() }).await.unwrap();
-    let reads = vec![op(Request::RequestRange(range("c"))), op(Request::RequestRange(range("d")))];
+    let reads = vec![range("c").into(), range("d").into()];
     kv.txn(pb::TxnRequest { success: reads, ..Default::default() }).await.unwrap();
-    let one = vec![op(Request::RequestPut(put("e")))];
+    let one = vec![put("e").into()];
     kv.txn(pb::TxnRequest { success: one, ..Default::default() }).await.unwrap();
     let mut leases = LeaseClient::new(channel);
     for id in [77, 78] {
@@ -249,14 +244,9 @@ async fn durations_of_requests_have_the_types_of_etcd() {
     let channel = server.channel().await;
     let mut kv = KvClient::new(channel.clone());
     let get = |revision| pb::RangeRequest { key: "k".into(), revision, ..Default::default() };
-    let read = |revision| pb::TxnRequest {
-        success: vec![pb::RequestOp { request: Some(Request::RequestRange(get(revision))) }],
-        ..Default::default()
-    };
-    let write = pb::TxnRequest {
-        success: vec![pb::RequestOp { request: Some(Request::RequestPut(put("k"))) }],
-        ..Default::default()
-    };
+    let read =
+        |revision| pb::TxnRequest { success: vec![get(revision).into()], ..Default::default() };
+    let write = pb::TxnRequest { success: vec![put("k").into()], ..Default::default() };
     kv.put(put("k")).await.unwrap();
     // In etcd, a change that is applied with an error counts as a success.
     let unknown_lease = pb::PutRequest { lease: 99, ..put("k") };

@@ -18,7 +18,6 @@ use bowline_testkit::process::Server;
 use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
-use pb::request_op::Request as Op;
 use pb::response_op::Response as Answered;
 use v3lockpb::lock_client::LockClient;
 
@@ -72,8 +71,7 @@ async fn write_header_has_the_revision_of_the_write() {
     for round in 0..50 {
         let put = kv.put(put_of("own")).await.unwrap().into_inner();
         assert_eq!(of_key(b"own").await.mod_revision, revision(put.header), "put, {round}");
-        let ops = [put_of("txn")].map(|put| pb::RequestOp { request: Some(Op::RequestPut(put)) });
-        let txn = pb::TxnRequest { success: ops.into(), ..Default::default() };
+        let txn = pb::TxnRequest { success: vec![put_of("txn").into()], ..Default::default() };
         let txn = kv.txn(txn).await.unwrap().into_inner();
         assert_eq!(of_key(b"txn").await.mod_revision, revision(txn.header), "txn, {round}");
         let delete = pb::DeleteRangeRequest { key: "own".into(), ..Default::default() };
@@ -259,8 +257,7 @@ async fn login_header_is_not_newer_than_the_checked_user_table() {
 fn ranges(serializable: &[bool]) -> Vec<pb::RequestOp> {
     let range = |serializable: &bool| {
         let (key, serializable) = ("k".into(), *serializable);
-        let range = pb::RangeRequest { key, serializable, ..Default::default() };
-        pb::RequestOp { request: Some(Op::RequestRange(range)) }
+        pb::RequestOp::from(pb::RangeRequest { key, serializable, ..Default::default() })
     };
     serializable.iter().map(range).collect()
 }
@@ -282,9 +279,9 @@ async fn mixed_transaction_on_a_partitioned_member_is_not_stale() {
         failure: ranges(failure),
         ..Default::default()
     };
-    let nested = pb::RequestOp { request: Some(Op::RequestTxn(both(&[false], &[]))) };
+    let nested = vec![both(&[false], &[]).into()];
     let nested =
-        pb::TxnRequest { success: [ranges(&[true]), vec![nested]].concat(), ..Default::default() };
+        pb::TxnRequest { success: [ranges(&[true]), nested].concat(), ..Default::default() };
     let mixed = [
         both(&[true, false], &[]),
         both(&[false, true], &[]),

@@ -16,7 +16,7 @@ use bowline_proto::etcdserverpb as pb;
 use bowline_proto::v3electionpb as election;
 use bowline_proto::v3lockpb as lock;
 use bowline_testkit::process::{Server, http_with};
-use pb::request_op::Request as Op;
+use pb::compare::{CompareResult, TargetUnion};
 
 /// How long to wait for the first response of a stream.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -92,9 +92,8 @@ fn del(key: &str) -> pb::DeleteRangeRequest {
     pb::DeleteRangeRequest { key: key.to_owned().into(), ..Default::default() }
 }
 
-fn txn(ops: Vec<Op>) -> pb::TxnRequest {
-    let op = |request| pb::RequestOp { request: Some(request) };
-    pb::TxnRequest { failure: ops.into_iter().map(op).collect(), ..never() }
+fn txn(op: impl Into<pb::RequestOp>) -> pb::TxnRequest {
+    pb::TxnRequest { failure: vec![op.into()], ..never() }
 }
 
 /// Returns a transaction whose comparison of a key below `app/` fails.
@@ -104,10 +103,7 @@ fn never() -> pb::TxnRequest {
 
 /// Compares the create revision with 1, at which no key was created.
 fn compare(key: &str) -> pb::Compare {
-    let mut compare = pb::Compare { key: key.to_owned().into(), ..Default::default() };
-    compare.set_target(pb::compare::CompareTarget::Create);
-    compare.target_union = Some(pb::compare::TargetUnion::CreateRevision(1));
-    compare
+    pb::Compare::new(key.to_owned(), CompareResult::Equal, TargetUnion::CreateRevision(1))
 }
 
 fn watch(key: &str, range_end: &str) -> pb::WatchRequest {
@@ -116,7 +112,7 @@ fn watch(key: &str, range_end: &str) -> pb::WatchRequest {
         range_end: range_end.to_owned().into(),
         ..Default::default()
     };
-    pb::WatchRequest { request_union: Some(pb::watch_request::RequestUnion::CreateRequest(create)) }
+    create.into()
 }
 
 /// Returns the calls that concern keys.
@@ -141,7 +137,7 @@ fn rows_of_keys(caller: &str) -> Vec<Row> {
         lease: LEASE_BARE,
     };
     let lead = |dir: &str| election::LeaderRequest { name: format!("{dir}/e").into() };
-    let nested = |op: Op| txn(vec![Op::RequestTxn(txn(vec![Op::RequestTxn(txn(vec![op]))]))]);
+    let nested = |op: pb::RequestOp| txn(txn(txn(op)));
     let outside = pb::TxnRequest { compare: vec![compare("secret")], ..Default::default() };
     vec![
         row(range, Read, get("app/a")),
@@ -167,17 +163,13 @@ fn rows_of_keys(caller: &str) -> Vec<Row> {
         row(transact, User, pb::TxnRequest::default()),
         row(transact, Read, never()),
         row(transact, Root, outside),
-        row(transact, Read, txn(vec![Op::RequestRange(get("app/a"))])),
-        row(transact, Both, txn(vec![Op::RequestPut(put("app/a"))])),
-        row(transact, Both, nested(Op::RequestPut(put("app/a")))),
-        row(transact, Root, nested(Op::RequestPut(put("secret")))),
-        row(transact, Root, nested(Op::RequestRange(get("secret")))),
-        row(transact, Root, nested(Op::RequestDeleteRange(del("secret/x")))),
-        row(
-            transact,
-            Root,
-            nested(Op::RequestPut(pb::PutRequest { lease: LEASE_OUTSIDE, ..put("app/a") })),
-        ),
+        row(transact, Read, txn(get("app/a"))),
+        row(transact, Both, txn(put("app/a"))),
+        row(transact, Both, nested(put("app/a").into())),
+        row(transact, Root, nested(put("secret").into())),
+        row(transact, Root, nested(get("secret").into())),
+        row(transact, Root, nested(del("secret/x").into())),
+        row(transact, Root, nested(pb::PutRequest { lease: LEASE_OUTSIDE, ..put("app/a") }.into())),
         row(
             "/etcdserverpb.KV/Compact",
             Root,

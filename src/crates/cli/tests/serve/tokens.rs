@@ -17,7 +17,6 @@ use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::watch_client::WatchClient;
-use pb::watch_request::RequestUnion;
 
 const VOID: &str = "etcdserver: invalid auth token";
 const DENIED: &str = "etcdserver: permission denied";
@@ -51,8 +50,7 @@ impl Watches {
     pub(crate) async fn create(&mut self, key: &'static str) -> Result<i64, String> {
         let key = key.into();
         let create = pb::WatchCreateRequest { key, ..Default::default() };
-        let request_union = Some(RequestUnion::CreateRequest(create));
-        self.ask.send(pb::WatchRequest { request_union }).await.unwrap();
+        self.ask.send(create.into()).await.unwrap();
         let response = self.next().await;
         assert!(response.created, "{response:?}");
         match response.canceled {

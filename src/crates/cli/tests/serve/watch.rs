@@ -12,7 +12,6 @@ use bowline_testkit::process::Server;
 use pb::kv_client::KvClient;
 use pb::watch_client::WatchClient;
 use pb::watch_create_request::FilterType;
-use pb::watch_request::RequestUnion;
 
 /// A watch stream, open in both directions.
 struct Stream {
@@ -31,19 +30,19 @@ impl Stream {
         Self { requests, responses }
     }
 
-    async fn ask(&self, union: RequestUnion) {
-        self.requests.send(pb::WatchRequest { request_union: Some(union) }).await.unwrap();
+    async fn ask(&self, request: impl Into<pb::WatchRequest>) {
+        self.requests.send(request.into()).await.unwrap();
     }
 
     async fn create(&mut self, request: pb::WatchCreateRequest) -> pb::WatchResponse {
-        self.ask(RequestUnion::CreateRequest(request)).await;
+        self.ask(request).await;
         let created = self.next().await;
         assert!(created.created, "{created:?}");
         created
     }
 
     async fn cancel(&self, watch_id: i64) {
-        self.ask(RequestUnion::CancelRequest(pb::WatchCancelRequest { watch_id })).await;
+        self.ask(pb::WatchCancelRequest { watch_id }).await;
     }
 
     async fn next(&mut self) -> pb::WatchResponse {
@@ -197,7 +196,7 @@ async fn progress_follows_all_earlier_events() {
     for _ in 0..50 {
         newest = put(&mut kv, "k", "v").await;
     }
-    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    stream.ask(pb::WatchProgressRequest {}).await;
     let mut received = 0;
     loop {
         let response = stream.next().await;
@@ -274,7 +273,7 @@ async fn fragments_of_a_revision_are_contiguous() {
         }
     }
     // The client has read nothing so far.
-    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    stream.ask(pb::WatchProgressRequest {}).await;
     let (mut torn, mut deleted, mut heard_of_b) = (None, 0, 0);
     loop {
         let response = stream.next().await;
@@ -310,9 +309,9 @@ async fn progress_covers_watches_created_during_the_request() {
     let past = |key| pb::WatchCreateRequest { start_revision: 2, ..on(key, "") };
     let open = async || {
         let stream = Stream::open(channel.clone(), false).await;
-        stream.ask(RequestUnion::CreateRequest(past("a"))).await;
-        stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
-        stream.ask(RequestUnion::CreateRequest(past("k"))).await;
+        stream.ask(past("a")).await;
+        stream.ask(pb::WatchProgressRequest {}).await;
+        stream.ask(past("k")).await;
         stream
     };
     let mut stream = open().await;
@@ -355,7 +354,7 @@ async fn watches_that_end_by_themselves_leave_nothing() {
         for _ in 0..count / 8 {
             for _ in 0..8 {
                 let past = pb::WatchCreateRequest { start_revision: 2, ..on("k", "") };
-                stream.ask(RequestUnion::CreateRequest(past)).await;
+                stream.ask(past).await;
             }
             let mut ended = 0;
             while ended < 8 {
@@ -411,7 +410,7 @@ async fn progress_never_precedes_uncovered_events() {
     let mut stream = Stream::open(channel.clone(), false).await;
     for key in ["busy", "busy", "idle", "quiet"] {
         let notified = pb::WatchCreateRequest { progress_notify: true, ..on(key, "") };
-        stream.ask(RequestUnion::CreateRequest(notified)).await;
+        stream.ask(notified).await;
         // Another watch may send progress while this watch is created.
         while !stream.next().await.created {}
     }
@@ -426,7 +425,7 @@ async fn progress_never_precedes_uncovered_events() {
     }
     let (mut newest, mut bookmark, mut bookmarks, mut received) = (0, 0, 0, 0);
     // The progress response must arrive no matter how much is written.
-    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    stream.ask(pb::WatchProgressRequest {}).await;
     while bookmarks < 200 || received < 2000 {
         let response = stream.next().await;
         let revision = response.header.unwrap().revision;
@@ -437,7 +436,7 @@ async fn progress_never_precedes_uncovered_events() {
         if response.watch_id == -1 {
             assert!(revision >= newest, "progress up to {revision} after event {newest}");
             (bookmark, bookmarks) = (revision, bookmarks + 1);
-            stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+            stream.ask(pb::WatchProgressRequest {}).await;
         }
         newest = newest.max(revision);
     }
@@ -456,12 +455,12 @@ async fn watch_with_a_future_start_is_silent_until_then() {
     let mut begun = Stream::open(channel, false).await;
     begun.create(notified("idle")).await;
     for _ in 0..4 {
-        stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+        stream.ask(pb::WatchProgressRequest {}).await;
         let reached = put(&mut kv, "k", "too early").await;
         while begun.next().await.header.unwrap().revision < reached {}
     }
     assert_eq!(put(&mut kv, "other", "v").await, start);
-    stream.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+    stream.ask(pb::WatchProgressRequest {}).await;
     loop {
         let response = stream.next().await;
         assert!(response.events.is_empty() && response.header.unwrap().revision >= start);
@@ -481,9 +480,8 @@ async fn watch_past(
     fragment: bool,
 ) -> Streaming<pb::WatchResponse> {
     let create = pb::WatchCreateRequest { start_revision: 2, fragment, ..on("large/", "large0") };
-    let create = pb::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
     // The request stream has ended, but the response stream stays open.
-    client.watch(tokio_stream::iter([create])).await.unwrap().into_inner()
+    client.watch(tokio_stream::iter([create.into()])).await.unwrap().into_inner()
 }
 
 /// As in etcd: one response, or fragments of it that are no larger than a request may be.

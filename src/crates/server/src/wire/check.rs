@@ -90,12 +90,12 @@ mod tests {
     fn delete(key: &'static str, end: &'static str) -> RequestOp {
         let delete =
             DeleteRangeRequest { key: key.into(), range_end: end.into(), ..Default::default() };
-        RequestOp { request: Some(Request::RequestDeleteRange(delete)) }
+        delete.into()
     }
 
     fn txn(success: Vec<RequestOp>, failure: Vec<RequestOp>) -> RequestOp {
         let txn = TxnRequest { compare: Vec::new(), success, failure };
-        RequestOp { request: Some(Request::RequestTxn(txn)) }
+        txn.into()
     }
 
     #[test]

@@ -10,6 +10,7 @@ use tonic::{Status, Streaming};
 
 use bowline_fleet::Dice;
 use bowline_proto::{etcdserverpb as pb, v3lockpb};
+use pb::compare::{CompareResult, TargetUnion};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 use pb::watch_client::WatchClient;
@@ -240,8 +241,7 @@ impl Own {
             Work::Watch => {
                 let (sender, requests) = mpsc::channel(1);
                 let create = pb::WatchCreateRequest { key: WATCHED.into(), ..Default::default() };
-                let request_union = Some(pb::watch_request::RequestUnion::CreateRequest(create));
-                sender.send(pb::WatchRequest { request_union }).await.unwrap();
+                sender.send(create.into()).await.unwrap();
                 let mut watch = WatchClient::new(channel);
                 let stream = watch.watch(ReceiverStream::new(requests)).await.unwrap();
                 let mut stream = stream.into_inner();
@@ -362,33 +362,18 @@ fn put(key: String) -> pb::PutRequest {
 
 /// Returns a transaction that puts one key if it exists, and gets the other.
 fn txn(key: String, other: String) -> pb::TxnRequest {
-    use pb::compare::{CompareResult, CompareTarget, TargetUnion};
-    use pb::request_op::Request;
-    let compare = pb::Compare {
-        key: key.clone().into(),
-        target: CompareTarget::Create as i32,
-        result: CompareResult::Greater as i32,
-        target_union: Some(TargetUnion::CreateRevision(0)),
-        ..Default::default()
-    };
+    let missing = TargetUnion::CreateRevision(0);
+    let compare = pb::Compare::new(key.clone(), CompareResult::Greater, missing);
     let get = pb::RangeRequest { key: other.into(), ..Default::default() };
-    let op = |request| pb::RequestOp { request: Some(request) };
-    let success = vec![op(Request::RequestPut(put(key))), op(Request::RequestRange(get))];
+    let success = vec![put(key).into(), get.into()];
     pb::TxnRequest { compare: vec![compare], success, failure: Vec::new() }
 }
 
 /// Returns a transaction that puts a key if its revision is this one.
 fn compare_and_set(key: String, revision: i64) -> pb::TxnRequest {
-    use pb::compare::{CompareResult, CompareTarget, TargetUnion};
-    let compare = pb::Compare {
-        key: key.clone().into(),
-        target: CompareTarget::Mod as i32,
-        result: CompareResult::Equal as i32,
-        target_union: Some(TargetUnion::ModRevision(revision)),
-        ..Default::default()
-    };
-    let put = pb::RequestOp { request: Some(pb::request_op::Request::RequestPut(put(key))) };
-    pb::TxnRequest { compare: vec![compare], success: vec![put], failure: Vec::new() }
+    let revision = TargetUnion::ModRevision(revision);
+    let compare = pb::Compare::new(key.clone(), CompareResult::Equal, revision);
+    pb::TxnRequest { compare: vec![compare], success: vec![put(key).into()], failure: Vec::new() }
 }
 
 /// Random keys, the same in each run.

@@ -12,8 +12,7 @@ use bytes::Bytes;
 use super::parts::{Span, next_key};
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::KeyValue;
-use pb::compare::{CompareResult, CompareTarget, TargetUnion};
-use pb::request_op::Request;
+use pb::compare::{CompareResult, TargetUnion};
 
 /// Estimated protocol overhead of one key and value in a compare and a write, in bytes. The real overhead is lower.
 const OVERHEAD_BYTES: usize = 64;
@@ -52,9 +51,9 @@ impl Change {
         }
     }
 
-    fn request(&self) -> Request {
+    fn request(&self) -> pb::RequestOp {
         match self {
-            Change::Put(row) => Request::RequestPut(pb::PutRequest {
+            Change::Put(row) => pb::RequestOp::from(pb::PutRequest {
                 key: row.key.clone(),
                 value: row.value.clone(),
                 lease: row.lease,
@@ -65,24 +64,15 @@ impl Change {
     }
 }
 
-fn delete(key: Bytes, range_end: Bytes) -> Request {
-    Request::RequestDeleteRange(pb::DeleteRangeRequest { key, range_end, prev_kv: false })
-}
-
-fn op(request: Request) -> pb::RequestOp {
-    pb::RequestOp { request: Some(request) }
+fn delete(key: Bytes, range_end: Bytes) -> pb::RequestOp {
+    pb::DeleteRangeRequest { key, range_end, prev_kv: false }.into()
 }
 
 /// Returns a compare that succeeds if no key in the range has changed after `known`. A missing key counts as
 /// unchanged.
 fn unchanged_since(key: Bytes, range_end: Bytes, known: i64) -> pb::Compare {
-    pb::Compare {
-        result: CompareResult::Less.into(),
-        target: CompareTarget::Mod.into(),
-        key,
-        range_end,
-        target_union: Some(TargetUnion::ModRevision(known + 1)),
-    }
+    let known = TargetUnion::ModRevision(known + 1);
+    pb::Compare { range_end, ..pb::Compare::new(key, CompareResult::Less, known) }
 }
 
 /// Returns a transaction for changes of different keys that fails if one of the keys has changed since `known`.
@@ -90,7 +80,7 @@ pub(crate) fn transaction(changes: &[Change], known: i64) -> pb::TxnRequest {
     let guard = |change: &Change| unchanged_since(change.key().clone(), Bytes::new(), known);
     pb::TxnRequest {
         compare: changes.iter().map(guard).collect(),
-        success: changes.iter().map(|change| op(change.request())).collect(),
+        success: changes.iter().map(Change::request).collect(),
         failure: Vec::new(),
     }
 }
@@ -108,17 +98,15 @@ pub(crate) fn large_transaction(
     ops_max: usize,
 ) -> Option<pb::TxnRequest> {
     let (first, last) = (changes.keys().next()?, changes.keys().next_back()?);
-    let mut ops: Vec<_> = runs(changes, there)
-        .into_iter()
-        .map(|Span { first, end }| op(delete(first, end)))
-        .collect();
+    let mut ops: Vec<_> =
+        runs(changes, there).into_iter().map(|Span { first, end }| delete(first, end)).collect();
     let puts = changes.values().filter(|change| matches!(change, Change::Put(_)));
-    ops.extend(puts.map(|change| op(change.request())));
+    ops.extend(puts.map(Change::request));
     if ops.len() > ops_max {
         // A nested transaction may use the operations that the outer transaction does not use.
         let inside = ops_max / 2;
         let nested = |ops: &[pb::RequestOp]| {
-            op(Request::RequestTxn(pb::TxnRequest { success: ops.to_vec(), ..Default::default() }))
+            pb::RequestOp::from(pb::TxnRequest { success: ops.to_vec(), ..Default::default() })
         };
         ops = ops.chunks((ops_max - inside).max(1)).map(nested).collect();
         if ops.len() > inside {

@@ -16,8 +16,7 @@ use super::side::Side;
 use crate::client::connect::Link;
 use crate::client::failure::Failure;
 use bowline_proto::etcdserverpb as pb;
-use pb::compare::{CompareResult, CompareTarget, TargetUnion};
-use pb::request_op::Request;
+use pb::compare::{CompareResult, TargetUnion};
 
 /// Time after a lost response during which the lost request might still arrive. Several times a server's request
 /// timeout.
@@ -52,15 +51,9 @@ impl Fence {
 
     /// Returns a compare that succeeds if the fence key is still in the last known state.
     pub(crate) fn compare(&self) -> pb::Compare {
-        pb::Compare {
-            result: CompareResult::Equal.into(),
-            target: CompareTarget::Mod.into(),
-            key: self.key.clone(),
-            range_end: Bytes::new(),
-            target_union: Some(TargetUnion::ModRevision(
-                self.stands.get().map_or(0, |(revision, _)| revision),
-            )),
-        }
+        let revision = self.stands.get().map_or(0, |(revision, _)| revision);
+        let revision = TargetUnion::ModRevision(revision);
+        pb::Compare::new(self.key.clone(), CompareResult::Equal, revision)
     }
 
     /// Writes the fence key after a lost response, so that no earlier transaction can take effect any more.
@@ -105,7 +98,7 @@ impl Fence {
             let delete = pb::DeleteRangeRequest { key: self.key.clone(), ..Default::default() };
             let request = pb::TxnRequest {
                 compare: vec![self.compare()],
-                success: vec![pb::RequestOp { request: Some(Request::RequestDeleteRange(delete)) }],
+                success: vec![delete.into()],
                 failure: Vec::new(),
             };
             // If the fence key no longer exists, an attempt whose response was lost has removed it.

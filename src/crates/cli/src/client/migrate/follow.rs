@@ -37,7 +37,6 @@ use crate::client::quote;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::Event;
 use bowline_proto::mvccpb::event::EventType;
-use pb::watch_request::RequestUnion;
 
 /// Interval between queries of the source's current revision.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -204,8 +203,7 @@ impl<'a> Follower<'a> {
                 Ok(()) = heads.changed() => {
                     self.head = self.head.max(*heads.borrow_and_update());
                     if !watch.covers_all_keys && self.position < self.head {
-                        let union = RequestUnion::ProgressRequest(pb::WatchProgressRequest {});
-                        let request = pb::WatchRequest { request_union: Some(union) };
+                        let request = pb::WatchProgressRequest {}.into();
                         // Errors are ignored: the end of the stream is reported elsewhere, and a full queue is retried
                         // at the next tick.
                         drop(watch.requests.try_send(request));

@@ -336,7 +336,7 @@ impl Target {
         for keys in keys.chunks(self.ops_max.get().max(1)) {
             let read = |key: &&Bytes| {
                 let range = pb::RangeRequest { key: (*key).clone(), ..Default::default() };
-                pb::RequestOp { request: Some(pb::request_op::Request::RequestRange(range)) }
+                pb::RequestOp::from(range)
             };
             let request =
                 pb::TxnRequest { success: keys.iter().map(read).collect(), ..Default::default() };

@@ -11,9 +11,7 @@ use super::{Place, WAIT_MAX, assert_equal, delete, import, imported, pairs, put,
 use crate::ask::{Going, command_at, run};
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::mvccpb::Event;
-use pb::request_op::Request;
 use pb::watch_client::WatchClient;
-use pb::watch_request::RequestUnion;
 
 /// Starts a mirror, and waits until its copy is complete.
 fn mirror(source: &Place, target: &Place, more: &[&str]) -> Going {
@@ -62,8 +60,7 @@ fn history(place: &Place, key: &str, from: i64, last: &[u8]) -> Vec<Event> {
             start_revision: from,
             ..Default::default()
         };
-        let union = Some(RequestUnion::CreateRequest(create));
-        requests.send(pb::WatchRequest { request_union: union }).await.unwrap();
+        requests.send(create.into()).await.unwrap();
         let mut watch =
             WatchClient::new(place.channel.clone()).max_decoding_message_size(usize::MAX);
         let mut answers = watch.watch(ReceiverStream::new(stream)).await.unwrap().into_inner();
@@ -174,10 +171,10 @@ fn large_source_transaction_is_mirrored_atomically() {
         source.delete("a/");
         // The changes do not fit into one transaction of the target, and have no adjacent deletes that could be
         // merged.
-        let one = |at: usize| Some(delete(&format!("mixed/{:06}", at * 2), false));
+        let one = |at: usize| delete(&format!("mixed/{:06}", at * 2), false);
         let some = |from: usize| {
-            let success = (from..from + 100).map(|at| pb::RequestOp { request: one(at) }).collect();
-            Request::RequestTxn(pb::TxnRequest { success, ..Default::default() })
+            let success = (from..from + 100).map(one).collect();
+            pb::RequestOp::from(pb::TxnRequest { success, ..Default::default() })
         };
         source.txn(vec![some(0), some(100)]);
         in_sync(&mut going, &source);

@@ -14,7 +14,6 @@ use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{Server, etcd, flags, free_ports};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
-use pb::request_op::Request;
 
 mod copy;
 mod mirror;
@@ -101,8 +100,7 @@ impl Place {
     }
 
     /// Runs a transaction.
-    pub(crate) fn txn(&self, ops: Vec<Request>) {
-        let success = ops.into_iter().map(|op| pb::RequestOp { request: Some(op) }).collect();
+    pub(crate) fn txn(&self, success: Vec<pb::RequestOp>) {
         let request = pb::TxnRequest { success, ..Default::default() };
         self.runtime.block_on(async { self.kv().txn(request).await }).unwrap();
     }
@@ -199,15 +197,15 @@ pub(crate) fn assert_equal(
     );
 }
 
-pub(crate) fn put(key: &[u8], value: &[u8], lease: i64) -> Request {
+pub(crate) fn put(key: &[u8], value: &[u8], lease: i64) -> pb::RequestOp {
     let (key, value) = (key.to_vec().into(), value.to_vec().into());
-    Request::RequestPut(pb::PutRequest { key, value, lease, ..Default::default() })
+    pb::PutRequest { key, value, lease, ..Default::default() }.into()
 }
 
-pub(crate) fn delete(key: &str, is_prefix: bool) -> Request {
+pub(crate) fn delete(key: &str, is_prefix: bool) -> pb::RequestOp {
     let range_end = if is_prefix { end(key).into() } else { Default::default() };
     let key = key.to_owned().into();
-    Request::RequestDeleteRange(pb::DeleteRangeRequest { key, range_end, prev_kv: false })
+    pb::DeleteRangeRequest { key, range_end, prev_kv: false }.into()
 }
 
 fn end(prefix: &str) -> Vec<u8> {

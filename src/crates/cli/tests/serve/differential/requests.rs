@@ -163,22 +163,21 @@ impl Chance {
     }
 
     fn op(&mut self, newest: i64, depth: u64) -> pb::RequestOp {
-        let request = match self.below(8) {
-            0..=2 => Request::RequestPut(self.put()),
+        match self.below(8) {
+            0..=2 => self.put().into(),
             3 | 4 => {
                 let mut range = self.range(newest);
                 // Only in this request, etcd treats a negative revision as compacted. Such requests are not generated.
                 range.revision = range.revision.max(0);
                 // etcd 3.7 omits the leases of keys without values, unless it sorts by value.
                 range.keys_only &= range.sort_target == VALUE;
-                Request::RequestRange(range)
+                range.into()
             }
-            5 => Request::RequestDeleteRange(self.inner_delete()),
-            _ if depth > 0 => Request::RequestTxn(self.level(newest, depth - 1)),
-            _ if self.one_in(20) => return pb::RequestOp { request: None },
-            _ => Request::RequestPut(self.put()),
-        };
-        pb::RequestOp { request: Some(request) }
+            5 => self.inner_delete().into(),
+            _ if depth > 0 => self.level(newest, depth - 1).into(),
+            _ if self.one_in(20) => pb::RequestOp { request: None },
+            _ => self.put().into(),
+        }
     }
 
     pub(crate) fn txn(&mut self, newest: i64) -> pb::TxnRequest {
@@ -200,8 +199,7 @@ impl Chance {
             failure: some(self).map(|_| self.op(newest, depth)).collect(),
         };
         if self.one_in(100) {
-            let delete =
-                pb::RequestOp { request: Some(Request::RequestDeleteRange(self.inner_delete())) };
+            let delete = self.inner_delete().into();
             txn.failure.resize(OPS_MAX - 1 + self.below(3) as usize, delete);
         }
         txn

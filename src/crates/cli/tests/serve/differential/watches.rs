@@ -12,7 +12,6 @@ use tonic::transport::Channel;
 use super::unlike;
 use bowline_proto::etcdserverpb as pb;
 use pb::watch_client::WatchClient;
-use pb::watch_request::RequestUnion;
 
 /// How long to wait for a response that must arrive. etcd looks every 100 ms for watches that start in the past.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -37,8 +36,7 @@ impl Watches {
             prev_kv: true,
             ..Default::default()
         };
-        let everything = RequestUnion::CreateRequest(everything);
-        requests.send(pb::WatchRequest { request_union: Some(everything) }).await.unwrap();
+        requests.send(everything.into()).await.unwrap();
         let answers = WatchClient::new(channel).watch(ReceiverStream::new(sent)).await.unwrap();
         let mut watches =
             Self { requests, answers: answers.into_inner(), received: BTreeMap::new() };
@@ -46,8 +44,8 @@ impl Watches {
         watches
     }
 
-    async fn ask(&self, request: RequestUnion) {
-        self.requests.send(pb::WatchRequest { request_union: Some(request) }).await.unwrap();
+    async fn ask(&self, request: impl Into<pb::WatchRequest>) {
+        self.requests.send(request.into()).await.unwrap();
     }
 
     /// Returns the first response that matches. Events in other responses are kept.
@@ -76,14 +74,14 @@ impl Watches {
 
     /// Creates a watch. Returns the response as text, and the watch ID.
     pub(crate) async fn create(&mut self, request: pb::WatchCreateRequest) -> (String, i64) {
-        self.ask(RequestUnion::CreateRequest(request)).await;
+        self.ask(request).await;
         let mut answer = self.answer(|answer| answer.created).await.unwrap();
         unlike(&mut answer.header);
         (format!("{answer:?}"), answer.watch_id)
     }
 
     pub(crate) async fn cancel(&mut self, watch_id: i64) -> String {
-        self.ask(RequestUnion::CancelRequest(pb::WatchCancelRequest { watch_id })).await;
+        self.ask(pb::WatchCancelRequest { watch_id }).await;
         let ended = |answer: &pb::WatchResponse| answer.canceled && answer.watch_id == watch_id;
         let mut answer = self.answer(ended).await.unwrap();
         unlike(&mut answer.header);
@@ -92,7 +90,7 @@ impl Watches {
 
     /// Waits until all watches have received every event up to `newest`, which a progress response confirms.
     pub(crate) async fn receive_all(&mut self, newest: i64) {
-        self.ask(RequestUnion::ProgressRequest(pb::WatchProgressRequest {})).await;
+        self.ask(pb::WatchProgressRequest {}).await;
         let received = |answer: &pb::WatchResponse| answer.watch_id == NO_WATCH && !answer.created;
         let answer = self.answer(received).await.unwrap();
         assert_eq!(answer.header.unwrap().revision, newest, "progress");
