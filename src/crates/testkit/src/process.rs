@@ -49,7 +49,7 @@ impl ServerLog {
     }
 }
 
-/// A running member.
+/// A running member of a cluster of Bowline or etcd.
 pub struct Server {
     child: Child,
     log: Arc<ServerLog>,
@@ -232,14 +232,6 @@ impl HttpBody {
     }
 }
 
-/// A single etcd server.
-pub struct Etcd {
-    child: Child,
-    /// The client address, as `host:port`.
-    pub address: String,
-    _dir: TempDir,
-}
-
 /// Reports that a test cannot run here, and why. Panics if `BOWLINE_REQUIRE_TOOLS` is set, as in continuous
 /// integration, where every test must run.
 pub fn skip(why: &str) {
@@ -261,7 +253,7 @@ pub fn etcdctl_is_installed() -> bool {
 
 /// Returns the command of etcd: the program that `BOWLINE_ETCD` names, or else the one of the Debian package. Skips the
 /// test if etcd is not installed.
-pub fn etcd() -> Option<Command> {
+pub fn etcd_command() -> Option<Command> {
     let chosen = std::env::var_os("BOWLINE_ETCD");
     let program = chosen.as_deref().unwrap_or("etcd".as_ref());
     let runs = Command::new(program).arg("--version").stdout(Stdio::null()).status();
@@ -274,38 +266,6 @@ pub fn etcd() -> Option<Command> {
     let mut command = Command::new(program);
     command.stdout(Stdio::null());
     Some(command)
-}
-
-impl Etcd {
-    /// Starts a cluster of one etcd. Returns `None`, and skips the test, if etcd is not installed.
-    pub fn alone() -> Option<Self> {
-        Self::with(&[])
-    }
-
-    /// Like [`Etcd::alone`], with more flags.
-    pub fn with(more: &[&str]) -> Option<Self> {
-        let mut command = etcd()?;
-        let dir = tempfile::tempdir().unwrap();
-        let [peer, client] = free_ports();
-        command.args(flags(0, &[peer], client, dir.path())).args(more);
-        let child = command.stderr(Stdio::null()).spawn().unwrap();
-        let mut etcd = Self { child, address: format!("127.0.0.1:{client}"), _dir: dir };
-        while TcpStream::connect(&etcd.address).is_err()
-            || http(&etcd.address, "GET", "/health", "").0 != 200
-        {
-            let ended = etcd.child.try_wait().unwrap();
-            assert!(ended.is_none(), "etcd has ended: {ended:?}");
-            std::thread::sleep(POLL_INTERVAL);
-        }
-        Some(etcd)
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
 }
 
 impl Server {
@@ -330,6 +290,18 @@ impl Server {
             *flag = flag.replace("http://", "https://");
         }
         Self::start(&flags, client, more).ready().owning(dir)
+    }
+
+    /// Starts a cluster of one etcd with its data in a directory of its own, and waits until it is ready. Returns `None`,
+    /// and skips the test, if etcd is not installed.
+    pub fn etcd(more: &[&str]) -> Option<Self> {
+        let mut command = etcd_command()?;
+        let dir = tempfile::tempdir().unwrap();
+        let [peer, client] = free_ports();
+        command.args(flags(0, &[peer], client, dir.path())).args(more);
+        let server = Self::run(command, client).ready().owning(dir);
+        server.wait_until_healthy("/health");
+        Some(server)
     }
 
     /// Starts a cluster of three members with their data in directories of their own, and waits until they are ready.

@@ -5,7 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::ask::ask;
-use bowline_testkit::process::{Etcd, Server, etcdctl_is_installed};
+use bowline_testkit::process::{Server, etcdctl_is_installed};
 
 #[test]
 fn members_and_servers_are_listed() {
@@ -280,7 +280,7 @@ fn users_and_roles_are_managed_as_by_etcdctl() {
     if !etcdctl_is_installed() {
         return;
     }
-    let Some(etcd) = Etcd::alone() else { return };
+    let Some(etcd) = Server::etcd(&[]) else { return };
     compare(&Asked { address: etcd.address.clone() }, &["json", "fields"]);
     let server = Server::alone(&[]);
     compare(&Asked { address: server.address.clone() }, &["simple"]);
@@ -352,7 +352,7 @@ fn compare(etcd: &Asked, formats: &[&str]) {
 fn credentials_are_checked_once_authentication_is_enabled() {
     let server = Server::alone(&[]);
     asks_who(&Asked { address: server.address.clone() });
-    if let Some(etcd) = Etcd::alone() {
+    if let Some(etcd) = Server::etcd(&[]) {
         asks_who(&Asked { address: etcd.address.clone() });
     }
 }

@@ -13,7 +13,7 @@ use tungstenite::protocol::CloseFrame;
 use tungstenite::protocol::frame::coding::CloseCode;
 use tungstenite::{Message, WebSocket};
 
-use bowline_testkit::process::{Etcd, Server, http_with};
+use bowline_testkit::process::{Server, http_with};
 
 /// Time to wait for a message. A test that waits longer has failed.
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -117,7 +117,7 @@ fn websocket_carries_a_stream_in_both_directions() {
 
 #[test]
 fn websocket_is_as_in_etcd() {
-    let Some(etcd) = Etcd::alone() else { return };
+    let Some(etcd) = Server::etcd(&[]) else { return };
     watch_and_put(&etcd.address);
 }
 
@@ -281,7 +281,7 @@ fn web_pages_of_all_origins_are_allowed_by_default() {
 
 #[test]
 fn permissions_for_web_pages_are_those_of_etcd() {
-    let Some(etcd) = Etcd::alone() else { return };
+    let Some(etcd) = Server::etcd(&[]) else { return };
     for (method, path) in [("OPTIONS", "/v3/kv/put"), ("OPTIONS", "/version"), ("GET", "/version")]
     {
         assert_eq!(permissions(&etcd.address, method, path, ""), (200, ALL.to_owned()));

@@ -15,7 +15,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::process::{Etcd, Server, http};
+use bowline_testkit::process::{Server, http};
 use json::JsonAsk;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
@@ -286,7 +286,7 @@ impl Pair {
 
     /// Waits until no watch of etcd's is behind, including those without events, because a compaction would cancel
     /// them. The number comes from its metrics, because a progress request may never be answered.
-    async fn none_behind(&self, etcd: &Etcd) {
+    async fn none_behind(&self, etcd: &Server) {
         let begun = Instant::now();
         let none = format!("\n{BEHIND} 0\n");
         while !http(&etcd.address, "GET", "/metrics", "").1.text().contains(&none) {
@@ -349,7 +349,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 
 #[tokio::test]
 async fn etcd_and_bowline_give_the_same_answers() {
-    let Some(etcd) = Etcd::alone() else { return };
+    let Some(etcd) = Server::etcd(&[]) else { return };
     let server = Server::alone(&[]);
     let (requests, seed) = (number("BOWLINE_DIFFERENTIAL", REQUESTS), number("BOWLINE_SEED", 1));
     let mut chance = Chance(seed);

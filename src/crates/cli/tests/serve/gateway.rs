@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use bowline_testkit::process::{Etcd, HttpBody, Server, http, http_with};
+use bowline_testkit::process::{HttpBody, Server, http, http_with};
 
 /// Requests to a new store, in this order, with the expected status code and body (without what differs between
 /// servers). Rows marked `Both` have the same answer in etcd 3.4, except for the error messages for invalid JSON.
@@ -342,7 +342,7 @@ fn json_answers_match_grpc() {
 /// Checks the table against etcd.
 #[test]
 fn etcd_gives_the_same_json_answers() {
-    let Some(etcd) = Etcd::alone() else { return };
+    let Some(etcd) = Server::etcd(&[]) else { return };
     ask_all(&etcd.address, Theirs);
 }
 
@@ -675,7 +675,7 @@ fn asked_at(address: &str, path: &str) -> (u16, Option<String>) {
 #[test]
 fn paths_are_cleaned_and_decoded_as_in_etcd() {
     let server = Server::alone(&[]);
-    let etcd = Etcd::alone();
+    let etcd = Server::etcd(&[]);
     for (path, code, location) in [
         ("/v3/kv/range", 200, None),
         ("//v3/kv/range", 301, Some("/v3/kv/range")),

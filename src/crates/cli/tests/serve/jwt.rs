@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use crate::auth::{by, guard, guarded, login};
 use crate::tokens::{Watches, signed_in};
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::process::{Etcd, Server, bowline, flags, free_ports};
+use bowline_testkit::process::{Server, bowline, flags, free_ports};
 use pb::auth_client::AuthClient;
 use pb::kv_client::KvClient;
 
@@ -136,7 +136,7 @@ async fn jwt_of_etcd_is_valid_here_and_vice_versa() {
     ];
     for (method, private, public) in cases {
         let more = tokens(method, private, public);
-        let Some(etcd) = Etcd::with(&[&more[0], &more[1]]) else { return };
+        let Some(etcd) = Server::etcd(&[&more[0], &more[1]]) else { return };
         let server = Server::alone(&[&more[0], &more[1]]);
         let ours = guarded(&server).await;
         let theirs = Channel::from_shared(format!("http://{}", etcd.address)).unwrap();

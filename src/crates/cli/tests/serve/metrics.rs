@@ -7,7 +7,7 @@ use tonic::transport::Channel;
 
 use crate::crew::Crew;
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::process::{Etcd, Server, http};
+use bowline_testkit::process::{Server, http};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
@@ -101,7 +101,7 @@ async fn moved(address: &str) -> Vec<(&'static str, f64)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counters_move_like_those_of_etcd() {
-    let Some(etcd) = Etcd::with(&["--metrics=extensive"]) else { return };
+    let Some(etcd) = Server::etcd(&["--metrics=extensive"]) else { return };
     let server = Server::alone(&["--metrics=extensive"]);
     let (ours, theirs) = (moved(&server.address).await, moved(&etcd.address).await);
     assert_eq!(ours, theirs);

@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::ask::{CliOutput, command_at, run};
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::process::{Server, etcd, flags, free_ports};
+use bowline_testkit::process::{Server, etcd_command, flags, free_ports};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
@@ -48,7 +48,7 @@ impl Place {
 
     /// Returns an etcd server. Skips the test if etcd is not installed.
     pub(crate) fn etcd() -> Option<Self> {
-        etcd().map(|_| Self::new(true))
+        etcd_command().map(|_| Self::new(true))
     }
 
     fn new(is_etcd: bool) -> Self {
@@ -69,7 +69,7 @@ impl Place {
     pub(crate) fn start(&mut self) {
         let flags = flags(0, &[self.peer], self.client, self.dir.path());
         let server = if self.is_etcd {
-            let mut command = etcd().expect("it is installed");
+            let mut command = etcd_command().expect("it is installed");
             command.args(flags);
             Server::run(command, self.client)
         } else {
