@@ -15,6 +15,7 @@ use bowline::model::{
     AckWindow, Command, Incarnation, Item, KeyRange, LogIndex, NodeId, Proposal, Put, Range,
     SessionInfo, Term,
 };
+use bowline_testkit::crew::resident_bytes;
 use bytes::{Bytes, BytesMut};
 
 const VALUE_BYTES: usize = 256;
@@ -235,11 +236,4 @@ fn report(what: &str, count: u64, work: impl FnOnce()) {
 
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
-}
-
-/// Returns the resident memory of this process; 0 if the system does not report it.
-fn resident_bytes() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    pages.unwrap_or(0) * 4096
 }

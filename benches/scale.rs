@@ -14,6 +14,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bowline::{Blocking, Client, Compare, Config, Guard, KeyRange, LockError, Node, Op, Watch};
+use bowline_testkit::crew::resident_bytes;
 use hdrhistogram::Histogram;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -250,11 +251,4 @@ fn key(number: u64) -> String {
 
 fn value() -> Vec<u8> {
     vec![b'v'; VALUE_BYTES]
-}
-
-/// Returns the resident memory of this process; 0 if the system does not report it.
-fn resident_bytes() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    pages.unwrap_or(0) * 4096
 }

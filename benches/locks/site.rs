@@ -9,7 +9,7 @@ use tokio::sync::{OnceCell, oneshot};
 
 use crate::handoff::Line;
 use crate::{guarded, handoff, idle, inside, names, shares};
-use bowline_testkit::crew::Trade;
+use bowline_testkit::crew::{Trade, resident_bytes};
 
 /// A member, and the state that its callers share.
 pub(crate) struct Site {
@@ -185,10 +185,4 @@ pub(crate) fn number<T: FromStr>(word: &str) -> T {
 
 fn millis_of(word: &str) -> Duration {
     Duration::from_millis(number(word))
-}
-
-fn resident_bytes() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    pages.unwrap_or(0) * 4096
 }

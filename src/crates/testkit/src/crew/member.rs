@@ -195,6 +195,13 @@ pub fn cpu_of(process: &str) -> Duration {
     Duration::from_nanos(nanos.sum())
 }
 
+/// Returns the resident memory of this process in bytes, or 0 if the system does not report it.
+pub fn resident_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = pages.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
+}
+
 /// The benchmark-specific part of a member.
 pub trait Trade: Send + Sync + Sized + 'static {
     fn new(node: Node) -> Self;

@@ -14,5 +14,5 @@ mod trace;
 pub use cluster::{Cluster, Shape};
 pub use figures::{Sample, Spread};
 pub use measured::{Form, Measured};
-pub use member::{Plan, Trade, live, together};
+pub use member::{Plan, Trade, live, resident_bytes, together};
 pub use trace::Trace;
