@@ -4,6 +4,7 @@
 use tonic::{Code, Status};
 
 use crate::auth::{CHEAP, by, guarded, login};
+use crate::requests::{all, get, put};
 use bowline_proto::authpb;
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::Server;
@@ -51,21 +52,12 @@ async fn user_with_one_key_cannot_read_or_watch_all_keys_from_it_on() {
     }
 }
 
-fn all() -> pb::RangeRequest {
-    pb::RangeRequest { key: "\0".into(), range_end: "\0".into(), ..Default::default() }
-}
-
 /// See etcd's pull request 21432.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transaction_with_a_range_at_a_revision_leaves_equal_replicas() {
     let servers = Server::three();
     let channels =
         [servers[0].channel().await, servers[1].channel().await, servers[2].channel().await];
-    let put = |key: &str| pb::PutRequest {
-        key: key.to_owned().into(),
-        value: "v".into(),
-        ..Default::default()
-    };
     for round in 0..20 {
         KvClient::new(channels[round % 3].clone()).put(put("k")).await.unwrap();
     }
@@ -87,8 +79,7 @@ async fn transaction_with_a_range_at_a_revision_leaves_equal_replicas() {
             assert_eq!(words.as_deref(), error, "at {revision}");
             // A rejected transaction has no effect at any member.
             for channel in &channels {
-                let range = pb::RangeRequest { key: key.clone().into(), ..Default::default() };
-                let count = KvClient::new(channel.clone()).range(range).await.unwrap();
+                let count = KvClient::new(channel.clone()).range(get(&key)).await.unwrap();
                 assert_eq!(count.into_inner().count == 1, error.is_none(), "{key}");
             }
         }

@@ -3,6 +3,7 @@
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use crate::requests::{delete, get, put};
 use bowline_proto::{etcdserverpb as pb, v3lockpb};
 use bowline_testkit::process::Server;
 use pb::alarm_request::AlarmAction;
@@ -73,10 +74,6 @@ async fn alarms_are_raised_listed_and_disarmed_as_in_etcd() {
     assert_eq!(ask(Deactivate, 0, Any).await.len(), 256);
 }
 
-fn put() -> pb::PutRequest {
-    pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() }
-}
-
 fn txn(op: impl Into<pb::RequestOp>) -> pb::TxnRequest {
     pb::TxnRequest { success: vec![op.into()], ..Default::default() }
 }
@@ -86,25 +83,23 @@ fn txn(op: impl Into<pb::RequestOp>) -> pb::TxnRequest {
 async fn tried(channel: &Channel, lease: i64) -> [Vec<Result<(), Status>>; 3] {
     let (mut kv, mut leases) = (KvClient::new(channel.clone()), LeaseClient::new(channel.clone()));
     let lock = v3lockpb::LockRequest { name: "door".into(), lease };
-    let delete = || pb::DeleteRangeRequest { key: "none".into(), ..Default::default() };
-    let range = || pb::RangeRequest { key: "k".into(), ..Default::default() };
-    let nested = txn(txn(put()));
+    let nested = txn(txn(put("k")));
     let adds = vec![
-        kv.put(put()).await.map(drop),
-        kv.txn(txn(put())).await.map(drop),
+        kv.put(put("k")).await.map(drop),
+        kv.txn(txn(put("k"))).await.map(drop),
         kv.txn(nested).await.map(drop),
         leases.lease_grant(pb::LeaseGrantRequest { ttl: 60, id: 0 }).await.map(drop),
         LockClient::new(channel.clone()).lock(lock).await.map(drop),
     ];
     let takes = vec![
-        kv.delete_range(delete()).await.map(drop),
-        kv.txn(txn(delete())).await.map(drop),
+        kv.delete_range(delete("none")).await.map(drop),
+        kv.txn(txn(delete("none"))).await.map(drop),
         {
             let granted = pb::LeaseRevokeRequest { id: lease + 1 };
             leases.lease_revoke(granted).await.map(drop)
         },
         {
-            let revision = kv.range(range()).await.unwrap().into_inner().header.unwrap().revision;
+            let revision = kv.range(get("k")).await.unwrap().into_inner().header.unwrap().revision;
             kv.compact(pb::CompactionRequest { revision, physical: false }).await.map(drop)
         },
     ];
@@ -113,9 +108,9 @@ async fn tried(channel: &Channel, lease: i64) -> [Vec<Result<(), Status>>; 3] {
     assert_eq!(renewed.message().await.unwrap().unwrap().ttl, 600);
     let left = pb::LeaseTimeToLiveRequest { id: lease, keys: true };
     let looks = vec![
-        kv.range(range()).await.map(drop),
-        kv.range(pb::RangeRequest { serializable: true, ..range() }).await.map(drop),
-        kv.txn(txn(range())).await.map(drop),
+        kv.range(get("k")).await.map(drop),
+        kv.range(pb::RangeRequest { serializable: true, ..get("k") }).await.map(drop),
+        kv.txn(txn(get("k"))).await.map(drop),
         kv.txn(pb::TxnRequest::default()).await.map(drop),
         leases.lease_time_to_live(left).await.map(drop),
         leases.lease_leases(pb::LeaseLeasesRequest {}).await.map(drop),
@@ -130,7 +125,7 @@ async fn alarm_rejects_only_forbidden_requests_on_all_servers() {
     for server in &servers {
         channels.push(server.channel().await);
     }
-    KvClient::new(channels[0].clone()).put(put()).await.unwrap();
+    KvClient::new(channels[0].clone()).put(put("k")).await.unwrap();
     let leases = |server: usize| LeaseClient::new(channels[server].clone());
     leases(0).lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 7 }).await.unwrap();
     for (kind, code, words) in [
@@ -169,7 +164,7 @@ async fn alarm_rejects_only_forbidden_requests_on_all_servers() {
         for channel in &channels {
             // The rejected requests have not raised any alarm.
             assert_eq!(listed(channel).await, []);
-            KvClient::new(channel.clone()).put(put()).await.unwrap();
+            KvClient::new(channel.clone()).put(put("k")).await.unwrap();
         }
     }
 }

@@ -8,6 +8,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
+use crate::requests::{get, put};
 use authpb::permission::Type;
 use bowline_proto::authpb;
 use bowline_proto::etcdserverpb as pb;
@@ -76,14 +77,6 @@ async fn alone() -> (Server, Channel) {
     let server = Server::alone(&CHEAP);
     let channel = guarded(&server).await;
     (server, channel)
-}
-
-fn put(key: &'static str) -> pb::PutRequest {
-    pb::PutRequest { key: key.into(), value: "v".into(), ..Default::default() }
-}
-
-fn get(key: &'static str) -> pb::RangeRequest {
-    pb::RangeRequest { key: key.into(), ..Default::default() }
 }
 
 /// Sends messages without encoding.

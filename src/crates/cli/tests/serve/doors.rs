@@ -9,13 +9,13 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::office::{GOOD, Office};
+use crate::requests::put;
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{HttpBody, Server, bowline, flags, free_ports, http};
 use pb::kv_client::KvClient;
 
 async fn put_at(channel: Channel) -> Result<(), tonic::Status> {
-    let request = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
-    KvClient::new(channel).put(request).await.map(drop)
+    KvClient::new(channel).put(put("k")).await.map(drop)
 }
 
 async fn plain(address: &str) -> Channel {

@@ -7,6 +7,7 @@ use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use crate::requests::all;
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{Server, bowline, flags, free_ports};
 use pb::compare::{CompareResult, TargetUnion};
@@ -19,10 +20,6 @@ type Kv = KvClient<Channel>;
 async fn put(kv: &mut Kv, key: &'static str, value: &'static str) -> pb::PutResponse {
     let request = pb::PutRequest { key: key.into(), value: value.into(), ..Default::default() };
     kv.put(request).await.unwrap().into_inner()
-}
-
-fn all() -> pb::RangeRequest {
-    pb::RangeRequest { key: "\0".into(), range_end: "\0".into(), ..Default::default() }
 }
 
 fn keys(reply: &pb::RangeResponse) -> Vec<&str> {

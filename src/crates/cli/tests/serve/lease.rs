@@ -8,6 +8,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 use tonic::transport::Channel;
 
+use crate::requests::all;
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::Server;
 use pb::kv_client::KvClient;
@@ -38,8 +39,7 @@ async fn put(kv: &mut KvClient<Channel>, key: &'static str, lease: i64) {
 }
 
 async fn count(kv: &mut KvClient<Channel>) -> i64 {
-    let all = pb::RangeRequest { key: "\0".into(), range_end: "\0".into(), ..Default::default() };
-    kv.range(all).await.unwrap().into_inner().count
+    kv.range(all()).await.unwrap().into_inner().count
 }
 
 #[tokio::test]

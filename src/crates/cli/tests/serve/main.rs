@@ -28,6 +28,7 @@ mod p521;
 #[allow(dead_code, reason = "shared with the command tests")]
 mod projects;
 mod range_stream;
+mod requests;
 mod restarts;
 mod revisions;
 mod rights;

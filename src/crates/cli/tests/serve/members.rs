@@ -7,6 +7,7 @@ use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
+use crate::requests::put;
 use crate::tools::etcdctl;
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{Server, flags, free_ports, http};
@@ -47,9 +48,8 @@ pub(crate) async fn until(
     }
 }
 
-async fn put(channel: &Channel) {
-    let put = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
-    KvClient::new(channel.clone()).put(put).await.unwrap();
+async fn put_at(channel: &Channel) {
+    KvClient::new(channel.clone()).put(put("k")).await.unwrap();
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     assert!(second.name.is_empty() && second.client_ur_ls.is_empty() && !second.is_learner);
     assert!(added.members.iter().any(|member| member.id == second.id && member.is_learner));
     assert_eq!(added.members.len(), 2);
-    put(&channel).await;
+    put_at(&channel).await;
     // Invalid lists: a URL of another member, no URL, a URL without a scheme, two schemes, not HTTP, and a URL without
     // a port.
     let again = add(&mut cluster, peers[1], true).await.unwrap_err();
@@ -129,7 +129,7 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
         assert_eq!(cluster.member_update(moved(id)).await.unwrap_err().message(), message_text);
     }
     // The promoted member has the same URL as before, and counts for the quorum.
-    put(&last.channel().await).await;
+    put_at(&last.channel().await).await;
     // Each member knows the client URLs of the others.
     for server in [&first, &other, &last] {
         let mut cluster = ClusterClient::new(server.channel().await);
@@ -140,8 +140,8 @@ async fn added_member_starts_as_learner_and_votes_once_caught_up() {
     }
     // The other two members continue without the first.
     drop(first);
-    put(&last.channel().await).await;
-    put(&other.channel().await).await;
+    put_at(&last.channel().await).await;
+    put_at(&other.channel().await).await;
 }
 
 #[test]
@@ -181,7 +181,7 @@ async fn last_voter_cannot_be_removed() {
             .iter()
             .any(|member| member.id == message_text.id && member.is_learner)
     );
-    put(&channel).await;
+    put_at(&channel).await;
 }
 
 /// Two first members that cannot connect: they log the difference in a few lines at most, and health reports it.
@@ -259,7 +259,7 @@ async fn members_with_two_urls_each_form_a_cluster() {
     };
     let servers = [0, 1, 2].map(start).map(Server::ready);
     let channel = servers[2].channel().await;
-    put(&channel).await;
+    put_at(&channel).await;
     let mut cluster = ClusterClient::new(channel);
     let members = list(&mut cluster).await;
     let mut known: Vec<_> = members.iter().map(|member| member.peer_ur_ls.clone()).collect();

@@ -7,6 +7,7 @@ use tempfile::tempdir;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
+use crate::requests::{get, put};
 use crate::tokens::until_begun;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::grpc::health::v1::HealthCheckRequest;
@@ -51,8 +52,7 @@ async fn an_empty_server_has_a_size_and_a_hash() {
 async fn members_can_be_listed_hashed_led_and_removed() {
     let servers = Server::three();
     let channel = servers[0].channel().await;
-    let put = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
-    KvClient::new(channel.clone()).put(put).await.unwrap();
+    KvClient::new(channel.clone()).put(put("k")).await.unwrap();
 
     let mut cluster = ClusterClient::new(channel.clone());
     let list = pb::MemberListRequest { linearizable: true };
@@ -68,7 +68,7 @@ async fn members_can_be_listed_hashed_led_and_removed() {
         let mut maintenance = MaintenanceClient::new(server.channel().await);
         // This linearizable read ensures that the member has applied the writes before it computes the hash.
         let mut kv = KvClient::new(server.channel().await);
-        kv.range(pb::RangeRequest { key: "k".into(), ..Default::default() }).await.unwrap();
+        kv.range(get("k")).await.unwrap();
         let hash =
             maintenance.hash_kv(pb::HashKvRequest { revision: 2 }).await.unwrap().into_inner();
         hashes.push((hash.hash, hash.hash_revision));

@@ -12,6 +12,7 @@ use tonic::{Code, Request, Status, Streaming};
 
 use crate::auth::{CHEAP, by, guarded, login};
 use crate::hostile::Dice;
+use crate::requests::all;
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::Server;
 use pb::auth_client::AuthClient;
@@ -33,10 +34,6 @@ async fn put(kv: &mut Kv, key: impl Into<String>, value: Vec<u8>) -> i64 {
 fn range(key: &str, range_end: &str) -> pb::RangeRequest {
     let (key, range_end) = (key.to_owned().into(), range_end.to_owned().into());
     pb::RangeRequest { key, range_end, ..Default::default() }
-}
-
-fn all() -> pb::RangeRequest {
-    range("\0", "\0")
 }
 
 /// Returns the next chunk, or `None` at the end of the stream.

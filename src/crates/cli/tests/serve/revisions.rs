@@ -11,6 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use crate::auth::{by, login};
+use crate::requests::put;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::v3electionpb::election_client::ElectionClient;
 use bowline_proto::{v3electionpb, v3lockpb};
@@ -21,10 +22,6 @@ use pb::lease_client::LeaseClient;
 use pb::response_op::Response as Answered;
 use v3lockpb::lock_client::LockClient;
 
-fn put_of(key: &str) -> pb::PutRequest {
-    pb::PutRequest { key: key.to_owned().into(), value: "v".into(), ..Default::default() }
-}
-
 fn revision(header: Option<pb::ResponseHeader>) -> i64 {
     header.expect("every response has a header").revision
 }
@@ -34,8 +31,7 @@ fn writers(channel: &Channel) -> JoinSet<()> {
     let mut writers = JoinSet::new();
     for at in 0..8 {
         let mut kv = KvClient::new(channel.clone());
-        writers
-            .spawn(async move { while kv.put(put_of(&format!("writer/{at}"))).await.is_ok() {} });
+        writers.spawn(async move { while kv.put(put(&format!("writer/{at}"))).await.is_ok() {} });
     }
     writers
 }
@@ -69,9 +65,9 @@ async fn write_header_has_the_revision_of_the_write() {
         }
     };
     for round in 0..50 {
-        let put = kv.put(put_of("own")).await.unwrap().into_inner();
-        assert_eq!(of_key(b"own").await.mod_revision, revision(put.header), "put, {round}");
-        let txn = pb::TxnRequest { success: vec![put_of("txn").into()], ..Default::default() };
+        let own = kv.put(put("own")).await.unwrap().into_inner();
+        assert_eq!(of_key(b"own").await.mod_revision, revision(own.header), "put, {round}");
+        let txn = pb::TxnRequest { success: vec![put("txn").into()], ..Default::default() };
         let txn = kv.txn(txn).await.unwrap().into_inner();
         assert_eq!(of_key(b"txn").await.mod_revision, revision(txn.header), "txn, {round}");
         let delete = pb::DeleteRangeRequest { key: "own".into(), ..Default::default() };
@@ -79,7 +75,7 @@ async fn write_header_has_the_revision_of_the_write() {
         deleted_at(b"own", revision(delete.header)).await;
 
         leases.lease_grant(pb::LeaseGrantRequest { ttl: 600, id: 7 }).await.unwrap();
-        kv.put(pb::PutRequest { lease: 7, ..put_of("leased") }).await.unwrap();
+        kv.put(pb::PutRequest { lease: 7, ..put("leased") }).await.unwrap();
         let revoke = leases.lease_revoke(pb::LeaseRevokeRequest { id: 7 }).await.unwrap();
         deleted_at(b"leased", revision(revoke.into_inner().header)).await;
 
@@ -177,9 +173,9 @@ async fn write(channel: Channel, log: Arc<[AtomicI64; 4000]>, done: Arc<AtomicBo
         let user = pb::AuthUserAddRequest { name: name.clone(), options, ..Default::default() };
         auth.user_add(user).await.unwrap();
         auth.role_add(pb::AuthRoleAddRequest { name: name.clone() }).await.unwrap();
-        kv.put(pb::PutRequest { lease: 7, ..put_of(&format!("leased/{name}")) }).await.unwrap();
-        let put = kv.put(put_of("rounds")).await.unwrap().into_inner();
-        revision_of.store(revision(put.header), Ordering::SeqCst);
+        kv.put(pb::PutRequest { lease: 7, ..put(&format!("leased/{name}")) }).await.unwrap();
+        let rounds = kv.put(put("rounds")).await.unwrap().into_inner();
+        revision_of.store(revision(rounds.header), Ordering::SeqCst);
     }
     log.len()
 }
@@ -240,7 +236,7 @@ async fn login_header_is_not_newer_than_the_checked_user_table() {
         // Some logins begin before the deletion, some after it.
         tokio::time::sleep(Duration::from_millis(round % 10 * 5)).await;
         auth.user_delete(by(&root, pb::AuthUserDeleteRequest { name })).await.unwrap();
-        let put = kv.put(by(&root, put_of("k"))).await.unwrap().into_inner();
+        let put = kv.put(by(&root, put("k"))).await.unwrap().into_inner();
         if let Ok(answered) = asked.await.unwrap() {
             let (answered, written) =
                 (revision(answered.into_inner().header), revision(put.header));
@@ -273,7 +269,7 @@ async fn ask(channel: &Channel, txn: pb::TxnRequest) -> Result<pb::TxnResponse, 
 async fn mixed_transaction_on_a_partitioned_member_is_not_stale() {
     let servers = Server::three();
     let own = servers[2].channel().await;
-    KvClient::new(own.clone()).put(put_of("k")).await.unwrap();
+    KvClient::new(own.clone()).put(put("k")).await.unwrap();
     let both = |success: &[bool], failure: &[bool]| pb::TxnRequest {
         success: ranges(success),
         failure: ranges(failure),
@@ -302,7 +298,7 @@ async fn mixed_transaction_on_a_partitioned_member_is_not_stale() {
     }
     let newest = loop {
         // An election may be in progress.
-        let put = KvClient::new(servers[0].channel().await).put(put_of("k")).await;
+        let put = KvClient::new(servers[0].channel().await).put(put("k")).await;
         if let Ok(put) = put {
             break revision(put.into_inner().header);
         }

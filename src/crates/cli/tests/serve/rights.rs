@@ -11,6 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::auth::{CHEAP, Raw, by, guarded, login};
+use crate::requests::{delete, get, put};
 use bowline_proto::authpb;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::v3electionpb as election;
@@ -80,18 +81,6 @@ fn row(path: &'static str, needs: Needs, message: impl Message) -> Row {
     (path, needs, message.encode_to_vec().into())
 }
 
-fn put(key: &str) -> pb::PutRequest {
-    pb::PutRequest { key: key.to_owned().into(), value: "v".into(), ..Default::default() }
-}
-
-fn get(key: &str) -> pb::RangeRequest {
-    pb::RangeRequest { key: key.to_owned().into(), ..Default::default() }
-}
-
-fn del(key: &str) -> pb::DeleteRangeRequest {
-    pb::DeleteRangeRequest { key: key.to_owned().into(), ..Default::default() }
-}
-
 fn txn(op: impl Into<pb::RequestOp>) -> pb::TxnRequest {
     pb::TxnRequest { failure: vec![op.into()], ..never() }
 }
@@ -120,7 +109,7 @@ fn rows_of_keys(caller: &str) -> Vec<Row> {
     use Needs::{Both, Read, Root, User, Write};
     let (range, to_put) = ("/etcdserverpb.KV/Range", "/etcdserverpb.KV/Put");
     let stream = "/etcdserverpb.KV/RangeStream";
-    let (delete, transact) = ("/etcdserverpb.KV/DeleteRange", "/etcdserverpb.KV/Txn");
+    let (to_delete, transact) = ("/etcdserverpb.KV/DeleteRange", "/etcdserverpb.KV/Txn");
     let until = |end: &str| pb::RangeRequest { range_end: end.to_owned().into(), ..get("app/") };
     let count = pb::RangeRequest { count_only: true, ..get("secret") };
     let local = pb::RangeRequest { serializable: true, ..get("secret") };
@@ -156,10 +145,10 @@ fn rows_of_keys(caller: &str) -> Vec<Row> {
         row(to_put, Root, put("secret")),
         row(to_put, Root, put("app0")),
         row(to_put, Root, pb::PutRequest { lease: LEASE_OUTSIDE, ..put("app/a") }),
-        row(delete, Write, del("app/x")),
-        row(delete, Both, pb::DeleteRangeRequest { prev_kv: true, ..del("app/x") }),
-        row(delete, Root, del("secret/x")),
-        row(delete, Root, pb::DeleteRangeRequest { range_end: "b".into(), ..del("app/x") }),
+        row(to_delete, Write, delete("app/x")),
+        row(to_delete, Both, pb::DeleteRangeRequest { prev_kv: true, ..delete("app/x") }),
+        row(to_delete, Root, delete("secret/x")),
+        row(to_delete, Root, pb::DeleteRangeRequest { range_end: "b".into(), ..delete("app/x") }),
         row(transact, User, pb::TxnRequest::default()),
         row(transact, Read, never()),
         row(transact, Root, outside),
@@ -168,7 +157,7 @@ fn rows_of_keys(caller: &str) -> Vec<Row> {
         row(transact, Both, nested(put("app/a").into())),
         row(transact, Root, nested(put("secret").into())),
         row(transact, Root, nested(get("secret").into())),
-        row(transact, Root, nested(del("secret/x").into())),
+        row(transact, Root, nested(delete("secret/x").into())),
         row(transact, Root, nested(pb::PutRequest { lease: LEASE_OUTSIDE, ..put("app/a") }.into())),
         row(
             "/etcdserverpb.KV/Compact",

@@ -11,6 +11,7 @@ use tempfile::{TempDir, tempdir};
 use tonic::transport::Channel;
 
 use crate::office::{Card, CertificateContent, GOOD, Office};
+use crate::requests::put;
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::{Server, bowline, free_ports};
 use pb::cluster_client::ClusterClient;
@@ -58,8 +59,7 @@ async fn three_members_with_certificates_form_a_cluster_with_https_urls() {
     };
     let servers = [0, 1, 2].map(start).map(Server::ready);
     let mut kv = KvClient::new(servers[0].channel().await);
-    let put = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
-    kv.put(put).await.unwrap();
+    kv.put(put("k")).await.unwrap();
     let mut members = ClusterClient::new(servers[2].channel().await);
     let list = members.member_list(pb::MemberListRequest::default()).await.unwrap().into_inner();
     let mut urls: Vec<_> =
@@ -137,8 +137,7 @@ async fn served(flags: impl Fn(usize, &[u16; 3], u16, &TempDir) -> Vec<String>) 
         |at: usize| Server::start(&flags(at, &peers, clients[at], &dirs[at]), clients[at], &[]);
     let servers = [0, 1, 2].map(start).map(Server::ready);
     for server in &servers {
-        let put = pb::PutRequest { key: "k".into(), value: "v".into(), ..Default::default() };
-        KvClient::new(server.channel().await).put(put).await.unwrap();
+        KvClient::new(server.channel().await).put(put("k")).await.unwrap();
     }
     servers.map(|server| server.stop().1).into()
 }

@@ -11,6 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use crate::auth::{CHEAP, Raw, by, guarded, login};
+use crate::requests::{get, put};
 use bowline_proto::etcdserverpb as pb;
 use bowline_testkit::process::Server;
 use pb::auth_client::AuthClient;
@@ -20,10 +21,6 @@ use pb::watch_client::WatchClient;
 
 const VOID: &str = "etcdserver: invalid auth token";
 const DENIED: &str = "etcdserver: permission denied";
-
-fn put(key: &'static str) -> pb::PutRequest {
-    pb::PutRequest { key: key.into(), value: "v".into(), ..Default::default() }
-}
 
 /// A watch stream that was opened with a token.
 pub(crate) struct Watches {
@@ -275,8 +272,11 @@ async fn message_after_its_token_expired_has_no_effect() {
         let refused = answer.expect("a response in time").unwrap().unwrap_err();
         assert_eq!((refused.code(), refused.message()), expected);
     }
-    let get = pb::RangeRequest { key: "app/late".into(), ..Default::default() };
-    let found = KvClient::new(channel.clone()).range(by(&root, get)).await.unwrap().into_inner();
+    let found = KvClient::new(channel.clone())
+        .range(by(&root, get("app/late")))
+        .await
+        .unwrap()
+        .into_inner();
     assert_eq!(found.count, 0);
     let list = pb::MemberListRequest::default();
     let mut cluster = pb::cluster_client::ClusterClient::new(channel.clone());
