@@ -112,48 +112,42 @@ impl Show for pb::DeleteRangeResponse {
     }
 }
 
+/// Returns the response of an operation, with its name in JSON.
+fn response(op: &pb::ResponseOp) -> Option<(&'static str, &dyn Show)> {
+    Some(match op.response.as_ref()? {
+        Response::ResponseRange(answer) => ("ResponseRange", answer),
+        Response::ResponsePut(answer) => ("ResponsePut", answer),
+        Response::ResponseDeleteRange(answer) => ("ResponseDeleteRange", answer),
+        Response::ResponseTxn(answer) => ("ResponseTxn", answer),
+    })
+}
+
 impl Show for pb::TxnResponse {
     fn simple(&self, page: &mut Page) {
         page.line(if self.succeeded { "SUCCESS" } else { "FAILURE" });
-        for response in self.responses.iter().filter_map(|op| op.response.as_ref()) {
+        for (_, answer) in self.responses.iter().filter_map(response) {
             page.line("");
-            match response {
-                Response::ResponseRange(answer) => answer.simple(page),
-                Response::ResponsePut(answer) => answer.simple(page),
-                Response::ResponseDeleteRange(answer) => answer.simple(page),
-                Response::ResponseTxn(answer) => answer.simple(page),
-            }
+            answer.simple(page);
         }
     }
 
     fn fields(&self, page: &mut Page) {
         page.header(&self.header);
         page.field("Succeeded", self.succeeded);
-        for response in self.responses.iter().filter_map(|op| op.response.as_ref()) {
-            match response {
-                Response::ResponseRange(answer) => answer.fields(page),
-                Response::ResponsePut(answer) => answer.fields(page),
-                Response::ResponseDeleteRange(answer) => answer.fields(page),
-                Response::ResponseTxn(answer) => answer.fields(page),
-            }
+        for (_, answer) in self.responses.iter().filter_map(response) {
+            answer.fields(page);
         }
     }
 
     fn json(&self) -> String {
-        let of = |op: &pb::ResponseOp| {
-            let (name, answer) = match op.response.as_ref()? {
-                Response::ResponseRange(answer) => ("ResponseRange", answer.json()),
-                Response::ResponsePut(answer) => ("ResponsePut", answer.json()),
-                Response::ResponseDeleteRange(answer) => ("ResponseDeleteRange", answer.json()),
-                Response::ResponseTxn(answer) => ("ResponseTxn", answer.json()),
-            };
-            let inner = Object::default().raw(name, answer);
-            Some(Object::default().object("Response", Some(inner)).end())
+        let of = |(name, answer): (&str, &dyn Show)| {
+            let inner = Object::default().raw(name, answer.json());
+            Object::default().object("Response", Some(inner)).end()
         };
         Object::default()
             .object("header", header_json(&self.header))
             .flag("succeeded", self.succeeded)
-            .list("responses", self.responses.iter().filter_map(of))
+            .list("responses", self.responses.iter().filter_map(response).map(of))
             .end()
     }
 }
