@@ -183,7 +183,7 @@ impl Fleet {
     /// Returns errors of the operating system.
     pub fn new(program: Program, setup: Setup) -> Result<Self, HarnessError> {
         let dir = TempDir::with_prefix("bowline-jepsen-")
-            .map_err(|source| HarnessError::System { what: "cannot create a directory", source })?;
+            .map_err(HarnessError::system("cannot create a directory"))?;
         let many = setup.members + setup.spare;
         let volumes = match &setup.volumes {
             Some((media, bytes)) => {

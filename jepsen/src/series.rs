@@ -102,7 +102,7 @@ fn remember(summary: &Summary, dir: &Path) -> Result<(), HarnessError> {
     fs::create_dir_all(dir)
         .and_then(|()| fs::OpenOptions::new().append(true).create(true).open(dir.join(RUNS)))
         .and_then(|mut file| file.write_all(line.as_bytes()))
-        .map_err(|source| HarnessError::System { what: "cannot record a run", source })
+        .map_err(HarnessError::system("cannot record a run"))
 }
 
 /// Returns the results in a directory, the oldest first. If the directory does not exist, returns no results.
@@ -111,7 +111,7 @@ fn remember(summary: &Summary, dir: &Path) -> Result<(), HarnessError> {
 ///
 /// Returns errors of the file system, and an error for an invalid line.
 pub fn remembered(dir: &Path) -> Result<Vec<Summary>, HarnessError> {
-    let system = |source| HarnessError::System { what: "cannot read the results of runs", source };
+    let system = HarnessError::system("cannot read the results of runs");
     let file = match fs::File::open(dir.join(RUNS)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened.map_err(system)?,

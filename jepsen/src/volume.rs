@@ -93,7 +93,7 @@ impl Mount {
         fs::File::create_new(&image)
             .and_then(|file| file.set_len(bytes))
             .and_then(|()| fs::create_dir(&at))
-            .map_err(|source| HarnessError::System { what: "cannot create an image", source })?;
+            .map_err(HarnessError::system("cannot create an image"))?;
         run(Command::new(maker[0]).args(&maker[1..]).arg(&image))?;
         let mut mount = Self { image, at, options, mounted: false };
         mount.mount()?;
@@ -134,8 +134,7 @@ struct Volume {
 
 impl Volume {
     fn make(dir: &Path, medium: Medium, bytes: u64) -> Result<Self, HarnessError> {
-        fs::create_dir(dir)
-            .map_err(|source| HarnessError::System { what: "cannot create a directory", source })?;
+        fs::create_dir(dir).map_err(HarnessError::system("cannot create a directory"))?;
         let (image, data) = (dir.join("image"), dir.join("data"));
         let mounts = match medium {
             Medium::Plain => vec![Mount::make(image, data, bytes, EXT4, "")?],
@@ -189,7 +188,7 @@ impl Volumes {
         clear_up_after_the_dead();
         let prefix = format!("{PREFIX}{}-", std::process::id());
         let dir = TempDir::with_prefix(prefix)
-            .map_err(|source| HarnessError::System { what: "cannot create a directory", source })?;
+            .map_err(HarnessError::system("cannot create a directory"))?;
         let mut volumes = Vec::new();
         for (number, medium) in media.iter().enumerate() {
             let at = dir.path().join(format!("v{number}"));
@@ -208,15 +207,15 @@ impl Volumes {
         let try_out = || -> Result<(), HarnessError> {
             let mut volumes = Self::make(&[Medium::Cached], 8 << 20)?;
             let kept = volumes.dir(0).join("kept");
-            let system = |what| move |source| HarnessError::System { what, source };
             fs::File::create(&kept)
                 .and_then(|mut file| file.write_all(b"kept").and_then(|()| file.sync_all()))
                 .and_then(|()| fs::File::open(volumes.dir(0))?.sync_all())
                 .and_then(|()| fs::write(volumes.dir(0).join("lost"), b"lost"))
-                .map_err(system("cannot write to a volume"))?;
+                .map_err(HarnessError::system("cannot write to a volume"))?;
             volumes.switch(&[0])?.cut()?;
             volumes.again(&[0])?;
-            if fs::read(&kept).map_err(system("cannot read synced data"))? != b"kept" {
+            if fs::read(&kept).map_err(HarnessError::system("cannot read synced data"))? != b"kept"
+            {
                 return Err(HarnessError::Ended("a volume has lost synced data".to_owned()));
             }
             if volumes.dir(0).join("lost").exists() {
@@ -238,7 +237,7 @@ impl Volumes {
     ///
     /// Returns every error except that the volume is full, which is the purpose.
     pub fn fill(&self, member: usize) -> Result<(), HarnessError> {
-        let system = |source| HarnessError::System { what: "cannot fill a volume", source };
+        let system = HarnessError::system("cannot fill a volume");
         let file = fs::File::create(self.volumes[member].ballast()).map_err(system)?;
         let (mut at, mut step) = (0, FILL_BYTES);
         while step > 0 {
@@ -257,7 +256,7 @@ impl Volumes {
     /// Returns an error if the volume was not filled.
     pub fn free(&self, member: usize) -> Result<(), HarnessError> {
         fs::remove_file(self.volumes[member].ballast())
-            .map_err(|source| HarnessError::System { what: "cannot free a volume", source })
+            .map_err(HarnessError::system("cannot free a volume"))
     }
 
     /// Returns a switch for the power of these members.
@@ -292,7 +291,7 @@ impl Switch {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|source| HarnessError::System { what: "cannot start perl", source })?;
+            .map_err(HarnessError::system("cannot start perl"))?;
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
         let mut switch = Self { child, output };
         switch.hear("ready")?;
@@ -306,24 +305,18 @@ impl Switch {
     pub fn cut(mut self) -> Result<Duration, HarnessError> {
         let begun = Instant::now();
         let mut input = self.child.stdin.take().expect("it is piped");
-        input
-            .write_all(b"\n")
-            .map_err(|source| HarnessError::System { what: "cannot cut the power", source })?;
+        input.write_all(b"\n").map_err(HarnessError::system("cannot cut the power"))?;
         let micros = self.hear("cut")?.parse().ok();
         let took = micros.map_or_else(|| begun.elapsed(), Duration::from_micros);
         // Wait for the script, because it uses the volumes until it ends.
-        self.child
-            .wait()
-            .map_err(|source| HarnessError::System { what: "cannot wait for perl", source })?;
+        self.child.wait().map_err(HarnessError::system("cannot wait for perl"))?;
         Ok(took)
     }
 
     /// Reads a line that must begin with a word, and returns the rest.
     fn hear(&mut self, word: &str) -> Result<String, HarnessError> {
         let mut line = String::new();
-        self.output
-            .read_line(&mut line)
-            .map_err(|source| HarnessError::System { what: "cannot read from perl", source })?;
+        self.output.read_line(&mut line).map_err(HarnessError::system("cannot read from perl"))?;
         match line.strip_prefix(word) {
             Some(rest) => Ok(rest.trim().to_owned()),
             None => Err(HarnessError::Ended(format!(
@@ -343,10 +336,10 @@ impl Drop for Switch {
 
 /// Runs a tool. If the tool fails, returns its output as the error.
 fn run(command: &mut Command) -> Result<(), HarnessError> {
-    let output = command.stdin(Stdio::null()).output().map_err(|source| HarnessError::System {
-        what: "cannot start a file system tool",
-        source,
-    })?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(HarnessError::system("cannot start a file system tool"))?;
     if output.status.success() {
         return Ok(());
     }

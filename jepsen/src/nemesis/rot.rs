@@ -82,7 +82,7 @@ impl What {
 
     /// Flips bits in the files of this kind in a directory. Returns the number of flipped bits.
     fn rot(self, dir: &Path, dice: &mut Dice) -> Result<u64, HarnessError> {
-        let system = |source| HarnessError::System { what: "cannot flip bits", source };
+        let system = HarnessError::system("cannot flip bits");
         let mut files = Vec::new();
         find(dir, &mut files).map_err(system)?;
         files.retain(|file| self.is(file));

@@ -202,8 +202,7 @@ fn back_up(fleet: &Fleet, member: usize) -> Result<bool, HarnessError> {
 /// Verifies a snapshot with the server program. The snapshot ends with a hash, like a snapshot of etcd.
 fn is_sound(fleet: &Fleet, file: &Path) -> Result<Result<(), String>, HarnessError> {
     let said = Command::new(fleet.program()).args(["snapshot", "status"]).arg(file).output();
-    let said =
-        said.map_err(|source| HarnessError::System { what: "cannot verify a snapshot", source })?;
+    let said = said.map_err(HarnessError::system("cannot verify a snapshot"))?;
     Ok(match said.status.success() {
         true => Ok(()),
         false => Err(String::from_utf8_lossy(&said.stderr).into_owned()),

@@ -51,15 +51,14 @@ impl Proxy {
         listens: &[String],
         links: Links,
     ) -> Result<Self, HarnessError> {
-        let system = |what| move |source| HarnessError::System { what, source };
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(system("cannot start the proxy"))?;
+            .map_err(HarnessError::system("cannot start the proxy"))?;
         let members: Arc<[String]> = addresses.into();
         for (member, (address, listen)) in addresses.iter().zip(listens).enumerate() {
             let listener = listener_at(address, runtime.handle())
-                .map_err(system("cannot listen on a port of the proxy"))?;
+                .map_err(HarnessError::system("cannot listen on a port of the proxy"))?;
             let door = Door {
                 to: member,
                 listen: listen.clone(),
@@ -72,7 +71,7 @@ impl Proxy {
         let thread = thread::Builder::new()
             .name("proxy".to_owned())
             .spawn(move || drop(runtime.block_on(ended)))
-            .map_err(system("cannot start the thread of the proxy"))?;
+            .map_err(HarnessError::system("cannot start the thread of the proxy"))?;
         Ok(Self { end: Some(end), thread: Some(thread) })
     }
 }

@@ -151,7 +151,7 @@ fn millis(span: Duration) -> u64 {
 ///
 /// Returns errors of the file system.
 pub fn write(ran: &Ran, made: Build, dir: &Path) -> Result<Summary, HarnessError> {
-    let system = |source| HarnessError::System { what: "cannot write a report", source };
+    let system = HarnessError::system("cannot write a report");
     let mut summary = Summary::of(ran, made);
     if matches!(ran.verdict, Verdict::Skipped(_)) {
         return Ok(summary);

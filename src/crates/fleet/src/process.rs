@@ -75,6 +75,11 @@ pub enum HarnessError {
 }
 
 impl HarnessError {
+    /// Returns a function that makes this error of an error of the operating system. `what` is the attempted operation.
+    pub fn system(what: &'static str) -> impl Fn(std::io::Error) -> Self + Copy {
+        move |source| HarnessError::System { what, source }
+    }
+
     /// Converts the error to the error that it implies if it occurs after all faults have ended.
     #[must_use]
     pub fn when_healed(self) -> Self {
@@ -211,12 +216,11 @@ impl Process {
     /// # Errors
     /// Returns errors of the operating system.
     pub fn spawn(command: &mut Command) -> Result<Self, HarnessError> {
-        let system = |what| move |source| HarnessError::System { what, source };
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(system("cannot start a process"))?;
+            .map_err(HarnessError::system("cannot start a process"))?;
         let input = child.stdin.take().expect("it is piped");
         let output = child.stdout.take().expect("it is piped");
         Self::of(child, output, handle_node_line, OrderInput::Input(Mutex::new(Some(input))))
@@ -232,7 +236,7 @@ impl Process {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|source| HarnessError::System { what: "cannot start a server", source })?;
+            .map_err(HarnessError::system("cannot start a server"))?;
         let output = child.stderr.take().expect("it is piped");
         Self::of(child, output, handle_server_line, OrderInput::Port(clients))
     }
@@ -248,8 +252,12 @@ impl Process {
         thread::Builder::new()
             .name("listener".to_owned())
             .spawn(move || listener.listen(output, hear))
-            .map_err(|source| HarnessError::System { what: "cannot start a thread", source })?;
+            .map_err(HarnessError::system("cannot start a thread"))?;
         Ok(Self { child: Mutex::new(child), orders, received })
+    }
+
+    fn child(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the node of the process is ready. Returns false if the process has ended instead.
@@ -345,7 +353,7 @@ impl Process {
     /// Kills the process.
     fn kill(&self) {
         // If the process has already ended, the error is ignored.
-        drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
+        drop(self.child().kill());
     }
 
     /// Sends a signal to the process.
@@ -356,12 +364,10 @@ impl Process {
     pub fn signal(&self, signal: Signal) -> Result<(), HarnessError> {
         // Hold the lock while the signal is sent: the operating system cannot assign the id to another process until
         // `wait` is called.
-        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        let child = self.child();
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        id.map_or(Ok(()), |id| kill_process(id, signal)).map_err(|errno| HarnessError::System {
-            what: "cannot send a signal",
-            source: errno.into(),
-        })
+        let sent = id.map_or(Ok(()), |id| kill_process(id, signal));
+        sent.map_err(|errno| HarnessError::system("cannot send a signal")(errno.into()))
     }
 
     /// Shuts the process down gracefully: the process answers its open orders, and its node transfers leadership and
@@ -396,10 +402,8 @@ impl Process {
     }
 
     fn wait(&self) -> Result<ExitStatus, HarnessError> {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        child
-            .wait()
-            .map_err(|source| HarnessError::System { what: "cannot wait for a process", source })
+        let mut child = self.child();
+        child.wait().map_err(HarnessError::system("cannot wait for a process"))
     }
 
     /// Kills the process. If the process has reported that its node stopped by itself, returns the reason.
@@ -435,11 +439,8 @@ impl Process {
         // The output of a process ends some time before the operating system reports the end of the process.
         let was_over = self.received.lock().over;
         let was_over = was_over || {
-            let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-            let ended = child.try_wait().map_err(|source| HarnessError::System {
-                what: "cannot query a process",
-                source,
-            })?;
+            let mut child = self.child();
+            let ended = child.try_wait().map_err(HarnessError::system("cannot query a process"))?;
             if ended.is_none() {
                 // The process may end by itself at this moment. In that case its exit status shows the cause.
                 drop(child.kill());
@@ -480,7 +481,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
-        drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).wait());
+        drop(self.child().wait());
     }
 }
 
