@@ -268,38 +268,53 @@ pub fn etcd_command() -> Option<Command> {
     Some(command)
 }
 
+/// A cluster of one member, which can be started several times.
+pub struct SingleMember {
+    /// The data directory.
+    pub dir: TempDir,
+    /// The port of the clients.
+    pub client: u16,
+    pub flags: Vec<String>,
+}
+
+impl SingleMember {
+    /// Makes the directory and reserves the ports, without starting the member.
+    pub fn prepare() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let [peer, client] = free_ports();
+        let flags = flags(0, &[peer], client, dir.path());
+        Self { dir, client, flags }
+    }
+
+    /// Starts the member, and waits until it is ready.
+    pub fn start(&self, more: &[&str]) -> Server {
+        Server::start(&self.flags, self.client, more).ready()
+    }
+}
+
 impl Server {
     /// Starts a cluster of one member with its data in a directory of its own, and waits until it is ready.
     pub fn alone(more: &[&str]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        Self::alone_in(&dir, more).owning(dir)
-    }
-
-    /// Like [`Server::alone`], with its data in this directory.
-    pub fn alone_in(dir: &TempDir, more: &[&str]) -> Self {
-        let [peer, client] = free_ports();
-        Self::start(&flags(0, &[peer], client, dir.path()), client, more).ready()
+        let member = SingleMember::prepare();
+        member.start(more).owning(member.dir)
     }
 
     /// Like [`Server::alone`], with TLS for the clients.
     pub fn with_tls(more: &[&str]) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let [peer, client] = free_ports();
-        let mut flags = flags(0, &[peer], client, dir.path());
-        for flag in flags.iter_mut().filter(|flag| flag.contains("client-urls")) {
+        let mut member = SingleMember::prepare();
+        for flag in member.flags.iter_mut().filter(|flag| flag.contains("client-urls")) {
             *flag = flag.replace("http://", "https://");
         }
-        Self::start(&flags, client, more).ready().owning(dir)
+        member.start(more).owning(member.dir)
     }
 
     /// Starts a cluster of one etcd with its data in a directory of its own, and waits until it is ready. Returns `None`,
     /// and skips the test, if etcd is not installed.
     pub fn etcd(more: &[&str]) -> Option<Self> {
         let mut command = etcd_command()?;
-        let dir = tempfile::tempdir().unwrap();
-        let [peer, client] = free_ports();
-        command.args(flags(0, &[peer], client, dir.path())).args(more);
-        let server = Self::run(command, client).ready().owning(dir);
+        let member = SingleMember::prepare();
+        command.args(&member.flags).args(more);
+        let server = Self::run(command, member.client).ready().owning(member.dir);
         server.wait_until_healthy("/health");
         Some(server)
     }

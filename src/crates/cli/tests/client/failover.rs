@@ -6,11 +6,9 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tempfile::tempdir;
-
 use crate::ask::{Going, ask, command, command_at, run};
 use crate::locks::silence;
-use bowline_testkit::process::{Server, flags, free_ports};
+use bowline_testkit::process::{Server, SingleMember, free_ports};
 
 /// An address at which no server listens.
 const CLOSED: &str = "127.0.0.1:1";
@@ -129,11 +127,8 @@ fn change_with_an_unprintable_reply_reports_an_unknown_outcome() {
 
 #[test]
 fn lease_keep_alive_survives_server_restarts() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
-    let flags = flags(0, &[peer], client, dir.path());
-    let start = || Server::start(&flags, client, &[]).ready();
-    let server = start();
+    let member = SingleMember::prepare();
+    let server = member.start(&[]);
     let granted = ask(&server, &["lease", "grant", "15"]).done();
     let lease = granted.split_whitespace().nth(1).unwrap().to_owned();
     let mut keeps = command(&server);
@@ -144,7 +139,7 @@ fn lease_keep_alive_survives_server_restarts() {
     let address = server.address.clone();
     server.stop();
     hang_up(&address, 6);
-    let server = start();
+    let server = member.start(&[]);
     assert_eq!(keeps.line(), renewed);
     ask(&server, &["lease", "revoke", &lease]).done();
     assert_eq!(keeps.line(), format!("lease {lease} expired or revoked.\n"));
@@ -152,11 +147,8 @@ fn lease_keep_alive_survives_server_restarts() {
 
 #[test]
 fn open_watch_survives_server_failures() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
-    let flags = flags(0, &[peer], client, dir.path());
-    let start = || Server::start(&flags, client, &[]).ready();
-    let server = start();
+    let member = SingleMember::prepare();
+    let server = member.start(&[]);
     ask(&server, &["put", "k", "0"]).done();
     let mut watch = command(&server);
     watch.args(["watch", "k", "--rev", "2"]);
@@ -166,18 +158,15 @@ fn open_watch_survives_server_failures() {
     server.stop();
     // The server hangs up more often than one request is attempted.
     hang_up(&address, 6);
-    let server = start();
+    let server = member.start(&[]);
     ask(&server, &["put", "k", "1"]).done();
     assert_eq!(watch.lines(3), "PUT\nk\n1\n");
 }
 
 #[test]
 fn watch_resumes_after_its_last_event_despite_compaction() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
-    let flags = flags(0, &[peer], client, dir.path());
-    let start =
-        || Server::start(&flags, client, &["--watch-progress-notify-interval=100ms"]).ready();
+    let member = SingleMember::prepare();
+    let start = || member.start(&["--watch-progress-notify-interval=100ms"]);
     let server = start();
     let mut watch = command(&server);
     watch.args(["watch", "k", "--rev", "2", "--progress-notify"]);

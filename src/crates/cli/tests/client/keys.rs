@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStringExt;
 use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, run};
-use bowline_testkit::process::{Server, flags, free_ports};
+use bowline_testkit::process::{Server, SingleMember};
 
 #[test]
 fn arbitrary_bytes_round_trip() {
@@ -77,11 +77,8 @@ fn transaction_from_a_file_reports_its_branch() {
 
 #[test]
 fn watch_runs_a_command_per_change_and_survives_a_restart() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
-    let flags = flags(0, &[peer], client, dir.path());
-    let start = || Server::start(&flags, client, &[]).ready();
-    let server = start();
+    let member = SingleMember::prepare();
+    let server = member.start(&[]);
     ask(&server, &["put", "k", "0"]).done();
     let mut watch = command(&server);
     watch.args(["--command-timeout", "60s", "watch", "k", "--rev", "2", "--", "sh", "-c"]);
@@ -89,7 +86,7 @@ fn watch_runs_a_command_per_change_and_survives_a_restart() {
     let mut watch = Going::start(watch);
     assert_eq!(watch.lines(4), "PUT\nk\n0\n\"PUT\" \"k\" \"0\"\n");
     server.stop();
-    let server = start();
+    let server = member.start(&[]);
     ask(&server, &["del", "k"]).done();
     assert_eq!(watch.lines(4), "DELETE\nk\n\n\"DELETE\" \"k\" \"\"\n");
 }

@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use rustix::net;
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::tempdir;
 
 use crate::ask::{Going, ask, command, command_at, run};
 use crate::failover::hang_up;
-use bowline_testkit::process::{Server, etcdctl_is_installed, flags, free_ports};
+use bowline_testkit::process::{Server, SingleMember, etcdctl_is_installed};
 
 fn signal(going: &Going, signal: Signal) {
     kill_process(Pid::from_child(&going.child), signal).unwrap();
@@ -468,11 +467,8 @@ fn one_candidate_leads_and_observers_see_it() {
 
 #[test]
 fn observer_survives_server_restarts() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
-    let flags = flags(0, &[peer], client, dir.path());
-    let start = || Server::start(&flags, client, &[]).ready();
-    let server = start();
+    let member = SingleMember::prepare();
+    let server = member.start(&[]);
     let granted = ask(&server, &["lease", "grant", "600"]).done();
     let lease = granted.split_whitespace().nth(1).unwrap().to_owned();
     let key = format!("e/{lease}");
@@ -485,7 +481,7 @@ fn observer_survives_server_restarts() {
     server.stop();
     // The server hangs up more often than one request is attempted.
     hang_up(&address, 6);
-    let server = start();
+    let server = member.start(&[]);
     ask(&server, &["put", "--lease", &lease, &key, "two"]).done();
     assert_eq!(listens.lines(2), format!("{key}\ntwo\n"));
 }

@@ -24,7 +24,7 @@ use crate::auth::{CHEAP, Raw, by, guarded, login};
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::grpc::health::v1::HealthCheckRequest;
 use bowline_proto::grpc::health::v1::health_client::HealthClient;
-use bowline_testkit::process::{Server, flags, free_ports, http, http_with, skip};
+use bowline_testkit::process::{Server, SingleMember, flags, free_ports, http, http_with, skip};
 use pb::kv_client::KvClient;
 use pb::watch_client::WatchClient;
 
@@ -649,13 +649,12 @@ fn canceled_unread_calls_do_not_end_the_connection() {
 
 /// Starts a server with a limit of 256 file descriptors, half of which are for client connections.
 fn with_few_descriptors() -> Server {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
+    let member = SingleMember::prepare();
     let mut command = Command::new("sh");
     let words = "ulimit -n 256 && exec \"$0\" serve \"$@\"";
     command.args(["-c", words, env!("CARGO_BIN_EXE_bowline")]);
-    command.args(flags(0, &[peer], client, dir.path()));
-    Server::run(command, client).ready().owning(dir)
+    command.args(&member.flags);
+    Server::run(command, member.client).ready().owning(member.dir)
 }
 
 /// A silent connection keeps its place until an active client needs it.

@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 
 use crate::requests::all;
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::process::{Server, bowline, flags, free_ports};
+use bowline_testkit::process::{Server, SingleMember, bowline, free_ports};
 use pb::compare::{CompareResult, TargetUnion};
 use pb::kv_client::KvClient;
 use pb::response_op::Response;
@@ -194,11 +194,9 @@ async fn a_transaction_takes_one_branch_and_one_revision() {
 
 #[tokio::test]
 async fn server_stops_on_request_and_restarts_from_its_directory() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
-    let flags = flags(0, &[peer], client, dir.path());
+    let member = SingleMember::prepare();
     for round in 1..3 {
-        let server = Server::start(&flags, client, &["--log-level=error"]).ready();
+        let server = member.start(&["--log-level=error"]);
         let mut kv = KvClient::new(server.channel().await);
         let reply = put(&mut kv, "k", "v").await;
         assert_eq!(reply.header.unwrap().revision, 1 + round);

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use bowline_client::proto::etcdserverpb as pb;
 use bowline_client::{Client, Effect, Error, Options, Session, Watch};
-use bowline_testkit::process::{Server, flags, free_ports};
-use tempfile::tempdir;
+use bowline_testkit::process::{Server, SingleMember};
 
 fn endpoint(server: &Server) -> String {
     format!("http://{}", server.address)
@@ -47,10 +46,8 @@ async fn library_client_calls_and_reports_effects() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn library_watch_continues_after_a_restart_of_its_server() {
-    let dir = tempdir().unwrap();
-    let [peer, port] = free_ports();
-    let start = || Server::start(&flags(0, &[peer], port, dir.path()), port, &[]).ready();
-    let server = start();
+    let member = SingleMember::prepare();
+    let server = member.start(&[]);
     let client = Client::connect([endpoint(&server)]).await.unwrap();
     let first = client.put("w", "1").await.unwrap().header.unwrap().revision;
     let request =
@@ -66,7 +63,7 @@ async fn library_watch_continues_after_a_restart_of_its_server() {
     };
     assert_eq!(next(1).await.1, first + 1);
     drop(server.stop());
-    let server = start();
+    let server = member.start(&[]);
     client.put("w", "2").await.unwrap();
     client.put("w", "3").await.unwrap();
     let (all, revision) = next(3).await;

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use flate2::read::GzDecoder;
-use tempfile::{TempDir, tempdir};
+use tempfile::tempdir;
 
-use bowline_testkit::process::{Server, bowline, flags, free_ports};
+use bowline_testkit::process::{Server, SingleMember, bowline, flags, free_ports};
 
 const READY: &str = "ready to serve client requests";
 const STOPPED: &str = "the member has stopped cleanly";
@@ -18,18 +18,18 @@ fn text(path: &Path) -> &str {
 }
 
 /// Starts a server and stops it when it is ready. Returns what it wrote to standard error.
-fn run(dir: &TempDir, more: &[&str]) -> String {
-    let (status, log) = Server::alone_in(dir, more).stop();
+fn run(member: &SingleMember, more: &[&str]) -> String {
+    let (status, log) = member.start(more).stop();
     assert!(status.success(), "{log}");
     log
 }
 
 #[test]
 fn log_is_written_to_stderr_and_files() {
-    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
+    let (member, logs) = (SingleMember::prepare(), tempdir().unwrap());
     let paths = ["a.log", "b.log"].map(|name| logs.path().join(name));
     let outputs = format!("--log-outputs=stderr,{},{}", text(&paths[0]), text(&paths[1]));
-    let log = run(&dir, &[&outputs, "--log-format=json"]);
+    let log = run(&member, &[&outputs, "--log-format=json"]);
     for log in [log, fs::read_to_string(&paths[0]).unwrap(), fs::read_to_string(&paths[1]).unwrap()]
     {
         for words in [READY, STOPPED] {
@@ -44,11 +44,11 @@ fn log_is_written_to_stderr_and_files() {
 
 #[test]
 fn log_file_is_appended_and_stderr_gets_only_the_ready_line() {
-    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
+    let (member, logs) = (SingleMember::prepare(), tempdir().unwrap());
     let path = logs.path().join("etcd.log");
     let outputs = format!("--log-outputs={}", text(&path));
     for starts in 1..=2 {
-        let log = run(&dir, &[&outputs]);
+        let log = run(&member, &[&outputs]);
         assert_eq!(log.lines().count(), 1, "{log}");
         assert!(log.contains(READY), "{log}");
         let log = fs::read_to_string(&path).unwrap();
@@ -58,9 +58,7 @@ fn log_file_is_appended_and_stderr_gets_only_the_ready_line() {
 
 #[test]
 fn unopenable_log_file_fails_the_start_with_the_reason() {
-    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
-    let [peer, client] = free_ports();
-    let all = flags(0, &[peer], client, dir.path());
+    let (SingleMember { dir, flags, .. }, logs) = (SingleMember::prepare(), tempdir().unwrap());
     let missing = logs.path().join("missing").join("etcd.log");
     let cases: [(&Path, &[&str], &str); 4] = [
         (logs.path(), &[], "Is a directory"),
@@ -70,7 +68,7 @@ fn unopenable_log_file_fails_the_start_with_the_reason() {
     ];
     for (path, more, why) in cases {
         let outputs = format!("--log-outputs=stderr,{}", text(path));
-        let done = bowline().arg("serve").args(&all).arg(outputs).args(more).output().unwrap();
+        let done = bowline().arg("serve").args(&flags).arg(outputs).args(more).output().unwrap();
         let log = String::from_utf8(done.stderr).unwrap();
         assert_eq!(done.status.code(), Some(1), "{log}");
         let words = format!("cannot open the log file {}: {why}", path.display());
@@ -81,13 +79,12 @@ fn unopenable_log_file_fails_the_start_with_the_reason() {
 
 #[test]
 fn failed_start_is_logged_to_file_and_stderr() {
-    let (dir, logs) = (tempdir().unwrap(), tempdir().unwrap());
-    let [peer, client] = free_ports();
-    let _taken = std::net::TcpListener::bind(("127.0.0.1", client)).unwrap();
+    let (member, logs) = (SingleMember::prepare(), tempdir().unwrap());
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", member.client)).unwrap();
     for format in ["console", "json"] {
         let path = logs.path().join(format);
         let mut command = bowline();
-        command.arg("serve").args(flags(0, &[peer], client, dir.path()));
+        command.arg("serve").args(&member.flags);
         command.arg(format!("--log-outputs={}", text(&path))).arg(format!("--log-format={format}"));
         let done = command.output().unwrap();
         let log = String::from_utf8(done.stderr).unwrap();
@@ -139,7 +136,6 @@ fn log_file_is_rotated_at_its_size_limit() {
 
 #[test]
 fn full_log_disk_loses_only_log_lines() {
-    let dir = tempdir().unwrap();
-    let log = run(&dir, &["--log-outputs=/dev/full,stderr"]);
+    let log = run(&SingleMember::prepare(), &["--log-outputs=/dev/full,stderr"]);
     assert!(log.contains(READY) && log.contains(STOPPED), "{log}");
 }

@@ -12,7 +12,7 @@ use crate::tokens::until_begun;
 use bowline_proto::etcdserverpb as pb;
 use bowline_proto::grpc::health::v1::HealthCheckRequest;
 use bowline_proto::grpc::health::v1::health_client::HealthClient;
-use bowline_testkit::process::{Server, flags, free_ports};
+use bowline_testkit::process::{Server, SingleMember, flags, free_ports};
 use pb::AlarmType;
 use pb::alarm_request::AlarmAction;
 use pb::cluster_client::ClusterClient;
@@ -277,12 +277,11 @@ async fn server_stops_while_it_hashes_a_password() {
 /// A full disk, or a pipe whose reader has exited.
 #[test]
 fn unwritable_log_does_not_affect_the_server() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
+    let member = SingleMember::prepare();
     let mut command = Command::new("sh");
     command.args(["-c", "exec \"$0\" serve \"$@\" 2>/dev/full", env!("CARGO_BIN_EXE_bowline")]);
-    command.args(flags(0, &[peer], client, dir.path())).arg("--log-level=debug");
-    let server = Server::run(command, client);
+    command.args(&member.flags).arg("--log-level=debug");
+    let server = Server::run(command, member.client);
     let begun = Instant::now();
     while std::net::TcpStream::connect(&server.address).is_err() {
         assert!(begun.elapsed() < Duration::from_secs(60), "it does not accept connections");

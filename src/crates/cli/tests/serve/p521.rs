@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::tempdir;
 
-use bowline_testkit::process::{Server, bowline, etcdctl_is_installed, flags, free_ports, skip};
+use bowline_testkit::process::{Server, SingleMember, bowline, etcdctl_is_installed, skip};
 
 /// Runs openssl in a directory. Returns whether it is installed.
 fn openssl(dir: &Path, words: &str) -> bool {
@@ -76,15 +76,15 @@ fn p521_keys_work_for_servers_clients_and_authorities() {
 
 #[test]
 fn unsupported_key_type_fails_the_start_and_lists_supported_ones() {
-    let (files, dir) = (tempdir().unwrap(), tempdir().unwrap());
+    let files = tempdir().unwrap();
     let new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:secp256k1 -nodes -subj /CN=x -keyout key -out cert";
     if !openssl(files.path(), new) {
         return skip("openssl is not installed (Debian: openssl)");
     }
-    let [peer, client] = free_ports();
+    let member = SingleMember::prepare();
     let mut command = bowline();
-    command.arg("serve").args(flags(0, &[peer], client, dir.path()));
-    command.arg(format!("--listen-client-urls=https://127.0.0.1:{client}"));
+    command.arg("serve").args(&member.flags);
+    command.arg(format!("--listen-client-urls=https://127.0.0.1:{}", member.client));
     for (name, file) in [("cert-file", "cert"), ("key-file", "key")] {
         command.arg(format!("--{name}={}", files.path().join(file).display()));
     }

@@ -7,7 +7,7 @@ use tempfile::tempdir;
 
 use crate::members::{Cluster, add, until};
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::process::{Server, bowline, flags, free_ports};
+use bowline_testkit::process::{Server, SingleMember, bowline, flags, free_ports};
 
 /// The log line for first-start flags that have changed.
 const DIFFERS: &str = "configured members or token differ from the data directory";
@@ -126,26 +126,23 @@ async fn rejoined_member_restarts_with_the_list_of_the_founders() {
 
 #[test]
 fn new_member_rejects_a_directory_with_etcd_data() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
+    let member = SingleMember::prepare();
     for part in ["wal", "snap"] {
-        std::fs::create_dir_all(dir.path().join("member").join(part)).unwrap();
+        std::fs::create_dir_all(member.dir.path().join("member").join(part)).unwrap();
     }
-    let usual = flags(0, &[peer], client, dir.path());
-    let log = refused(&usual);
+    let log = refused(&member.flags);
     assert!(log.contains("holds data of etcd") && log.contains("`bowline import`"), "{log}");
-    let ignoring = Server::start(&usual, client, &["--ignore-etcd-data"]).ready();
+    let ignoring = member.start(&["--ignore-etcd-data"]);
     put(&ignoring);
     ignoring.stop();
-    has_key(&Server::start(&usual, client, &[]).ready());
+    has_key(&member.start(&[]));
 }
 
 #[test]
 fn joining_member_needs_another_member_in_its_list() {
-    let dir = tempdir().unwrap();
-    let [peer, client] = free_ports();
+    let SingleMember { dir, flags, .. } = SingleMember::prepare();
     let joins = ["--initial-cluster-state=existing".to_owned()];
-    let log = refused(&changed(flags(0, &[peer], client, dir.path()), &joins));
+    let log = refused(&changed(flags, &joins));
     assert!(log.contains("name the other members, too, with --initial-cluster"), "{log}");
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "nothing was written");
 }

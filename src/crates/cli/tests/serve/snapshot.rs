@@ -10,7 +10,7 @@ use tempfile::tempdir;
 
 use crate::tools::etcdctl;
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::process::{Server, bowline, flags, free_ports};
+use bowline_testkit::process::{Server, SingleMember, bowline, flags, free_ports};
 use pb::maintenance_client::MaintenanceClient;
 
 /// Runs a `bowline` command that must succeed and print one JSON object.
@@ -37,8 +37,8 @@ fn has_name_of_a_snapshot(dir: &Path) -> bool {
 
 #[tokio::test]
 async fn snapshot_is_streamed_with_its_hash_and_restores_a_cluster() {
-    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
-    let server = Server::alone_in(&dir, &[]);
+    let (member, place) = (SingleMember::prepare(), tempdir().unwrap());
+    let server = member.start(&[]);
     fill(&server);
     let mut maintenance = MaintenanceClient::new(server.channel().await);
     let sent = maintenance.snapshot(pb::SnapshotRequest {}).await.unwrap();
@@ -57,7 +57,7 @@ async fn snapshot_is_streamed_with_its_hash_and_restores_a_cluster() {
         let after: u64 = blobs[at + 1..].iter().map(|(_, bytes)| bytes).sum();
         assert_eq!(*remaining, after.saturating_sub(32), "{blobs:?}");
     }
-    assert!(!has_name_of_a_snapshot(dir.path()), "nothing is left behind");
+    assert!(!has_name_of_a_snapshot(member.dir.path()), "nothing is left behind");
 
     let file = place.path().join("sent.db");
     fs::write(&file, &received).unwrap();
@@ -93,13 +93,13 @@ async fn snapshot_is_streamed_with_its_hash_and_restores_a_cluster() {
 
 #[test]
 fn etcdctl_saves_a_snapshot_and_bowline_reads_it() {
-    let (dir, place) = (tempdir().unwrap(), tempdir().unwrap());
-    let server = Server::alone_in(&dir, &[]);
+    let (member, place) = (SingleMember::prepare(), tempdir().unwrap());
+    let server = member.start(&[]);
     fill(&server);
     let Some(mut save) = etcdctl(&server) else { return };
     let file = place.path().join("saved.db");
     let output = save.args(["snapshot", "save"]).arg(&file).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(object(&["snapshot", "status", file.to_str().unwrap()])["keys"], Value::from(8));
-    assert!(!has_name_of_a_snapshot(dir.path()));
+    assert!(!has_name_of_a_snapshot(member.dir.path()));
 }

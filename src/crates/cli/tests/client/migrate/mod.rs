@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::ask::{CliOutput, command_at, run};
 use bowline_proto::etcdserverpb as pb;
-use bowline_testkit::process::{Server, etcd_command, flags, free_ports};
+use bowline_testkit::process::{Server, SingleMember, etcd_command};
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
@@ -25,9 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A server, Bowline's or etcd's, that can be killed and restarted at the same address.
 pub(crate) struct Place {
-    dir: TempDir,
-    peer: u16,
-    client: u16,
+    member: SingleMember,
     is_etcd: bool,
     server: Option<Server>,
     runtime: Runtime,
@@ -52,38 +49,35 @@ impl Place {
     }
 
     fn new(is_etcd: bool) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let [peer, client] = free_ports();
+        let member = SingleMember::prepare();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
-        let channel = connected(&runtime, client);
-        let mut place = Self { dir, peer, client, is_etcd, server: None, runtime, channel };
+        let channel = connected(&runtime, member.client);
+        let mut place = Self { member, is_etcd, server: None, runtime, channel };
         place.start();
         place
     }
 
     /// Starts the server, also after a kill.
     pub(crate) fn start(&mut self) {
-        let flags = flags(0, &[self.peer], self.client, self.dir.path());
-        let server = if self.is_etcd {
+        self.server = Some(if self.is_etcd {
             let mut command = etcd_command().expect("it is installed");
-            command.args(flags);
-            Server::run(command, self.client)
+            command.args(&self.member.flags);
+            Server::run(command, self.member.client).ready()
         } else {
-            Server::start(&flags, self.client, &[])
-        };
-        self.server = Some(server.ready());
+            self.member.start(&[])
+        });
         // The old channel may not have noticed the disconnect yet.
-        self.channel = connected(&self.runtime, self.client);
+        self.channel = connected(&self.runtime, self.member.client);
     }
 
     /// Replaces the server by a new, empty one.
     pub(crate) fn replace(&mut self) {
         self.kill();
-        self.dir = tempfile::tempdir().unwrap();
+        std::fs::remove_dir_all(self.member.dir.path()).unwrap();
         self.start();
     }
 
@@ -92,7 +86,7 @@ impl Place {
     }
 
     pub(crate) fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.client)
+        format!("127.0.0.1:{}", self.member.client)
     }
 
     fn kv(&self) -> KvClient<Channel> {
