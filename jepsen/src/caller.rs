@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bowline_check::{At, Outcome};
 
-use crate::calls::{Call, Reply};
+use crate::calls::{Call, Reply, Row};
 use crate::dice::Dice;
 use crate::fleet::{Fleet, ProcessState};
 use crate::ledger::{Book, End, Entry, Ledger};
@@ -122,6 +122,18 @@ impl<'a> Caller<'a> {
             Ok(answer) => Err(Miss::Unknown(format!("unexpected answer: {answer:?}"))),
             Err(_) if process.is_over() => Err(Miss::Unknown("the process died".to_owned())),
             Err(_) => Err(Miss::Unknown("no reply before the deadline".to_owned())),
+        }
+    }
+
+    /// Sends a call whose reply is rows, without recording the call.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no reply in time.
+    pub fn rows(&self, call: &Call) -> Result<Vec<Row>, Miss> {
+        match self.call(call)? {
+            Reply::Rows { rows, .. } => Ok(rows),
+            reply => Err(Miss::nonsense(&reply)),
         }
     }
 

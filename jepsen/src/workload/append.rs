@@ -53,10 +53,7 @@ impl Lists {
         let kind = if append.is_empty() { "read" } else { "append" };
         let work = |caller: &mut Caller<'_>| {
             let list = Call::List { prefix: group.to_owned() };
-            let rows = match caller.call(&list).map_err(Miss::harmless)? {
-                Reply::Rows { rows, .. } => rows,
-                reply => return Err(Miss::nonsense(&reply)),
-            };
+            let rows = caller.rows(&list).map_err(Miss::harmless)?;
             let find = |key: &String| rows.iter().find(|row| row.key == *key);
             let seen = |key| find(key).map_or_else(Vec::new, |row: &Row| elements(&row.value));
             let seen = read.iter().map(seen).collect();

@@ -39,10 +39,7 @@ fn account(number: u64) -> String {
 }
 
 fn all(caller: &Caller<'_>) -> Result<Vec<Row>, Miss> {
-    match caller.call(&Call::List { prefix: PREFIX.to_owned() })? {
-        Reply::Rows { rows, .. } => Ok(rows),
-        reply => Err(Miss::nonsense(&reply)),
-    }
+    caller.rows(&Call::List { prefix: PREFIX.to_owned() })
 }
 
 /// Returns the balance in the value of an account.

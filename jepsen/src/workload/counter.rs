@@ -41,11 +41,9 @@ struct Counter {
 impl Counter {
     fn read(&self, caller: &mut Caller<'_>) -> Result<i64, Miss> {
         let get = Call::Get { key: KEY.to_owned(), local: false };
-        let read = |caller: &mut Caller<'_>| match caller.call(&get)? {
-            Reply::Rows { rows, .. } => {
-                Ok(rows.first().map_or(0, |row| row.value.parse().unwrap_or(i64::MIN)))
-            }
-            reply => Err(Miss::nonsense(&reply)),
+        let read = |caller: &mut Caller<'_>| {
+            let rows = caller.rows(&get)?;
+            Ok(rows.first().map_or(0, |row| row.value.parse().unwrap_or(i64::MIN)))
         };
         caller.operation(&self.book, "read", KEY, CounterCall::Read, read)
     }

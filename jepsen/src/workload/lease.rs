@@ -104,12 +104,9 @@ impl Leases {
             thread::sleep(Duration::from_millis(caller.dice.below(LOOK_MS)));
             let list = Call::List { prefix: name.to_owned() };
             let mut keys = 0;
-            let look = |caller: &mut Caller<'_>| match caller.call(&list)? {
-                Reply::Rows { rows, .. } => {
-                    keys = rows.len() as u64;
-                    Ok(LeaseReply { there: keys > 0, ttl: None })
-                }
-                reply => Err(Miss::nonsense(&reply)),
+            let look = |caller: &mut Caller<'_>| {
+                keys = caller.rows(&list)?.len() as u64;
+                Ok(LeaseReply { there: keys > 0, ttl: None })
             };
             let look =
                 caller.operation(&self.book, "read", "", LeaseCall::Look { lease: named() }, look);
@@ -148,10 +145,7 @@ impl Workload for Leases {
     fn conclude(&self, caller: &mut Caller<'_>) -> Result<(), Miss> {
         let until = caller.now() + u64::try_from(GONE_WITHIN.as_micros()).unwrap_or(u64::MAX / 2);
         loop {
-            let left = match caller.call(&Call::List { prefix: "t/".to_owned() })? {
-                Reply::Rows { rows, .. } => rows.len(),
-                reply => return Err(Miss::nonsense(&reply)),
-            };
+            let left = caller.rows(&Call::List { prefix: "t/".to_owned() })?.len();
             if left == 0 {
                 return Ok(());
             }

@@ -99,11 +99,9 @@ impl Workload for LockedSet {
         let mut sets = groups.flat_map(|group| (0..SETS).map(move |which| name_of(group, which)));
         sets.try_for_each(|set| {
             let get = Call::Get { key: set.clone(), local: false };
-            let read = |caller: &mut Caller<'_>| match caller.call(&get)? {
-                Reply::Rows { rows, .. } => {
-                    Ok(vec![rows.first().map_or_else(Vec::new, |row| elements(&row.value))])
-                }
-                reply => Err(Miss::nonsense(&reply)),
+            let read = |caller: &mut Caller<'_>| {
+                let rows = caller.rows(&get)?;
+                Ok(vec![rows.first().map_or_else(Vec::new, |row| elements(&row.value))])
             };
             caller
                 .operation(&self.book, "read", "", ListTxn(vec![TxnStep::read(&set)]), read)

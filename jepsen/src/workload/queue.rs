@@ -214,10 +214,7 @@ impl Workload for Items {
         let (mut least, mut since) = (usize::MAX, Instant::now());
         loop {
             let some = self.take(caller).unwrap_or(true);
-            let left = match caller.call(&Call::List { prefix: format!("{QUEUE}/item/") })? {
-                Reply::Rows { rows, .. } => rows.len(),
-                reply => return Err(Miss::nonsense(&reply)),
-            };
+            let left = caller.rows(&Call::List { prefix: format!("{QUEUE}/item/") })?.len();
             if !some && left == 0 {
                 break;
             }
@@ -228,14 +225,10 @@ impl Workload for Items {
                 return Err(Miss::Failed(format!("{left} items were never taken")));
             }
         }
-        match caller.call(&Call::List { prefix: DONE.to_owned() })? {
-            Reply::Rows { rows, .. } => {
-                let done = rows.into_iter().map(|row| Done::of(&row.key)).collect();
-                *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
-                Ok(())
-            }
-            reply => Err(Miss::nonsense(&reply)),
-        }
+        let rows = caller.rows(&Call::List { prefix: DONE.to_owned() })?;
+        let done = rows.into_iter().map(|row| Done::of(&row.key)).collect();
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = Some(done);
+        Ok(())
     }
 
     fn exhibits(&self) -> Vec<Exhibit> {

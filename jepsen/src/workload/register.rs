@@ -54,12 +54,10 @@ fn key(generation: u64, number: u64) -> String {
 impl Registers {
     fn read(&self, key: &str, local: bool, caller: &mut Caller<'_>) -> Result<RegisterReply, Miss> {
         let get = Call::Get { key: key.to_owned(), local };
-        let read = |caller: &mut Caller<'_>| match caller.call(&get)? {
-            Reply::Rows { rows, .. } => {
-                let value = rows.first().and_then(|row| row.value.parse().ok());
-                Ok(RegisterReply::Read(value.map(|value: i64| value.into())))
-            }
-            reply => Err(Miss::nonsense(&reply)),
+        let read = |caller: &mut Caller<'_>| {
+            let rows = caller.rows(&get)?;
+            let value = rows.first().and_then(|row| row.value.parse().ok());
+            Ok(RegisterReply::Read(value.map(|value: i64| value.into())))
         };
         caller.operation(&self.book, "read", key, RegisterCall::Read, read)
     }
