@@ -89,10 +89,6 @@ impl Nemesis for Jumps {
         Ok(Duration::from_millis(JUMPS_APART_MS + dice.below(JUMPS_APART_MORE_MS)))
     }
 
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
-        Ok(())
-    }
-
     fn struck(&self) -> u64 {
         self.struck
     }

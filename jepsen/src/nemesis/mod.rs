@@ -73,12 +73,15 @@ pub trait Nemesis: Send {
         Ok(Duration::MAX)
     }
 
-    /// Ends a window: undoes the effects of [`begin`](Self::begin) and [`step`](Self::step) as far as possible.
+    /// Ends a window: undoes the effects of [`begin`](Self::begin) and [`step`](Self::step) as far as possible. The
+    /// default does nothing, for faults that leave nothing to undo.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`begin`](Self::begin).
-    fn end(&mut self, fleet: &Fleet, dice: &mut Dice) -> Result<(), HarnessError>;
+    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
+        Ok(())
+    }
 
     /// Returns the number of targets affected so far: members, links or messages. Faults without effect do not count.
     /// A run in which no target was affected is invalid.

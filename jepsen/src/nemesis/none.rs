@@ -28,8 +28,4 @@ impl Nemesis for Nothing {
     fn struck(&self) -> u64 {
         self.struck
     }
-
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
-        Ok(())
-    }
 }

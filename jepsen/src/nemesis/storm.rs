@@ -83,10 +83,6 @@ impl Nemesis for Transfer {
         Ok(up_to(dice, TRANSFER_EVERY_MS))
     }
 
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
-        Ok(())
-    }
-
     fn struck(&self) -> u64 {
         self.struck
     }
@@ -108,10 +104,6 @@ impl Nemesis for Compaction {
             self.struck += u64::from(fleet.compact(member, keep, CALL_LIMIT));
         }
         Ok(up_to(dice, COMPACT_EVERY_MS))
-    }
-
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
-        Ok(())
     }
 
     fn struck(&self) -> u64 {
@@ -235,10 +227,6 @@ impl Nemesis for Rolling {
             }
         }
         Ok(up_to(dice, RESTART_EVERY_MS))
-    }
-
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
-        Ok(())
     }
 
     fn struck(&self) -> u64 {

@@ -66,10 +66,6 @@ impl Nemesis for Thief {
         Ok("finds nothing".to_owned())
     }
 
-    fn end(&mut self, _fleet: &Fleet, _dice: &mut Dice) -> Result<(), HarnessError> {
-        Ok(())
-    }
-
     fn struck(&self) -> u64 {
         self.struck
     }
