@@ -94,7 +94,7 @@ impl Method {
 
     /// Stores the method of a request in the request, so that [`Method::of`] is fast.
     pub(crate) fn set<T>(request: &mut Request<T>) {
-        let method = Self::of(request);
+        let method = Self::at(request.uri().path());
         request.extensions_mut().insert(method);
     }
 

@@ -122,7 +122,14 @@ async fn unknown_method_is_unimplemented_for_every_caller() {
     let (_server, channel) = alone().await;
     let bob = login(&channel, "bob").await.unwrap();
     for token in ["", "not a token", &bob] {
-        for path in ["/etcdserverpb.KV/Nothing", "/etcdserverpb.Nothing/Range", "/nothing"] {
+        for path in [
+            "/etcdserverpb.KV/Nothing",
+            "/etcdserverpb.Nothing/Range",
+            "//etcdserverpb.KV/Range",
+            "/etcdserverpb.KV/Range/",
+            "/etcdserverpb.kv/range",
+            "/nothing",
+        ] {
             let mut grpc = tonic::client::Grpc::new(channel.clone());
             grpc.ready().await.unwrap();
             let answer = grpc.unary(by(token, Bytes::new()), path.parse().unwrap(), Raw).await;
