@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use crate::lock_format::{EntryMetadata, LockKind, QueuePosition, ReleaseRequest};
+use crate::lock_format::{EntryMetadata, LockKind, LockMode, QueuePosition, ReleaseRequest};
 use crate::model::{Op, Rejection, Reply, Revision};
 use crate::node::{ReplyTo, SharedSession};
 
@@ -292,8 +292,20 @@ impl QueueEntry {
     }
 
     /// Stores a new value of the entry's row. The entry itself may have written it.
-    pub(crate) fn set_value(&self, value: Bytes) {
-        self.lock().data.value = value;
+    pub(crate) fn update_value(
+        self: &Arc<Self>,
+        key: &Bytes,
+        value: &Bytes,
+        actions: &mut DeferredActions,
+    ) {
+        self.lock().data.value = value.clone();
+        if let LockMode::Permits { limit, wants: asked } = EntryMetadata::mode_of(key, value)
+            && asked > limit
+        {
+            // The new value does not affect an entry that already holds the lock.
+            let why = LockError::TooManyPermits { asked, limit };
+            self.apply(EntryEvent::WaitersFailed(why), actions);
+        }
     }
 
     pub(crate) fn keys(&self) -> Arc<[Bytes]> {

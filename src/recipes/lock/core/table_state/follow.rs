@@ -8,13 +8,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::super::entry::{Action, AdminRow, DeferredActions, EntryEvent, Phase, QueueEntry};
-use super::super::error::LockError;
 use super::super::release_plan::ReleasePlan;
 use super::super::view;
 use super::LockTableState;
 use crate::lock_format::{
-    AdminRequest, EntryMetadata, LockMode, LockQueue, QueuePosition, admin_request_key,
-    admin_request_target, parent,
+    AdminRequest, EntryMetadata, LockQueue, QueuePosition, admin_request_key, admin_request_target,
+    parent,
 };
 use crate::machine::Change;
 use crate::model::{Event, EventKind, KeyValue, Revision};
@@ -80,7 +79,7 @@ impl LockTableState {
                 let handed = handed.get_or_init(|| transferred_rows(change));
                 self.local_key_lost(handed, event, &entry, actions);
             } else if !is_transferred(event) {
-                update_value(&entry, key, &event.kv.value, actions);
+                entry.update_value(key, &event.kv.value, actions);
             }
             if event.kind == EventKind::Delete
                 && let Some(queue) = self.queues.get_mut(prefix)
@@ -240,7 +239,7 @@ impl LockTableState {
                     |since: Revision| row.as_ref().is_some_and(|row| row.create_revision == since);
                 // The row may have been rewritten in changes that the snapshot skipped.
                 if let Some(row) = row.as_ref().filter(|row| now.contains(&row.key)) {
-                    update_value(&entry, &key, &row.value, actions);
+                    entry.update_value(&key, &row.value, actions);
                 }
                 match phase {
                     // This is an old key of the entry. The skipped changes may have deleted or
@@ -284,21 +283,4 @@ fn transferred_rows(change: &Change) -> Vec<&Event> {
 fn is_transferred(event: &Event) -> bool {
     let before = event.prev.as_ref().and_then(|before| before.lease);
     event.prev.is_some() && event.kv.lease.is_some() && event.kv.lease != before
-}
-
-/// Stores a new value of an entry's row. The entry itself may have written it.
-pub(super) fn update_value(
-    entry: &Arc<QueueEntry>,
-    key: &Bytes,
-    value: &Bytes,
-    actions: &mut DeferredActions,
-) {
-    entry.set_value(value.clone());
-    if let LockMode::Permits { limit, wants: asked } = EntryMetadata::mode_of(key, value)
-        && asked > limit
-    {
-        // The new value does not affect an entry that already holds the lock.
-        let why = LockError::TooManyPermits { asked, limit };
-        entry.apply(EntryEvent::WaitersFailed(why), actions);
-    }
 }

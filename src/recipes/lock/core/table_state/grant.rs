@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::super::entry::{DeferredActions, Enqueued, EntryEvent, Phase, QueueEntry};
 use super::super::error::LockError;
 use super::super::view::{self, LockEntry};
-use super::{LockTableState, update_value};
+use super::LockTableState;
 use crate::lock_format::{LockKind, LockMode, LockQueue, QueueMismatch, QueuePosition};
 use crate::model::{KeyValue, Revision};
 use crate::node::Shared;
@@ -51,7 +51,7 @@ impl LockTableState {
                 // read.
                 let mine = |row: &&KeyValue| row.key == *key && row.create_revision == since;
                 if let Some(row) = rows.iter().find(mine) {
-                    update_value(entry, key, &row.value, actions);
+                    entry.update_value(key, &row.value, actions);
                 }
                 queue.all = Some(LockQueue::of(&rows));
             }

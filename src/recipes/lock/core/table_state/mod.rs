@@ -19,8 +19,6 @@ mod grant;
 #[cfg(test)]
 mod tests;
 
-use follow::update_value;
-
 use super::entry::{DeferredActions, EntryData, EntryEvent, Joined, Phase, QueueEntry};
 use super::error::{LockError, LostReason};
 use super::request::LockRequest;
