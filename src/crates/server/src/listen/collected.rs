@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::listen::disconnect::ClientStream;
+use crate::listen::socket::ClientStream;
 use crate::listen::socket::Socket;
 
 /// Number of collected bytes from which on more are written at once.

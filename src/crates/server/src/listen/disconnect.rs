@@ -13,11 +13,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_rustls::server::TlsStream;
 
 use crate::calls::Output;
 use crate::listen::collected::Collected;
-use crate::listen::socket::Socket;
+use crate::listen::socket::{ClientStream, Socket};
 
 /// Interval between checks. A client counts as disconnected after two consecutive checks, so that everything that it
 /// sent before can still be read.
@@ -28,23 +27,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const DISCONNECTED: PollFlags = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR);
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 const DISCONNECTED: PollFlags = PollFlags::HUP.union(PollFlags::ERR);
-
-/// A connection to a client.
-pub(crate) trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    fn socket(&self) -> &Socket;
-}
-
-impl ClientStream for Socket {
-    fn socket(&self) -> &Socket {
-        self
-    }
-}
-
-impl ClientStream for Box<TlsStream<Socket>> {
-    fn socket(&self) -> &Socket {
-        self.get_ref().0
-    }
-}
 
 /// A connection that one task reads and writes while another polls it.
 pub(crate) struct PolledStream<W>(Arc<Mutex<W>>);

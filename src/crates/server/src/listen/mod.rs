@@ -28,10 +28,10 @@ use crate::calls::{Calls, NewCalls};
 use crate::dispatch::Dispatch;
 use crate::endpoint::{Address, Endpoint, ListenerScope};
 use crate::listen::collected::Collected;
-use crate::listen::disconnect::{ClientStream, PolledStream};
+use crate::listen::disconnect::PolledStream;
 use crate::listen::handshake::{Accepted, CertificateRecheck, handshake};
 use crate::listen::pending_connections::{PendingConnection, PendingConnections};
-use crate::listen::socket::{Bound, Listener, Socket};
+use crate::listen::socket::{Bound, ClientStream, Listener, Socket};
 use crate::settings::Settings;
 use crate::tls::ServerTls;
 

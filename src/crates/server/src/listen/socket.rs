@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use rustix::net::RecvFlags;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::server::TlsStream;
 
 /// A listening socket that does not accept connections yet.
 pub(crate) enum Bound {
@@ -122,6 +123,23 @@ impl Socket {
             Self::Tcp(stream) => Some(stream),
             Self::Unix(_) => None,
         }
+    }
+}
+
+/// A connection to a client.
+pub(crate) trait ClientStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    fn socket(&self) -> &Socket;
+}
+
+impl ClientStream for Socket {
+    fn socket(&self) -> &Socket {
+        self
+    }
+}
+
+impl ClientStream for Box<TlsStream<Socket>> {
+    fn socket(&self) -> &Socket {
+        self.get_ref().0
     }
 }
 

@@ -41,6 +41,12 @@ impl Connection {
         request.extensions().get()
     }
 
+    /// Returns the permits for CPU-heavy work of the connection on which a call arrived.
+    pub(crate) fn permits_of<T>(call: &tonic::Request<T>) -> CpuPermits {
+        let connection = call.extensions().get::<Arc<Self>>();
+        connection.map_or_else(CpuPermits::new, |connection| connection.permits.clone())
+    }
+
     /// Returns a permit for an unauthenticated call.
     pub(crate) fn anonymous_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
         let held = Arc::clone(&self.anonymous).try_acquire_owned();

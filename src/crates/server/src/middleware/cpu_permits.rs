@@ -13,18 +13,13 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http::{Request, Response};
 use http_body::Body as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::block_in_place;
-use tonic::Status;
 use tonic::body::Body;
 
 use crate::calls::poll_own_task;
-use crate::middleware::Middleware;
 use crate::middleware::body::polled_body;
-use crate::middleware::compression::is_compressed;
-use crate::middleware::connection::Connection;
 
 /// Size from which a message counts as large, in bytes.
 pub(crate) const LARGE_BYTES: usize = 1 << 20;
@@ -68,12 +63,6 @@ impl CpuPermits {
         Self { own: Arc::new(Semaphore::new(count)), all, count }
     }
 
-    /// Returns the permits of the connection on which a request arrived.
-    pub(crate) fn in_request<T>(request: &tonic::Request<T>) -> Self {
-        let connection = request.extensions().get::<Arc<Connection>>();
-        connection.map_or_else(Self::new, |connection| connection.permits.clone())
-    }
-
     async fn take(self) -> Option<CpuPermit> {
         // The semaphores are never closed.
         let own = self.own.acquire_owned().await.ok()?;
@@ -93,27 +82,6 @@ impl CpuPermits {
             false => future.as_mut().poll(context),
         })
         .await
-    }
-}
-
-/// Encodes large responses under a permit.
-#[derive(Clone)]
-pub(crate) struct EncodeUnderPermit;
-
-impl Middleware for EncodeUnderPermit {
-    type State = (bool, Option<Arc<Connection>>);
-
-    fn request(&self, request: &mut Request<Body>) -> Result<Self::State, Status> {
-        // Compression takes long, so compressed messages count as large.
-        Ok((is_compressed(request.headers()), Connection::of(request).cloned()))
-    }
-
-    fn response((is_large, connection): Self::State, response: Response<Body>) -> Response<Body> {
-        let is_large = is_large || response.extensions().get::<LargeResponse>().is_some();
-        response.map(|body| match connection.filter(|_| is_large) {
-            Some(connection) => encoded_under_permit(body, &connection.permits),
-            None => body,
-        })
     }
 }
 
@@ -145,7 +113,7 @@ pub(crate) fn json_aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
 }
 
 /// Returns a body whose messages are encoded under a permit.
-fn encoded_under_permit(body: Body, permits: &CpuPermits) -> Body {
+pub(super) fn encoded_under_permit(body: Body, permits: &CpuPermits) -> Body {
     let mut next = Next::new(permits);
     polled_body(body, move |body, context| {
         let _permit = ready!(next.poll(context));
@@ -164,6 +132,7 @@ mod tests {
     use http_body_util::BodyExt as _;
     use tokio::runtime::Builder;
     use tokio::task::JoinSet;
+    use tonic::Status;
 
     use super::*;
 

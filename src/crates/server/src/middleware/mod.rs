@@ -10,6 +10,7 @@ pub(crate) mod compression;
 pub(crate) mod connection;
 pub(crate) mod cpu_permits;
 pub(crate) mod deadline;
+pub(crate) mod encode_under_permit;
 pub(crate) mod reauth;
 pub(crate) mod response_budget;
 pub(crate) mod traffic;

@@ -18,6 +18,7 @@ use crate::identity::Identity;
 use crate::leader::{Leaderless, needs_leader};
 use crate::member::Member;
 use crate::middleware::call_metrics::ReadonlyMark;
+use crate::middleware::connection::Connection;
 use crate::middleware::cpu_permits::{CpuPermits, LARGE_BYTES, LargeResponse};
 use crate::middleware::response_budget::{BudgetExhausted, Reservation, ResponseBudget};
 use crate::services::range_stream::{ChunkReader, ChunkStream};
@@ -173,7 +174,7 @@ impl Kv for KvService {
         &self,
         request: Request<RangeRequest>,
     ) -> Result<Response<RangeResponse>, Status> {
-        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
+        let (who, permits) = (Identity::in_request(&request), Connection::permits_of(&request));
         let request = request.into_inner();
         check_range(&request)?;
         self.check_role(&request)?;
@@ -201,7 +202,7 @@ impl Kv for KvService {
         &self,
         request: Request<RangeRequest>,
     ) -> Result<Response<Self::RangeStreamStream>, Status> {
-        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
+        let (who, permits) = (Identity::in_request(&request), Connection::permits_of(&request));
         let leaderless = needs_leader(&request).then(|| Arc::clone(&self.leaderless));
         let request = request.into_inner();
         check_range_stream(&request)?;
@@ -224,7 +225,7 @@ impl Kv for KvService {
     }
 
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
-        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
+        let (who, permits) = (Identity::in_request(&request), Connection::permits_of(&request));
         let request = request.into_inner();
         check_put(&request)?;
         check_size(&request, self.member.settings().request_bytes_max)?;
@@ -257,7 +258,7 @@ impl Kv for KvService {
         &self,
         request: Request<DeleteRangeRequest>,
     ) -> Result<Response<DeleteRangeResponse>, Status> {
-        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
+        let (who, permits) = (Identity::in_request(&request), Connection::permits_of(&request));
         let request = request.into_inner();
         check_delete(&request)?;
         check_size(&request, self.member.settings().request_bytes_max)?;
@@ -276,7 +277,7 @@ impl Kv for KvService {
     }
 
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
-        let (who, permits) = (Identity::in_request(&request), CpuPermits::in_request(&request));
+        let (who, permits) = (Identity::in_request(&request), Connection::permits_of(&request));
         let mark = ReadonlyMark::in_request(&request);
         let request = request.into_inner();
         let only_reads = only_reads(&request);

@@ -9,6 +9,7 @@
 //! omitted, and a stream is one `{"result": ...}` per line. Every request passes through [`Grpc`] like a gRPC
 //! request, so that all checks are in one place.
 
+mod errors;
 mod fields;
 mod json;
 mod routes;
@@ -25,9 +26,9 @@ use http_body::Body as HttpBody;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use prost_reflect::MethodDescriptor;
-use serde_json::{Value, json};
+use serde_json::json;
+use tonic::Status;
 use tonic::body::Body;
-use tonic::{Code, Status};
 
 use crate::grpc::Grpc;
 use crate::middleware::cpu_permits::{CpuPermits, LARGE_JSON_BYTES};
@@ -35,6 +36,7 @@ use crate::middleware::deadline::{self, deadline_of};
 use crate::middleware::reauth::{MESSAGE_TIME_MAX, too_slow};
 use crate::middleware::response_budget::Reservation;
 use crate::protocol;
+use errors::{failed, http_code, last_words};
 use stream::{Lines, Requests};
 
 /// Prefix of headers that are passed on to the service.
@@ -208,11 +210,6 @@ async fn single(
     permits.run(is_large, async { json::written(&method.output(), message) }).await
 }
 
-/// Returns the error in headers or trailers, if any.
-fn failed(headers: &HeaderMap) -> Option<Status> {
-    Status::from_header_map(headers).filter(|status| status.code() != Code::Ok)
-}
-
 fn answer_with(status: StatusCode, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
@@ -240,40 +237,6 @@ fn rejection_as(code: StatusCode, status: &Status) -> Response<Body> {
     let (grpc, words) = (status.code() as i32, status.message());
     let body = json!({"error": words, "code": grpc, "message": words, "details": []});
     answer_with(code, Body::new(Full::new(body.to_string().into())))
-}
-
-/// Returns the error at the end of a stream, with the field names of older and of newer servers.
-fn last_words(status: &Status) -> Value {
-    let (grpc, http) = (status.code() as i32, http_code(status.code()));
-    json!({"error": {
-        "code": grpc,
-        "message": status.message(),
-        "details": [],
-        "grpc_code": grpc,
-        "http_code": http.as_u16(),
-        "http_status": http.canonical_reason().unwrap_or_default(),
-    }})
-}
-
-fn http_code(code: Code) -> StatusCode {
-    match code {
-        Code::Ok => StatusCode::OK,
-        Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
-            StatusCode::BAD_REQUEST
-        }
-        Code::NotFound => StatusCode::NOT_FOUND,
-        Code::AlreadyExists | Code::Aborted => StatusCode::CONFLICT,
-        Code::PermissionDenied => StatusCode::FORBIDDEN,
-        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
-        Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
-        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
-        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
-        // A client that has cancelled does not receive the response anyway.
-        Code::Cancelled | Code::Unknown | Code::Internal | Code::DataLoss => {
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,8 @@ use tonic::Status;
 use tonic::body::Body;
 
 use crate::middleware::cpu_permits::json_aside;
-use crate::web::gateway::{failed, json, last_words};
+use crate::web::gateway::errors::{failed, last_words};
+use crate::web::gateway::json;
 
 /// Largest request of a stream, in bytes. It is buffered until complete.
 pub(crate) const REQUEST_BYTES_MAX: usize = 256 << 10;
