@@ -39,12 +39,13 @@ use super::{Effect, Error, Node};
 /// cluster.
 #[derive(Clone)]
 pub struct Session {
+    shared: Arc<Shared>,
     claim: Arc<Claim>,
 }
 
 impl Session {
-    pub(crate) fn new(claim: Claim) -> Self {
-        Self { claim: Arc::new(claim) }
+    pub(crate) fn new(shared: &Arc<Shared>, claim: Claim) -> Self {
+        Self { shared: Arc::clone(shared), claim: Arc::new(claim) }
     }
 
     /// Returns the lease of the session. Keys can be attached to this lease.
@@ -202,7 +203,7 @@ impl Session {
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.claim.shared
+        &self.shared
     }
 }
 
@@ -278,7 +279,7 @@ impl OpenSession {
             // If opening took longer than the TTL, the session has ended before its first use.
             // Open another one.
             if claim.state.end(shared.now()).is_none() {
-                return Ok(Session::new(claim));
+                return Ok(Session::new(&shared, claim));
             }
         }
     }
@@ -318,7 +319,7 @@ impl ResumeSession {
         let deadline = client.shared.deadline(timeout);
         let claim = client.shared.resume_session(lease, delay, deadline).await?;
         match claim.state.end(client.shared.now()) {
-            None => Ok(Session::new(claim)),
+            None => Ok(Session::new(&client.shared, claim)),
             Some(end) => Err(Error::ended(end, &client.shared)),
         }
     }

@@ -29,7 +29,7 @@ use crate::node::requests::answer::{CallError, CallResult, ReplyTo, StopReason};
 use crate::node::requests::inbox::{Inbox, Input, Write};
 use crate::node::requests::request_trace::{RequestTrace, ending};
 use crate::node::requests::slow::{Slow, SlowLog};
-use crate::node::sessions::session::Claim;
+use crate::node::sessions::session::{Claim, SessionClose, SessionKeeper, SharedSession};
 use crate::node::sessions::{SessionOpening, SessionResuming};
 use crate::node::settings::Settings;
 
@@ -584,5 +584,15 @@ impl Shared {
                 Err(CallError::Stopped { reason, maybe_applied: changes })
             }
         }
+    }
+}
+
+impl SessionKeeper for Shared {
+    fn now(&self) -> Moment {
+        Shared::now(self)
+    }
+
+    fn close_session(&self, session: &Arc<SharedSession>, how: SessionClose) {
+        self.push(Input::CloseSession(Arc::clone(session), how));
     }
 }

@@ -214,14 +214,14 @@ impl SimCaller {
         let shared = &self.client.shared;
         let deadline = shared.deadline(None);
         let claim = shared.open_session(ttl, delay, info, deadline).await.ok()?;
-        Some(Session::new(claim))
+        Some(Session::new(shared, claim))
     }
 
     /// Resumes a session that was opened earlier. Returns `None` on failure.
     pub(crate) async fn resume(&self, lease: LeaseId, delay: Duration) -> Option<Session> {
         let shared = &self.client.shared;
         let claim = shared.resume_session(lease, delay, shared.deadline(None)).await.ok()?;
-        Some(Session::new(claim))
+        Some(Session::new(shared, claim))
     }
 
     /// Renews a lease once and returns its TTL.

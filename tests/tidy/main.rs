@@ -1,6 +1,7 @@
 //! The rules of the project, checked by reading the source: allowed imports, forbidden constructs, required parts of
 //! each file, and references from pages to code.
 
+mod circles;
 mod forms;
 mod names;
 mod pages;

@@ -1,12 +1,6 @@
 //! Tracks the leader that this node knows, and the last contact with a leader.
 
-use std::time::Duration;
-
-use super::{Driver, DriverStage};
 use crate::model::{Moment, NodeId, Term};
-
-/// Maximum delay of an early campaign, in microseconds.
-const EARLY_DELAY_MAX_MICROS: u64 = 20_000;
 
 /// The known leader, and the last contact with a leader.
 #[derive(Debug, Default)]
@@ -80,40 +74,17 @@ impl LeaderContact {
     pub(super) fn campaign_at(&self) -> Option<Moment> {
         self.campaign_at
     }
-}
 
-impl Driver {
-    /// Processes the evidence that the process of a peer has ended, or its withdrawal. A node whose
-    /// leader has ended campaigns after a random delay, so that two nodes rarely campaign at once.
-    pub(super) fn process_ended(&mut self, peer: NodeId, has_ended: bool, now: Moment) {
-        let DriverStage::Running(consensus) = &mut self.stage else { return };
-        if !has_ended {
-            return consensus.not_ended(peer);
-        }
-        if consensus.process_ended(peer) {
-            let delay = self.shared.env.entropy.below(EARLY_DELAY_MAX_MICROS);
-            self.contact.campaign_at = Some(now + Duration::from_micros(delay));
-            tracing::info!(
-                node = self.my_name(),
-                leader = self.membership.roster.name_of(peer),
-                "the leader's process has ended"
-            );
-        }
-    }
-
-    /// Starts the early campaign when its time has come. If the disk is not ready for it, a later turn starts it.
-    pub(super) fn campaign_early(&mut self, now: Moment) {
-        let DriverStage::Running(consensus) = &mut self.stage else { return };
-        if self.contact.campaign_at.is_some_and(|at| at <= now) && consensus.campaign_early() {
-            self.contact.campaign_at = None;
-        }
+    /// Sets or clears the time of the next early campaign.
+    pub(super) fn set_campaign(&mut self, at: Option<Moment>) {
+        self.campaign_at = at;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::samples::node;
+    use crate::model::samples::{at, node};
 
     #[test]
     fn leader_that_returns_after_an_unknown_one_is_another() {
@@ -132,7 +103,6 @@ mod tests {
     #[test]
     fn last_contact_outlives_the_connection_and_does_not_go_back() {
         let mut contact = LeaderContact::default();
-        let at = |ms| Moment::since_boot(Duration::from_millis(ms));
         contact.touched(node(1), None);
         assert!(contact.last().is_none());
         contact.touched(node(1), Some(at(50)));

@@ -1,8 +1,6 @@
 //! Handles changes of the leader. On the leader, proposes entries and confirms its leadership.
 
-use std::collections::{BTreeMap, VecDeque};
-
-use super::members::InProgress;
+use super::leader_state::LeaderState;
 use super::{Driver, DriverStage, ENTRY_BYTES, quota};
 use crate::consensus::RoundId;
 use crate::model::{
@@ -10,52 +8,11 @@ use crate::model::{
     Term,
 };
 use crate::node::leader::lessor::{Lessor, ends_leases, lease_grace};
-use crate::node::leader::retain::Retention;
 use crate::node::leader_queries::rounds::{Answer, LeaderQuery, QueryOrigin, Question};
 use crate::node::requests::answer::CallError;
 use crate::node::requests::proposals::Batch;
-use crate::node::requests::quota::{Proposed, growth};
+use crate::node::requests::quota::growth;
 use crate::{codec, consensus};
-
-/// The state that only a leader has.
-#[derive(Default)]
-pub(super) struct LeaderState {
-    /// Time of the election.
-    pub(super) since: Moment,
-    /// Proposals from other nodes in this turn.
-    pub(super) forwarded: Vec<Proposal>,
-    /// Requests of all nodes that may end leases of earlier terms, which a new leader holds back.
-    held_back: BTreeMap<RequestId, Proposal>,
-    /// Requests that were proposed in this term and are not applied yet. The leader does not
-    /// propose these requests again.
-    pub(super) in_log: Proposed,
-    /// Confirmed renewals, by the index that must be applied before they are processed.
-    pub(super) renewals: BTreeMap<LogIndex, Vec<LeaderQuery>>,
-    /// The times at which uncommitted entries were proposed. Consensus bounds the number of these
-    /// entries.
-    pub(super) in_flight: VecDeque<(LogIndex, Moment)>,
-    /// The membership change that was proposed and is not applied yet.
-    pub(super) step: Option<InProgress>,
-    /// The origins of requests that wait until the last membership change is settled, each with the
-    /// affected member.
-    pub(super) unanswered: Vec<(QueryOrigin, NodeId)>,
-    /// Decides how much history is kept. `None` until the first entry of the term is applied.
-    pub(super) retention: Option<Retention>,
-    /// The number of the request with which this leader raises the cluster version.
-    pub(super) raising: Option<u64>,
-}
-
-impl LeaderState {
-    fn new(now: Moment) -> Self {
-        Self { since: now, ..Self::default() }
-    }
-
-    /// Records that a request was proposed in the entry at `index`. `more` is the growth of the
-    /// state that the request may cause.
-    fn proposed(&mut self, id: RequestId, index: LogIndex, command: &Command, more: u64) {
-        self.in_log.proposed(id, index, command, more);
-    }
-}
 
 impl Driver {
     /// Detects changes of the leader, and informs the parts that depend on the leader.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::leader::LeaderState;
+use super::leader_state::{InProgress, LeaderState};
 use super::{Driver, DriverStage, Fatal};
 use crate::env::SendOutcome;
 use crate::model::{
@@ -17,16 +17,6 @@ use crate::node::requests::inbox::Input;
 use crate::node::settings::Contact;
 use crate::transport::JoinReply;
 use crate::wal;
-
-/// A membership change that this node has proposed as the leader.
-pub(super) struct InProgress {
-    term: Term,
-    index: LogIndex,
-    /// The affected member.
-    id: NodeId,
-    change: MemberChange,
-    origins: Vec<QueryOrigin>,
-}
 
 impl Driver {
     /// As the leader: proposes the entry that settles the last membership change.

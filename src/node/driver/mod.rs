@@ -19,13 +19,16 @@
 //! A fault ends the node, but never the process: the driver marks the node as stopped, fails all
 //! waiting calls, and does not run again.
 
+mod ask;
 mod commit;
 mod contact;
+mod early_campaign;
 mod input;
 #[cfg(any(test, feature = "sim"))]
 mod inspect;
 mod io;
 mod leader;
+mod leader_state;
 mod leases;
 mod lifecycle;
 mod members;
@@ -66,7 +69,7 @@ use crate::node::shared::Shared;
 use crate::node::snapshots::Snapshots;
 
 use contact::LeaderContact;
-use leader::LeaderState;
+use leader_state::LeaderState;
 use lifecycle::{Lifecycle, LifecycleAction, LifecycleEvent};
 use membership::Membership;
 use peers::Peers;

@@ -1,6 +1,6 @@
 //! Limits the growth of the state by the quota and by full disks.
 //!
-//! A call is checked on its own node before it is sent (`node/admission.rs`). The leader checks the
+//! A call is checked on its own node before it is sent (`node/requests/admission.rs`). The leader checks the
 //! call again, because the node's replica may lag, or the node's disk may have space while the
 //! voters' disks are full. The leader also counts the entries in its log that are not applied yet.
 //! Commands that cannot grow the state pass both checks.

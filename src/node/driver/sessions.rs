@@ -7,7 +7,8 @@ use crate::model::{Command, LeaseId, Moment, Rejection, Reply, SessionInfo};
 use crate::node::requests::answer::{CallError, CallResult, ReplyTo, StopReason};
 use crate::node::requests::inbox::{Input, Write};
 use crate::node::requests::request_trace::RequestTrace;
-use crate::node::sessions::session::{Claim, ResumeSessionError};
+use crate::node::sessions::resume_error::ResumeSessionError;
+use crate::node::sessions::session::Claim;
 use crate::node::sessions::{Resumed, SessionOpening, SessionResuming};
 
 impl Driver {
@@ -40,7 +41,7 @@ impl Driver {
         if self.shared.reader.lease_head(lease).is_none() {
             self.lease_ended(lease);
         }
-        opening.reply.send(Ok(Claim::opened(Arc::clone(&self.shared), state)));
+        opening.reply.send(Ok(Claim::opened(self.shared.clone(), state)));
     }
 
     /// Resumes a lease, according to this replica. The caller has ensured that the replica is
@@ -67,7 +68,7 @@ impl Driver {
     }
 
     fn answer_resumed(&self, resumed: impl IntoIterator<Item = Resumed>) {
-        let claim = |state| Claim::resumed(Arc::clone(&self.shared), state);
+        let claim = |state| Claim::resumed(self.shared.clone(), state);
         for (reply, result) in resumed {
             reply.send(result.map(claim));
         }

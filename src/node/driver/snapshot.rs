@@ -12,7 +12,8 @@ use crate::model::{
     LogIndex, Members, Moment, NodeId, PeerMessage, Rejection, RequestId, SnapshotId,
 };
 use crate::node::requests::writing::WriteError;
-use crate::node::snapshots::snapshot_worker::{Job, News};
+use crate::node::snapshots::news::News;
+use crate::node::snapshots::snapshot_worker::Job;
 use crate::wal;
 
 impl Driver {

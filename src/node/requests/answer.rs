@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use crate::model::{MembershipError, ProposeRejection, Rejection, Revision};
 use crate::watch::waking;
 
-use crate::node::sessions::session::ResumeSessionError;
+use crate::node::sessions::resume_error::ResumeSessionError;
 
 pub(crate) type CallResult<T> = Result<T, CallError>;
 

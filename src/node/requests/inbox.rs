@@ -23,7 +23,7 @@ use crate::node::requests::answer::{CallError, CallResult, ReplyTo, StopReason};
 use crate::node::requests::request_trace::RequestTrace;
 use crate::node::sessions::session::{SessionClose, SharedSession};
 use crate::node::sessions::{SessionOpening, SessionResuming};
-use crate::node::snapshots::snapshot_worker::News;
+use crate::node::snapshots::news::News;
 use crate::node::threads::parker::{Parker, Sleeper};
 
 /// The last eighth of the peer budget is reserved for messages up to this size. So heartbeats and

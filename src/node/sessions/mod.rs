@@ -12,6 +12,7 @@
 //!                                                                    node's own session is revoked
 //! ```
 
+pub(super) mod resume_error;
 pub(super) mod session;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,9 +24,9 @@ use crate::model::{Command, LeaseId, Moment, Rejection, SessionInfo};
 
 use crate::node::leader_queries::LeaderQueries;
 use crate::node::requests::answer::{CallError, CallResult, ReplyTo};
+use crate::node::sessions::resume_error::ResumeSessionError;
 use crate::node::sessions::session::{
-    Claim, ResumeSessionError, SessionClose, SessionEndReason, SessionState, SessionTerms,
-    SharedSession,
+    Claim, SessionClose, SessionEndReason, SessionState, SessionTerms, SharedSession,
 };
 use crate::node::settings::Drift;
 

@@ -22,12 +22,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::model::{LeaseId, Moment, NodeId};
+use crate::model::{LeaseId, Moment};
 use crate::watch::waking;
 
-use crate::node::requests::inbox::Input;
 use crate::node::settings::Drift;
-use crate::node::shared::Shared;
 
 /// The reason for which a session has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -75,42 +73,6 @@ pub enum SessionState {
     RenewalOverdue(Moment),
     /// The session has ended permanently.
     Ended(SessionEndReason),
-}
-
-/// The reasons for which the renewals of a lease cannot be resumed as requested. Nothing was changed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ResumeSessionError {
-    /// The lease belongs to a node's own session. Such a lease ends with the incarnation of its
-    /// node and cannot be resumed.
-    #[error(
-        "lease {lease} belongs to the own session of node {node}, and such a session cannot be resumed"
-    )]
-    OwnSessionLease {
-        /// The lease.
-        lease: LeaseId,
-        /// The node that owns the session.
-        node: NodeId,
-    },
-    /// The TTL of the lease is not longer than the lock delay, so the session would have no time in
-    /// which it could rely on the lease.
-    #[error("the lease TTL of {lease_ttl:?} is not longer than the lock delay of {delay:?}")]
-    DelayTooLong {
-        /// TTL of the lease, including the delay.
-        lease_ttl: Duration,
-        /// The requested delay.
-        delay: Duration,
-    },
-    /// This node already keeps the lease alive for a session with another lock delay.
-    #[error(
-        "this node already renews the lease for a session with a lock delay of {kept:?}, not {delay:?}"
-    )]
-    OtherLockDelay {
-        /// The lock delay of the existing session.
-        kept: Duration,
-        /// The requested delay.
-        delay: Duration,
-    },
 }
 
 /// The session state that was last reported to watchers.
@@ -285,26 +247,38 @@ pub(crate) enum SessionClose {
     Declined,
 }
 
+/// The node that keeps a session, as its claims see it.
+pub(crate) trait SessionKeeper: Send + Sync {
+    fn now(&self) -> Moment;
+
+    fn close_session(&self, session: &Arc<SharedSession>, how: SessionClose);
+}
+
 /// A claim on a session of this node. While there is a claim, the lease is kept alive; when the
 /// last one is dropped, the session is closed. A [`Follower`](crate::node::shared::Follower) must
 /// not hold a claim. That would be a reference cycle, because a claim owns the shared state, which
 /// owns the follower.
 pub(crate) struct Claim {
-    /// The state of the node that keeps the session.
-    pub(crate) shared: Arc<Shared>,
+    keeper: Arc<dyn SessionKeeper>,
     pub(crate) state: Arc<SharedSession>,
     close: SessionClose,
 }
 
 impl Claim {
     /// Returns a claim that closes the session if the caller never receives it.
-    pub(in crate::node) fn opened(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
-        Self { shared, state, close: SessionClose::Dropped }
+    pub(in crate::node) fn opened(
+        keeper: Arc<dyn SessionKeeper>,
+        state: Arc<SharedSession>,
+    ) -> Self {
+        Self { keeper, state, close: SessionClose::Dropped }
     }
 
     /// Returns a claim that leaves the lease unchanged if the caller never receives it.
-    pub(in crate::node) fn resumed(shared: Arc<Shared>, state: Arc<SharedSession>) -> Self {
-        Self { shared, state, close: SessionClose::Declined }
+    pub(in crate::node) fn resumed(
+        keeper: Arc<dyn SessionKeeper>,
+        state: Arc<SharedSession>,
+    ) -> Self {
+        Self { keeper, state, close: SessionClose::Declined }
     }
 
     /// Marks the claim as received by its caller.
@@ -317,8 +291,8 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         // A session that has ended was already closed, or its lease expires by itself.
-        if self.state.end(self.shared.now()).is_none() {
-            self.shared.push(Input::CloseSession(Arc::clone(&self.state), self.close));
+        if self.state.end(self.keeper.now()).is_none() {
+            self.keeper.close_session(&self.state, self.close);
         }
     }
 }

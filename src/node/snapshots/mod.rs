@@ -4,6 +4,7 @@
 //! Invariant: touches no files and sends no messages; the driver does both.
 
 pub(super) mod backups;
+pub(super) mod news;
 pub(super) mod offline;
 pub(super) mod restored_from;
 pub(super) mod snapshot_worker;

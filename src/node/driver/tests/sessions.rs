@@ -62,10 +62,11 @@ impl Three {
         }
     }
 
-    fn detach(&self, claim: Claim) -> LeaseId {
+    fn detach(&self, node: usize, claim: Claim) -> LeaseId {
         let state = Arc::clone(&claim.state);
         assert_eq!(state.finish(SessionEndReason::Detached, self.clock.now()), None);
-        claim.shared.push(Input::CloseSession(Arc::clone(&state), SessionClose::Detached));
+        let detached = Input::CloseSession(Arc::clone(&state), SessionClose::Detached);
+        self.shared(node).push(detached);
         state.lease
     }
 }
@@ -151,7 +152,7 @@ fn overdue_renewal_is_reported_at_a_tick_and_withdrawn_on_renewal() {
 fn detached_lease_survives_at_the_node_that_resumes_it() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
-    let lease = three.detach(first);
+    let lease = three.detach(1, first);
     three.pass(2000);
     let second = three.resume(2, lease, 0).unwrap();
     three.pass(10_000);
@@ -168,7 +169,7 @@ fn detached_lease_survives_at_the_node_that_resumes_it() {
 fn detached_lease_expires_unless_resumed() {
     let mut three = Three::led_by(0, |_, _| {});
     let claim = three.open(1, 3000, 0, false);
-    three.detach(claim);
+    three.detach(1, claim);
     three.pass(2900);
     assert!(three.is_bound(0));
     three.pass(1700);
@@ -198,7 +199,7 @@ fn returning_holder_does_not_end_a_session_resumed_elsewhere() {
 fn resumed_lease_is_not_active_before_the_leader_confirms() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
-    let lease = three.detach(first);
+    let lease = three.detach(1, first);
     three.pass(200);
     // All requests of this node are lost: the read barrier, and any renewal.
     three.cut_off(2);
@@ -253,7 +254,7 @@ fn failed_resume_names_the_reason() {
 fn dropped_resume_call_leaves_the_lease_unchanged() {
     let mut three = Three::led_by(0, |_, _| {});
     let first = three.open(1, 3000, 0, false);
-    let lease = three.detach(first);
+    let lease = three.detach(1, first);
     // Drop the call after 0 steps, 1 step, and so on, until it is answered. In one case, the answer
     // has arrived but was not polled.
     let answered = (0..40).find(|steps| {
@@ -263,7 +264,7 @@ fn dropped_resume_call_leaves_the_lease_unchanged() {
         for _ in 0..*steps {
             let polled = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             if let Poll::Ready(claim) = polled {
-                three.detach(claim.unwrap());
+                three.detach(2, claim.unwrap());
                 return true;
             }
             three.step();

@@ -5,7 +5,7 @@ use crate::env::Disk;
 use crate::machine::RestoreError;
 use crate::metrics::Metrics;
 use crate::model::{ClusterVersion, Fault, LogIndex, SnapshotId, Term};
-use crate::node::snapshots::snapshot_worker::News;
+use crate::node::snapshots::news::News;
 
 fn often(_: usize, settings: &mut Settings) {
     settings.log_segment_bytes = 2 << 10;
