@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::model::{Command, LeaseId, Limits, Moment, Rejection, SessionInfo};
 use crate::node::{
-    Claim, Input, SessionClose, SessionEndReason, SessionState, Shared, SharedSession,
+    Claim, SessionClose, SessionEndReason, SessionKeeper as _, SessionState, Shared, SharedSession,
 };
 
 use super::Client;
@@ -162,7 +162,7 @@ impl Session {
     pub async fn close(&self) -> Result<(), Error> {
         let (state, shared) = (self.shared_session(), self.shared());
         match state.finish(SessionEndReason::Closed, shared.now()) {
-            None => shared.push(Input::CloseSession(Arc::clone(state), SessionClose::Closed)),
+            None => shared.close_session(state, SessionClose::Closed),
             Some(end @ SessionEndReason::NotRenewed) if state.delay > Duration::ZERO => {
                 return Err(Error::ended(end, shared));
             }
@@ -193,7 +193,7 @@ impl Session {
     pub fn detach(self) -> LeaseId {
         let (state, shared) = (self.shared_session(), self.shared());
         if state.finish(SessionEndReason::Detached, shared.now()).is_none() {
-            shared.push(Input::CloseSession(Arc::clone(state), SessionClose::Detached));
+            shared.close_session(state, SessionClose::Detached);
         }
         state.lease
     }

@@ -44,7 +44,7 @@ pub(crate) use requests::answer::{CallError, CallResult, ReplyTo};
 pub(crate) use requests::inbox::Input;
 pub(crate) use requests::writing::PART_BYTES;
 pub use sessions::resume_error::ResumeSessionError;
-pub(crate) use sessions::session::{Claim, SessionClose, SharedSession};
+pub(crate) use sessions::session::{Claim, SessionClose, SessionKeeper, SharedSession};
 pub use sessions::session::{SessionEndReason, SessionState};
 pub(crate) use settings::{Contact, Drift, Settings};
 pub(crate) use shared::{Follower, Shared};

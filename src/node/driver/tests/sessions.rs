@@ -4,7 +4,8 @@ use super::*;
 use crate::model::{LeaseId, PutLease, Rejection, SessionInfo};
 use crate::node::sessions::session::ReportedState;
 use crate::node::{
-    Claim, Next, ResumeSessionError, SessionClose, SessionEndReason, SessionState, SharedSession,
+    Claim, Next, ResumeSessionError, SessionClose, SessionEndReason, SessionKeeper as _,
+    SessionState, SharedSession,
 };
 
 const KEY: &str = "bound";
@@ -65,8 +66,7 @@ impl Three {
     fn detach(&self, node: usize, claim: Claim) -> LeaseId {
         let state = Arc::clone(&claim.state);
         assert_eq!(state.finish(SessionEndReason::Detached, self.clock.now()), None);
-        let detached = Input::CloseSession(Arc::clone(&state), SessionClose::Detached);
-        self.shared(node).push(detached);
+        self.shared(node).close_session(&state, SessionClose::Detached);
         state.lease
     }
 }
